@@ -1,0 +1,321 @@
+"""Every private TensorFlow name that the library uses, each with its reason.
+
+No other file imports `tensorflow.python` or touches an underscore of a TensorFlow
+object. Each entry says why the public API does not do and what would replace it.
+tests/test_tf.py calls each of them, so that a new TensorFlow fails there, by name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.autograph.core import ag_ctx, converter
+from tensorflow.python.autograph.impl import api as autograph_api
+from tensorflow.python.eager import lift_to_graph as _lift
+from tensorflow.python.eager import record
+from tensorflow.python.framework import auto_control_deps as _acd
+from tensorflow.python.framework import auto_control_deps_utils as _acd_utils
+from tensorflow.python.framework import ops as _ops
+from tensorflow.python.ops import resource_variable_ops as _rvo
+from tensorflow.python.training.saving import saveable_object
+from tensorflow.python.util import tf_stack
+
+# --- Rewiring ------------------------------------------------------------------------
+
+
+def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
+    """Makes `tensor` input `index` of `op`; no public call rewires a built op."""
+    op._update_input(index, tensor)
+
+
+def add_control_inputs(op: tf.Operation, before: Sequence[tf.Operation]) -> None:
+    """Makes `op` run after `before`; tf.control_dependencies only reaches new ops."""
+    if before:
+        op._add_control_inputs(list(before))
+
+
+def set_int_attr(op: tf.Operation, name: str, value: int) -> None:
+    """Changes an integer attribute of a built op; the public API only reads them."""
+    op._set_attr(name, attr_value_pb2.AttrValue(i=value))
+
+
+def operation_count(graph: tf.Graph) -> int:
+    """Returns the number of ops in a graph; `get_operations` would copy the list."""
+    return graph.num_operations()
+
+
+def captured_from(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the outer tensor that an input of a traced function stands for.
+
+    `FuncGraph.captures` is a list; looking each tensor up there would be quadratic.
+    """
+    captures = getattr(tensor.graph, "function_captures", None)
+    if captures is not None:
+        for key, internal in captures.by_ref_internal.items():
+            if internal is tensor:
+                return captures.by_ref_external.get(key, tensor)
+        for key, internal in captures.by_val_internal.items():
+            if internal is tensor:
+                return captures.by_val_external.get(key, tensor)
+    return tensor
+
+
+def in_v1_control_flow(graph: tf.Graph) -> bool:
+    """Whether ops are being added to a v1 cond or while context of `graph`."""
+    return graph._get_control_flow_context() is not None
+
+
+def called_graphs(op: tf.Operation) -> list[tuple[str, tf.Graph]]:
+    """Returns (attribute, body) of each function that `op` calls.
+
+    Bodies are the Python FuncGraphs that were traced; functions that only exist in C++
+    (loaded models, tf.data) are left out. There is no public way from op to body.
+    """
+    found = []
+    for name, value in op.node_def.attr.items():
+        names = [value.func.name] if value.HasField("func") else []
+        names += [function.name for function in value.list.func]
+        for function in names:
+            body = getattr(op.graph._get_function(function), "graph", None)
+            if body is not None:
+                found.append((name, body))
+    return found
+
+
+# --- Effects: what must run, and in which order -----------------------------------------
+
+
+def is_stateful(op: tf.Operation) -> bool:
+    """Whether TensorFlow's automatic control dependencies would make `op` run."""
+    return bool(_acd.op_is_stateful(op))
+
+
+def resources_touched(op: tf.Operation) -> tuple[set[int], set[int]]:
+    """Returns the ids of the resource tensors that `op` reads, and that it writes."""
+    reads, writes = _acd_utils.get_read_write_resource_inputs(op)
+    return {id(t) for t in reads}, {id(t) for t in writes}
+
+
+def run_independently(graph: tf.Graph, op: tf.Operation) -> None:
+    """Takes `op` out of the automatic order of the function being traced.
+
+    TensorFlow chains all stateful ops that touch no resource in the order of creation,
+    across replicas too. `experimental_acd_manager` is its hook against that.
+    """
+    manager = getattr(graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(op)
+
+
+class _Abandoned:
+    """Looks like a while loop's context, whose ops automatic control leaves alone."""
+
+    outer_context = None
+
+    def IsWhileContext(self) -> bool:  # noqa: N802 (TensorFlow's name)
+        return True
+
+
+def abandon(ops: Sequence[tf.Operation]) -> None:
+    """Makes sure that no function runs `ops` for their effects.
+
+    Ops cannot be removed from a graph. What nothing fetches is pruned, unless automatic
+    control dependencies make it run; they skip ops inside (v1) while loops.
+    """
+    for op in ops:
+        op._set_control_flow_context(_Abandoned())
+
+
+# --- Gradients ---------------------------------------------------------------------------
+
+
+def record_gradient(
+    name: str,
+    outputs: Sequence[tf.Tensor],
+    inputs: Sequence[tf.Tensor],
+    backward: Callable[..., Any],
+) -> None:
+    """Tells all tapes how to differentiate outputs by inputs.
+
+    `tf.custom_gradient` does the same but adds an IdentityN that holds the operands.
+    """
+    record.record_operation(name, list(outputs), list(inputs), backward)
+
+
+def stop_recording() -> Any:
+    """In this block no tape records; tapes of callers included, unlike the public one."""
+    return record.stop_recording()
+
+
+# --- The user's code -----------------------------------------------------------------------
+
+_LIBRARIES = tuple(
+    os.sep + name + os.sep
+    for name in ("tensorflow", "keras", "tf_keras", "sonnet", "tree", "optree")
+)
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+
+
+def _is_library(filename: str) -> bool:
+    if filename.startswith(_HERE) or filename.startswith("<"):
+        return True
+    packages = "site-packages" + os.sep
+    if packages in filename:
+        return filename.partition(packages[:-1])[2].startswith(_LIBRARIES)
+    return filename.startswith(_STANDARD)
+
+
+def user_frames(op: tf.Operation | None = None) -> list[tuple[str, int, str]]:
+    """Returns (file, line, function) of the user's frames, outermost first.
+
+    Of the frames that made `op`, or of those running now. `traceback.extract_stack` would
+    show the files that autograph generates; TensorFlow's own stack maps them back to what
+    the user wrote.
+    """
+    frames = tf_stack.extract_stack() if op is None else op.traceback
+    return [
+        (frame.filename, frame.lineno, frame.name)
+        for frame in frames
+        if not _is_library(frame.filename)
+    ]
+
+
+def stack_depth() -> int:
+    """Returns the depth of the Python stack, for `stack_since`."""
+    return len(tf_stack.extract_stack())
+
+
+def stack_since(depth: int) -> tuple[tuple[str, int], ...]:
+    """Returns (file, line) of all frames deeper than `depth`, as the user wrote them."""
+    frames = list(tf_stack.extract_stack())[depth:]
+    return tuple((frame.filename, frame.lineno) for frame in frames)
+
+
+def applying_optimizer() -> str | None:
+    """Returns the class of the Keras or Sonnet optimizer whose `apply` is running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name in ("apply", "apply_gradients") and module.startswith(
+            ("keras.src.optimizers", "sonnet.src.optimizers")
+        ):
+            return type(frame.f_locals.get("self")).__name__
+        frame = frame.f_back
+    return None
+
+
+def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Calls a user's function through autograph, as tf.function does.
+
+    `tf.autograph.to_graph` converts too, but keeps no source map, and TensorFlow's
+    wrappers replace the user's exceptions by others; here they pass unchanged.
+    """
+    options = converter.ConversionOptions(recursive=True, user_requested=True)
+    with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED, options=options):
+        try:
+            return autograph_api.converted_call(function, tuple(args), None, None, options)
+        except Exception as error:
+            if hasattr(error, "ag_error_metadata"):
+                del error.ag_error_metadata
+            raise
+
+
+# --- Variables ---------------------------------------------------------------------------
+
+ResourceVariable = _rvo.ResourceVariable  # tf.Variable(...) asks the creator scopes again
+UnliftableError = _lift.UnliftableError
+
+
+class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):
+    """All that a resource variable can do by its handle, without its type.
+
+    The v1 Saver assigns the single handle behind whatever *is a* BaseResourceVariable,
+    and asks everything else how it wants to be saved and restored. A variable of several
+    components needs to be asked, so it borrows the methods and not the base class.
+    """
+
+    _should_act_as_resource_variable = True
+    locals().update(
+        {
+            name: member
+            for name, member in vars(_rvo.BaseResourceVariable).items()
+            if name not in ("__init__", "__dict__", "__weakref__", "__doc__", "__module__")
+            and not name.startswith("_abc")
+        }
+    )
+
+    def __init__(self, like: Any, **facts: Any) -> None:
+        """Takes over shape, dtype, names and so on from `like`, a resource variable."""
+        with tf.init_scope():
+            _rvo.BaseResourceVariable.__init__(
+                self,
+                shape=like.shape,
+                dtype=like.dtype,
+                handle=like.handle,
+                name=like.name,
+                unique_id=like._unique_id,
+                handle_name=like._handle_name.removesuffix(":0"),
+                graph_element=like._graph_element,
+                initial_value=like._initial_value,
+                is_initialized_op=like._is_initialized_op,
+                save_slice_info=None,
+                in_graph_mode=like._in_graph_mode,
+                validate_shape=like._validate_shape,
+                **facts,
+            )
+            self._maybe_initialize_trackable()
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        """TensorFlow's protocol for what converts to a tensor."""
+        return self._dense_var_to_tensor(dtype, name)
+
+
+def note_variable_read(variable: Any) -> None:
+    """Tells all tapes that a variable was read, as each read of tf.Variable does."""
+    _rvo.variable_accessed(variable)
+
+
+def lift_initial_value(value: tf.Tensor) -> tf.Tensor:
+    """Evaluates a tensor of the function being traced outside of it.
+
+    Raises:
+        UnliftableError: The tensor depends on the function's arguments or state.
+    """
+    with tf.init_scope():
+        graph = tf.Graph()
+        if tf.executing_eagerly():
+            lifted = tf.compat.v1.wrap_function(lambda: None, [])
+            graph = lifted.graph
+            with graph.as_default():
+                copy = _lift.lift_to_graph([value], graph)[value]
+            return lifted.prune([], copy)()
+        graph = _ops.get_default_graph()
+        return _lift.lift_to_graph([value], graph)[value]
+
+
+SaveableObject = saveable_object.SaveableObject  # the v1 Saver's idea of "how to save"
+SaveSpec = saveable_object.SaveSpec
+
+
+def restart_iterator(dataset: tf.data.Dataset, iterator: Any) -> None:
+    """Starts an eager iterator over; the public API only makes new ones.
+
+    A traced step has captured the iterator's resource, which therefore has to stay.
+    """
+    tf.raw_ops.MakeIterator(
+        dataset=dataset._variant_tensor, iterator=iterator._iterator_resource
+    )
+
+
+def function_of(candidate: Any) -> Callable[..., Any]:
+    """Returns the Python function inside a tf.function, or the candidate itself."""
+    if isinstance(candidate, tf.types.experimental.PolymorphicFunction):
+        return candidate.python_function
+    return candidate
+

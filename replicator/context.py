@@ -1,0 +1,153 @@
+"""Which replica is being built in this thread.
+
+The one piece of ambient state of the library: a context variable that holds the
+`ReplicaContext` while a user's step_fn runs. Everything that must know "who am I"
+(primitives, variables, optimizers) asks `current()`; nothing else is global.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from replicator import errors
+from replicator.graph.effects import Ledger
+
+_current: contextvars.ContextVar[ReplicaContext | None] = contextvars.ContextVar(
+    "replicator_replica", default=None
+)
+
+
+class BuildAgain(BaseException):
+    """Raised by a build that has learned what it should have known from its start.
+
+    The builder catches it, discards what was built and builds the step once more;
+    `Build.knowledge` keeps what was learned. A BaseException, so that a user's own
+    `except Exception` in a step does not swallow it.
+    """
+
+
+@dataclasses.dataclass
+class Build:
+    """What all replicas of one build of a step share.
+
+    Attributes:
+        devices: `devices[r]` is where replica r is built, e.g. "/device:CPU:0".
+        check: Whether integers that are taken as equal are checked to be so.
+        graph: The tf.Graph (or FuncGraph) that the step is built into.
+        ledger: Where writes to variables that keep the replicas equal are entered.
+        knowledge: Facts learned in an earlier attempt at this build.
+        findings: Facts that replicas leave for later replicas of the same attempt.
+    """
+
+    devices: tuple[str, ...]
+    check: bool
+    graph: Any
+    ledger: Ledger
+    knowledge: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    findings: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_replicas(self) -> int:
+        return len(self.devices)
+
+
+@dataclasses.dataclass
+class ReplicaContext:
+    """The replica whose step_fn is running in this thread.
+
+    Attributes:
+        build: What it shares with its siblings.
+        replica_id: 0 <= replica_id < build.num_replicas.
+        position: How many communication calls the replica has made so far.
+        updating: True while updates are made that are equal on all replicas by
+            construction, so that no assignment needs to communicate.
+        backward: True while a gradient is being built.
+        counts: How often the replica passed each place, by any hashable key.
+        step_key: Identifies the step being built, equal in all builds of it.
+        scope: The name scope of the replica's sub-graph, with the final "/".
+        depth: The depth of the Python stack at which step_fn is called.
+    """
+
+    build: Build
+    replica_id: int
+    step_key: Any = None
+    scope: str = ""
+    depth: int = 0
+    position: int = 0
+    updating: bool = False
+    backward: bool = False
+    counts: dict[Any, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        return self.build.devices[self.replica_id]
+
+    @property
+    def num_replicas(self) -> int:
+        return self.build.num_replicas
+
+    def count(self, key: Any) -> int:
+        """Returns how often `key` was counted before, and counts it once more."""
+        seen = self.counts.get(key, 0)
+        self.counts[key] = seen + 1
+        return seen
+
+    @contextlib.contextmanager
+    def equal_updates(self) -> Iterator[None]:
+        """In this block, assignments are known to be equal on all replicas."""
+        before, self.updating = self.updating, True
+        try:
+            with self.build.ledger.agreed():
+                yield
+        finally:
+            self.updating = before
+
+    @contextlib.contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        """In this block, communication calls belong to a gradient."""
+        before, self.backward = self.backward, True
+        try:
+            yield
+        finally:
+            self.backward = before
+
+
+def current() -> ReplicaContext | None:
+    """Returns the replica being built in this thread, or None outside a step."""
+    return _current.get()
+
+
+def require(what: str) -> ReplicaContext:
+    """Returns the replica being built.
+
+    Args:
+        what: What was called, for the message, e.g. "all_reduce".
+
+    Raises:
+        ContextError: No step is being built in this thread.
+    """
+    replica = _current.get()
+    if replica is None:
+        raise errors.ContextError(
+            errors.compose(
+                f"{what} was called outside a step.",
+                fix="call it inside the step_fn that you hand to Replicator.run or "
+                "Replicator.build; a gradient through a communication must be taken "
+                "inside the step as well.",
+            )
+        )
+    return replica
+
+
+@contextlib.contextmanager
+def building(replica: ReplicaContext | None) -> Iterator[None]:
+    """In this block, `replica` is the one being built in this thread; None: no replica."""
+    token = _current.set(replica)
+    try:
+        yield
+    finally:
+        _current.reset(token)

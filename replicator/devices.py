@@ -1,0 +1,124 @@
+"""Which devices the replicas run on: names checked, logical CPUs made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from replicator import errors
+
+_LOCAL = tf.DeviceSpec(job="localhost", replica=0, task=0)
+
+
+def resolve(devices: Sequence[str | Sequence[str]] | None) -> tuple[tuple[str, ...], ...]:
+    """Returns the full names of the devices of each replica.
+
+    Args:
+        devices: One name per replica, e.g. "CPU:0", "/gpu:1" or
+            "/job:worker/task:1/device:GPU:0"; or a list of names for a replica of
+            several devices. None: all accelerators, else the CPU.
+
+    Returns:
+        `resolved[r]` are replica r's devices, e.g.
+        ("/job:localhost/replica:0/task:0/device:CPU:0",).
+
+    Raises:
+        DeviceError: A device does not exist, stands twice, or is asked for too late.
+    """
+    if devices is None:
+        devices = default()
+    if isinstance(devices, str):
+        raise errors.DeviceError(
+            f"devices is the string {devices!r}. Fix: hand in a list, [{devices!r}]."
+        )
+    resolved = [
+        tuple(_full_name(name) for name in ([own] if isinstance(own, str) else own))
+        for own in devices
+    ]
+    if not resolved or not all(resolved):
+        raise errors.DeviceError(
+            f"devices is {devices!r}: no device for a replica. Fix: name at least one, or "
+            "hand in None for all accelerators (the CPU, if there is none)."
+        )
+    flat = [name for own in resolved for name in own]
+    twice = sorted({name for name in flat if flat.count(name) > 1})
+    if twice:
+        raise errors.DeviceError(
+            f"{twice[0]} stands more than once among the devices {list(devices)}. "
+            "Fix: give each replica a device of its own; for several replicas on one "
+            "machine's cores, name CPU:0, CPU:1, ..."
+        )
+    _make_logical_cpus(flat)
+    _check_existence(flat)
+    return tuple(resolved)
+
+
+def default() -> list[str]:
+    """Returns all accelerators, or the CPU where there is none."""
+    logical = tf.config.list_logical_devices()
+    accelerators = [d.name for d in logical if d.device_type in ("GPU", "TPU")]
+    return accelerators or ["CPU:0"]
+
+
+def _full_name(name: str) -> str:
+    """Returns a device's name with job, replica and task."""
+    try:
+        if not isinstance(name, str):
+            raise ValueError
+        spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
+        if spec.device_type is None:
+            raise ValueError
+    except (ValueError, TypeError):
+        raise errors.DeviceError(
+            f"{name!r} is no device name. Fix: name devices as CPU:0, GPU:1 or "
+            "/job:worker/task:0/device:GPU:0."
+        ) from None
+    spec = spec.replace(
+        device_type=spec.device_type.upper(),
+        device_index=0 if spec.device_index is None else spec.device_index,
+        replica=0 if spec.replica is None else spec.replica,
+    )
+    return _LOCAL.make_merged_spec(spec).to_string()
+
+
+def _local_cpu_count(names: Sequence[str]) -> int:
+    specs = [tf.DeviceSpec.from_string(name) for name in names]
+    local = [s for s in specs if s.device_type == "CPU" and s.job == _LOCAL.job]
+    return max((spec.device_index + 1 for spec in local), default=0)
+
+
+def _make_logical_cpus(names: Sequence[str]) -> None:
+    """Splits the CPU into as many logical devices as are named, if it is not too late."""
+    needed = _local_cpu_count(names)
+    if needed < 2:
+        return
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if tf.config.get_logical_device_configuration(cpu) is not None:
+        return  # the user's own choice, or an earlier Replicator's
+    split = [tf.config.LogicalDeviceConfiguration()] * needed
+    try:
+        tf.config.set_logical_device_configuration(cpu, split)
+    except RuntimeError:
+        pass  # the runtime has started; _check_existence says what to do
+
+
+def _check_existence(names: Sequence[str]) -> None:
+    logical = [_full_name(d.name) for d in tf.config.list_logical_devices()]
+    missing = [name for name in names if name not in logical]
+    if not missing:
+        return
+    needed = _local_cpu_count(names)
+    if any(_local_cpu_count([name]) for name in missing):
+        fix = (
+            "the CPU can only be split before TensorFlow has started: make the Replicator "
+            "earlier, or call, before anything else of TensorFlow,\n"
+            "  tf.config.set_logical_device_configuration(\n"
+            '      tf.config.list_physical_devices("CPU")[0],\n'
+            f"      [tf.config.LogicalDeviceConfiguration()] * {needed})"
+        )
+    else:
+        fix = "name devices of this list."
+    raise errors.DeviceError(
+        f"{missing[0]} does not exist; there are {', '.join(logical)}. Fix: {fix}"
+    )

@@ -1,0 +1,1 @@
+"""The compiler: pure passes from graph to graph. See WORKSPACE.md for the order."""

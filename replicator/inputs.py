@@ -1,0 +1,304 @@
+"""How data reaches the replicas: InputContext, pipelines, prefetching.
+
+An input_fn is called once per device (or once in all, where its dataset is dealt). What
+it returned becomes a Feed: something that gives each replica its element in the graph of
+a step. Replicas pull one after the other, before anything else of the step happens, so
+that an exhausted input ends the step on every replica or on none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, errors
+
+INPUT_MODES = ("per_replica", "per_worker")
+_CONTEXT_NAMES = ("ctx", "context", "input_context")  # asked for, even with a default
+_PREFETCH = 2  # steps that wait ready in memory, as in tf.distribute's own inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class InputContext:
+    """What an input_fn may know about the pipeline that it builds.
+
+    Attributes:
+        replica_id: The replica that is fed; 0 if the pipeline feeds all of them.
+        num_replicas: How many replicas there are.
+        pipeline_id: Which pipeline this is, 0 <= pipeline_id < num_pipelines.
+        num_pipelines: How many are built: one per replica, or one per worker.
+    """
+
+    replica_id: int
+    num_replicas: int
+    pipeline_id: int
+    num_pipelines: int
+
+    def per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Returns how many examples of a global batch one replica gets.
+
+        Args:
+            global_batch_size: Examples per step, on all replicas together.
+
+        Raises:
+            InputError: The replicas do not divide it.
+        """
+        size, remainder = divmod(global_batch_size, self.num_replicas)
+        if remainder or size < 1:
+            below = max(size, 1) * self.num_replicas
+            raise errors.InputError(
+                errors.compose(
+                    f"a global batch of {global_batch_size} examples cannot be divided "
+                    f"evenly among {self.num_replicas} replicas.",
+                    fix=f"use a multiple of {self.num_replicas}, e.g. {below} or "
+                    f"{below + self.num_replicas}.",
+                )
+            )
+        return size
+
+
+class Feed:
+    """What gives the replicas of a step their elements.
+
+    `pull()` adds the ops to the default graph and returns one element per replica;
+    `initialize(session)` starts over from the first element.
+    """
+
+    def pull(self) -> list[Any]:
+        raise NotImplementedError
+
+    def initialize(self, session: tf.compat.v1.Session | None) -> None:
+        """Starts from the first element again; nothing to do unless there is a state."""
+
+
+class ValuesFeed(Feed):
+    """Elements that are functions, called in each build, or tensors."""
+
+    def __init__(self, sources: Sequence[Any], devices: Sequence[str]) -> None:
+        self._sources, self._devices = tuple(sources), tuple(devices)
+
+    def pull(self) -> list[Any]:
+        elements: list[Any] = []
+        for source, device in zip(self._sources, self._devices, strict=True):
+            before = _ops_of(elements[-1]) if elements else []
+            with tf.device(device), tf.control_dependencies(before):
+                element = source() if callable(source) else source
+                elements.append(_identities(element))
+        return elements
+
+
+class DatasetFeed(Feed):
+    """Elements of datasets: one per replica, or one that is dealt to all.
+
+    The iterators live as long as the feed, between calls of the step.
+    """
+
+    def __init__(self, datasets: Sequence[tf.data.Dataset], devices: Sequence[str]) -> None:
+        self._devices = tuple(devices)
+        self._dealt = len(datasets) == 1 and len(devices) > 1
+        per_step = len(devices) if self._dealt else 1
+        targets = [None] if self._dealt else self._devices
+        with tf.init_scope():
+            self._datasets = [
+                _prefetched(dataset, device, per_step)
+                for dataset, device in zip(datasets, targets, strict=True)
+            ]
+            self._iterators = [_iterator(dataset) for dataset in self._datasets]
+
+    def pull(self) -> list[Any]:
+        iterators = self._iterators * (len(self._devices) if self._dealt else 1)
+        elements: list[Any] = []
+        for iterator in iterators:
+            # One after the other: pulled at once, an iterator that ends would cancel the
+            # others, and their CancelledError could hide its OutOfRangeError.
+            before = _ops_of(elements[-1]) if elements else []
+            with tf.control_dependencies(before):
+                elements.append(iterator.get_next())
+        return elements
+
+    def initialize(self, session: tf.compat.v1.Session | None) -> None:
+        if session is not None:
+            session.run([iterator.initializer for iterator in self._iterators])
+            return
+        for dataset, iterator in zip(self._datasets, self._iterators, strict=True):
+            _tf.restart_iterator(dataset, iterator)
+
+
+def make_feed(
+    input_fn: Callable[..., Any], devices: Sequence[str], input_mode: str
+) -> Feed:
+    """Calls an input_fn and makes what it returns feed the replicas.
+
+    Args:
+        input_fn: Takes an InputContext, or nothing; returns a Dataset, a function that
+            returns an element, or an element (a nest of tensors).
+        devices: `devices[r]` is where replica r runs.
+        input_mode: "per_replica": input_fn is called once per replica; a Dataset made
+            without an InputContext is dealt, element by element, since every replica
+            would see all of it. "per_worker": it is called once, and dealt.
+
+    Raises:
+        InputError: What it returns cannot feed a step.
+    """
+    if input_mode not in INPUT_MODES:
+        raise errors.InputError(
+            f"input_mode={input_mode!r} is unknown. "
+            f"Fix: input_mode is one of {', '.join(INPUT_MODES)}."
+        )
+    takes_context = _takes_context(input_fn)
+    count = 1 if input_mode == "per_worker" else len(devices)
+    sources: list[Any] = []
+    for pipeline_id in range(count):
+        info = InputContext(pipeline_id, len(devices), pipeline_id, count)
+        source = input_fn(info) if takes_context else input_fn()
+        _check_source(source, input_fn, input_mode)
+        sources.append(source)
+        if not takes_context and isinstance(source, tf.data.Dataset):
+            break  # one pipeline, dealt: each element once, however it is shuffled
+    kinds = {_kind(source) for source in sources}
+    if len(kinds) > 1:
+        raise errors.InputError(
+            errors.compose(
+                f"input_fn {_name(input_fn)} returns different kinds of input for "
+                f"different replicas: {', '.join(sorted(kinds))}.",
+                fix="return the same kind for every replica.",
+            )
+        )
+    if kinds == {"a Dataset"}:
+        _check_alike(sources, input_fn)
+        return DatasetFeed(sources, devices)
+    return ValuesFeed(sources, devices)
+
+
+def _takes_context(input_fn: Callable[..., Any]) -> bool:
+    """Whether an input_fn has a parameter for the InputContext."""
+    try:
+        parameters = inspect.signature(input_fn).parameters.values()
+    except (TypeError, ValueError):
+        return False  # some builtins have no signature
+    required = [
+        p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    if len(required) > 1:
+        raise errors.InputError(
+            f"input_fn {_name(input_fn)} takes {len(required)} arguments. "
+            "Fix: it takes an InputContext, or nothing."
+        )
+    first = next(iter(parameters), None)
+    return bool(required) or (first is not None and first.name in _CONTEXT_NAMES)
+
+
+def _check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> None:
+    kind = _kind(source)
+    problem = ""
+    if kind == "an iterator":
+        problem = "an iterator, which cannot be pulled inside a graph"
+    elif kind == "a tensor structure":
+        leaves = tf.nest.flatten(source)
+        if not leaves or any(leaf is None for leaf in leaves):
+            problem = "nothing" if source is None else f"{source!r}, which holds no tensor"
+        else:
+            try:
+                tf.nest.map_structure(tf.type_spec_from_value, source)
+            except TypeError:
+                problem = f"{type(source).__name__}, which holds no tensors"
+    if problem:
+        raise errors.InputError(
+            errors.compose(
+                f"input_fn {_name(input_fn)} returned {problem}.",
+                fix="return a tf.data.Dataset, a function that returns a nest of tensors, "
+                "or a nest of tensors.",
+            )
+        )
+    if input_mode == "per_worker" and kind != "a Dataset":
+        raise errors.InputError(
+            errors.compose(
+                f'input_fn {_name(input_fn)} returned {kind} with input_mode="per_worker", '
+                "which deals out the elements of one Dataset.",
+                fix='return a tf.data.Dataset, or use input_mode="per_replica".',
+            )
+        )
+
+
+def _kind(source: Any) -> str:
+    if isinstance(source, tf.data.Dataset | tf.compat.v1.data.Dataset):
+        return "a Dataset"
+    if isinstance(source, tf.data.Iterator) or hasattr(source, "__next__"):
+        return "an iterator"
+    if callable(source) and not tf.is_tensor(source):
+        return "a function"
+    return "a tensor structure"
+
+
+def _check_alike(datasets: Sequence[tf.data.Dataset], input_fn: Any) -> None:
+    """Raises InputError unless all datasets have elements of one structure."""
+    first = datasets[0].element_spec
+    for r, dataset in enumerate(datasets[1:], 1):
+        try:
+            tf.nest.assert_same_structure(first, dataset.element_spec)
+            alike = all(
+                one.dtype == two.dtype
+                for one, two in zip(
+                    tf.nest.flatten(first, expand_composites=True),
+                    tf.nest.flatten(dataset.element_spec, expand_composites=True),
+                    strict=True,
+                )
+                if hasattr(one, "dtype") and hasattr(two, "dtype")
+            )
+        except (TypeError, ValueError):
+            alike = False
+        if not alike:
+            raise errors.InputError(
+                errors.compose(
+                    f"input_fn {_name(input_fn)} feeds the replicas differently:",
+                    [f"replica 0: {first}", f"replica {r}: {dataset.element_spec}"],
+                    "let the datasets of all replicas have elements of one structure.",
+                )
+            )
+
+
+def _prefetched(
+    dataset: tf.data.Dataset, device: str | None, per_step: int
+) -> tf.data.Dataset:
+    """Keeps the next elements ready, on the replica's device if that is no CPU."""
+    if device is not None and tf.DeviceSpec.from_string(device).device_type != "CPU":
+        return dataset.apply(tf.data.experimental.prefetch_to_device(device, _PREFETCH))
+    return dataset.prefetch(_PREFETCH * per_step)
+
+
+def _iterator(dataset: tf.data.Dataset) -> Any:
+    """Returns an iterator that `restart_iterator` or its initializer can start over."""
+    if tf.executing_eagerly():
+        return iter(dataset)
+    iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+    # A MonitoredSession runs the table initialisers; nothing more is needed there.
+    tf.compat.v1.add_to_collection(
+        tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer
+    )
+    return iterator
+
+
+def _ops_of(element: Any) -> list[tf.Operation]:
+    """Returns the ops that make an element's tensors."""
+    tensors = tf.nest.flatten(element, expand_composites=True)
+    return list(dict.fromkeys(t.op for t in tensors if tf.is_symbolic_tensor(t)))
+
+
+def _identities(element: Any) -> Any:
+    """Makes an element of tensors that belong to the graph being built."""
+    return tf.nest.map_structure(tf.identity, element, expand_composites=True)
+
+
+def ready(elements: Sequence[Any]) -> list[tf.Operation]:
+    """Returns the ops after which every replica has its element."""
+    return list(dict.fromkeys(op for element in elements for op in _ops_of(element)))
+
+
+def _name(input_fn: Callable[..., Any]) -> str:
+    return getattr(input_fn, "__name__", repr(input_fn))

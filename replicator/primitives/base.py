@@ -1,0 +1,173 @@
+"""What all primitives share: checking operands and placing the placeholder.
+
+A primitive is one file with three parts: the function a user calls (its meaning), a
+`gradient` (its dual) and a `lower` (its real ops). `broadcast.py` is the shortest one to
+read first. A new primitive is such a file, one line in `table.py`, and a method of
+Replicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context, errors
+from replicator.graph import control_flow, placeholder
+from replicator.graph.placeholder import Call, Shape, Value
+
+# Takes the placeholder and the gradients of its results, in order; returns those of its
+# operands, None where there is none.
+Gradient = Callable[
+    [placeholder.Placeholder, Sequence[tf.Tensor]], Sequence[tf.Tensor | None]
+]
+
+
+def flatten(value: Any, what: str) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Returns the leaves of a nest as tensors; IndexedSlices stay what they are.
+
+    Args:
+        value: A nest of whatever converts to tensors.
+        what: The primitive, for the message.
+
+    Raises:
+        ArgumentError: A leaf is no tensor, or of a composite type without a meaning
+            here.
+    """
+    leaves = []
+    for leaf in tf.nest.flatten(value):
+        if isinstance(leaf, tf.IndexedSlices):
+            leaves.append(leaf)
+            continue
+        if isinstance(leaf, tf.SparseTensor | tf.RaggedTensor):
+            raise bad_argument(
+                what,
+                f"cannot communicate a {type(leaf).__name__}",
+                "communicate its component tensors.",
+            )
+        try:
+            leaves.append(tf.convert_to_tensor(leaf))
+        except (TypeError, ValueError) as error:
+            raise bad_argument(
+                what,
+                f"was given {type(leaf).__name__} {leaf!r}, which is no tensor",
+                "hand in tensors, numbers, arrays or variables, or a nest of them.",
+            ) from error
+    return leaves
+
+
+def bad_argument(what: str, problem: str, fix: str) -> errors.ArgumentError:
+    """Returns the error for a call with an argument that makes no sense."""
+    replica = context.current()
+    where = "" if replica is None else f" on replica {replica.replica_id}"
+    return errors.ArgumentError(
+        errors.compose(f"{what}{where} {problem}.", [f"at {errors.user_line()}"], fix)
+    )
+
+
+def check_replica(what: str, name: str, replica_id: Any, num_replicas: int) -> int:
+    """Returns `replica_id` if it names a replica, as root, source or destination."""
+    if isinstance(replica_id, bool) or not isinstance(replica_id, int):
+        raise bad_argument(
+            what,
+            f"was given {name}={replica_id!r}",
+            f"{name} is a Python int, the id of a replica; it must be the same on all.",
+        )
+    if not 0 <= replica_id < num_replicas:
+        raise bad_argument(
+            what,
+            f"was given {name}={replica_id}, but there are {num_replicas} replicas",
+            f"0 <= {name} < {num_replicas}.",
+        )
+    return replica_id
+
+
+def communicate(
+    primitive: str,
+    options: dict[str, Any],
+    operands: Sequence[tf.Tensor],
+    results: Sequence[Value],
+    gradient: Gradient | None,
+    agreed: Sequence[Value] | None = None,
+) -> list[tf.Tensor]:
+    """Puts one communication call of the replica being built into its sub-graph.
+
+    Args:
+        primitive: The name under which table.py knows it.
+        options: JSON values on which the replicas must agree.
+        operands: What this replica hands in; at least one tensor.
+        results: Dtype and static shape of what it receives.
+        gradient: The dual, or None if nothing can be differentiated.
+        agreed: What must be alike on all replicas; the operands, unless given.
+
+    Returns:
+        One tensor per entry of `results`, on this replica's device.
+
+    Raises:
+        ContextError: No step is being built.
+        ReplicatorError: The call stands inside control flow.
+    """
+    replica = context.require(primitive)
+    line = errors.user_line()
+    graph = tf.compat.v1.get_default_graph()
+    control_flow.refuse_nested(
+        graph, replica.build.graph, f"{primitive} on replica {replica.replica_id}", line
+    )
+    values = tuple(Value.of(t) for t in operands)
+    call = Call(
+        primitive=primitive,
+        options=options,
+        replica_id=replica.replica_id,
+        device=replica.device,
+        position=replica.position,
+        operands=values,
+        agreed=values if agreed is None else tuple(agreed),
+        line=line,
+        backward=replica.backward,
+    )
+    replica.position += 1
+    with _tf.stop_recording():
+        op = placeholder.put(call, operands, results)
+    if gradient is not None:
+        placed = placeholder.Placeholder(op, call)
+        _tf.record_gradient(
+            primitive, op.outputs, op.inputs, lambda *d: differentiate(gradient, placed, d)
+        )
+    # The identities stay when the placeholder goes: whatever the user does with a result
+    # (return it, keep it, fetch it, wait for it) is done to an op that remains.
+    return [tf.identity(output) for output in op.outputs]
+
+
+def differentiate(
+    gradient: Gradient, placed: placeholder.Placeholder, upstream: Sequence[Any]
+) -> list[tf.Tensor | None]:
+    """Builds the backward communication of a placeholder.
+
+    Args:
+        gradient: The dual.
+        placed: The placeholder of the forward communication.
+        upstream: The gradients of its results: tensors, IndexedSlices or None.
+
+    Returns:
+        The gradients of its operands.
+    """
+    replica = context.require(f"the gradient of {placed.call.primitive}")
+    dense = [
+        tf.zeros_like(result) if d is None else tf.convert_to_tensor(d)
+        for result, d in zip(placed.results, upstream, strict=True)
+    ]
+    with replica.backward_pass():
+        return list(gradient(placed, dense))
+
+
+def without(shape: Shape, axis: int) -> Shape:
+    """Returns a static shape whose size along `axis` is unknown."""
+    if shape is None:
+        return None
+    return tuple(None if k == axis else size for k, size in enumerate(shape))
+
+
+def is_differentiable(tensor: tf.Tensor) -> bool:
+    """Whether gradients flow through tensors of this dtype."""
+    return tensor.dtype.is_floating or tensor.dtype.is_complex

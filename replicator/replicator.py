@@ -1,0 +1,212 @@
+"""class Replicator: what a user touches. It holds the settings and delegates."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import building, context, devices, optimizers
+from replicator.graph.effects import Ledger
+from replicator.primitives import all_gather, all_reduce, base, broadcast
+from replicator.variables import VariableFactory
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+class Replicator:
+    """Runs a training step written for one device on many, in one TensorFlow graph.
+
+    ```python
+    repl = replicator.Replicator(["CPU:0", "CPU:1"])
+    with repl.context():
+        model = make_model()
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.Adam(1e-3))
+
+    def step_fn(batch):
+        images, labels = batch
+        with tf.GradientTape() as tape:
+            loss = loss_fn(labels, model(images, training=True))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return repl.all_reduce(loss, "mean")
+
+    loss = repl.run(step_fn, input_fn)  # a PerReplica of one loss per device
+    ```
+
+    Source: the interface of TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465).
+
+    Args:
+        devices: One device per replica, e.g. ["GPU:0", "GPU:1"] or ["CPU:0", "CPU:1"],
+            with or without job and task; or a list of devices per replica. None: all
+            accelerators, else the CPU. Logical CPU devices are made if TensorFlow has not
+            started yet.
+        check: Whether integers and booleans that a step assigns to mirrored variables,
+            which are taken as equal, are checked to be so in each step.
+
+    Raises:
+        DeviceError: A device does not exist, or stands twice.
+    """
+
+    def __init__(
+        self, devices: Sequence[str | Sequence[str]] | None = None, *, check: bool = False
+    ) -> None:
+        self._devices = _resolve(devices)
+        first = tuple(own[0] for own in self._devices)
+        self._settings = building.Settings(
+            devices=first,
+            check=check,
+            factory=VariableFactory(first),
+            ledger=Ledger(),
+            placers=tuple(building.placer(device) for device in first),
+        )
+        self._steps: dict[Any, building.Step] = {}
+
+    # --- Who am I ------------------------------------------------------------------------
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas."""
+        return len(self._devices)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The first device of each replica, by its full name."""
+        return self._settings.devices
+
+    @property
+    def replica_id(self) -> int:
+        """Inside a step: the replica being built, 0 <= replica_id < num_replicas.
+
+        A Python int, so that a step may differ by replica in plain Python.
+
+        Raises:
+            ContextError: Read outside a step.
+        """
+        return context.require("replica_id").replica_id
+
+    def logical_device(self, index: int) -> Any:
+        """Inside a step: a tf.device block for one of this replica's own devices.
+
+        Args:
+            index: Which one, in the nested list that was given as `devices`.
+        """
+        own = self._devices[context.require("logical_device").replica_id]
+        if not 0 <= index < len(own):
+            raise base.bad_argument(
+                "logical_device",
+                f"was given index {index}, but the replica has {len(own)} devices",
+                f"0 <= index < {len(own)}.",
+            )
+        return tf.device(own[index])
+
+    # --- Building and running ------------------------------------------------------------
+
+    def context(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which new variables get one component per replica.
+
+        Create models, optimizers, metrics and random generators in it. Variables that
+        are created inside a step_fn need no block.
+        """
+        return building.replicated_variables(self._settings.factory)
+
+    @_do_not_convert
+    def run(
+        self,
+        step_fn: Callable[..., Any],
+        input_fn: Callable[..., Any] | None = None,
+        input_mode: str = "per_replica",
+    ) -> Any:
+        """Runs one step on all replicas, or builds it where a graph is being built.
+
+        Eagerly, the step is traced at the first call with these functions, and run at
+        each. Inside a tf.function or a tf.Graph it is built into that graph; in a
+        tf.Graph, fetching any output runs the whole step on all replicas.
+
+        Args:
+            step_fn: Called once per device when the step is built; with the element of
+                its replica if there is an input_fn, else without arguments.
+            input_fn: Called once per device, with an InputContext if it has a parameter.
+                Returns a tf.data.Dataset, a function that returns an element, or an
+                element. A Dataset made without an InputContext is dealt to the replicas:
+                replica i sees elements i, i + R, i + 2R, ...
+            input_mode: "per_replica", or "per_worker": one pipeline, dealt.
+
+        Returns:
+            The structure that step_fn returned, with a PerReplica at each leaf.
+
+        Raises:
+            tf.errors.OutOfRangeError: The input is exhausted; no variable was changed.
+            MismatchError: The replicas communicate or return differently.
+            InputError: The input_fn cannot feed a step.
+            ContextError: Called inside a step.
+        """
+        return self.build(step_fn, input_fn, input_mode)()
+
+    def build(
+        self,
+        step_fn: Callable[..., Any],
+        input_fn: Callable[..., Any] | None = None,
+        input_mode: str = "per_replica",
+    ) -> building.Step:
+        """Returns the callable that `run` calls; the same one for the same functions.
+
+        Args:
+            step_fn: As for `run`.
+            input_fn: As for `run`.
+            input_mode: As for `run`.
+
+        Returns:
+            A callable without arguments; its `initialize()` starts the inputs over.
+        """
+        key = (step_fn, input_fn, input_mode)
+        if key not in self._steps:
+            self._steps[key] = building.Step(self._settings, *key)
+        return self._steps[key]
+
+    def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
+        """Starts the inputs of all steps over from their first elements.
+
+        Args:
+            session: A plain Session, which needs this once before the first step; a
+                MonitoredSession does it by itself. None when eager.
+        """
+        for step in self._steps.values():
+            step.initialize(session)
+
+    def wrap_optimizer(
+        self, optimizer: Any, op: str = "mean", accumulation_steps: int = 1
+    ) -> Any:
+        """Returns an optimizer that combines gradients over the replicas.
+
+        It passes for its own class, in isinstance, config and checkpoints. Its `apply`
+        and `apply_gradients` also take `weight`, what this replica's gradients weigh in
+        the mean, e.g. its number of examples.
+
+        Args:
+            optimizer: Of Keras 3, tf.compat.v1.train or Sonnet 2, made under `context()`.
+            op: "mean" or "sum" over the replicas.
+            accumulation_steps: How many steps make one update, by the mean over them.
+
+        Raises:
+            ContextError: The optimizer holds variables made outside of `context()`.
+            ArgumentError: No optimizer, wrapped already, or a bad option.
+        """
+        return optimizers.wrap_optimizer(
+            optimizer, self.num_replicas, op, accumulation_steps
+        )
+
+    # --- Primitives ----------------------------------------------------------------------
+
+    all_reduce = staticmethod(_do_not_convert(all_reduce.all_reduce))
+    broadcast = staticmethod(_do_not_convert(broadcast.broadcast))
+    all_gather = staticmethod(_do_not_convert(all_gather.all_gather))
+
+
+def _resolve(
+    names: Sequence[str | Sequence[str]] | None,
+) -> tuple[tuple[str, ...], ...]:
+    """Resolves device names; apart, because the class has a property `devices`."""
+    return devices.resolve(names)
