@@ -216,10 +216,16 @@ def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     `tf.autograph.to_graph` converts too, but keeps no source map, and TensorFlow's
     wrappers replace the user's exceptions by others; here they pass unchanged.
     """
-    options = converter.ConversionOptions(recursive=True, user_requested=True)
+    # Without optional features, as tf.function: one of them orders ops by itself, and
+    # would switch off the order of the function around.
+    options = converter.ConversionOptions(
+        recursive=True, user_requested=True, optional_features=()
+    )
     with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED, options=options):
         try:
-            return autograph_api.converted_call(function, tuple(args), None, None, options)
+            return autograph_api.converted_call(
+                function, tuple(args), None, None, options
+            )
         except Exception as error:
             if hasattr(error, "ag_error_metadata"):
                 del error.ag_error_metadata
@@ -228,7 +234,9 @@ def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 # --- Variables ---------------------------------------------------------------------------
 
-ResourceVariable = _rvo.ResourceVariable  # tf.Variable(...) asks the creator scopes again
+ResourceVariable = (
+    _rvo.ResourceVariable
+)  # tf.Variable(...) asks the creator scopes again
 UnliftableError = _lift.UnliftableError
 
 
@@ -245,7 +253,8 @@ class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):
         {
             name: member
             for name, member in vars(_rvo.BaseResourceVariable).items()
-            if name not in ("__init__", "__dict__", "__weakref__", "__doc__", "__module__")
+            if name
+            not in ("__init__", "__dict__", "__weakref__", "__doc__", "__module__")
             and not name.startswith("_abc")
         }
     )
@@ -270,10 +279,6 @@ class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):
                 **facts,
             )
             self._maybe_initialize_trackable()
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        """TensorFlow's protocol for what converts to a tensor."""
-        return self._dense_var_to_tensor(dtype, name)
 
 
 def note_variable_read(variable: Any) -> None:
@@ -318,4 +323,3 @@ def function_of(candidate: Any) -> Callable[..., Any]:
     if isinstance(candidate, tf.types.experimental.PolymorphicFunction):
         return candidate.python_function
     return candidate
-

@@ -23,10 +23,12 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors, inputs, values
-from replicator.graph import effects, random, rewrite
+from replicator.graph import effects, placeholder, random, rewrite
 from replicator.primitives import table
 from replicator.variables import VariableFactory
 
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,7 +61,9 @@ def placer(device: str) -> Callable[[tf.Operation], str]:
     def place(op: tf.Operation) -> str:
         if not op.device:
             return device
-        return default.make_merged_spec(tf.DeviceSpec.from_string(op.device)).to_string()
+        return default.make_merged_spec(
+            tf.DeviceSpec.from_string(op.device)
+        ).to_string()
 
     return place
 
@@ -87,7 +91,7 @@ class Step:
         self._feeds: weakref.WeakKeyDictionary[tf.Graph, inputs.Feed]
         self._feeds = weakref.WeakKeyDictionary()
 
-    @tf.autograph.experimental.do_not_convert
+    @_do_not_convert
     def __call__(self) -> Any:
         """Runs or builds one step.
 
@@ -113,11 +117,14 @@ class Step:
         if self._traced is None:
             self._traced = self._trace()
         function, structure = self._traced
-        columns = [values.PerReplica(column) for column in zip(*function(), strict=True)]
+        columns = [
+            values.PerReplica(column) for column in zip(*function(), strict=True)
+        ]
         if structure is None:  # one leaf, the most common structure
             return columns[0]
         return values.pack(structure, columns)
 
+    @_do_not_convert
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
         """Starts the inputs over from their first element.
 
@@ -222,7 +229,9 @@ def _abandon(graph: tf.Graph, start: int) -> None:
 def _creating_variables(factory: VariableFactory) -> Iterator[None]:
     """In this block, new variables are replicated, whichever graph they are put in."""
     with contextlib.ExitStack() as stack:
-        with tf.init_scope():  # where Keras creates variables while a function is traced
+        with (
+            tf.init_scope()
+        ):  # where Keras creates variables while a function is traced
             stack.enter_context(tf.variable_creator_scope(factory.creator))
         stack.enter_context(tf.variable_creator_scope(factory.creator))
         yield
@@ -303,12 +312,17 @@ def _build_replica(
 
 @contextlib.contextmanager
 def _shared_v1_variables(graph: tf.Graph, replica_id: int) -> Iterator[None]:
-    """Lets tf.compat.v1.get_variable find what replica 0 made."""
+    """Lets tf.compat.v1.get_variable find what replica 0 made.
+
+    What it does not find by name (slots, say, whose names are made unique) the variable
+    factory finds by place.
+    """
     if graph.building_function or replica_id == 0:
         yield
         return
-    scope = tf.compat.v1.get_variable_scope()
-    with tf.compat.v1.variable_scope(scope, reuse=True, auxiliary_name_scope=False):
+    v1 = tf.compat.v1
+    scope = v1.get_variable_scope()
+    with v1.variable_scope(scope, reuse=v1.AUTO_REUSE, auxiliary_name_scope=False):
         yield
 
 
@@ -371,7 +385,7 @@ def _outline(structure: Any) -> str:
     def leaf(value: Any) -> str:
         if value is None or isinstance(value, tf.Operation):
             return type(value).__name__
-        return f"{type(value).__name__}({value.dtype.name}{value.shape})"
+        return str(placeholder.Value.of(value))
 
     return str(tf.nest.map_structure(leaf, structure)).replace("'", "")
 
@@ -383,6 +397,8 @@ def _check_writes(
     owners = settings.factory.owners()
     for replica_id, ops in enumerate(replicas):
         for op, resource, agreed in effects.find_writes(ops, settings.ledger):
+            if op in settings.factory.initializers:
+                continue
             variable = owners.get(id(_tf.captured_from(resource)))
             if variable is not None and (agreed or variable.differs):
                 continue
@@ -444,7 +460,9 @@ def _order_effects(
     if graph.building_function:
         effects.order_within_replicas(groups)
         return outputs
-    must_run = [op for ops in groups for op in effects.order_in_session(ops, initializers)]
+    must_run = [
+        op for ops in groups for op in effects.order_in_session(ops, initializers)
+    ]
     if not must_run:
         return outputs
     # Whatever is fetched, the whole step happens, on all replicas: half of it would let
@@ -459,7 +477,8 @@ def _after(done: tf.Operation, leaf: Any) -> Any:
         return done
     if isinstance(leaf, tf.Operation):
         return tf.group(leaf, done)
-    device = None if isinstance(leaf, tf.SparseTensor | tf.IndexedSlices) else leaf.device
+    device = (
+        None if isinstance(leaf, tf.SparseTensor | tf.IndexedSlices) else leaf.device
+    )
     with tf.device(device), tf.control_dependencies([done]):
         return tf.nest.map_structure(tf.identity, leaf, expand_composites=True)
-

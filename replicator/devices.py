@@ -11,7 +11,9 @@ from replicator import errors
 _LOCAL = tf.DeviceSpec(job="localhost", replica=0, task=0)
 
 
-def resolve(devices: Sequence[str | Sequence[str]] | None) -> tuple[tuple[str, ...], ...]:
+def resolve(
+    devices: Sequence[str | Sequence[str]] | None,
+) -> tuple[tuple[str, ...], ...]:
     """Returns the full names of the devices of each replica.
 
     Args:

@@ -59,7 +59,9 @@ class _Accumulator:
         """Sets the sum to zero; returns what has to be waited for."""
         sparse = len(self.variables) > 1
         return [
-            v.assign(v.read_value()[:0] if sparse else tf.zeros_like(v), read_value=False)
+            v.assign(
+                v.read_value()[:0] if sparse else tf.zeros_like(v), read_value=False
+            )
             for v in self.variables
         ]
 
@@ -156,7 +158,9 @@ class Combiner:
         turn = counter.add(tf.constant(1, tf.int64))
         full = tf.equal(turn % self.accumulation_steps, 0)
         totals = [s.add(gradient) for s, gradient in zip(sums, grads, strict=True)]
-        combined = _all_reduce_when(full, totals, "sum" if weight is not None else self.op)
+        combined = _all_reduce_when(
+            full, totals, "sum" if weight is not None else self.op
+        )
         if weight is not None:
             *combined, total = combined
             combined = [_scaled(g, tf.math.divide_no_nan(1.0, total)) for g in combined]

@@ -97,7 +97,9 @@ class DatasetFeed(Feed):
     The iterators live as long as the feed, between calls of the step.
     """
 
-    def __init__(self, datasets: Sequence[tf.data.Dataset], devices: Sequence[str]) -> None:
+    def __init__(
+        self, datasets: Sequence[tf.data.Dataset], devices: Sequence[str]
+    ) -> None:
         self._devices = tuple(devices)
         self._dealt = len(datasets) == 1 and len(devices) > 1
         per_step = len(devices) if self._dealt else 1
@@ -183,7 +185,8 @@ def _takes_context(input_fn: Callable[..., Any]) -> bool:
     required = [
         p
         for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        and p.default is p.empty
     ]
     if len(required) > 1:
         raise errors.InputError(
@@ -202,7 +205,9 @@ def _check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) ->
     elif kind == "a tensor structure":
         leaves = tf.nest.flatten(source)
         if not leaves or any(leaf is None for leaf in leaves):
-            problem = "nothing" if source is None else f"{source!r}, which holds no tensor"
+            problem = (
+                "nothing" if source is None else f"{source!r}, which holds no tensor"
+            )
         else:
             try:
                 tf.nest.map_structure(tf.type_spec_from_value, source)

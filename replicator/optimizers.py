@@ -92,7 +92,9 @@ class _KerasMixin(_Wrapped):
             grads, variables, weight, prepare, lambda g: base_apply(g, variables)
         )
         replica = context.current()
-        if replica is not None and replica.build.findings.get(("scaled early", id(self))):
+        if replica is not None and replica.build.findings.get(
+            ("scaled early", id(self))
+        ):
             raise context.BuildAgain
         return result
 
@@ -188,7 +190,9 @@ def wrap_optimizer(
         raise errors.ArgumentError(
             f"wrap_optimizer was given op={op!r}. Fix: op is one of {', '.join(OPS)}."
         )
-    whole = isinstance(accumulation_steps, int) and not isinstance(accumulation_steps, bool)
+    whole = isinstance(accumulation_steps, int) and not isinstance(
+        accumulation_steps, bool
+    )
     if not whole or accumulation_steps < 1:
         raise errors.ArgumentError(
             f"wrap_optimizer was given accumulation_steps={accumulation_steps!r}. "

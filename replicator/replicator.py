@@ -51,7 +51,10 @@ class Replicator:
     """
 
     def __init__(
-        self, devices: Sequence[str | Sequence[str]] | None = None, *, check: bool = False
+        self,
+        devices: Sequence[str | Sequence[str]] | None = None,
+        *,
+        check: bool = False,
     ) -> None:
         self._devices = _resolve(devices)
         first = tuple(own[0] for own in self._devices)
@@ -87,6 +90,7 @@ class Replicator:
         """
         return context.require("replica_id").replica_id
 
+    @_do_not_convert
     def logical_device(self, index: int) -> Any:
         """Inside a step: a tf.device block for one of this replica's own devices.
 
@@ -104,6 +108,7 @@ class Replicator:
 
     # --- Building and running ------------------------------------------------------------
 
+    @_do_not_convert
     def context(self) -> contextlib.AbstractContextManager[None]:
         """Returns a block in which new variables get one component per replica.
 
@@ -145,6 +150,7 @@ class Replicator:
         """
         return self.build(step_fn, input_fn, input_mode)()
 
+    @_do_not_convert
     def build(
         self,
         step_fn: Callable[..., Any],
@@ -166,6 +172,7 @@ class Replicator:
             self._steps[key] = building.Step(self._settings, *key)
         return self._steps[key]
 
+    @_do_not_convert
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
         """Starts the inputs of all steps over from their first elements.
 
@@ -176,6 +183,7 @@ class Replicator:
         for step in self._steps.values():
             step.initialize(session)
 
+    @_do_not_convert
     def wrap_optimizer(
         self, optimizer: Any, op: str = "mean", accumulation_steps: int = 1
     ) -> Any:

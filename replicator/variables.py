@@ -25,11 +25,15 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.primitives import all_gather, all_reduce, base, broadcast
 
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
 VALUE_KEY = "VARIABLE_VALUE"  # what tf.train.Checkpoint calls a variable's value
 
 # Where the seed stands in the state of Keras' SeedGenerator and of tf.random.Generator.
 _SEED_POSITION = {"seed_generator_state": 0, "StateVar": -1}
-_SEED_OFFSET = 1_000_003  # between replicas; a prime, far from small differences of seeds
+_SEED_OFFSET = (
+    1_000_003  # between replicas; a prime, far from small differences of seeds
+)
 
 _SUM = tf.VariableAggregation.SUM
 _MEAN = tf.VariableAggregation.MEAN
@@ -99,6 +103,7 @@ class ReplicatedVariable(_tf.HandleVariable):
             return self._aggregated()
         return _tf.HandleVariable._read_variable_op(self, no_copy)
 
+    @_do_not_convert
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers rows `indices` of the value."""
         if context.current() is None and self.differs:
@@ -118,6 +123,7 @@ class ReplicatedVariable(_tf.HandleVariable):
 
     # --- Writing -------------------------------------------------------------------------
 
+    @_do_not_convert
     def assign(
         self,
         value: Any,
@@ -128,6 +134,7 @@ class ReplicatedVariable(_tf.HandleVariable):
         """Sets the value; see the module's docstring for what happens inside a step."""
         return self._write("assign", value, name, read_value)
 
+    @_do_not_convert
     def assign_add(
         self,
         delta: Any,
@@ -138,6 +145,7 @@ class ReplicatedVariable(_tf.HandleVariable):
         """Adds `delta`."""
         return self._write("assign_add", delta, name, read_value)
 
+    @_do_not_convert
     def assign_sub(
         self,
         delta: Any,
@@ -148,7 +156,9 @@ class ReplicatedVariable(_tf.HandleVariable):
         """Subtracts `delta`."""
         return self._write("assign_sub", delta, name, read_value)
 
-    def _write(self, method: str, value: Any, name: str | None, read_value: bool) -> Any:
+    def _write(
+        self, method: str, value: Any, name: str | None, read_value: bool
+    ) -> Any:
         replica = context.current()
         if replica is None:
             return self._write_all(
@@ -200,7 +210,11 @@ class ReplicatedVariable(_tf.HandleVariable):
         return _checked_equal(value, self.name) if replica.build.check else value
 
     def _export_to_saved_model_graph(
-        self, object_map: Any = None, tensor_map: Any = None, options: Any = None, **kw: Any
+        self,
+        object_map: Any = None,
+        tensor_map: Any = None,
+        options: Any = None,
+        **kw: Any,
     ) -> list[tf.Tensor]:
         """Exports one plain variable that stands for all components."""
         _tf.HandleVariable._export_to_saved_model_graph(
@@ -246,13 +260,6 @@ class ReplicatedVariable(_tf.HandleVariable):
         """Asked by the v1 Saver, which would otherwise restore component 0 only."""
         return {VALUE_KEY: lambda name=self._shared_name: _Saveable(self, name)}
 
-    def _ref(self) -> Any:
-        """Asked by a v1 Saver that was given {name: variable}, which cannot work."""
-        raise errors.ReplicatorError(
-            f"a Saver cannot rename the replicated variable {self.name}. "
-            "Fix: give it a list of variables instead of a dictionary."
-        )
-
     def __deepcopy__(self, memo: dict[int, Any]) -> tf.Variable:
         raise errors.ReplicatorError(
             f"the replicated variable {self.name} cannot be copied. Fix: create the copy "
@@ -292,7 +299,7 @@ def _sparse_writer(method: str) -> Callable[..., Any]:
 
     write_part.__name__ = method
     write_part.__doc__ = f"As tf.Variable.{method}, on every component."
-    return write_part
+    return _do_not_convert(write_part)
 
 
 for _method in (
@@ -303,18 +310,40 @@ for _method in (
     setattr(ReplicatedVariable, _method, _sparse_writer(_method))
 
 
+def _to_tensor(
+    variable: ReplicatedVariable,
+    dtype: Any = None,
+    name: Any = None,
+    as_ref: bool = False,
+) -> Any:
+    """Reads the variable where a tensor is expected."""
+    if as_ref:  # only the v1 Saver asks so, if it was given {name: variable}
+        raise errors.ReplicatorError(
+            f"a Saver cannot rename the replicated variable {variable.name}. "
+            "Fix: give it a list of variables instead of a dictionary."
+        )
+    return variable._dense_var_to_tensor(dtype, name)
+
+
+tf.register_tensor_conversion_function(ReplicatedVariable, _to_tensor)
+
+
 class _Saveable(_tf.SaveableObject):
     """How the v1 Saver saves and restores a ReplicatedVariable: as a plain one."""
 
     def __init__(self, variable: ReplicatedVariable, name: str) -> None:
         self._variable = variable
-        value = variable.read_value if tf.executing_eagerly() else variable._graph_element
+        value = (
+            variable.read_value if tf.executing_eagerly() else variable._graph_element
+        )
         spec = _tf.SaveSpec(
             value, "", name, dtype=variable.dtype, device=variable._handle.device
         )
         super().__init__(variable, [spec], name)
 
-    def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
+    def restore(
+        self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any
+    ) -> Any:
         value = restored_tensors[0]
         if restored_shapes is not None:
             value = tf.reshape(value, restored_shapes[0])
@@ -370,6 +399,10 @@ class VariableFactory:
 
     Variables made inside a step_fn are kept here: every replica's k-th creation at a
     place of the step's code is one variable, in all builds of that step.
+
+    Attributes:
+        initializers: All ops made for the creation of variables in graphs. They may
+            stand amid a step's ops, but are no part of the step.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -408,7 +441,9 @@ class VariableFactory:
         if value is not None and not callable(value) and shape is None:
             shape = tf.convert_to_tensor(value, dtype).shape
         same_dtype = dtype is None or tf.as_dtype(dtype) == variable.dtype
-        if not same_dtype or not variable.shape.is_compatible_with(tf.TensorShape(shape)):
+        if not same_dtype or not variable.shape.is_compatible_with(
+            tf.TensorShape(shape)
+        ):
             raise errors.MismatchError(
                 errors.compose(
                     f"replicas create different variables at {errors.user_line()}: "
@@ -428,12 +463,17 @@ class VariableFactory:
             context.building(None),
             tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True),
         ):
+            graph = tf.compat.v1.get_default_graph()
+            start = _tf.operation_count(graph)
             if scope is None:
                 components = self._components(kwargs)
             else:
                 with tf.name_scope(scope if scope != "/" else ""):
                     components = self._components(kwargs)
-            return self._combine(components, kwargs, collections)
+            variable = self._combine(components, kwargs, collections)
+            if not tf.executing_eagerly():
+                self.initializers.update(graph.get_operations()[start:])
+            return variable
 
     def _components(self, kwargs: dict[str, Any]) -> list[tf.Variable]:
         """Creates one plain variable per device, with component 0's initial value."""
@@ -476,7 +516,6 @@ class VariableFactory:
         if graph_mode:
             initializers = [component.initializer for component in components]
             facts["initializer_op"] = tf.group(*initializers, name="initialize")
-            self.initializers.update(initializers, [facts["initializer_op"]])
         variable = ReplicatedVariable(
             components=components,
             devices=self._devices,
@@ -505,7 +544,9 @@ def _lifted(initial_value: Any) -> Any:
     """Returns an initial value that can be used outside the function being traced."""
     if callable(initial_value) or not tf.is_tensor(initial_value):
         return initial_value
-    if isinstance(initial_value, tf.Variable) or not tf.is_symbolic_tensor(initial_value):
+    if isinstance(initial_value, tf.Variable) or not tf.is_symbolic_tensor(
+        initial_value
+    ):
         return initial_value
     with tf.init_scope():
         outside = tf.compat.v1.get_default_graph()

@@ -55,9 +55,7 @@ class Ledger:
         """Returns the ops of `graph` that were added in an `agreed` block."""
         ops = graph.get_operations() if graph in self._ranges else []
         return {
-            op
-            for start, end in self._ranges.get(graph, [])
-            for op in ops[start:end]
+            op for start, end in self._ranges.get(graph, []) for op in ops[start:end]
         }
 
 

@@ -99,8 +99,7 @@ def common_shape(values: Sequence[Value]) -> Shape:
 
 def _raise_missing(calls: Sequence[Sequence[Call]], extra: Call, n: int) -> None:
     counts = [
-        f"replica {r}: {len(own)} calls"
-        + (f", the last one: {own[-1]}" if own else "")
+        f"replica {r}: {len(own)} calls" + (f", the last one: {own[-1]}" if own else "")
         for r, own in enumerate(calls)
     ]
     raise errors.MismatchError(

@@ -80,7 +80,9 @@ class Call:
 
     def __str__(self) -> str:
         options = "".join(
-            f" {name}={value}" for name, value in self.options.items() if value is not None
+            f" {name}={value}"
+            for name, value in self.options.items()
+            if value is not None
         )
         shown = ", ".join(map(str, self.operands[:3]))
         more = f", ... ({len(self.operands)} tensors)" if len(self.operands) > 3 else ""
@@ -154,6 +156,4 @@ def read(op: tf.Operation) -> Call | None:
 
 def find(ops: Iterable[tf.Operation]) -> list[Placeholder]:
     """Returns the placeholders among `ops`, in order."""
-    return [
-        Placeholder(op, call) for op in ops if (call := read(op)) is not None
-    ]
+    return [Placeholder(op, call) for op in ops if (call := read(op)) is not None]

@@ -114,5 +114,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     for k in range(len(matched.operands[0])):
         column = matched.column(k)
         with tf.device(matched.hubs.next(len(column) * cost.tensor_bytes(column[0]))):
-            results.append(tf.stack(column) if axis is None else tf.concat(column, axis))
+            results.append(
+                tf.stack(column) if axis is None else tf.concat(column, axis)
+            )
     return [results for _ in matched.operands]

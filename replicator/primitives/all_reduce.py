@@ -86,11 +86,15 @@ def _check(leaf: tf.Tensor | tf.IndexedSlices, op: str) -> None:
     elif dtype.is_integer:
         if op == "mean":
             raise base.bad_argument(
-                "all_reduce", name, "an integer mean would round; cast to a float first."
+                "all_reduce",
+                name,
+                "an integer mean would round; cast to a float first.",
             )
     elif dtype.is_complex:
         if op in ("min", "max"):
-            raise base.bad_argument("all_reduce", name, "complex numbers have no order.")
+            raise base.bad_argument(
+                "all_reduce", name, "complex numbers have no order."
+            )
     elif not dtype.is_floating:
         raise base.bad_argument("all_reduce", name, "only numbers can be reduced.")
 
@@ -102,7 +106,9 @@ def _reduce_leaves(
     dense = [leaf for leaf in leaves if not isinstance(leaf, tf.IndexedSlices)]
     results = iter(reduce_dense(dense, op) if dense else [])
     return [
-        _reduce_sparse(leaf, op) if isinstance(leaf, tf.IndexedSlices) else next(results)
+        _reduce_sparse(leaf, op)
+        if isinstance(leaf, tf.IndexedSlices)
+        else next(results)
         for leaf in leaves
     ]
 
@@ -133,7 +139,9 @@ def _reduce_sparse(slices: tf.IndexedSlices, op: str) -> tf.IndexedSlices:
     """Puts the rows of all replicas behind one another; duplicates add up when used."""
     values, indices = all_gather.all_gather([slices.values, slices.indices], axis=0)
     if op == "mean":
-        values = values / tf.cast(context.require("all_reduce").num_replicas, values.dtype)
+        values = values / tf.cast(
+            context.require("all_reduce").num_replicas, values.dtype
+        )
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
@@ -143,7 +151,9 @@ def _weighted_mean(
     """Sums the weighted values and the weights in one call, and divides."""
     if op != "mean":
         raise base.bad_argument(
-            "all_reduce", f"was given a weight with op={op!r}", 'weights go with "mean".'
+            "all_reduce",
+            f"was given a weight with op={op!r}",
+            'weights go with "mean".',
         )
     weight = tf.convert_to_tensor(weight)
     if weight.shape.rank not in (0, None):
@@ -158,7 +168,9 @@ def _weighted_mean(
         factor = tf.cast(weight, x.dtype)
         nothing = tf.zeros_like(x)
         # Twice, so that a NaN neither passes nor comes back through the gradient.
-        return tf.where(factor == 0, nothing, tf.where(factor == 0, nothing, x) * factor)
+        return tf.where(
+            factor == 0, nothing, tf.where(factor == 0, nothing, x) * factor
+        )
 
     scaled = [
         tf.IndexedSlices(weighted(leaf.values), leaf.indices, leaf.dense_shape)
@@ -239,7 +251,9 @@ def _prod_gradient(
     own = tf.one_hot(replica.replica_id, replica.num_replicas, True, False)
     back = []
     for total, values in zip(totals, everyone, strict=True):
-        rank = tf.concat([[replica.num_replicas], tf.ones([tf.rank(total)], tf.int32)], 0)
+        rank = tf.concat(
+            [[replica.num_replicas], tf.ones([tf.rank(total)], tf.int32)], 0
+        )
         others = tf.where(tf.reshape(own, rank), tf.ones_like(values), values)
         back.append(total * tf.reduce_prod(others, axis=0))
     return back

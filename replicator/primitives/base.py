@@ -132,7 +132,10 @@ def communicate(
     if gradient is not None:
         placed = placeholder.Placeholder(op, call)
         _tf.record_gradient(
-            primitive, op.outputs, op.inputs, lambda *d: differentiate(gradient, placed, d)
+            primitive,
+            op.outputs,
+            op.inputs,
+            lambda *d: differentiate(gradient, placed, d),
         )
     # The identities stay when the placeholder goes: whatever the user does with a result
     # (return it, keep it, fetch it, wait for it) is done to an op that remains.

@@ -30,7 +30,8 @@ def sum_slices(
         One tensor per entry of `like`, of its shape.
     """
     sizes = [
-        tf.constant(1) if axis is None else tf.shape(template)[axis] for template in like
+        tf.constant(1) if axis is None else tf.shape(template)[axis]
+        for template in like
     ]
     results = [Value.of(template) for template in like]
     agreed = [Value.of(t) for t in [*tensors, *sizes]]

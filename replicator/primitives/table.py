@@ -12,7 +12,13 @@ import tensorflow as tf
 
 from replicator.graph import placeholder
 from replicator.graph.rewrite import Lowering
-from replicator.primitives import all_gather, all_reduce, base, broadcast, reduce_scatter
+from replicator.primitives import (
+    all_gather,
+    all_reduce,
+    base,
+    broadcast,
+    reduce_scatter,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""What several test files need: replicators, the three ways to run, comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import replicator
+
+MODES = ("eager", "function", "session")
+
+
+def make(num_replicas: int, **options: Any) -> replicator.Replicator:
+    """Returns a Replicator on the first `num_replicas` logical CPUs."""
+    return replicator.Replicator([f"CPU:{r}" for r in range(num_replicas)], **options)
+
+
+def run(
+    mode: str,
+    repl: replicator.Replicator,
+    make_step: Callable[[], Callable[..., Any]],
+    input_fn: Callable[..., Any] | None = None,
+    steps: int = 1,
+) -> Any:
+    """Runs a step in one of MODES; returns the last step's values as NumPy arrays.
+
+    Args:
+        mode: "eager", "function" (inside a tf.function) or "session" (in a tf.Graph).
+        repl: Runs the step.
+        make_step: Creates the variables and returns step_fn.
+        input_fn: As for `Replicator.run`.
+        steps: How often to run.
+    """
+    if mode == "session":
+        with tf.Graph().as_default():
+            with repl.context():
+                step_fn = make_step()
+            fetches = repl.run(step_fn, input_fn)
+            with tf.compat.v1.train.MonitoredSession() as session:
+                for _ in range(steps):
+                    result = session.run(fetches)
+        return result
+    with repl.context():
+        step_fn = make_step()
+    if mode == "function":
+        call = tf.function(lambda: repl.run(step_fn, input_fn))
+    else:
+        call = repl.build(step_fn, input_fn)
+    for _ in range(steps):
+        result = call()
+    return tf.nest.map_structure(
+        lambda t: t.numpy() if hasattr(t, "numpy") else t, result
+    )
+
+
+def components(variable: Any) -> list[np.ndarray]:
+    """Returns the components' values of a replicated variable, Keras' or TensorFlow's."""
+    inside = getattr(variable, "value", variable)
+    inside = variable if callable(inside) else inside
+    return [component.numpy() for component in inside.components]
+
+
+def assert_replicas_equal(variables: Any) -> None:
+    """Asserts that all components of each variable hold the same bits."""
+    for variable in variables:
+        first, *others = components(variable)
+        for r, other in enumerate(others, 1):
+            assert first.tobytes() == other.tobytes(), (variable.name, r, first, other)
