@@ -1,0 +1,66 @@
+# Everything runs in the virtual environment .venv, which the first target that needs it
+# makes. What is installed is not installed again until setup.cfg changes, so that all
+# targets work without a network from then on.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# A Python 3.11 or newer for which TensorFlow has wheels; override with PYTHON=...
+CHECK := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help digits test lint format bench clean
+
+help:
+	@echo "make digits   train a small network on handwritten digits, on two replicas"
+	@echo "make test     run the whole test suite, with the coverage of replicator/"
+	@echo "make lint     check formatting, lint rules and types"
+	@echo "make format   format the code and mend what ruff can mend"
+	@echo "make bench    measure against one device and MirroredStrategy"
+	@echo "make clean    remove .venv and all caches"
+
+digits: $(VENV)/.examples
+	$(BIN)/python examples/digits.py
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+lint: $(VENV)/.test
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info htmlcov .coverage .coverage.*
+	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "No Python 3.11, 3.12 or 3.13 was found." \
+		"Install one, or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per extra says that it is installed, as setup.cfg has it.
+$(VENV)/.examples: setup.cfg pyproject.toml | $(BIN)/python
+	@echo "Installing replicator and what its examples need into $(VENV) ..."
+	$(PIP_INSTALL) --editable '.[examples]'
+	@touch $@
+
+$(VENV)/.bench: setup.cfg pyproject.toml | $(BIN)/python
+	@echo "Installing replicator and what its benchmarks need into $(VENV) ..."
+	$(PIP_INSTALL) --editable '.[bench]'
+	@touch $@
+
+# The test extra holds the others.
+$(VENV)/.test: setup.cfg pyproject.toml | $(BIN)/python
+	@echo "Installing replicator and what its tests need into $(VENV) ..."
+	$(PIP_INSTALL) --editable '.[test]'
+	@touch $(VENV)/.examples $(VENV)/.bench $@
