@@ -49,22 +49,6 @@ def operation_count(graph: tf.Graph) -> int:
     return graph.num_operations()
 
 
-def captured_from(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the outer tensor that an input of a traced function stands for.
-
-    `FuncGraph.captures` is a list; looking each tensor up there would be quadratic.
-    """
-    captures = getattr(tensor.graph, "function_captures", None)
-    if captures is not None:
-        for key, internal in captures.by_ref_internal.items():
-            if internal is tensor:
-                return captures.by_ref_external.get(key, tensor)
-        for key, internal in captures.by_val_internal.items():
-            if internal is tensor:
-                return captures.by_val_external.get(key, tensor)
-    return tensor
-
-
 def in_v1_control_flow(graph: tf.Graph) -> bool:
     """Whether ops are being added to a v1 cond or while context of `graph`."""
     return graph._get_control_flow_context() is not None
@@ -93,6 +77,11 @@ def called_graphs(op: tf.Operation) -> list[tuple[str, tf.Graph]]:
 def is_stateful(op: tf.Operation) -> bool:
     """Whether TensorFlow's automatic control dependencies would make `op` run."""
     return bool(_acd.op_is_stateful(op))
+
+
+def has_effect(op: tf.Operation) -> bool:
+    """Whether `op` does something besides computing and reading variables."""
+    return is_stateful(op) and op.type not in _acd_utils.RESOURCE_READ_OPS
 
 
 def resources_touched(op: tf.Operation) -> tuple[set[int], set[int]]:

@@ -395,11 +395,12 @@ def _check_writes(
 ) -> None:
     """Raises ContextError if a step could make the replicas' variables drift apart."""
     owners = settings.factory.owners()
+    outermost = _Captures().outermost
     for replica_id, ops in enumerate(replicas):
         for op, resource, agreed in effects.find_writes(ops, settings.ledger):
             if op in settings.factory.initializers:
                 continue
-            variable = owners.get(id(_tf.captured_from(resource)))
+            variable = owners.get(id(outermost(resource)))
             if variable is not None and (agreed or variable.differs):
                 continue
             if variable is None:
@@ -422,6 +423,26 @@ def _check_writes(
                 )
             where = [f"at {errors.line_of(op)}"]
             raise errors.ContextError(errors.compose(problem, where, fix))
+
+
+class _Captures:
+    """Looks up what inputs of traced functions stand for, in graphs inside graphs."""
+
+    def __init__(self) -> None:
+        self._external: dict[tf.Graph, dict[int, tf.Tensor]] = {}
+
+    def outermost(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the tensor that a captured tensor is, outside of all functions."""
+        while tf.is_symbolic_tensor(tensor) and tensor.graph.building_function:
+            graph = tensor.graph
+            if graph not in self._external:
+                pairs = graph.captures
+                self._external[graph] = {id(inner): outer for outer, inner in pairs}
+            outer = self._external[graph].get(id(tensor))
+            if outer is None:
+                break
+            tensor = outer
+        return tensor
 
 
 def _check_circles(replicas: Sequence[Sequence[tf.Operation]]) -> None:
@@ -455,10 +476,10 @@ def _order_effects(
     if ready:
         for ops in groups:
             for op in ops:
-                if _tf.is_stateful(op) and op not in initializers:
+                if _tf.has_effect(op) and op not in initializers:
                     _tf.add_control_inputs(op, ready)
     if graph.building_function:
-        effects.order_within_replicas(groups)
+        effects.order_within_replicas(groups, settings.ledger.last_effects(graph))
         return outputs
     must_run = [
         op for ops in groups for op in effects.order_in_session(ops, initializers)

@@ -30,7 +30,9 @@ _VARIABLE_WRITERS = re.compile(
 
 
 class Ledger:
-    """Where writes that keep the replicas equal are entered, by graph and op range.
+    """What is remembered of a graph's effects from one build to the next.
+
+    Above all, the writes that keep the replicas equal, by ranges of ops.
 
     Graphs are held weakly. Nested functions are traced once and called by later builds,
     so one ledger serves all builds of a Replicator.
@@ -39,6 +41,12 @@ class Ledger:
     def __init__(self) -> None:
         self._ranges: weakref.WeakKeyDictionary[tf.Graph, list[tuple[int, int]]]
         self._ranges = weakref.WeakKeyDictionary()
+        self._last: weakref.WeakKeyDictionary[tf.Graph, dict[int, tf.Operation]]
+        self._last = weakref.WeakKeyDictionary()
+
+    def last_effects(self, graph: tf.Graph) -> dict[int, tf.Operation]:
+        """Returns the last effect of each replica in a graph so far, to be updated."""
+        return self._last.setdefault(graph, {})
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
@@ -103,24 +111,44 @@ def _writes(op: tf.Operation, index: int, ledger: Ledger | None) -> bool:
     return False
 
 
-def order_within_replicas(replicas: Sequence[Sequence[tf.Operation]]) -> None:
-    """Orders effects that touch no resource inside each replica only.
+def order_within_replicas(
+    replicas: Sequence[Sequence[tf.Operation]], last: dict[int, tf.Operation]
+) -> None:
+    """Orders effects inside each replica only, where TensorFlow would mix the replicas.
+
+    That is: effects that touch no resource (prints, assertions, Python calls), and those
+    on a resource that several replicas write (a hash table). The components of variables
+    belong to one replica each, and are left to TensorFlow.
 
     Args:
-        replicas: `replicas[r]` are the ops of replica r, in build order; ops of the
-            lowered communication may be passed as replicas of their own.
+        replicas: `replicas[r]` are the ops of replica r, in build order; the ops of the
+            lowered communication may be passed as one more.
+        last: The last effect of each replica in earlier steps of the same graph, by r;
+            updated.
     """
-    for ops in replicas:
-        last: tf.Operation | None = None
+    shared = _written_by_several(replicas)
+    for r, ops in enumerate(replicas):
         for op in ops:
             if not _tf.is_stateful(op):
                 continue
-            if any(t.dtype == tf.resource for t in op.inputs):
-                continue  # ordered by the resource, which belongs to one replica
+            resources = {id(t) for t in op.inputs if t.dtype == tf.resource}
+            if resources and not resources & shared:
+                continue
             _tf.run_independently(op.graph, op)
-            if last is not None:
-                _tf.add_control_inputs(op, [last])
-            last = op
+            if r in last:
+                _tf.add_control_inputs(op, [last[r]])
+            last[r] = op
+
+
+def _written_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
+    """Returns the ids of the resources that more than one replica writes."""
+    writers: dict[int, set[int]] = {}
+    for r, ops in enumerate(replicas):
+        for op in ops:
+            if any(t.dtype == tf.resource for t in op.inputs):
+                for resource in _tf.resources_touched(op)[1]:
+                    writers.setdefault(resource, set()).add(r)
+    return {resource for resource, who in writers.items() if len(who) > 1}
 
 
 def order_in_session(
@@ -169,9 +197,9 @@ def find_leak(
     """Finds a path from one replica into another, past all communication, and back.
 
     Replicas are built one after the other, so a tensor can only leak to a later one (by
-    a Python variable that outlives the call of step_fn). That is harmless unless the
-    later replica hands something that depends on it to a communication, whose result
-    the earlier replica's tensor may in turn depend on.
+    a Python variable that outlives the call of step_fn). That is harmless unless what
+    leaks depends on a communication, and the later replica hands something that depends
+    on it to a communication: the two could then wait for each other.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order, not rewired.
@@ -180,26 +208,30 @@ def find_leak(
         (the op that uses the tensor, the op that makes it), or None.
     """
     home = {op: r for r, ops in enumerate(replicas) for op in ops}
-    tainted: dict[tf.Operation, tuple[tf.Operation, tf.Operation]] = {}
-    waiting = {op for ops in replicas for op in _after_communication(ops)}
-    for r, ops in enumerate(replicas[1:], 1):
-        for op in ops:
-            for tensor in op.inputs:
-                source = tensor.op
-                link = tainted.get(source)
-                if home.get(source, r) != r and source in waiting:
-                    link = (op, source)
-                if link is not None:
-                    if placeholder.read(op) is not None:
-                        return link
-                    tainted[op] = link
+    leaks = [
+        (op, tensor.op)
+        for r, ops in enumerate(replicas[1:], 1)
+        for op in ops
+        for tensor in op.inputs
+        if home.get(tensor.op, r) != r
+    ]
+    if not leaks:
+        return None
+    ops = [op for own in replicas for op in own]
+    calls = {op for op in ops if placeholder.read(op) is not None}
+    waiting = _downstream(calls, ops)
+    for taker, giver in leaks:
+        if giver in waiting and _downstream({taker}, ops) & calls:
+            return taker, giver
     return None
 
 
-def _after_communication(ops: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """Returns the ops that depend on a result of communication."""
-    found: set[tf.Operation] = set()
+def _downstream(
+    sources: set[tf.Operation], ops: Sequence[tf.Operation]
+) -> set[tf.Operation]:
+    """Returns `sources` and all of `ops`, which are in build order, that depend on them."""
+    found = set(sources)
     for op in ops:
-        if placeholder.read(op) is not None or any(t.op in found for t in op.inputs):
+        if any(tensor.op in found for tensor in op.inputs):
             found.add(op)
     return found
