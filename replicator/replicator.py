@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import building, context, devices, optimizers
+from replicator import building, context, devices, optimizers, steps
 from replicator.graph.effects import Ledger
 from replicator.primitives import all_gather, all_reduce, base, broadcast
 from replicator.variables import VariableFactory
@@ -65,7 +65,7 @@ class Replicator:
             ledger=Ledger(),
             placers=tuple(building.placer(device) for device in first),
         )
-        self._steps: dict[Any, building.Step] = {}
+        self._steps: dict[Any, steps.Step] = {}
 
     # --- Who am I ------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class Replicator:
         step_fn: Callable[..., Any],
         input_fn: Callable[..., Any] | None = None,
         input_mode: str = "per_replica",
-    ) -> building.Step:
+    ) -> steps.Step:
         """Returns the callable that `run` calls; the same one for the same functions.
 
         Args:
@@ -169,7 +169,7 @@ class Replicator:
         """
         key = (step_fn, input_fn, input_mode)
         if key not in self._steps:
-            self._steps[key] = building.Step(self._settings, *key)
+            self._steps[key] = steps.Step(self._settings, *key)
         return self._steps[key]
 
     @_do_not_convert

@@ -1,0 +1,137 @@
+"""Step: what `Replicator.build` returns and `run` calls.
+
+It decides between the three ways of running (eager, inside a tf.function, in a tf.Graph
+with sessions) and holds what lives between calls: the traced function and the inputs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import building, context, errors, inputs, values
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+class Step:
+    """A step_fn with its inputs, ready to be run on all replicas.
+
+    Call it to run one step (eagerly) or to build one (inside a tf.function or a
+    tf.Graph). The inputs go on from call to call.
+    """
+
+    def __init__(
+        self,
+        settings: building.Settings,
+        step_fn: Callable[..., Any],
+        input_fn: Callable[..., Any] | None,
+        input_mode: str,
+    ) -> None:
+        self._settings = settings
+        self._step_fn = step_fn
+        self._input_fn = input_fn
+        self._input_mode = input_mode
+        self._traced: tuple[Any, Any] | None = None
+        self._eager_feed: inputs.Feed | None = None
+        self._feeds: weakref.WeakKeyDictionary[tf.Graph, inputs.Feed]
+        self._feeds = weakref.WeakKeyDictionary()
+
+    @_do_not_convert
+    def __call__(self) -> Any:
+        """Runs or builds one step.
+
+        Returns:
+            The structure that step_fn returned, with a PerReplica of one value per
+            replica at each leaf.
+
+        Raises:
+            tf.errors.OutOfRangeError: The inputs are exhausted; no variable was changed.
+            MismatchError: The replicas communicate or return differently.
+            ContextError: Called inside a step.
+        """
+        if context.current() is not None:
+            raise errors.ContextError(
+                errors.compose(
+                    "a step was run inside a step.",
+                    [f"at {errors.user_line()}"],
+                    "run it outside; inside a step, call the function itself.",
+                )
+            )
+        if not tf.executing_eagerly():
+            return self._build(tf.compat.v1.get_default_graph())
+        if self._traced is None:
+            self._traced = self._trace()
+        function, structure = self._traced
+        columns = [
+            values.PerReplica(column) for column in zip(*function(), strict=True)
+        ]
+        if structure is None:  # one leaf, the most common structure
+            return columns[0]
+        return values.pack(structure, columns)
+
+    @_do_not_convert
+    def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
+        """Starts the inputs over from their first element.
+
+        Args:
+            session: The session in which a step of its graph runs; None when eager.
+        """
+        feed = self._eager_feed if session is None else self._feeds.get(session.graph)
+        if feed is not None:
+            feed.initialize(session)
+
+    def _trace(self) -> tuple[Any, Any]:
+        """Traces the step once; returns (function, structure of its outputs)."""
+        structures: list[Any] = []
+
+        def traced() -> list[list[Any]]:
+            built = self._build_replicas(tf.compat.v1.get_default_graph())
+            structures.append(built[0])
+            return [_returnable(tf.nest.flatten(own)) for own in built]
+
+        function = tf.function(traced, autograph=False).get_concrete_function()
+        structure = structures[-1]
+        single = not tf.nest.is_nested(structure)
+        return function, None if single else tf.nest.map_structure(_forget, structure)
+
+    def _build(self, graph: tf.Graph) -> Any:
+        """Builds the step into the graph at hand; returns symbolic PerReplica values."""
+        return values.transpose(self._build_replicas(graph))
+
+    def _build_replicas(self, graph: tf.Graph) -> list[Any]:
+        feed = self._feed()
+        return building.build_step(self._settings, self._step_fn, feed, graph)
+
+    def _feed(self) -> inputs.Feed | None:
+        """Returns the inputs, which live outside of the function being traced."""
+        if self._input_fn is None:
+            return None
+        with tf.init_scope():
+            eager = tf.executing_eagerly()
+            graph = tf.compat.v1.get_default_graph()
+        known = self._eager_feed if eager else self._feeds.get(graph)
+        if isinstance(known, inputs.DatasetFeed):
+            return known
+        with tf.init_scope():
+            feed = inputs.make_feed(
+                self._input_fn, self._settings.devices, self._input_mode
+            )
+        if eager:
+            self._eager_feed = feed
+        else:
+            self._feeds[graph] = feed
+        return feed
+
+
+def _forget(leaf: Any) -> None:
+    """Stands for a leaf in a structure that outlives the graph."""
+    return None
+
+
+def _returnable(leaves: Sequence[Any]) -> list[Any]:
+    """A traced function runs all of its ops, and cannot return them."""
+    return [None if isinstance(leaf, tf.Operation) else leaf for leaf in leaves]
