@@ -1,0 +1,171 @@
+"""examples/digits.py, run as a user runs it: in a process of its own."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_COMMAND = [sys.executable, str(_ROOT / "examples" / "digits.py")]
+_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+def run(*flags):
+    """Runs the example to its end."""
+    return subprocess.run(
+        [*_COMMAND, *map(str, flags)],
+        env=_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def run_well(*flags):
+    """Runs the example, which must succeed; returns what it printed."""
+    result = run(*flags)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def history(folder):
+    return json.loads((folder / "history.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run of two epochs, and what it printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    return folder, run_well(f"--output_dir={folder}", "--epochs=2")
+
+
+def test_a_run_tells_of_each_epoch_and_lowers_the_loss(finished):
+    folder, printed = finished
+    assert "epoch 1/2" in printed
+    assert "epoch 2/2" in printed
+    assert f"Results are in {folder}" in printed
+    losses = history(folder)["loss"]
+    assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])
+
+
+def test_a_run_leaves_checkpoint_summaries_and_curves(finished):
+    folder, _ = finished
+    names = sorted(p.name for p in (folder / "checkpoints").iterdir())
+    assert "checkpoint" in names
+    assert "ckpt-44.index" in names  # 2 epochs of 1437 // 64 = 22 steps
+    assert list((folder / "summaries").glob("events.out.tfevents.*"))
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_test_image_counts_once(finished):
+    """360 images in batches of 64: 5 whole ones and 40 more."""
+    folder, _ = finished
+    for accuracy in history(folder)["accuracy"]:
+        assert accuracy * 360 == pytest.approx(round(accuracy * 360), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_the_default_run_is_right_about_97_of_100_images(tmp_path):
+    run_well(f"--output_dir={tmp_path}")
+    assert history(tmp_path)["accuracy"][-1] >= 0.97
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--global_batch_size=63"], "63 examples cannot be divided evenly among 2"),
+        (["--global_batch_size=2000"], "more than the 1437 training images"),
+        (["--global_batch_size=0"], "--global_batch_size=0: 0 is not a positive"),
+        (["--devices=CPU:0,GPU:99"], "GPU:99 does not exist"),
+        (["--optimizer=sgdd"], "--optimizer=sgdd: value should be one of <adam|"),
+        (["--learning_rate=-1"], "--learning_rate=-1.0: must be a positive number"),
+        (["--output_dir=/dev/null/here"], "/dev/null/here is not writable"),
+        (["--resume"], "--resume: there is no checkpoint in "),
+        (["extra"], "unexpected argument 'extra'"),
+    ],
+    ids=lambda value: value[0].lstrip("-") if isinstance(value, list) else "",
+)
+def test_a_mistake_ends_with_one_line_and_status_2(flags, said, tmp_path):
+    result = run(f"--output_dir={tmp_path / 'new'}", *flags)
+    assert_refused(result, said)
+
+
+def test_a_run_is_not_resumed_with_other_settings(finished):
+    folder, _ = finished
+    result = run(f"--output_dir={folder}", "--resume", "--optimizer=sgd")
+    assert_refused(result, "the run began with --optimizer=adam, not sgd")
+
+
+def test_a_run_is_not_resumed_for_fewer_epochs(finished):
+    folder, _ = finished
+    result = run(f"--output_dir={folder}", "--resume", "--epochs=1")
+    assert_refused(result, "--epochs=1, but the run has been trained for 2 epochs")
+
+
+def test_a_damaged_run_is_not_resumed(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint").write_text(
+        'model_checkpoint_path: "ckpt-1"\nall_model_checkpoint_paths: "ckpt-1"\n'
+    )
+    (tmp_path / "checkpoints" / "ckpt-1.index").write_text("")
+    (tmp_path / "history.json").write_text('{"loss": [1.0')
+    result = run(f"--output_dir={tmp_path}", "--resume")
+    assert_refused(result, "history.json cannot be read")
+
+
+def assert_refused(result, said):
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("digits.py: error: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path):
+    broken, whole = tmp_path / "broken", tmp_path / "whole"
+    interrupt_after_an_epoch(f"--output_dir={broken}", "--epochs=1000")
+    done = len(history(broken)["loss"])
+    epochs = done // 22 + 2
+    run_well(f"--output_dir={broken}", f"--epochs={epochs}", "--resume")
+    run_well(f"--output_dir={whole}", f"--epochs={epochs}")
+
+    assert 22 <= done < 22 * epochs
+    assert history(broken) == history(whole)
+
+
+def interrupt_after_an_epoch(*flags):
+    """Runs the example until it has told of its first epoch, then presses Ctrl-C."""
+    with subprocess.Popen(
+        [*_COMMAND, *flags],
+        env=_ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        for line in process.stdout:
+            if "epoch " in line:
+                process.send_signal(signal.SIGINT)
+                break
+        printed = process.stdout.read()
+    assert process.returncode == 130
+    assert "go on with --resume" in printed
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_replicas(finished, tmp_path):
+    folder = shutil.copytree(finished[0], tmp_path / "copy")
+    before = history(folder)["loss"]
+    four = "--devices=CPU:0,CPU:1,CPU:2,CPU:3"
+    run_well(f"--output_dir={folder}", "--epochs=4", "--resume", four)
+
+    after = history(folder)["loss"]
+    assert after[:44] == before
+    assert len(after) == 88
+    assert np.mean(after[44:]) < np.mean(before[-22:])
