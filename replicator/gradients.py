@@ -27,6 +27,7 @@ class Kind:
 
     @classmethod
     def of(cls, gradient: Gradient | None) -> Kind | None:
+        """Returns the kind of a gradient; None if there is none."""
         if gradient is None:
             return None
         if isinstance(gradient, tf.IndexedSlices):
@@ -87,7 +88,7 @@ class Combiner:
         grads: Sequence[Gradient | None],
         variables: Sequence[Any],
         weight: Any,
-        prepare: Callable[[], Any],
+        prepare: Callable[[Sequence[Any]], Any],
         apply: Callable[[Sequence[Any]], Any],
     ) -> Any:
         """Combines and applies, in the step of one replica.
@@ -98,7 +99,7 @@ class Combiner:
             variables: What they are gradients of.
             weight: What they weigh in the mean over the replicas, or None.
             prepare: Creates the optimizer's variables, ahead of an update that happens
-                in some steps only.
+                in some steps only; given the variables that are used on any replica.
             apply: Updates by gradients that are equal on all replicas.
 
         Returns:
@@ -106,10 +107,14 @@ class Combiner:
         """
         if weight is not None and self.op != "mean":
             raise errors.ArgumentError(
-                f'{self._name} was given a weight, but was wrapped with op="{self.op}". '
-                'Fix: weights go with op="mean".'
+                errors.compose(
+                    f"{self._name} was given a weight on replica {replica.replica_id}, "
+                    f'but was wrapped with op="{self.op}".',
+                    [f"at {errors.user_line()}"],
+                    'weights go with op="mean".',
+                )
             )
-        kinds = _agree_on_kinds(replica, self, self._name, grads)
+        kinds = _agree_on_kinds(replica, self._name, grads, variables)
         grads = [
             _as_kind(gradient, variable, kind)
             for gradient, variable, kind in zip(grads, variables, kinds, strict=True)
@@ -126,16 +131,16 @@ class Combiner:
 
         if self.accumulation_steps > 1 and own:
             with replica.equal_updates():
-                prepare()
-            keys = [_key(variables[k]) for k in used]
-            return self._accumulate(replica, own, keys, weight, update)
+                prepare([variables[k] for k in used])
+            what = tuple((_key(variables[k]), kinds[k]) for k in used)
+            return self._accumulate(replica, own, what, weight, update)
         return update(all_reduce.all_reduce(own, self.op, weight))
 
     def _accumulate(
         self,
         replica: context.ReplicaContext,
         grads: Sequence[Gradient],
-        keys: Sequence[Any],
+        what: Any,
         weight: Any,
         update: Callable[[Sequence[Gradient]], Any],
     ) -> tf.Operation:
@@ -143,29 +148,39 @@ class Combiner:
 
         The sums stay on their replica: there is one all_reduce per update, and it does
         nothing in the steps between.
+
+        Args:
+            replica: The replica being built.
+            grads: This replica's gradients.
+            what: What they are gradients of. All steps that hand in gradients of the
+                same share their sums and their count; others have their own.
+            weight: What the gradients weigh in the mean, or None.
+            update: Applies the combined gradients.
         """
+        what = (_home(replica.build.graph), weight is not None, what)
+        addends = [_wide(gradient) for gradient in grads]
         if weight is not None:
             weight = tf.cast(weight, tf.float32)
-            grads = [*(_scaled(g, weight) for g in grads), weight]
-            keys = [*keys, ("weight", replica.build.graph)]
+            addends = [*(_scaled(g, weight) for g in addends), weight]
         sums = [
-            self._accumulator(key, gradient)
-            for key, gradient in zip(keys, grads, strict=True)
+            self._accumulator((what, k), gradient) for k, gradient in enumerate(addends)
         ]
-        counter = self._accumulator(
-            ("steps", _home(replica.build.graph)), tf.constant(0, tf.int64)
-        )
-        turn = counter.add(tf.constant(1, tf.int64))
+        one = tf.constant(1, tf.int64)
+        turn = self._accumulator((what, "steps"), one).add(one)
         full = tf.equal(turn % self.accumulation_steps, 0)
-        totals = [s.add(gradient) for s, gradient in zip(sums, grads, strict=True)]
+        totals = [s.add(gradient) for s, gradient in zip(sums, addends, strict=True)]
         combined = _all_reduce_when(
             full, totals, "sum" if weight is not None else self.op
         )
         if weight is not None:
             *combined, total = combined
-            combined = [_scaled(g, tf.math.divide_no_nan(1.0, total)) for g in combined]
+            factor = tf.math.divide_no_nan(1.0, total)
         else:
-            combined = [_scaled(g, 1.0 / self.accumulation_steps) for g in combined]
+            factor = 1.0 / self.accumulation_steps
+        combined = [
+            _cast(_scaled(g, factor), own.dtype)
+            for g, own in zip(combined, grads, strict=True)
+        ]
 
         def apply_and_clear() -> tf.Tensor:
             done = update(combined)
@@ -179,7 +194,7 @@ class Combiner:
             return tf.cond(full, apply_and_clear, lambda: tf.constant(False)).op
 
     def _accumulator(self, key: Any, gradient: Gradient) -> _Accumulator:
-        """Returns the accumulator of a variable, made when it is first asked for."""
+        """Returns the accumulator of a key, made when it is first asked for."""
         if key not in self._local:
             dtype = gradient.dtype
             name = f"{self._name}/accumulator"
@@ -196,59 +211,107 @@ class Combiner:
 
 
 def _local_variable(name: str, size: Any, dtype: Any, shape: Any) -> tf.Variable:
-    """Creates a variable whose components are each replica's own."""
+    """Creates a variable whose components are each replica's own.
+
+    In a tf.Graph it is a local variable, as those of metrics are: initialised by
+    `local_variables_initializer` (a MonitoredSession does), and in no checkpoint, so
+    that checkpoints are those of the plain optimizer.
+    """
     with tf.init_scope():
-        return tf.Variable(
+        return tf.compat.v1.Variable(
             lambda: tf.zeros(size, dtype),
             shape=tf.TensorShape(shape),
             dtype=dtype,
             trainable=False,
+            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
             name=name,
+            use_resource=True,
         )
 
 
 def _home(graph: tf.Graph) -> Any:
-    """Returns what the variables of a build belong to: its tf.Graph, or eager's None."""
+    """Returns what a build's variables belong to: its tf.Graph, or eager's None."""
     return None if graph.building_function else graph
+
+
+def _plain(variable: Any) -> Any:
+    """Returns the tf.Variable inside a Keras variable, or the variable itself."""
+    inside = getattr(variable, "value", variable)
+    return variable if callable(inside) else inside
 
 
 def _key(variable: Any) -> Any:
     """Returns what identifies a variable, Keras' or TensorFlow's, among all others."""
-    inside = getattr(variable, "value", variable)
-    return (variable if callable(inside) else inside)._unique_id
+    inside = _plain(variable)
+    return inside.ref() if isinstance(inside, tf.Variable) else id(inside)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Expected:
+    """What replica 0 handed to its n-th call of a wrapped optimizer.
+
+    Attributes:
+        optimizer: The name of its class.
+        variables: Their keys.
+        names: Their names, for the message.
+        kinds: Of the gradients; None where there was none.
+        line: The user's line.
+    """
+
+    optimizer: str
+    variables: tuple[Any, ...]
+    names: tuple[str, ...]
+    kinds: tuple[Kind | None, ...]
+    line: str
+
+    def site(self, replica: context.ReplicaContext, replica_id: int) -> str:
+        shown = ", ".join(self.names[:6]) + (", ..." if len(self.names) > 6 else "")
+        return (
+            f"replica {replica_id} ({replica.build.devices[replica_id]}): "
+            f"{self.optimizer}, {len(self.names)} gradients, of {shown}, at {self.line}"
+        )
 
 
 def _agree_on_kinds(
     replica: context.ReplicaContext,
-    owner: Any,
     name: str,
     grads: Sequence[Gradient | None],
+    variables: Sequence[Any],
 ) -> Sequence[Kind | None]:
     """Finds out which gradients the optimizer gets, dense or sparse, on any replica.
 
     A variable that is unused on some replicas counts as zeros there, and one that is
-    unused on all is left alone; a replica alone cannot tell which. Replica 0's gradients
-    are taken as typical; where a later replica finds them wrong, the step is built
-    again, knowing better.
+    unused on all is left alone; a replica alone cannot tell which. Replica 0's
+    gradients are taken as typical; where a later replica finds them wrong, the step is
+    built again, knowing better. The replicas' n-th calls belong together, whichever
+    objects they are called on: an optimizer made inside step_fn is another one on each
+    replica.
     """
-    place = ("gradients", id(owner))
-    place = (*place, replica.count(place))
-    own = [Kind.of(gradient) for gradient in grads]
+    place = ("gradients", replica.count("gradients"))
+    own = _Expected(
+        name,
+        tuple(map(_key, variables)),
+        tuple(getattr(variable, "name", "?") for variable in variables),
+        tuple(map(Kind.of, grads)),
+        errors.user_line(),
+    )
     build = replica.build
-    kinds = build.knowledge.get(place) or build.findings.setdefault(place, own)
-    if len(kinds) != len(own):
+    first = build.findings.setdefault(place, own)
+    if (first.optimizer, first.variables) != (own.optimizer, own.variables):
         raise errors.MismatchError(
             errors.compose(
-                f"{name} is given {len(kinds)} gradients on replica 0 and {len(own)} on "
-                f"replica {replica.replica_id}.",
-                [f"at {errors.user_line()}"],
-                "hand in the same variables on every replica; a gradient may be None.",
+                "the replicas apply gradients of different variables, or in another "
+                "order.",
+                [first.site(replica, 0), own.site(replica, replica.replica_id)],
+                "hand in the same variables in the same order on every replica; the "
+                "gradient of a variable that a replica does not use is None.",
             )
         )
-    merged = [_merge(one, two) for one, two in zip(kinds, own, strict=True)]
-    if merged != list(kinds):
+    kinds = build.knowledge.get(place, first.kinds)
+    merged = tuple(_merge(one, two) for one, two in zip(kinds, own.kinds, strict=True))
+    if merged != kinds:
         build.knowledge[place] = merged
         raise context.BuildAgain
     return kinds
@@ -266,14 +329,31 @@ def _as_kind(
     """Makes a gradient dense or sparse; None becomes zeros, unless all have None."""
     if kind is None:
         return None
+    sparse = isinstance(gradient, tf.IndexedSlices)
+    if sparse and gradient.dense_shape is None:
+        gradient = tf.IndexedSlices(
+            gradient.values, gradient.indices, tf.shape(_plain(variable))
+        )
     if gradient is not None:
-        return gradient if Kind.of(gradient) == kind else tf.convert_to_tensor(gradient)
-    value = tf.convert_to_tensor(variable)
+        same = sparse and Kind.of(gradient) == kind
+        return gradient if same else tf.convert_to_tensor(gradient)
+    value = tf.convert_to_tensor(_plain(variable))
     if kind.index_dtype is None:
         return tf.zeros_like(value)
     return tf.IndexedSlices(
         tf.zeros_like(value[:0]), tf.zeros([0], kind.index_dtype), tf.shape(value)
     )
+
+
+def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
+    """Casts a gradient, if it has another dtype."""
+    return gradient if gradient.dtype == dtype else tf.cast(gradient, dtype)
+
+
+def _wide(gradient: Gradient) -> Gradient:
+    """Returns what to add up: 16-bit floats are added up in float32."""
+    half = gradient.dtype in (tf.float16, tf.bfloat16)
+    return _cast(gradient, tf.float32) if half else gradient
 
 
 def _scaled(gradient: Gradient, factor: Any) -> Gradient:
@@ -288,7 +368,7 @@ def _scaled(gradient: Gradient, factor: Any) -> Gradient:
 def _all_reduce_when(
     full: tf.Tensor, totals: Sequence[Gradient], op: str
 ) -> list[Gradient]:
-    """Reduces where `full` is true; else returns zeros, or no rows, having moved none."""
+    """Reduces where `full` is true; else moves nothing, returns zeros or no rows."""
     dense = [t for t in totals if not isinstance(t, tf.IndexedSlices)]
     reduced = iter(all_reduce.reduce_dense(dense, op, when=full) if dense else [])
     results: list[Gradient] = []
