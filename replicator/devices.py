@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
@@ -34,20 +34,26 @@ def resolve(
         raise errors.DeviceError(
             f"devices is the string {devices!r}. Fix: hand in a list, [{devices!r}]."
         )
+    if not isinstance(devices, Iterable):
+        raise errors.DeviceError(
+            f"devices is {devices!r}. Fix: hand in a list of names, e.g. "
+            '["CPU:0", "CPU:1"].'
+        )
+    devices = list(devices)
     resolved = [
-        tuple(_full_name(name) for name in ([own] if isinstance(own, str) else own))
+        tuple(map(_full_name, own if type(own) in (list, tuple) else [own]))
         for own in devices
     ]
     if not resolved or not all(resolved):
         raise errors.DeviceError(
-            f"devices is {devices!r}: no device for a replica. Fix: name at least one, or "
-            "hand in None for all accelerators (the CPU, if there is none)."
+            f"devices is {devices!r}: no device for a replica. Fix: name at least one, "
+            "or hand in None for all accelerators (the CPU, if there is none)."
         )
     flat = [name for own in resolved for name in own]
     twice = sorted({name for name in flat if flat.count(name) > 1})
     if twice:
         raise errors.DeviceError(
-            f"{twice[0]} stands more than once among the devices {list(devices)}. "
+            f"{twice[0]} stands more than once among the devices {devices}. "
             "Fix: give each replica a device of its own; for several replicas on one "
             "machine's cores, name CPU:0, CPU:1, ..."
         )
@@ -66,7 +72,7 @@ def default() -> list[str]:
 def _full_name(name: str) -> str:
     """Returns a device's name with job, replica and task."""
     try:
-        if not isinstance(name, str):
+        if not isinstance(name, str) or "*" in name:
             raise ValueError
         spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
         if spec.device_type is None:
@@ -91,7 +97,7 @@ def _local_cpu_count(names: Sequence[str]) -> int:
 
 
 def _make_logical_cpus(names: Sequence[str]) -> None:
-    """Splits the CPU into as many logical devices as are named, if it is not too late."""
+    """Splits the CPU into as many devices as are named, if it is not too late."""
     needed = _local_cpu_count(names)
     if needed < 2:
         return
@@ -113,8 +119,8 @@ def _check_existence(names: Sequence[str]) -> None:
     needed = _local_cpu_count(names)
     if any(_local_cpu_count([name]) for name in missing):
         fix = (
-            "the CPU can only be split before TensorFlow has started: make the Replicator "
-            "earlier, or call, before anything else of TensorFlow,\n"
+            "the CPU can only be split before TensorFlow has started: make the "
+            "Replicator earlier, or call, before anything else of TensorFlow,\n"
             "  tf.config.set_logical_device_configuration(\n"
             '      tf.config.list_physical_devices("CPU")[0],\n'
             f"      [tf.config.LogicalDeviceConfiguration()] * {needed})"

@@ -1,9 +1,9 @@
 """How data reaches the replicas: InputContext, pipelines, prefetching.
 
 An input_fn is called once per device (or once in all, where its dataset is dealt). What
-it returned becomes a Feed: something that gives each replica its element in the graph of
-a step. Replicas pull one after the other, before anything else of the step happens, so
-that an exhausted input ends the step on every replica or on none.
+it returned becomes a Feed: something that gives each replica its element in the graph
+of a step. Replicas pull one after the other, before anything else of the step happens,
+so that an exhausted input ends the step on every replica or on none.
 """
 
 from __future__ import annotations
@@ -62,17 +62,14 @@ class InputContext:
 
 
 class Feed:
-    """What gives the replicas of a step their elements.
-
-    `pull()` adds the ops to the default graph and returns one element per replica;
-    `initialize(session)` starts over from the first element.
-    """
+    """What gives the replicas of a step their elements."""
 
     def pull(self) -> list[Any]:
+        """Adds the ops to the default graph; returns one element per replica."""
         raise NotImplementedError
 
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
-        """Starts from the first element again; nothing to do unless there is a state."""
+        """Starts from the first element again, if the feed has a state."""
 
 
 class ValuesFeed(Feed):
@@ -82,12 +79,18 @@ class ValuesFeed(Feed):
         self._sources, self._devices = tuple(sources), tuple(devices)
 
     def pull(self) -> list[Any]:
+        """Calls the functions, on their devices, and copies the tensors to theirs."""
         elements: list[Any] = []
         for source, device in zip(self._sources, self._devices, strict=True):
             before = _ops_of(elements[-1]) if elements else []
             with tf.device(device), tf.control_dependencies(before):
-                element = source() if callable(source) else source
+                if _kind(source) == "a function":
+                    element = source()
+                    _check_element(element, f"the function {_name(source)}")
+                else:
+                    element = source
                 elements.append(_identities(element))
+        _check_alike([_specs(element) for element in elements])
         return elements
 
 
@@ -112,17 +115,19 @@ class DatasetFeed(Feed):
             self._iterators = [_iterator(dataset) for dataset in self._datasets]
 
     def pull(self) -> list[Any]:
+        """Takes the next element of each replica."""
         iterators = self._iterators * (len(self._devices) if self._dealt else 1)
         elements: list[Any] = []
         for iterator in iterators:
-            # One after the other: pulled at once, an iterator that ends would cancel the
-            # others, and their CancelledError could hide its OutOfRangeError.
+            # One after the other: pulled at once, an iterator that ends would cancel
+            # the others, and their CancelledError could hide its OutOfRangeError.
             before = _ops_of(elements[-1]) if elements else []
             with tf.control_dependencies(before):
                 elements.append(iterator.get_next())
         return elements
 
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
+        """Starts the iterators over, in a session or eagerly."""
         if session is not None:
             session.run([iterator.initializer for iterator in self._iterators])
             return
@@ -151,6 +156,11 @@ def make_feed(
             f"input_mode={input_mode!r} is unknown. "
             f"Fix: input_mode is one of {', '.join(INPUT_MODES)}."
         )
+    if not callable(input_fn):
+        raise errors.InputError(
+            f"input_fn is {type(input_fn).__name__} {input_fn!r}. "
+            "Fix: hand in a function that returns it, lambda: ..."
+        )
     takes_context = _takes_context(input_fn)
     count = 1 if input_mode == "per_worker" else len(devices)
     sources: list[Any] = []
@@ -171,64 +181,91 @@ def make_feed(
             )
         )
     if kinds == {"a Dataset"}:
-        _check_alike(sources, input_fn)
+        _check_alike([source.element_spec for source in sources])
         return DatasetFeed(sources, devices)
     return ValuesFeed(sources, devices)
 
 
 def _takes_context(input_fn: Callable[..., Any]) -> bool:
     """Whether an input_fn has a parameter for the InputContext."""
-    try:
-        parameters = inspect.signature(input_fn).parameters.values()
-    except (TypeError, ValueError):
-        return False  # some builtins have no signature
-    required = [
-        p
-        for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        and p.default is p.empty
-    ]
-    if len(required) > 1:
+    required = _required(input_fn)
+    if len(required) > 1 or any(p.kind == p.KEYWORD_ONLY for p in required):
+        names = ", ".join(p.name for p in required)
         raise errors.InputError(
-            f"input_fn {_name(input_fn)} takes {len(required)} arguments. "
-            "Fix: it takes an InputContext, or nothing."
+            f"input_fn {_name(input_fn)} must be given {names}. "
+            "Fix: let it take an InputContext, or nothing."
         )
-    first = next(iter(parameters), None)
-    return bool(required) or (first is not None and first.name in _CONTEXT_NAMES)
+    first = next(iter(_parameters(input_fn)), None)
+    named = first is not None and first.name in _CONTEXT_NAMES
+    return bool(required) or (named and first.kind != first.KEYWORD_ONLY)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []  # some builtins have no signature
+
+
+def _required(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Returns the parameters without which a function cannot be called."""
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        p
+        for p in _parameters(function)
+        if p.kind not in starred and p.default is p.empty
+    ]
 
 
 def _check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> None:
     kind = _kind(source)
-    problem = ""
+    giver = f"input_fn {_name(input_fn)}"
     if kind == "an iterator":
-        problem = "an iterator, which cannot be pulled inside a graph"
-    elif kind == "a tensor structure":
-        leaves = tf.nest.flatten(source)
-        if not leaves or any(leaf is None for leaf in leaves):
-            problem = (
-                "nothing" if source is None else f"{source!r}, which holds no tensor"
-            )
-        else:
-            try:
-                tf.nest.map_structure(tf.type_spec_from_value, source)
-            except TypeError:
-                problem = f"{type(source).__name__}, which holds no tensors"
-    if problem:
-        raise errors.InputError(
-            errors.compose(
-                f"input_fn {_name(input_fn)} returned {problem}.",
-                fix="return a tf.data.Dataset, a function that returns a nest of tensors, "
-                "or a nest of tensors.",
-            )
-        )
+        raise _useless(giver, "an iterator, which cannot be pulled inside a graph")
+    if kind == "a function" and _required(source):
+        raise _useless(giver, "a function that must be given arguments")
+    if kind == "a tensor structure":
+        _check_element(source, giver)
     if input_mode == "per_worker" and kind != "a Dataset":
         raise errors.InputError(
             errors.compose(
-                f'input_fn {_name(input_fn)} returned {kind} with input_mode="per_worker", '
-                "which deals out the elements of one Dataset.",
+                f"input_fn {_name(input_fn)} returned {kind} with "
+                'input_mode="per_worker", which deals out the elements of one Dataset.',
                 fix='return a tf.data.Dataset, or use input_mode="per_replica".',
             )
         )
+
+
+def _check_element(element: Any, giver: str) -> None:
+    """Raises InputError unless an element is a nest of tensors."""
+    leaves = tf.nest.flatten(element)
+    if element is None:
+        raise _useless(giver, "nothing")
+    if not leaves or any(leaf is None for leaf in leaves):
+        raise _useless(giver, f"{element!r}, which holds no tensor")
+    for leaf in leaves:
+        if _kind(leaf) != "a tensor structure":
+            raise _useless(giver, f"a structure that holds {_kind(leaf)}")
+        try:
+            tf.type_spec_from_value(leaf)
+        except TypeError:
+            name = type(leaf).__name__
+            raise _useless(giver, f"{name}, which is no tensor") from None
+
+
+def _useless(giver: str, returned: str) -> errors.InputError:
+    return errors.InputError(
+        errors.compose(
+            f"{giver} returned {returned}.",
+            fix="return a tf.data.Dataset (of several, their tf.data.Dataset.zip), a "
+            "function without arguments that returns a nest of tensors, or a nest of "
+            "tensors.",
+        )
+    )
+
+
+def _specs(element: Any) -> Any:
+    return tf.nest.map_structure(tf.type_spec_from_value, element)
 
 
 def _kind(source: Any) -> str:
@@ -241,31 +278,29 @@ def _kind(source: Any) -> str:
     return "a tensor structure"
 
 
-def _check_alike(datasets: Sequence[tf.data.Dataset], input_fn: Any) -> None:
-    """Raises InputError unless all datasets have elements of one structure."""
-    first = datasets[0].element_spec
-    for r, dataset in enumerate(datasets[1:], 1):
+def _check_alike(specs: Sequence[Any]) -> None:
+    """Raises InputError unless the elements of all replicas have one structure."""
+    first = _dtypes(specs[0])
+    for r, spec in enumerate(specs[1:], 1):
         try:
-            tf.nest.assert_same_structure(first, dataset.element_spec)
-            alike = all(
-                one.dtype == two.dtype
-                for one, two in zip(
-                    tf.nest.flatten(first, expand_composites=True),
-                    tf.nest.flatten(dataset.element_spec, expand_composites=True),
-                    strict=True,
-                )
-                if hasattr(one, "dtype") and hasattr(two, "dtype")
-            )
+            tf.nest.assert_same_structure(specs[0], spec)
+            alike = _dtypes(spec) == first
         except (TypeError, ValueError):
             alike = False
         if not alike:
             raise errors.InputError(
                 errors.compose(
-                    f"input_fn {_name(input_fn)} feeds the replicas differently:",
-                    [f"replica 0: {first}", f"replica {r}: {dataset.element_spec}"],
-                    "let the datasets of all replicas have elements of one structure.",
+                    "input_fn feeds the replicas differently.",
+                    [f"replica 0: {specs[0]}", f"replica {r}: {spec}"],
+                    "let the elements of all replicas have one structure, and the same "
+                    "dtypes.",
                 )
             )
+
+
+def _dtypes(spec: Any) -> list[tuple[type, Any]]:
+    leaves = tf.nest.flatten(spec)
+    return [(type(leaf), getattr(leaf, "dtype", None)) for leaf in leaves]
 
 
 def _prefetched(

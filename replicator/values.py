@@ -20,8 +20,11 @@ class PerReplica(tuple):
     __slots__ = ()
 
     def __new__(cls, *values: Any) -> PerReplica:
-        """Takes the values one by one, or all of them as one list or tuple."""
-        if len(values) == 1 and isinstance(values[0], list | tuple):
+        """Takes the values one by one, or all of them as one list or plain tuple.
+
+        A namedtuple is a value: that is what `session.run` makes of a SparseTensor.
+        """
+        if len(values) == 1 and type(values[0]) in (list, tuple):
             values = tuple(values[0])
         return super().__new__(cls, values)
 
