@@ -7,9 +7,11 @@ tests/test_tf.py calls each of them, so that a new TensorFlow fails there, by na
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +23,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.framework import auto_control_deps as _acd
 from tensorflow.python.framework import auto_control_deps_utils as _acd_utils
 from tensorflow.python.framework import ops as _ops
+from tensorflow.python.ops import control_flow_ops as _control_flow
 from tensorflow.python.ops import resource_variable_ops as _rvo
 from tensorflow.python.training.saving import saveable_object
 from tensorflow.python.util import tf_stack
@@ -51,7 +54,39 @@ def operation_count(graph: tf.Graph) -> int:
 
 def in_v1_control_flow(graph: tf.Graph) -> bool:
     """Whether ops are being added to a v1 cond or while context of `graph`."""
-    return graph._get_control_flow_context() is not None
+    inside = graph._get_control_flow_context()
+    return inside is not None and not isinstance(inside, _Apart)
+
+
+class _Apart(_control_flow.XLAControlFlowContext):
+    """Asks for traces of its own, as some XLA contexts do, but is none."""
+
+    def IsXLAContext(self) -> bool:
+        return False
+
+    def RequiresUniqueFunctionRetracing(self) -> bool:
+        return True
+
+
+_apart = functools.cache(lambda key: _Apart())  # for good: TensorFlow keeps its id()
+
+
+@contextlib.contextmanager
+def tracing_apart(graph: tf.Graph, key: Any) -> Iterator[None]:
+    """In this block, tf.functions that are called are traced for this `key`.
+
+    What a tf.function keys its traces by, beside its arguments, is not open to the
+    public: in a tf.Graph the device functions count, in a function only the XLA context
+    and the strategy do.
+    """
+    if not graph.building_function or graph._get_control_flow_context() is not None:
+        yield
+        return
+    graph._set_control_flow_context(_apart(key))
+    try:
+        yield
+    finally:
+        graph._set_control_flow_context(None)
 
 
 def called_graphs(op: tf.Operation) -> list[tuple[str, tf.Graph]]:

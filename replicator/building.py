@@ -46,8 +46,9 @@ class Settings:
 def placer(device: str) -> Callable[[tf.Operation], str]:
     """Returns a device function that fills in what the user's own tf.device left open.
 
-    A function and not a string: a tf.function that is called inside the step is traced
-    anew for each device function, and so gets each replica's own variables.
+    A function and not a string: in a tf.Graph, a tf.function that is called inside the
+    step is traced anew for each device function, and so gets each replica's own
+    variables. Where the step itself is a function, `_tf.tracing_apart` sees to that.
     """
     default = tf.DeviceSpec.from_string(device)
 
@@ -145,9 +146,10 @@ def _attempt(
     ops = graph.get_operations()
     replicas = [ops[begin:end] for begin, end in ranges]
     if build.num_replicas > 1:
+        checks.check_components(settings.factory, replicas)
         checks.check_writes(settings.factory, settings.ledger, replicas)
         checks.check_circles(replicas)
-    random.separate_seeds(replicas, graph.seed)
+    random.check(replicas)
     rewrite.lower_and_rewire(replicas, build.devices, table.LOWERINGS)
     lowered = graph.get_operations()[start:]
     ready = [] if elements is None else inputs.ready(elements)
@@ -170,7 +172,8 @@ def _build_replica(
     with (
         graph.device(settings.placers[replica_id]),
         tf.name_scope(name) as scope,
-        random.graph_seed(graph, replica_id),
+        random.separate_seeds(graph, replica_id),
+        _tf.tracing_apart(graph, (build.devices, replica_id)),
         _shared_v1_variables(graph, replica_id),
     ):
         replica = context.ReplicaContext(

@@ -93,6 +93,36 @@ def check_writes(
             raise errors.ContextError(errors.compose(problem, where, fix))
 
 
+def check_components(
+    factory: VariableFactory, replicas: Sequence[Sequence[tf.Operation]]
+) -> None:
+    """Raises ContextError if a replica uses another one's component of a variable.
+
+    That happens in functions that are called by the step but were traced elsewhere; no
+    gradient would reach the replica's own component.
+    """
+    owners = factory.owners()
+    outermost = _Captures().outermost
+    for replica_id, ops in enumerate(replicas):
+        for op in ops:
+            if op in factory.initializers:
+                continue
+            for resource in [t for t in op.inputs if t.dtype == tf.resource]:
+                handle = outermost(resource)
+                variable = owners.get(id(handle))
+                if variable is None or handle is variable.components[replica_id].handle:
+                    continue
+                raise errors.ContextError(
+                    errors.compose(
+                        f"replica {replica_id} uses another replica's component of "
+                        f"variable {variable.name}, by {op.type}.",
+                        [f"at {errors.line_of(op)}"],
+                        "call the tf.function itself, which is traced per replica, "
+                        "and not its concrete function; and without jit_compile=True.",
+                    )
+                )
+
+
 class _Captures:
     """Looks up what inputs of traced functions stand for, in graphs inside graphs."""
 

@@ -1,57 +1,135 @@
 """Every replica draws different random numbers.
 
-Replicas build the same code, so an op with an explicit seed would draw the same numbers
-on all of them (the same dropout mask, say). Stateful generators keep their seed in a
-variable, which variables.py offsets; this file is about the seeds that are written into
-the ops themselves.
+Replicas build the same code, so an op with a seed of its own would draw the same
+numbers on all of them (the same dropout mask, say). Stateful generators keep their seed
+in a variable, which variables.py offsets; this file is about the seeds that are written
+into the ops themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator import _tf, errors
 
 _OFFSET = 1_000_003  # a prime, far from the small differences of hand-picked seeds
+_SEPARATED = "_replicator_seed"  # the attribute of an op whose seed was offset
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """What there is to know about all ops of one type.
+
+    Attributes:
+        seeded: Whether seeds are written into them.
+        calls: Whether they call functions.
+    """
+
+    seeded: bool
+    calls: bool
+
+
+_kinds: dict[str, _Kind] = {}  # by op type; looked up once, op_def is a costly copy
 
 
 @contextlib.contextmanager
-def graph_seed(graph: tf.Graph, replica_id: int) -> Iterator[None]:
-    """In this block, a replica has a global seed of its own, if there is one at all.
+def separate_seeds(graph: tf.Graph, replica_id: int) -> Iterator[None]:
+    """In this block, ops that are added to the graph get seeds of this replica's own.
 
-    Nested functions take their seed from the graph, so this reaches them too.
+    A device function does it: TensorFlow calls it for each new op, and hands it on to
+    the graphs of conditionals, loops and nested functions. What stands under the
+    user's own tf.device(None) escapes it; see `check`.
+
+    Args:
+        graph: The graph that the step is built into.
+        replica_id: Replica 0 keeps the seeds as they are.
     """
-    before = graph.seed
-    if before is not None:
-        graph.seed = before + replica_id * _OFFSET
-    try:
+    with graph.device(_separator(replica_id)):
         yield
-    finally:
-        graph.seed = before
 
 
-def separate_seeds(
-    replicas: Sequence[Sequence[tf.Operation]], global_seed: int | None
-) -> None:
-    """Offsets the explicit seeds of ops, where no global seed has kept them apart.
+@functools.cache
+def _separator(replica_id: int) -> Callable[[tf.Operation], str]:
+    """Returns the device function of a replica; the same one each time."""
+
+    def separate(op: tf.Operation) -> str:
+        _separate(op, replica_id)
+        return op.device
+
+    return separate
+
+
+def _kind(op: tf.Operation) -> _Kind:
+    if op.type not in _kinds:
+        attributes = op.op_def.attr
+        _kinds[op.type] = _Kind(
+            seeded={"seed", "seed2"} <= {a.name for a in attributes},
+            calls=any(a.type in ("func", "list(func)") for a in attributes),
+        )
+    return _kinds[op.type]
+
+
+def _separate(op: tf.Operation, replica_id: int) -> None:
+    """Offsets the seed of an op, once; no seed, 0 and 0, stays none."""
+    if replica_id and _draws_alike(op):
+        seed2 = op.get_attr("seed2") + replica_id * _OFFSET
+        _tf.set_int_attr(op, "seed2", seed2)
+        _tf.set_int_attr(op, _SEPARATED, replica_id)
+
+
+def _draws_alike(op: tf.Operation) -> bool:
+    """Whether an op has a seed that was not offset."""
+    if not _kind(op).seeded:
+        return False
+    if not op.get_attr("seed") and not op.get_attr("seed2"):
+        return False
+    return _SEPARATED not in op.node_def.attr
+
+
+def check(replicas: Sequence[Sequence[tf.Operation]]) -> None:
+    """Separates the seeds that escaped, and finds those that cannot be separated.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r.
-        global_seed: The graph's; if set, `graph_seed` has done the work.
+
+    Raises:
+        ReplicatorError: A function that is called by all replicas, but was not traced
+            for each of them, draws by a seed of its own.
     """
-    if global_seed is not None:
-        return
     for replica_id, ops in enumerate(replicas):
         for op in ops if replica_id else ():
-            if "seed2" in op.node_def.attr if _may_draw(op) else False:
-                seed, seed2 = op.get_attr("seed"), op.get_attr("seed2")
-                if seed or seed2:
-                    _tf.set_int_attr(op, "seed2", seed2 + replica_id * _OFFSET)
+            _separate(op, replica_id)
+            drawing = _find_alike(op)
+            if drawing is None:
+                continue
+            raise errors.ReplicatorError(
+                errors.compose(
+                    f"all replicas would draw the same random numbers: {drawing.type} "
+                    f"{drawing.name} has a seed of its own and stands in a function "
+                    "that was not traced for each replica.",
+                    [
+                        f"at {errors.line_of(drawing)}",
+                        f"called at {errors.line_of(op)}",
+                    ],
+                    "call the tf.function rather than its concrete function, without "
+                    "jit_compile=True and not under tf.device(None); or draw from a "
+                    "tf.random.Generator made under `with repl.context():`.",
+                )
+            )
 
 
-def _may_draw(op: tf.Operation) -> bool:
-    """A cheap test before the op's attributes are copied out of C++."""
-    return "Random" in op.type or op.type in ("Multinomial", "TruncatedNormal")
+def _find_alike(op: tf.Operation) -> tf.Operation | None:
+    """Returns an op inside the functions that `op` calls whose seed was not offset."""
+    if not _kind(op).calls:
+        return None
+    for _, body in _tf.called_graphs(op):
+        for inner in body.get_operations():
+            found = inner if _draws_alike(inner) else _find_alike(inner)
+            if found is not None:
+                return found
+    return None
