@@ -1,8 +1,8 @@
 """Where in the control flow a communication call stands.
 
-Communication inside conditionals, loops and nested functions needs the replicas' ops to
-be merged (DESIGN, section 5). Until that is built, such a call is refused here, by line,
-before anything is added to the graph.
+Communication inside conditionals, loops and nested functions needs the replicas' ops
+to be merged (DESIGN, section 5). Until that is built, such a call is refused here, by
+line, before anything is added to the graph.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def refuse_nested(graph: tf.Graph, built: tf.Graph, what: str, line: str) -> Non
             f"{what} stands inside control flow or a nested function ({inside}), where "
             "communication is not supported yet.",
             [f"at {line}"],
-            "communicate before or after it, at the top level of the step, and hand the "
-            "tensors in or out; decorate the step itself rather than a part of it.",
+            "communicate before or after it, at the top level of the step, and hand "
+            "the tensors in or out; decorate the step itself rather than a part of it.",
         )
     )

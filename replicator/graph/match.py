@@ -10,45 +10,62 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from replicator import errors
-from replicator.graph.placeholder import Call, Shape, Value
+from replicator.graph.placeholder import Call, Shape
 
 _SAME_PROGRAM = (
-    "let every replica make the same calls in the same order; move a call out of the "
-    "Python code that depends on the replica."
+    "let every replica make the same calls in the same order, and take the same "
+    "gradients; move a call out of the Python code that depends on the replica."
 )
 
 
 def match(calls: Sequence[Sequence[Call]]) -> list[tuple[int, ...]]:
-    """Pairs the n-th call of every replica, for each n.
+    """Pairs the n-th call of every replica, for each n, and their gradients.
+
+    The order in which a replica's gradients are built hangs on how it uses the results
+    (a + b or b + a), so a call in a gradient pairs by the call that is differentiated.
 
     Args:
         calls: `calls[r]` are replica r's calls, in the order its step_fn made them.
 
     Returns:
         `matched[n][r]` is the index in `calls[r]` of replica r's part in the n-th
-        communication.
+        communication. Calls come before their gradients.
 
     Raises:
         MismatchError: The replicas make different numbers of calls, or an n-th call
             differs in primitive, options, dtype or static shape.
     """
-    shortest = min(len(own) for own in calls)
-    for n in range(shortest):
-        first = calls[0][n]
-        for own in calls[1:]:
-            _check_alike(n, first, own[n])
-    for own in calls:
-        if len(own) > shortest:
-            _raise_missing(calls, own[shortest], shortest)
-    return [tuple(n for _ in calls) for n in range(shortest)]
+    places = [{call.key: n for n, call in enumerate(own)} for own in calls]
+    shared = [call for call in calls[0] if all(call.key in own for own in places)]
+    shared.sort(key=_depth)
+    for first in shared:
+        for own, place in zip(calls[1:], places[1:], strict=True):
+            _check_alike(first, own[place[first.key]])
+    alone = [
+        call for own in calls for call in own if not all(call.key in p for p in places)
+    ]
+    if alone:
+        _raise_missing(calls, min(alone, key=_depth))
+    return [tuple(place[call.key] for place in places) for call in shared]
 
 
-def _check_alike(n: int, first: Call, other: Call) -> None:
+def _depth(call: Call) -> int:
+    """Returns 0 for a call, 1 for one in a gradient, 2 in a gradient's gradient."""
+    return call.key.count("/")
+
+
+def _named(call: Call) -> str:
+    number = call.key.partition("/")[0]
+    of = "A gradient of communication" if call.backward else "Communication"
+    return f"{of} call {number}"
+
+
+def _check_alike(first: Call, other: Call) -> None:
     difference = _difference(first, other)
     if difference:
         raise errors.MismatchError(
             errors.compose(
-                f"Communication call {n} differs between replicas: {difference}.",
+                f"{_named(first)} differs between replicas: {difference}.",
                 [first.site(), other.site()],
                 _SAME_PROGRAM
                 if first.primitive != other.primitive
@@ -84,28 +101,14 @@ def _compatible(one: Shape, two: Shape) -> bool:
     )
 
 
-def common_shape(values: Sequence[Value]) -> Shape:
-    """Returns what is known of a shape from all replicas' views of it."""
-    known: Shape = None
-    for value in values:
-        if known is None:
-            known = value.shape
-        elif value.shape is not None:
-            known = tuple(
-                b if a is None else a for a, b in zip(known, value.shape, strict=True)
-            )
-    return known
-
-
-def _raise_missing(calls: Sequence[Sequence[Call]], extra: Call, n: int) -> None:
+def _raise_missing(calls: Sequence[Sequence[Call]], extra: Call) -> None:
     counts = [
         f"replica {r}: {len(own)} calls" + (f", the last one: {own[-1]}" if own else "")
         for r, own in enumerate(calls)
     ]
     raise errors.MismatchError(
         errors.compose(
-            f"Communication call {n} of replica {extra.replica_id} has no partner: "
-            f"{extra}.",
+            f"{_named(extra)} of replica {extra.replica_id} has no partner: {extra}.",
             counts,
             _SAME_PROGRAM,
         )

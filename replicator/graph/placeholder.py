@@ -38,6 +38,7 @@ class Value:
 
     @classmethod
     def of(cls, tensor: tf.Tensor) -> Value:
+        """Returns what is known of a tensor while the graph is built."""
         shape = tensor.shape
         return cls(
             tf.as_dtype(tensor.dtype).name,
@@ -60,23 +61,27 @@ class Call:
         options: What else the replicas must agree on, e.g. {"op": "sum"}.
         replica_id: The replica that calls.
         device: Where that replica is built.
-        position: How many calls this replica made before.
+        key: Which communication of the step this is: "3" for the replica's fourth call,
+            "3/0" for the first call that the gradient of that one makes.
         operands: What it hands in.
         agreed: What must be the same on all replicas: `operands`, with the sizes that
             may differ set to None.
         line: The user's line, "train.py:42 in step_fn".
-        backward: Whether the call belongs to a gradient.
     """
 
     primitive: str
     options: dict[str, Any]
     replica_id: int
     device: str
-    position: int
+    key: str
     operands: tuple[Value, ...]
     agreed: tuple[Value, ...]
     line: str
-    backward: bool = False
+
+    @property
+    def backward(self) -> bool:
+        """Whether the call belongs to a gradient."""
+        return "/" in self.key
 
     def __str__(self) -> str:
         options = "".join(
@@ -103,10 +108,12 @@ class Placeholder:
 
     @property
     def operands(self) -> tuple[tf.Tensor, ...]:
+        """What the replica hands in."""
         return tuple(self.op.inputs)
 
     @property
     def results(self) -> tuple[tf.Tensor, ...]:
+        """What stands for the results until they are rewired."""
         return tuple(self.op.outputs)
 
 

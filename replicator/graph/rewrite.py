@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph import cost, match
-from replicator.graph.placeholder import Call, Placeholder, Value, find
+from replicator.graph.placeholder import Call, Placeholder, find
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +34,12 @@ class Matched:
 
     @property
     def options(self) -> dict:
+        """What the replicas agreed on."""
         return self.calls[0].options
 
     def column(self, k: int) -> list[tf.Tensor]:
         """Returns the k-th operand of every replica, in replica order."""
         return [own[k] for own in self.operands]
-
-    def agreed_shape(self, k: int) -> tf.TensorShape:
-        """Returns what the replicas together know of the k-th operand's shape."""
-        values: list[Value] = [call.agreed[k] for call in self.calls]
-        return tf.TensorShape(match.common_shape(values))
 
 
 # A lowering returns `results[r][k]`, what replica r receives as its k-th result.

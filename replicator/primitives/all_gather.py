@@ -1,9 +1,9 @@
 """all_gather: every replica receives the tensors of all replicas.
 
-Meaning: the replicas' tensors stacked along a new leading axis, or set behind one another
-along an existing one, where their sizes may differ. Dual: each replica's slice of the
-summed gradients, a reduce_scatter. Lowering: one device (the hub) joins the tensors, every
-device reads the result.
+Meaning: the replicas' tensors stacked along a new leading axis, or set behind one
+another along an existing one, where their sizes may differ. Dual: each replica's slice
+of the summed gradients, a reduce_scatter. Lowering: one device (the hub) joins the
+tensors, every device reads the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator import context
 from replicator.graph import cost
-from replicator.graph.placeholder import Placeholder, Value
+from replicator.graph.placeholder import Call, Placeholder, Value
 from replicator.graph.rewrite import Matched
 from replicator.primitives import base, reduce_scatter
 
@@ -37,7 +37,7 @@ def all_gather(value: Any, axis: int | None = None) -> Any:
     Raises:
         ArgumentError: `axis` does not exist, or a leaf is no dense tensor.
     """
-    replica = context.require("all_gather")
+    context.require("all_gather")
     if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
         raise base.bad_argument(
             "all_gather", f"was given axis={axis!r}", "axis is a Python int or None."
@@ -51,16 +51,31 @@ def all_gather(value: Any, axis: int | None = None) -> Any:
         )
     if not leaves:
         return value
+    return tf.nest.pack_sequence_as(value, gather_dense(leaves, axis))
+
+
+def gather_dense(
+    tensors: Sequence[tf.Tensor], axis: int | None, of: Call | None = None
+) -> list[tf.Tensor]:
+    """Puts one all_gather call for several tensors into the graph.
+
+    Args:
+        tensors: At least one dense tensor.
+        axis: As for `all_gather`.
+        of: Inside a gradient: the call that is differentiated.
+
+    Returns:
+        The gathered tensors.
+    """
     if axis is None:
-        results = [_stacked(Value.of(leaf), replica.num_replicas) for leaf in leaves]
+        num_replicas = context.require("all_gather").num_replicas
+        results = [_stacked(Value.of(t), num_replicas) for t in tensors]
         agreed = None
     else:
-        agreed = [_joined(leaf, axis) for leaf in leaves]
-        results = agreed
-    gathered = base.communicate(
-        "all_gather", {"axis": axis}, leaves, results, gradient, agreed
+        results = agreed = [_joined(t, axis) for t in tensors]
+    return base.communicate(
+        "all_gather", {"axis": axis}, tensors, results, gradient, agreed, of
     )
-    return tf.nest.pack_sequence_as(value, gathered)
 
 
 def _stacked(value: Value, num_replicas: int) -> Value:
@@ -97,6 +112,7 @@ def gradient(
             [upstream[k] for k in flowing],
             like=[placed.operands[k] for k in flowing],
             axis=placed.call.options["axis"],
+            of=placed.call,
         )
         for k, d in zip(flowing, back, strict=True):
             gradients[k] = d

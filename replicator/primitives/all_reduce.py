@@ -1,8 +1,8 @@
 """all_reduce: one reduction over all replicas, its result on every replica.
 
 Meaning: every replica receives op(x_0, x_1, ..., x_{R-1}), element by element.
-Dual: sum and mean are their own; min and max send the gradient to the replicas that hold
-the extremum; prod multiplies it by the other replicas' values.
+Dual: sum and mean are their own; min and max send the gradient to the replicas that
+hold the extremum; prod multiplies it by the other replicas' values.
 Lowering: one device (the hub) reduces in replica order, every device reads the result,
 so that all replicas hold the same bits.
 
@@ -12,7 +12,6 @@ that of JAX's psum and torch's functional collectives; Horovod averages some.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,26 +19,26 @@ import tensorflow as tf
 
 from replicator import context
 from replicator.graph import cost
-from replicator.graph.placeholder import Placeholder, Value
+from replicator.graph.placeholder import Call, Placeholder, Value
 from replicator.graph.rewrite import Matched
 from replicator.primitives import all_gather, base
 
 OPS = ("sum", "mean", "min", "max", "prod")
-_HALF = (tf.float16, tf.bfloat16)
 
 
 def all_reduce(value: Any, op: str = "sum", weight: Any = None) -> Any:
     """Reduces over all replicas and gives every replica the result.
 
     Args:
-        value: A nest of tensors, alike in dtype and shape on all replicas. Floating and
-            complex dtypes; integers but for "mean"; bool for "min" (and) and "max" (or).
-            IndexedSlices stay sparse, for "sum" and "mean": the rows of all replicas
-            stand behind one another. 16-bit floats are added up in float32.
+        value: A nest of tensors, alike in dtype and shape on all replicas. Floating
+            dtypes; complex but for "min" and "max"; integers but for "mean"; bool for
+            "min" (and) and "max" (or). IndexedSlices stay sparse, for "sum" and "mean":
+            the rows of all replicas stand behind one another. 16-bit floats are added
+            up and multiplied in float32.
         op: "sum", "mean", "min", "max" or "prod".
-        weight: For "mean": a scalar per replica, e.g. its number of examples. The result
-            is sum(weight_r * x_r) / sum(weight_r); a replica of weight 0 does not
-            contribute, whatever its value (NaN included); if all weigh 0, it is 0.
+        weight: For "mean": a scalar per replica, e.g. its number of examples. The
+            result is sum(weight_r * x_r) / sum(weight_r); a replica of weight 0 does
+            not contribute, whatever its value (NaN included); if all weigh 0, it is 0.
 
     Returns:
         A nest like `value`, the same bits on every replica, on this replica's device.
@@ -114,7 +113,10 @@ def _reduce_leaves(
 
 
 def reduce_dense(
-    tensors: Sequence[tf.Tensor], op: str, when: tf.Tensor | None = None
+    tensors: Sequence[tf.Tensor],
+    op: str,
+    when: tf.Tensor | None = None,
+    of: Call | None = None,
 ) -> list[tf.Tensor]:
     """Puts one all_reduce call for several tensors into the graph.
 
@@ -123,13 +125,16 @@ def reduce_dense(
         op: One of OPS, with a meaning for every dtype.
         when: A bool scalar, equal on all replicas by construction. Where it is False at
             run time nothing is reduced, and zeros come back.
+        of: Inside a gradient: the call that is differentiated.
 
     Returns:
         The reduced tensors.
     """
     results = [Value.of(t) for t in tensors]
     if when is None:
-        return base.communicate("all_reduce", {"op": op}, tensors, results, gradient)
+        return base.communicate(
+            "all_reduce", {"op": op}, tensors, results, gradient, of=of
+        )
     return base.communicate(
         "all_reduce", {"op": op, "when": True}, [*tensors, when], results, None
     )
@@ -155,16 +160,11 @@ def _weighted_mean(
             f"was given a weight with op={op!r}",
             'weights go with "mean".',
         )
-    weight = tf.convert_to_tensor(weight)
-    if weight.shape.rank not in (0, None):
-        raise base.bad_argument(
-            "all_reduce",
-            f"was given a weight of shape {weight.shape}",
-            "the weight is one number per replica, e.g. its number of examples.",
-        )
-    weight = tf.cast(weight, tf.float32) if not weight.dtype.is_floating else weight
+    weight = _as_weight(weight)
 
     def weighted(x: tf.Tensor) -> tf.Tensor:
+        if x.dtype in base.HALF:
+            x = tf.cast(x, tf.float32)
         factor = tf.cast(weight, x.dtype)
         nothing = tf.zeros_like(x)
         # Twice, so that a NaN neither passes nor comes back through the gradient.
@@ -172,29 +172,46 @@ def _weighted_mean(
             factor == 0, nothing, tf.where(factor == 0, nothing, x) * factor
         )
 
-    scaled = [
-        tf.IndexedSlices(weighted(leaf.values), leaf.indices, leaf.dense_shape)
-        if isinstance(leaf, tf.IndexedSlices)
-        else weighted(leaf)
-        for leaf in leaves
-    ]
+    scaled = [_map_values(weighted, leaf) for leaf in leaves]
     *sums, total = _reduce_leaves([*scaled, weight], "sum")
 
-    def divided(x: tf.Tensor) -> tf.Tensor:
-        return tf.math.divide_no_nan(x, tf.cast(total, x.dtype))
+    def divided(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        return tf.cast(tf.math.divide_no_nan(x, tf.cast(total, x.dtype)), dtype)
 
     return [
-        tf.IndexedSlices(divided(leaf.values), leaf.indices, leaf.dense_shape)
-        if isinstance(leaf, tf.IndexedSlices)
-        else divided(leaf)
-        for leaf in sums
+        _map_values(lambda x, dtype=leaf.dtype: divided(x, dtype), summed)
+        for leaf, summed in zip(leaves, sums, strict=True)
     ]
 
 
-def sum_floating(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+def _as_weight(weight: Any) -> tf.Tensor:
+    """Returns a weight as a scalar, wide enough to add up counts exactly."""
+    given = base.flatten(weight, "all_reduce")
+    for k, x in enumerate(given):
+        number = x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_bool
+        if k or not number or x.shape.rank not in (0, None):
+            raise base.bad_argument(
+                "all_reduce",
+                f"was given weight={weight!r}",
+                "the weight is one real number per replica, e.g. its number of "
+                "examples.",
+            )
+    return tf.cast(tf.ensure_shape(given[0], []), tf.float64)
+
+
+def _map_values(
+    function: Callable[[tf.Tensor], tf.Tensor], leaf: tf.Tensor | tf.IndexedSlices
+) -> tf.Tensor | tf.IndexedSlices:
+    """Applies a function to a tensor, or to the rows of IndexedSlices."""
+    if not isinstance(leaf, tf.IndexedSlices):
+        return function(leaf)
+    return tf.IndexedSlices(function(leaf.values), leaf.indices, leaf.dense_shape)
+
+
+def sum_floating(tensors: Sequence[tf.Tensor], of: Call) -> list[tf.Tensor | None]:
     """Sums the tensors through which gradients flow; None for the others."""
     flowing = [t for t in tensors if base.is_differentiable(t)]
-    sums = iter(reduce_dense(flowing, "sum") if flowing else [])
+    sums = iter(reduce_dense(flowing, "sum", of=of) if flowing else [])
     return [next(sums) if base.is_differentiable(t) else None for t in tensors]
 
 
@@ -210,11 +227,11 @@ def gradient(
     results = [placed.results[k] for k in flowing]
     arrived = [upstream[k] for k in flowing]
     if op in ("sum", "mean"):
-        back = reduce_dense(arrived, op)
+        back = reduce_dense(arrived, op, of=placed.call)
     elif op == "prod":
-        back = _prod_gradient(operands, arrived)
+        back = _prod_gradient(operands, arrived, placed.call)
     else:
-        back = _extremum_gradient(operands, results, arrived)
+        back = _extremum_gradient(operands, results, arrived, placed.call)
     gradients: list[tf.Tensor | None] = [None] * len(upstream)
     for k, d in zip(flowing, back, strict=True):
         gradients[k] = d
@@ -225,12 +242,13 @@ def _extremum_gradient(
     operands: Sequence[tf.Tensor],
     results: Sequence[tf.Tensor],
     upstream: Sequence[tf.Tensor],
+    of: Call,
 ) -> list[tf.Tensor]:
     """To the replicas that hold the extremum; where several do, in equal shares."""
     held = [
         tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(operands, results, strict=True)
     ]
-    sums = reduce_dense([*upstream, *held], "sum")
+    sums = reduce_dense([*upstream, *held], "sum", of=of)
     totals, holders = sums[: len(upstream)], sums[len(upstream) :]
     return [
         mine * tf.math.divide_no_nan(total, tf.stop_gradient(count))
@@ -239,15 +257,15 @@ def _extremum_gradient(
 
 
 def _prod_gradient(
-    operands: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor]
+    operands: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor], of: Call
 ) -> list[tf.Tensor]:
     """The summed gradient times the product of the other replicas' values.
 
     Multiplied out rather than divided by the own value, which may be zero.
     """
     replica = context.require("the gradient of all_reduce")
-    totals = reduce_dense(upstream, "sum")
-    everyone = all_gather.all_gather(list(operands))
+    totals = reduce_dense(upstream, "sum", of=of)
+    everyone = all_gather.gather_dense(operands, None, of=of)
     own = tf.one_hot(replica.replica_id, replica.num_replicas, True, False)
     back = []
     for total, values in zip(totals, everyone, strict=True):
@@ -255,7 +273,7 @@ def _prod_gradient(
             [[replica.num_replicas], tf.ones([tf.rank(total)], tf.int32)], 0
         )
         others = tf.where(tf.reshape(own, rank), tf.ones_like(values), values)
-        back.append(total * tf.reduce_prod(others, axis=0))
+        back.append(total * tf.math.conj(tf.reduce_prod(others, axis=0)))
     return back
 
 
@@ -277,34 +295,29 @@ def _on_hub(matched: Matched, k: int, when: tf.Tensor | None = None) -> tf.Tenso
     op = matched.options["op"]
     column = matched.column(k)
     hub = matched.hubs.next(cost.tensor_bytes(column[0]))
-    static = matched.agreed_shape(k)
     with tf.device(hub):
         if when is None:
-            return _combine(column, op, static)
+            return _combine(column, op)
         return tf.cond(
             when,
-            lambda: _combine(column, op, static),
+            lambda: _combine(column, op),
             lambda: tf.zeros_like(column[0]),
         )
 
 
-def _combine(column: Sequence[tf.Tensor], op: str, static: tf.TensorShape) -> tf.Tensor:
+def _combine(column: Sequence[tf.Tensor], op: str) -> tf.Tensor:
     """Reduces one tensor per replica to one, in replica order."""
     dtype = column[0].dtype
-    if len(column) == 1:
-        return tf.identity(column[0])
-    if dtype in _HALF and op in ("sum", "mean", "prod"):
+    if dtype in base.HALF and op in ("mean", "prod"):
         wide = [tf.cast(x, tf.float32) for x in column]
-        return tf.cast(_combine(wide, op, static), dtype)
+        return tf.cast(_combine(wide, op), dtype)
     if op in ("sum", "mean"):
-        # AddN compares the shapes when it runs. Grappler orders its operands by name:
-        # the builder names the replicas' scopes so that this is replica order.
-        total = tf.add_n(column)
+        total = base.add_in_order(column)
         return total / tf.cast(len(column), dtype) if op == "mean" else total
-    if not static.is_fully_defined():
+    if not all(x.shape.is_fully_defined() for x in column):
         # Packing compares the shapes when it runs; an elementwise op would broadcast.
         column = tf.unstack(tf.stack(column), num=len(column))
-    return functools.reduce(_elementwise(op, dtype), column)
+    return base.fold(_elementwise(op, dtype), column)
 
 
 def _elementwise(op: str, dtype: tf.DType) -> Callable[..., tf.Tensor]:

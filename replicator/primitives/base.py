@@ -1,8 +1,8 @@
 """What all primitives share: checking operands and placing the placeholder.
 
 A primitive is one file with three parts: the function a user calls (its meaning), a
-`gradient` (its dual) and a `lower` (its real ops). `broadcast.py` is the shortest one to
-read first. A new primitive is such a file, one line in `table.py`, and a method of
+`gradient` (its dual) and a `lower` (its real ops). `broadcast.py` is the shortest one
+to read first. A new primitive is such a file, one line in `table.py`, and a method of
 Replicator.
 """
 
@@ -16,6 +16,8 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.graph import control_flow, placeholder
 from replicator.graph.placeholder import Call, Shape, Value
+
+HALF = (tf.float16, tf.bfloat16)
 
 # Takes the placeholder and the gradients of its results, in order; returns those of its
 # operands, None where there is none.
@@ -90,6 +92,7 @@ def communicate(
     results: Sequence[Value],
     gradient: Gradient | None,
     agreed: Sequence[Value] | None = None,
+    of: Call | None = None,
 ) -> list[tf.Tensor]:
     """Puts one communication call of the replica being built into its sub-graph.
 
@@ -100,6 +103,8 @@ def communicate(
         results: Dtype and static shape of what it receives.
         gradient: The dual, or None if nothing can be differentiated.
         agreed: What must be alike on all replicas; the operands, unless given.
+        of: Inside a gradient: the call that is differentiated. Replicas may reach the
+            gradients of their calls in different orders, so these pair by their calls.
 
     Returns:
         One tensor per entry of `results`, on this replica's device.
@@ -120,13 +125,11 @@ def communicate(
         options=options,
         replica_id=replica.replica_id,
         device=replica.device,
-        position=replica.position,
+        key=_next_key(replica, of),
         operands=values,
         agreed=values if agreed is None else tuple(agreed),
         line=line,
-        backward=replica.backward,
     )
-    replica.position += 1
     with _tf.stop_recording():
         op = placeholder.put(call, operands, results)
     if gradient is not None:
@@ -137,9 +140,20 @@ def communicate(
             op.inputs,
             lambda *d: differentiate(gradient, placed, d),
         )
-    # The identities stay when the placeholder goes: whatever the user does with a result
-    # (return it, keep it, fetch it, wait for it) is done to an op that remains.
+    # The identities stay when the placeholder goes: whatever the user does with a
+    # result (return it, keep it, fetch it, wait for it) is done to an op that remains.
     return [tf.identity(output) for output in op.outputs]
+
+
+def _next_key(replica: context.ReplicaContext, of: Call | None) -> str:
+    """Returns the key of the replica's next call, or of the next in a gradient."""
+    assert replica.backward == (of is not None), (
+        "a dual says what it is the gradient of"
+    )
+    if of is not None:
+        return f"{of.key}/{replica.count(('gradient of', of.key))}"
+    replica.position += 1
+    return str(replica.position - 1)
 
 
 def differentiate(
@@ -162,6 +176,37 @@ def differentiate(
     ]
     with replica.backward_pass():
         return list(gradient(placed, dense))
+
+
+def add_in_order(column: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Adds up one tensor per replica, in replica order; 16-bit floats in float32.
+
+    Shapes that differ when it runs are an InvalidArgumentError.
+    """
+    dtype = column[0].dtype
+    if dtype in HALF:
+        wide = [tf.cast(x, tf.float32) for x in column]
+        return tf.cast(add_in_order(wide), dtype)
+    return fold(lambda one, two: tf.add_n([one, two]), column)
+
+
+def fold(
+    combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], column: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """Combines one tensor per replica from left to right, so that the order holds.
+
+    Grappler turns a chain of additions into one AddN, and reorders the operands of an
+    AddN: by name, and constants together. Of a sum of two it can only exchange the two,
+    and it does not look through an EnsureShape.
+    """
+    if len(column) == 1:
+        return tf.identity(column[0])
+    result = column[0]
+    for k, operand in enumerate(column[1:]):
+        if k:
+            result = tf.ensure_shape(result, result.shape)
+        result = combine(result, operand)
+    return result
 
 
 def without(shape: Shape, axis: int) -> Shape:

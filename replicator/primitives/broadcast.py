@@ -55,7 +55,7 @@ def gradient(
     Replicas must build alike, the root too: otherwise second derivatives would
     communicate on some replicas only.
     """
-    totals = all_reduce.sum_floating(upstream)
+    totals = all_reduce.sum_floating(upstream, of=placed.call)
     at_root = placed.call.replica_id == placed.call.options["root"]
     return [
         None if total is None else tf.where(at_root, total, tf.zeros_like(total))
@@ -81,12 +81,12 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
 def _checked(value: tf.Tensor, column: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns `value`, after comparing its shape with the others' where unknown."""
     if all(other.shape.is_fully_defined() for other in column):
-        return value  # compared when the calls were matched
-    shape = tf.shape(value)
+        return tf.identity(value)  # compared when the calls were matched
+    size = _rank_and_shape(value)
     alike = [
         tf.debugging.assert_equal(
-            tf.shape(other),
-            shape,
+            _rank_and_shape(other),
+            size,
             message="broadcast: a replica's tensor differs in shape from the root's",
         )
         for other in column
@@ -94,3 +94,8 @@ def _checked(value: tf.Tensor, column: Sequence[tf.Tensor]) -> tf.Tensor:
     ]
     with tf.control_dependencies([op for op in alike if op is not None]):
         return tf.identity(value)
+
+
+def _rank_and_shape(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns [rank, *shape]: shapes alone compare as equal where they broadcast."""
+    return tf.concat([[tf.rank(tensor)], tf.shape(tensor)], 0)

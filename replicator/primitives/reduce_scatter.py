@@ -1,8 +1,8 @@
 """reduce_scatter: each replica receives its slice of the sum over all replicas.
 
-Here only as the dual of all_gather: the sizes of the slices are those of the tensors that
-were gathered. Dual: all_gather. Lowering: every device cuts its tensor up, and each
-replica adds up its slices; a replica receives no more than it keeps.
+Here only as the dual of all_gather: the sizes of the slices are those of the tensors
+that were gathered. Dual: all_gather. Lowering: every device cuts its tensor up, and
+each replica adds up its slices; a replica receives no more than it keeps.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from replicator.graph.placeholder import Placeholder, Value
+from replicator.graph.placeholder import Call, Placeholder, Value
 from replicator.graph.rewrite import Matched
 from replicator.primitives import all_gather, base
 
 
 def sum_slices(
-    tensors: Sequence[tf.Tensor], like: Sequence[tf.Tensor], axis: int | None
+    tensors: Sequence[tf.Tensor], like: Sequence[tf.Tensor], axis: int | None, of: Call
 ) -> list[tf.Tensor]:
     """Sums tensors over the replicas and gives each one its slice.
 
@@ -25,6 +25,7 @@ def sum_slices(
         tensors: Shaped as all_gather's results, [R, ...] or joined along `axis`.
         like: `like[k]` has the shape of this replica's slice of `tensors[k]`.
         axis: As it was given to all_gather.
+        of: The call that is differentiated.
 
     Returns:
         One tensor per entry of `like`, of its shape.
@@ -36,7 +37,13 @@ def sum_slices(
     results = [Value.of(template) for template in like]
     agreed = [Value.of(t) for t in [*tensors, *sizes]]
     return base.communicate(
-        "reduce_scatter", {"axis": axis}, [*tensors, *sizes], results, gradient, agreed
+        "reduce_scatter",
+        {"axis": axis},
+        [*tensors, *sizes],
+        results,
+        gradient,
+        agreed,
+        of,
     )
 
 
@@ -44,7 +51,8 @@ def gradient(
     placed: Placeholder, upstream: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor | None]:
     """Gathers what the replicas received."""
-    gathered = all_gather.all_gather(list(upstream), placed.call.options["axis"])
+    axis = placed.call.options["axis"]
+    gathered = all_gather.gather_dense(upstream, axis, of=placed.call)
     return [*gathered, *[None] * len(upstream)]
 
 
@@ -69,5 +77,5 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
                 )
         for r in replicas:
             with tf.device(matched.devices[r]):
-                results[r].append(tf.add_n([own[r] for own in pieces]))
+                results[r].append(base.add_in_order([own[r] for own in pieces]))
     return results
