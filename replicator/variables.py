@@ -16,6 +16,7 @@ decided here, so that replicas cannot drift apart unseen:
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,11 +30,34 @@ _do_not_convert = tf.autograph.experimental.do_not_convert
 
 VALUE_KEY = "VARIABLE_VALUE"  # what tf.train.Checkpoint calls a variable's value
 
-# Where the seed stands in the state of Keras' SeedGenerator and of tf.random.Generator.
-_SEED_POSITION = {"seed_generator_state": 0, "StateVar": -1}
-_SEED_OFFSET = (
-    1_000_003  # between replicas; a prime, far from small differences of seeds
-)
+_SEED_OFFSET = 1_000_003  # between replicas; a prime, far from small differences
+
+
+@dataclasses.dataclass(frozen=True)
+class Seed:
+    """How the state of a random generator holds its seed.
+
+    Attributes:
+        position: Where the seed stands in the state, an integer vector.
+        resets: Whether a step that assigns a state sets a new seed, which has to be
+            offset, rather than goes on from the replica's own.
+    """
+
+    position: int
+    resets: bool
+
+    def offset(self, like: tf.Variable, replica_id: int) -> tf.Tensor:
+        """Returns what to add to the state on a replica, shaped as the variable."""
+        offset = [0] * like.shape.num_elements()
+        offset[self.position] = replica_id * _SEED_OFFSET
+        return tf.constant(offset, like.dtype)
+
+
+# By the names that Keras' SeedGenerator and tf.random.Generator give to their variables.
+_SEEDS = {
+    "seed_generator_state": Seed(position=0, resets=False),
+    "StateVar": Seed(position=-1, resets=True),
+}
 
 _SUM = tf.VariableAggregation.SUM
 _MEAN = tf.VariableAggregation.MEAN
@@ -52,13 +76,13 @@ class ReplicatedVariable(_tf.HandleVariable):
         *,
         components: Sequence[tf.Variable],
         devices: Sequence[str],
-        seed_position: int | None,
+        seed: Seed | None,
         **facts: Any,
     ) -> None:
         super().__init__(like=components[0], **facts)
         self.components = tuple(components)
         self._devices = tuple(devices)
-        self._seed_position = seed_position
+        self._seed = seed
         if self._in_graph_mode and self.differs:
             self._graph_element = self._aggregated()
 
@@ -94,7 +118,7 @@ class ReplicatedVariable(_tf.HandleVariable):
     def differs(self) -> bool:
         """Whether the components are meant to differ: ON_READ, and generators' seeds."""
         on_read = self.synchronization == tf.VariableSynchronization.ON_READ
-        return on_read or self._seed_position is not None
+        return on_read or self._seed is not None
 
     # --- Reading -------------------------------------------------------------------------
 
@@ -169,7 +193,10 @@ class ReplicatedVariable(_tf.HandleVariable):
             )
         write = getattr(_tf.HandleVariable, method)
         with replica.build.ledger.agreed():
-            agreed = self._agree(value, replica)
+            if self._seed is not None and self._seed.resets:
+                agreed = self._part(value, replica.replica_id, method)
+            else:
+                agreed = self._agree(value, replica)
             return write(self, agreed, name=name, read_value=read_value)
 
     def _write_all(
@@ -184,16 +211,13 @@ class ReplicatedVariable(_tf.HandleVariable):
 
     def _part(self, value: Any, replica_id: int, method: str = "assign") -> Any:
         """Returns what component `replica_id` gets of a value written outside a step."""
-        if replica_id and self._seed_position is not None and method == "assign":
+        if replica_id and self._seed is not None and method == "assign":
             value = tf.convert_to_tensor(value, self.dtype)
-            return value + self._seed_offset(replica_id)
+            return value + self._seed.offset(self, replica_id)
         on_read = self.synchronization == tf.VariableSynchronization.ON_READ
         if replica_id and on_read and self.aggregation == _SUM:
             return tf.zeros_like(tf.convert_to_tensor(value, self.dtype))
         return value
-
-    def _seed_offset(self, replica_id: int) -> tf.Tensor:
-        return seed_offset(self.shape, self.dtype, self._seed_position, replica_id)
 
     def _agree(self, value: Any, replica: context.ReplicaContext) -> Any:
         """Makes a value that a step assigns equal on all replicas."""
@@ -350,16 +374,6 @@ class _Saveable(_tf.SaveableObject):
         return self._variable.restore(value)
 
 
-def seed_offset(
-    shape: tf.TensorShape, dtype: tf.DType, position: int, replica_id: int
-) -> tf.Tensor:
-    """Returns what to add to a generator's state on a replica, shape [state size]."""
-    size = shape.num_elements()
-    offset = [0] * size
-    offset[position] = replica_id * _SEED_OFFSET
-    return tf.constant(offset, dtype)
-
-
 def _refuse_unwrapped(variable: ReplicatedVariable) -> None:
     """Raises if an optimizer that nobody wrapped is updating `variable` in a step."""
     optimizer = _tf.applying_optimizer()
@@ -481,15 +495,15 @@ class VariableFactory:
         own = {k: kwargs[k] for k in names if k in kwargs}
         with tf.device(self._devices[0]):
             first = _tf.ResourceVariable(trainable=False, collections=[], **own)
-        position = _seed_position(first)
+        seed = _seed_of(first)
         components = [first]
         for r, device in enumerate(self._devices[1:], 1):
 
             def initial_value(r: int = r) -> tf.Tensor:
                 eager = tf.executing_eagerly()
                 value = first.read_value() if eager else first.initial_value
-                if position is not None:
-                    value = value + seed_offset(first.shape, first.dtype, position, r)
+                if seed is not None:
+                    value = value + seed.offset(first, r)
                 return tf.identity(value)
 
             own["initial_value"] = initial_value
@@ -519,7 +533,7 @@ class VariableFactory:
         variable = ReplicatedVariable(
             components=components,
             devices=self._devices,
-            seed_position=_seed_position(components[0]),
+            seed=_seed_of(components[0]),
             **facts,
         )
         self._all[id(variable)] = variable
@@ -533,11 +547,11 @@ class VariableFactory:
         return variable
 
 
-def _seed_position(component: tf.Variable) -> int | None:
+def _seed_of(component: tf.Variable) -> Seed | None:
     """Returns where the seed stands, if the variable is a random generator's state."""
     if not component.dtype.is_integer or component.shape.rank != 1:
         return None
-    return _SEED_POSITION.get(component.name.partition(":")[0].split("/")[-1])
+    return _SEEDS.get(component.name.partition(":")[0].split("/")[-1])
 
 
 def _lifted(initial_value: Any) -> Any:
