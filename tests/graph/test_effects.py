@@ -1,0 +1,422 @@
+"""Side effects: in order within a replica, all of them, and never in a circle."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import DeadlockError
+from tests import helpers
+
+
+class _Log:
+    """Notes, from inside a running graph, what happens in which order."""
+
+    def __init__(self, repl: replicator.Replicator) -> None:
+        self._repl = repl
+        self.lines: list[tuple[int, str, float]] = []
+
+    def note(self, what: str, value: Any = 0.0) -> None:
+        """Adds an op that adds a line when it runs."""
+        replica_id = self._repl.replica_id
+
+        def write(x: tf.Tensor) -> None:
+            self.lines.append((replica_id, what, float(x)))
+
+        tf.py_function(write, [value], [])
+
+    def of(self, replica_id: int) -> list[str]:
+        """Returns what a replica noted, in order."""
+        return [what for who, what, _ in self.lines if who == replica_id]
+
+
+# --- Between collectives -------------------------------------------------------------
+
+EFFECTS = {
+    "print": lambda x: tf.print("", end="", output_stream="file:///dev/null"),
+    "check_numerics": lambda x: tf.debugging.check_numerics(x, "NaN"),
+    "assertion": lambda x: tf.debugging.assert_less(x, 1e9),
+    "Assert": lambda x: tf.debugging.Assert(x < 1e9, [x]),
+    "py_function": lambda x: tf.py_function(lambda _: None, [x], []),
+    "numpy_function": lambda x: tf.numpy_function(np.sin, [x], tf.float32),
+    "random": lambda x: tf.random.uniform([]),
+    "conditional": lambda x: tf.cond(
+        x > 0, lambda: tf.print("", end="", output_stream="file:///dev/null"), tf.no_op
+    ),
+}
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("effect", EFFECTS.values(), ids=EFFECTS)
+def test_an_effect_between_collectives_makes_no_circle(effect, mode, replicas):
+    repl = helpers.make(replicas)
+
+    def step_fn():
+        x = tf.constant(1.0)
+        for _ in range(3):
+            effect(x)
+            x = repl.all_reduce(x, "sum")
+            effect(x)
+        return x
+
+    values = helpers.run(mode, repl, lambda: step_fn, steps=2)
+    assert [float(v) for v in values] == [replicas**3] * replicas
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_what_an_effect_returns_may_be_communicated(mode):
+    repl = helpers.make(2)
+
+    def step_fn():
+        x = tf.constant(repl.replica_id + 1.0)
+        for _ in range(2):
+            x = tf.ensure_shape(tf.py_function(lambda t: t * 2, [x], tf.float32), [])
+            x = repl.all_reduce(tf.debugging.check_numerics(x, "NaN"), "sum")
+        return x
+
+    values = helpers.run(mode, repl, lambda: step_fn)
+    assert [float(v) for v in values] == [24.0, 24.0]
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_notes_of_a_replica_are_in_order(mode):
+    repl = helpers.make(3)
+    log = _Log(repl)
+
+    def step_fn():
+        log.note("a")
+        log.note("b")
+        x = repl.all_reduce(1.0, "sum")
+        log.note("c", x)
+        log.note("d")
+        repl.all_reduce(x, "sum")
+        log.note("e")
+
+    helpers.run(mode, repl, lambda: lambda: (step_fn(), tf.constant(0))[1], steps=3)
+    for r in range(3):
+        assert log.of(r) == list("abcde") * 3
+    assert {value for _, what, value in log.lines if what == "c"} == {3.0}
+
+
+def test_notes_of_two_steps_in_a_function_are_in_order():
+    repl = helpers.make(2)
+    log = _Log(repl)
+
+    def first():
+        log.note("first")
+        repl.all_reduce(1.0, "sum")
+        log.note("first again")
+
+    def second():
+        log.note("second")
+        repl.all_reduce(1.0, "sum")
+
+    @tf.function
+    def both():
+        repl.run(first)
+        repl.run(second)
+
+    for _ in range(5):
+        both()
+    for r in range(2):
+        assert log.of(r) == ["first", "first again", "second"] * 5
+
+
+def test_notes_around_a_step_in_a_function_are_in_order():
+    repl = helpers.make(2)
+    order: list[str] = []
+
+    def note(what: str) -> None:
+        tf.py_function(lambda: order.append(what), [], [])
+
+    def step_fn():
+        repl.all_reduce(1.0, "sum")
+        note("step")
+
+    @tf.function
+    def surrounded():
+        note("before")
+        repl.run(step_fn)
+        note("after")
+
+    for _ in range(20):
+        surrounded()
+    assert order == ["before", "step", "step", "after"] * 20
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_an_effect_that_fails_ends_the_step(mode):
+    repl = helpers.make(2)
+
+    def step_fn():
+        x = tf.constant(0.0) / tf.cast(repl.replica_id, tf.float32)  # NaN on replica 0
+        tf.debugging.check_numerics(x, "found one")
+        return repl.all_reduce(1.0, "sum")
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="found one"):
+        helpers.run(mode, repl, lambda: step_fn)
+
+
+# --- Reads and writes ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_reads_before_an_update_see_the_old_value(mode):
+    repl = helpers.make(3)
+
+    def make_step():
+        variable = tf.Variable(1.0)
+
+        def step_fn():
+            before = variable * 1.0
+            reduced = repl.all_reduce(before, "sum")  # 3 v
+            variable.assign(reduced)
+            between = variable * 1.0
+            variable.assign_add(repl.all_reduce(between, "mean"))  # 6 v
+            return before, between, variable.read_value()
+
+        return step_fn
+
+    for steps in (1, 3):
+        before, between, after = helpers.run(mode, repl, make_step, steps=steps)
+        start = 6.0 ** (steps - 1)
+        assert [float(v) for v in before] == [start] * 3
+        assert [float(v) for v in between] == [3 * start] * 3
+        assert [float(v) for v in after] == [6 * start] * 3
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_a_late_read_of_one_replica_is_not_passed_by_the_update_of_another(mode):
+    """The value that all_reduce sends waits for nobody's update."""
+    repl = helpers.make(4)
+
+    def make_step():
+        variable = tf.Variable([1.0] * 1000)
+
+        def step_fn():
+            x = variable * 1.0
+            if repl.replica_id == 3:
+                for _ in range(50):
+                    x = tf.sin(tf.cos(x)) * 0.0 + variable
+            total = repl.all_reduce(x, "sum")
+            variable.assign(total)
+            return total[0]
+
+        return step_fn
+
+    values = helpers.run(mode, repl, make_step, steps=5)
+    assert [float(v) for v in values] == [4.0**5] * 4
+
+
+def test_updates_of_two_steps_in_a_function_are_in_order():
+    repl = helpers.make(2)
+    with repl.context():
+        variable = tf.Variable(1.0)
+
+    def double():
+        variable.assign(repl.all_reduce(variable, "sum"))
+
+    def increment():
+        variable.assign_add(repl.all_reduce(1.0, "mean"))
+
+    @tf.function
+    def both():
+        repl.run(double)
+        repl.run(increment)
+        return variable.read_value()
+
+    assert [float(both()) for _ in range(3)] == [3.0, 7.0, 15.0]
+    helpers.assert_replicas_equal([variable])
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_control_dependencies_hold_through_a_collective(mode):
+    """What waits for replica 1's result waits for what replica 0's part waited for."""
+    repl = helpers.make(2)
+    order: list[str] = []
+
+    def slow(x):
+        time.sleep(0.1)
+        order.append("before")
+        return x
+
+    def step_fn():
+        before = []
+        if repl.replica_id == 0:
+            before = [tf.py_function(slow, [1.0], tf.float32)]
+        with tf.control_dependencies(before):
+            total = repl.all_reduce(1.0, "sum")
+        with tf.control_dependencies([total]):
+            if repl.replica_id == 1:
+                tf.py_function(lambda: order.append("after"), [], [])
+        return total
+
+    helpers.run(mode, repl, lambda: step_fn)
+    assert order == ["before", "after"]
+
+
+# --- Summaries and tables ------------------------------------------------------------
+
+
+def _summaries(folder: Any) -> list[tuple[str, int, float]]:
+    """Returns (tag, step, value) of all scalars written under a folder."""
+    found = []
+    for path in sorted(folder.glob("*tfevents*")):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                scalar = float(tf.make_ndarray(value.tensor))
+                found.append((value.tag, event.step, scalar))
+    return found
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_summaries_are_written_in_a_step(mode, tmp_path):
+    """By every replica, under its name; a Python `if` leaves it to one of them."""
+    repl = helpers.make(2)
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    with repl.context():
+        count = tf.Variable(0, dtype=tf.int64)
+
+    def step_fn():
+        with writer.as_default():
+            tf.summary.scalar("own", repl.replica_id, step=count)
+            loss = repl.all_reduce(1.0, "sum")
+            if repl.replica_id == 0:
+                tf.summary.scalar("loss", loss, step=count)
+        count.assign_add(1)
+
+    call = repl.build(step_fn)
+    call = tf.function(call) if mode == "function" else call
+    for _ in range(3):
+        call()
+    writer.close()
+    expected = [
+        (tag, step, value)
+        for step in range(3)
+        for tag, value in [
+            ("replica_0/own", 0.0),
+            ("replica_1/own", 1.0),
+            ("replica_0/loss", 2.0),
+        ]
+    ]
+    assert sorted(_summaries(tmp_path)) == sorted(expected)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_a_lookup_table_may_be_read_in_a_step(mode):
+    repl = helpers.make(2)
+
+    def make_step():
+        table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(["a", "b"], [1, 2]), -1
+        )
+
+        def step_fn():
+            own = table.lookup(tf.constant("ab"[repl.replica_id]))
+            total = repl.all_reduce(own, "sum")
+            return total, table.lookup(tf.strings.as_string(total))
+
+        return step_fn
+
+    total, missing = helpers.run(mode, repl, make_step, steps=2)
+    assert [int(v) for v in total] == [3, 3]
+    assert [int(v) for v in missing] == [-1, -1]
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_a_table_that_all_replicas_write_makes_no_circle(mode):
+    """One resource, read before a collective and written after it, by every replica."""
+    repl = helpers.make(2)
+
+    def make_step():
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+        def step_fn():
+            key = tf.constant(repl.replica_id, tf.int64)
+            own = table.lookup(key)
+            total = repl.all_reduce(own + 1.0, "sum")
+            table.insert(key, total)
+            return total
+
+        return step_fn
+
+    values = helpers.run(mode, repl, make_step, steps=3)
+    assert [float(v) for v in values] == [14.0, 14.0]  # 2, 6, 14
+
+
+# --- Tensors of another replica ------------------------------------------------------
+
+MESSAGE = (
+    r"(?s)uses a tensor of another replica.*made at .*test_effects\.py:\d+ in \w+ .*"
+    r"used at .*test_effects\.py:\d+ in \w+ .*Fix: do not keep tensors"
+)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("how", ["input", "control", "conditional", "gradient"])
+def test_a_tensor_kept_from_another_replica_cannot_deadlock(how, mode):
+    """What replica 0's communication gave goes into replica 1's part of it."""
+    repl = helpers.make(2)
+    kept: list[tf.Tensor] = []
+
+    def step_fn():
+        x = tf.constant(1.0)
+        if repl.replica_id == 1:
+            if how == "input":
+                x = x + kept[-1]
+            elif how == "control":
+                with tf.control_dependencies([kept[-1]]):
+                    x = tf.constant(2.0) * x
+            elif how == "conditional":
+                x = tf.cond(x > 0, lambda: kept[-1] * 1.0, lambda: x)
+            else:
+                x = tf.gradients(x * x, x, kept[-1])[0]
+        kept.append(repl.all_reduce(x, "sum"))
+        return kept[-1]
+
+    with pytest.raises(DeadlockError, match=MESSAGE) as caught:
+        helpers.run(mode, repl, lambda: step_fn)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_a_kept_tensor_that_waits_for_nobody_is_right(mode):
+    repl = helpers.make(3)
+    kept: dict[str, tf.Tensor] = {}
+
+    def step_fn():
+        if repl.replica_id == 0:
+            kept["constant"] = tf.constant(5.0) * 2.0
+        total = repl.all_reduce(kept["constant"] + repl.replica_id, "sum")
+        if repl.replica_id == 0:
+            kept["total"] = total
+        return kept["total"] + repl.replica_id  # after the last communication
+
+    values = helpers.run(mode, repl, lambda: step_fn)
+    assert [float(v) for v in values] == [33.0, 34.0, 35.0]
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_a_kept_tensor_is_refused_or_right(mode):
+    """Replica 1 hands the first result of replica 0 into the second communication."""
+    repl = helpers.make(2)
+    kept: list[tf.Tensor] = []
+
+    def step_fn():
+        total = repl.all_reduce(1.0, "sum")
+        with tf.control_dependencies([total]):
+            kept.append(tf.constant(3.0) * 1.0)
+        first = kept[-2] if repl.replica_id == 1 else kept[-1]
+        return repl.all_reduce(first, "sum")
+
+    try:
+        values = helpers.run(mode, repl, lambda: step_fn)
+    except DeadlockError:
+        return
+    assert [float(v) for v in values] == [6.0, 6.0]

@@ -1,0 +1,416 @@
+"""One build, three ways to run: what is traced, what comes back, what is refused."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import ContextError, MismatchError, PerReplica, ReplicatorError
+from tests import helpers
+
+Pair = collections.namedtuple("Pair", ["left", "right"])
+
+
+# --- How often step_fn is called -----------------------------------------------------
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_step_fn_is_called_once_per_replica(mode, replicas):
+    repl = helpers.make(replicas)
+    calls = []
+
+    def step_fn(x):
+        calls.append(repl.replica_id)
+        assert repl.num_replicas == replicas
+        state = tf.Variable(1.0)  # made in the step, which is not traced again for it
+        return state * repl.all_reduce(tf.cast(x, tf.float32), "sum")
+
+    def input_fn():
+        return tf.data.Dataset.range(1000)
+
+    values = helpers.run(mode, repl, lambda: step_fn, input_fn, steps=3)
+    assert calls == list(range(replicas))
+    total = sum(range(2 * replicas, 3 * replicas))  # of the third step's elements
+    assert [float(v) for v in values] == [total] * replicas
+
+
+def test_a_function_builds_the_step_at_each_trace():
+    repl = helpers.make(2)
+    calls = []
+
+    def step_fn():
+        calls.append(repl.replica_id)
+        return repl.all_reduce(tf.constant(1), "sum")
+
+    @tf.function
+    def call(x):
+        return x + repl.run(step_fn)[0]
+
+    assert [int(call(k)) for k in (1, 2)] == [3, 4]
+    assert calls == [0, 1, 0, 1]  # a Python number is part of the signature
+    assert [int(call(tf.constant(k))) for k in (1, 2)] == [3, 4]
+    assert calls == [0, 1] * 3
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_a_loop_in_a_function_holds_one_step(steps):
+    repl = helpers.make(2)
+    with repl.context():
+        count = tf.Variable(0.0)
+    calls = []
+
+    def step_fn(x):
+        calls.append(repl.replica_id)
+        count.assign_add(repl.all_reduce(1.0, "mean"))
+        return repl.all_reduce(x, "sum")
+
+    @tf.function
+    def loop(n):
+        total = tf.constant(0, tf.int64)
+        for _ in tf.range(n):
+            total += repl.run(step_fn, lambda: tf.data.Dataset.range(100))[0]
+        return total
+
+    assert int(loop(tf.constant(steps))) == sum(range(2 * steps))
+    assert int(loop(tf.constant(1))) == 4 * steps + 1  # the iterator goes on
+    helpers.assert_replicas_equal([count])
+    assert count.numpy() == steps + 1
+    assert len(calls) % 2 == 0
+
+
+def test_a_step_goes_on_when_the_function_is_traced_again():
+    repl = helpers.make(2)
+
+    def step_fn(x):
+        state = tf.Variable(0, dtype=tf.int64)
+        return state.assign_add(x)
+
+    def input_fn():
+        return tf.data.Dataset.range(99)
+
+    call = tf.function(lambda n: repl.run(step_fn, input_fn))
+    assert [int(v) for v in call(1)] == [0, 1]
+    assert [int(v) for v in call(2)] == [2, 4]  # one state, one iterator
+
+
+def test_functions_run_eagerly_are_traced_all_the_same():
+    repl = helpers.make(2)
+    tf.config.run_functions_eagerly(True)
+    try:
+        values = repl.run(lambda: repl.all_reduce(tf.constant(2.0), "sum"))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert [float(v) for v in values] == [4.0, 4.0]
+
+
+# --- Results -------------------------------------------------------------------------
+
+
+class _Box(tf.Module):
+    """Holds one variable."""
+
+    def __init__(self) -> None:
+        self.variable = tf.Variable(5.0)
+
+
+OUTPUTS = {
+    "nothing": (lambda: None, None),
+    "Python number": (lambda: 3, np.int32(3)),
+    "Python float": (lambda: 2.5, np.float32(2.5)),
+    "bool": (lambda: True, np.bool_(True)),
+    "NumPy": (lambda: np.arange(3), np.arange(3)),
+    "string": (lambda: "word", b"word"),
+    "tensor": (lambda: tf.ones([2]), np.ones(2, np.float32)),
+    "empty": (lambda: tf.zeros([0, 3]), np.zeros([0, 3], np.float32)),
+    "sparse": (lambda: tf.sparse.eye(2), np.eye(2, dtype=np.float32)),
+    "ragged": (lambda: tf.ragged.constant([[1], [2, 3]]), [[1], [2, 3]]),
+    "slices": (
+        lambda: tf.IndexedSlices(
+            tf.ones([1, 2]), tf.constant([1]), tf.constant([3, 2])
+        ),
+        np.float32([[0, 0], [1, 1], [0, 0]]),
+    ),
+}
+
+
+def _dense(value: Any) -> Any:
+    """Returns a value, eager or fetched, as NumPy or lists."""
+    v1 = tf.compat.v1
+    if isinstance(value, v1.SparseTensorValue):
+        value = tf.SparseTensor(*value)
+    if isinstance(value, tf.SparseTensor):
+        return tf.sparse.to_dense(value).numpy()
+    if hasattr(value, "dense_shape"):
+        return tf.scatter_nd(
+            np.asarray(value.indices)[:, None], value.values, value.dense_shape
+        ).numpy()
+    if value is None or hasattr(value, "to_list"):
+        return value.to_list() if value is not None else None
+    value = np.asarray(value)
+    if value.dtype == object and value.ndim:  # a ragged tensor's
+        return [list(row) for row in value]
+    return value
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("effects", [False, True], ids=["pure", "with effects"])
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize(("make", "expected"), OUTPUTS.values(), ids=OUTPUTS)
+def test_outputs_of_every_kind_come_back(make, expected, mode, effects, replicas):
+    def step_fn():
+        if effects:
+            tf.debugging.Assert(tf.random.uniform([]) < 2, [0])
+        return make()
+
+    values = helpers.run(mode, helpers.make(replicas), lambda: step_fn)
+    assert len(values) == replicas
+    for value in values:
+        got = _dense(value)
+        np.testing.assert_equal(got, expected)
+        if isinstance(expected, np.generic | np.ndarray):
+            assert np.asarray(got).dtype == expected.dtype
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_nests_keep_their_structure(mode):
+    repl = helpers.make(2)
+
+    def step_fn():
+        r = tf.constant(repl.replica_id)
+        return {"a": Pair(r, [r + 10]), "b": (), "c": (None, {"d": r * 2})}
+
+    values = helpers.run(mode, repl, lambda: step_fn)
+    assert type(values["a"]) is Pair
+    assert [int(v) for v in values["a"].left] == [0, 1]
+    assert [int(v) for v in values["a"].right[0]] == [10, 11]
+    assert values["b"] == ()
+    assert tuple(values["c"][0]) == (None, None)
+    assert [int(v) for v in values["c"][1]["d"]] == [0, 2]
+    if mode != "function":  # a function returns plain tuples
+        assert type(values["a"].left) is PerReplica
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_a_variable_comes_back_as_its_value_after_the_step(mode):
+    repl = helpers.make(2)
+
+    def make_step():
+        box = _Box()
+
+        def step_fn():
+            before = box.variable.read_value()
+            box.variable.assign_add(1.0)
+            return before, box.variable
+
+        return step_fn
+
+    before, after = helpers.run(mode, repl, make_step, steps=2)
+    assert [float(v) for v in before] == [6.0, 6.0]
+    assert [float(v) for v in after] == [7.0, 7.0]
+
+
+def test_an_operation_comes_back_as_none_and_is_done():
+    repl = helpers.make(2)
+    with repl.context():
+        count = tf.Variable(0)
+    values = repl.run(lambda: tf.group(count.assign_add(1)))
+    assert values == PerReplica(None, None)
+    assert count.numpy() == 1
+
+
+@pytest.mark.parametrize("fetched", ["number", "op", "one replica's", "none"])
+def test_fetching_any_output_runs_the_whole_step(fetched):
+    repl = helpers.make(3)
+    with tf.Graph().as_default():
+        with repl.context():
+            count = tf.Variable(0.0)
+
+        def step_fn():
+            count.assign_add(repl.all_reduce(1.0, "mean"))
+            return {"number": tf.constant(1), "op": tf.no_op(), "none": None}
+
+        out = repl.run(step_fn)
+        fetches = out["number"][1] if fetched.startswith("one") else out[fetched]
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for _ in range(2):
+                session.run(fetches)
+            assert list(session.run(count.components)) == [2.0] * 3
+
+
+# --- What is refused -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["eager", "session"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda r: (1,) * (r + 1),
+        lambda r: {"ab"[r]: 1},
+        lambda r: None if r else 1,
+        lambda r: [1] if r else 1,
+        lambda r: tf.sparse.eye(2) if r else tf.eye(2),
+        lambda r: tf.no_op() if r else tf.constant(1),
+    ],
+    ids=["length", "keys", "None", "depth", "sparse", "operation"],
+)
+def test_replicas_return_one_structure(step, mode):
+    repl = helpers.make(2)
+    graph = tf.Graph().as_default() if mode == "session" else contextlib.nullcontext()
+    with graph, pytest.raises(MismatchError) as caught:
+        repl.run(lambda: step(repl.replica_id))
+    message = str(caught.value)
+    assert message.startswith("step_fn returns different structures on different repl")
+    for r, device in enumerate(repl.devices):
+        assert f"\n  replica {r} ({device}): " in message
+    assert "\nFix: return the same structure on every replica" in message
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("mode", ["eager", "session"])
+@pytest.mark.parametrize(
+    ("leaf", "name"),
+    [
+        (object(), "object"),
+        (tf.data.Dataset.range(3), "_RangeDataset"),
+        (_Box, "type"),
+        ({1, 2}, "set"),
+    ],
+    ids=["object", "dataset", "class", "set"],
+)
+def test_what_is_no_tensor_is_not_returned(leaf, name, mode):
+    graph = tf.Graph().as_default() if mode == "session" else contextlib.nullcontext()
+    with graph, pytest.raises(ReplicatorError, match=f"returned {name} .*is no tensor"):
+        helpers.make(2).run(lambda: [leaf])
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+@pytest.mark.parametrize("same", [True, False], ids=["same", "another"])
+def test_no_run_inside_a_run(mode, same):
+    repl = helpers.make(2)
+    inner = repl if same else helpers.make(2)
+
+    def step_fn():
+        return inner.run(lambda: tf.constant(1))
+
+    with pytest.raises(
+        ContextError,
+        match=r"(?s)a step was run inside a step.*test_building\.py:\d+ in "
+        r"step_fn.*Fix: run it outside",
+    ) as caught:
+        helpers.run(mode, repl, lambda: step_fn)
+    assert isinstance(caught.value, RuntimeError)
+    assert [int(v) for v in repl.run(lambda: tf.constant(1))] == [1, 1]
+
+
+# --- What surrounds a step -----------------------------------------------------------
+
+
+def test_two_threads_run_two_replicators_at_once():
+    """Which replica is being built is known per thread."""
+    results: dict[int, Any] = {}
+    barrier = threading.Barrier(2)
+
+    def work(index: int) -> None:
+        repl = replicator.Replicator([f"CPU:{2 * index}", f"CPU:{2 * index + 1}"])
+        with repl.context():
+            total = tf.Variable(0.0)
+
+        def step_fn():
+            barrier.wait(30)  # both threads are amid a build, on the same replica
+            total.assign_add(repl.all_reduce(float(index + repl.replica_id), "sum"))
+            return total.read_value()
+
+        for _ in range(20):
+            values = repl.run(step_fn)
+        results[index] = [float(v) for v in values]
+
+    threads = [threading.Thread(target=work, args=[index]) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == {0: [20.0, 20.0], 1: [60.0, 60.0]}
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_tape_around_a_step_that_it_does_not_use(mode):
+    """A tape that is open anyway does not make the step differentiate itself."""
+    repl = helpers.make(2)
+    with repl.context():
+        weight = tf.Variable(3.0)
+
+    def step_fn():
+        return repl.all_reduce(weight * 2.0, "sum")
+
+    call = (
+        tf.function(repl.build(step_fn)) if mode == "function" else repl.build(step_fn)
+    )
+    with tf.GradientTape():
+        assert [float(v) for v in call()] == [12.0, 12.0]
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_devices_of_the_user_are_kept(mode):
+    repl = helpers.make(2)
+    placed = []
+
+    def step_fn():
+        with tf.device("CPU:5"):
+            placed.append(tf.random.uniform([]).device)
+        with tf.device(None):
+            pass
+        placed.append(tf.random.uniform([]).device)
+
+    helpers.run(mode, repl, lambda: step_fn)
+    five = "/job:localhost/replica:0/task:0/device:CPU:5"
+    assert placed == [five, repl.devices[0], five, repl.devices[1]]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        tf.function,
+        lambda f: tf.function(f, autograph=False),
+        lambda f: functools.partial(f),
+        lambda f: type("Step", (), {"__call__": lambda self: f()})(),
+    ],
+    ids=["tf.function", "no autograph", "partial", "object"],
+)
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_step_fn_may_be_any_callable(mode, wrap):
+    repl = helpers.make(2)
+
+    def step_fn():
+        return repl.all_reduce(tf.constant(repl.replica_id + 1), "sum")
+
+    values = helpers.run(mode, repl, lambda: wrap(step_fn))
+    assert [int(v) for v in values] == [3, 3]
+
+
+class _Trainer:
+    """A class whose methods are steps."""
+
+    def __init__(self, repl: replicator.Replicator) -> None:
+        self.repl = repl
+
+    @tf.function
+    def step(self) -> tf.Tensor:
+        return self.repl.all_reduce(tf.constant(self.repl.replica_id), "max")
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_step_fn_may_be_a_function_of_a_class(mode):
+    repl = helpers.make(3)
+    trainer = _Trainer(repl)
+    values = helpers.run(mode, repl, lambda: trainer.step)
+    assert [int(v) for v in values] == [2, 2, 2]

@@ -1,0 +1,260 @@
+"""What a user touches: one object that caches its steps and can be dropped."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import ContextError
+from tests import helpers
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 8])
+def test_knows_its_devices(replicas):
+    repl = helpers.make(replicas)
+    assert repl.num_replicas == len(repl.devices) == replicas
+    assert len(set(repl.devices)) == replicas
+
+
+# --- Outside and inside ---------------------------------------------------------------
+
+_CALLS = {
+    "replica_id": lambda repl: repl.replica_id,
+    "all_reduce": lambda repl: repl.all_reduce(1.0),
+    "broadcast": lambda repl: repl.broadcast(1.0),
+    "all_gather": lambda repl: repl.all_gather(1.0),
+}
+
+
+@pytest.mark.parametrize("name", _CALLS)
+@pytest.mark.parametrize("where", ["eager", "function", "context"])
+def test_a_replica_exists_in_a_step_only(name, where):
+    repl = helpers.make(2)
+
+    def call():
+        return _CALLS[name](repl)
+
+    with pytest.raises(
+        ContextError, match=f"{name} was called outside a step"
+    ) as caught:
+        if where == "function":
+            tf.function(call)()
+        elif where == "context":
+            with repl.context():
+                call()
+        else:
+            call()
+    assert "Fix: call it inside the step_fn" in str(caught.value)
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_the_context_may_be_entered_in_a_step_and_twice():
+    repl = helpers.make(2)
+    with repl.context(), repl.context():
+        outside = tf.Variable(1.0)
+    made = []
+
+    def step_fn():
+        with repl.context():
+            made.append(tf.Variable(2.0))
+        return made[-1] + outside
+
+    assert [float(v) for v in repl.run(step_fn)] == [3.0, 3.0]
+    assert made[0] is made[1]
+    assert len(outside.components) == 2
+
+
+def test_the_context_is_left_when_its_block_raises():
+    repl = helpers.make(2)
+    with pytest.raises(KeyError), repl.context():
+        raise KeyError
+    assert not isinstance(tf.Variable(0), replicator.ReplicatedVariable)
+
+
+# --- The cache ------------------------------------------------------------------------
+
+
+class _Model:
+    """Has a method that counts how often it is traced."""
+
+    def __init__(self) -> None:
+        self.traced = 0
+
+    def step(self, x: tf.Tensor) -> tf.Tensor:
+        self.traced += 1
+        return x
+
+    def inputs(self) -> tf.data.Dataset:
+        return tf.data.Dataset.range(100)
+
+
+class _Equal:
+    """A callable that is equal to all with its number."""
+
+    traced = 0
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        type(self).traced += 1
+        return x + self.number
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Equal) and other.number == self.number
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+
+def test_a_bound_method_is_the_same_step_each_time():
+    repl, model = helpers.make(2), _Model()
+    for k in range(3):
+        values = repl.run(model.step, model.inputs)
+        assert [int(v) for v in values] == [2 * k, 2 * k + 1]
+    assert model.traced == 2
+    other = _Model()
+    assert [int(v) for v in repl.run(other.step, other.inputs)] == [0, 1]
+    assert (model.traced, other.traced) == (2, 2)
+
+
+def test_equal_callables_are_the_same_step():
+    repl = helpers.make(2)
+    inputs = _Model().inputs
+    _Equal.traced = 0
+    for k in range(3):
+        values = repl.run(_Equal(5), inputs)
+        assert [int(v) for v in values] == [2 * k + 5, 2 * k + 6]
+    assert _Equal.traced == 2
+    assert [int(v) for v in repl.run(_Equal(7), inputs)] == [7, 8]
+
+
+def test_equal_partials_are_the_same_step():
+    """functools.partial compares by identity; made anew in each turn, it goes on."""
+    repl, model = helpers.make(2), _Model()
+
+    def step_fn(scale, x, shift):
+        model.traced += 1
+        return x * scale + shift
+
+    def input_fn(size):
+        return tf.data.Dataset.range(size)
+
+    for k in range(3):
+        values = repl.run(
+            functools.partial(step_fn, 10, shift=1), functools.partial(input_fn, 100)
+        )
+        assert [int(v) for v in values] == [20 * k + 1, 20 * k + 11]
+    assert model.traced == 2
+    values = repl.run(functools.partial(step_fn, 10, shift=2), lambda: input_fn(9))
+    assert [int(v) for v in values] == [2, 12]
+
+
+def test_build_gives_what_run_calls():
+    repl, model = helpers.make(2), _Model()
+    step = repl.build(model.step, model.inputs)
+    assert repl.build(model.step, model.inputs) is step
+    assert repl.build(model.step, model.inputs, "per_worker") is not step
+    assert [int(v) for v in step()] == [0, 1]
+    assert [int(v) for v in repl.run(model.step, model.inputs)] == [2, 3]
+    assert model.traced == 2
+
+
+def test_one_replicator_runs_many_steps_over_the_same_variables():
+    """A GAN's two, and evaluation beside them."""
+    repl = helpers.make(2)
+    with repl.context():
+        one, two = tf.Variable(1.0), tf.Variable(10.0)
+
+    def first():
+        return one.assign_add(two * repl.all_reduce(1.0, "mean"))
+
+    def second():
+        return two.assign_add(one * repl.all_reduce(1.0, "mean"))
+
+    def evaluate():
+        return repl.all_reduce(one + two, "sum")
+
+    for _ in range(2):
+        repl.run(first)
+        repl.run(second)
+    assert [float(v) for v in repl.run(evaluate)] == [2 * (32.0 + 53.0)] * 2
+
+
+def test_two_replicators_of_the_same_devices_keep_to_themselves():
+    """Their variables are on the same devices, so that either may run them."""
+    one, two = helpers.make(2), helpers.make(2)
+
+    def step_fn():
+        return tf.Variable(0.0).assign_add(1.0)
+
+    assert [float(v) for v in one.run(step_fn)] == [1.0, 1.0]
+    assert [float(v) for v in two.run(step_fn)] == [1.0, 1.0]
+    assert [float(v) for v in one.run(step_fn)] == [2.0, 2.0]
+
+
+# --- Dropped --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("fed", [False, True], ids=["alone", "with inputs"])
+def test_all_is_freed_when_the_replicator_is_dropped(mode, fed):
+    class Probe:
+        """Something that step_fn holds."""
+
+    def use() -> list[weakref.ref]:
+        repl, probe = helpers.make(2), Probe()
+        made = []
+
+        def make_step():
+            weight = tf.Variable(1.0)
+
+            def step_fn(*element):
+                made.append(tf.Variable(2.0))
+                assert probe is not None
+                with tf.GradientTape() as tape:
+                    loss = repl.all_reduce(weight * 2.0, "sum")
+                return tape.gradient(loss, weight.handle)
+
+            made.append(weight)
+            return step_fn
+
+        def input_fn():
+            return tf.data.Dataset.range(9)
+
+        helpers.run(mode, repl, make_step, input_fn if fed else None)
+        return [weakref.ref(x) for x in (repl, probe, *made)]
+
+    held = use()
+    for _ in range(3):
+        gc.collect()
+    assert [ref() for ref in held] == [None] * len(held)
+
+
+def test_a_graph_is_freed_while_the_replicator_lives_on():
+    """The same step in many graphs: an old program that builds a graph per epoch."""
+    repl = helpers.make(2)
+
+    def step_fn(x):
+        return tf.Variable(1.0) * repl.all_reduce(tf.cast(x, tf.float32), "sum")
+
+    def input_fn():
+        return tf.data.Dataset.range(9)
+
+    def use() -> weakref.ref:
+        with tf.Graph().as_default() as graph:
+            fetches = repl.run(step_fn, input_fn)
+            with tf.compat.v1.train.MonitoredSession() as session:
+                session.run(fetches)
+        return weakref.ref(graph)
+
+    held = use()
+    for _ in range(3):
+        gc.collect()
+    assert held() is None
