@@ -56,6 +56,18 @@ def run(
     )
 
 
+def opaque(value: Any, shape: Any = ()) -> tf.Tensor:
+    """Returns a tensor of a known value that TensorFlow cannot fold into a constant.
+
+    Args:
+        value: What the tensor holds when it runs.
+        shape: Its static shape; that of the value, unless given. None: unknown rank.
+    """
+    value = tf.convert_to_tensor(value)
+    static = value.shape if shape == () else tf.TensorShape(shape)
+    return tf.compat.v1.placeholder_with_default(value, static)
+
+
 def components(variable: Any) -> list[np.ndarray]:
     """Returns the components' values of a replicated variable, Keras' or TensorFlow's."""
     inside = getattr(variable, "value", variable)

@@ -24,9 +24,12 @@ def refuse_nested(graph: tf.Graph, built: tf.Graph, what: str, line: str) -> Non
     Raises:
         ReplicatorError: The call stands inside a cond, a loop or a nested function.
     """
-    if graph is built and not _tf.in_v1_control_flow(graph):
+    lifted = tf.executing_eagerly()  # in a tf.init_scope
+    if graph is built and not lifted and not _tf.in_v1_control_flow(graph):
         return
     inside = getattr(graph, "name", "") or "a conditional or a loop"
+    if lifted:
+        inside = "tf.init_scope"
     raise errors.ReplicatorError(
         errors.compose(
             f"{what} stands inside control flow or a nested function ({inside}), where "

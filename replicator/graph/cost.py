@@ -15,8 +15,8 @@ _UNKNOWN_BYTES = 1 << 10  # tensors of unknown size are mostly small: losses, co
 
 
 def tensor_bytes(tensor: tf.Tensor) -> int:
-    """Returns the size of a tensor in bytes, or a guess if its shape is unknown."""
-    if not tensor.shape.is_fully_defined() or tensor.dtype.size is None:
+    """Returns the size of a tensor in bytes, or a guess where that is unknown."""
+    if not tensor.shape.is_fully_defined() or not tensor.dtype.size:
         return _UNKNOWN_BYTES
     return math.prod(tensor.shape.as_list()) * tensor.dtype.size
 

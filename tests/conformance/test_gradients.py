@@ -1,0 +1,143 @@
+"""Every primitive and its first two derivatives equal plain TensorFlow's.
+
+What is differentiated is the sum of all replicas' losses. The reference computes it
+from all tensors at once, without any of our code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import helpers
+from tests.conformance.battery import CASES
+
+Differentiate = Callable[[Callable[[], tf.Tensor], Any], Any]
+
+
+def _by_tape(target: Callable[[], tf.Tensor], sources: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        value = target()
+    return tape.gradient(value, sources, unconnected_gradients="zero")
+
+
+def _by_tf_gradients(target: Callable[[], tf.Tensor], sources: Any) -> Any:
+    flat = tf.nest.flatten(sources)
+    found = tf.gradients(target(), flat, unconnected_gradients="zero")
+    return tf.nest.pack_sequence_as(sources, found)
+
+
+def _loss(y: tf.Tensor, r: int) -> tf.Tensor:
+    return (r + 1.0) * tf.reduce_sum(tf.sin(y) * y)
+
+
+def _direction(x: tf.Tensor, r: int) -> tf.Tensor:
+    """Makes the second derivative a product with a vector that differs by replica."""
+    return tf.cos(tf.stop_gradient(x) + r)
+
+
+def _reference(name: str, arrays: Sequence[np.ndarray]) -> list[tuple[Any, Any, Any]]:
+    """Returns result, first and second derivative for each replica."""
+    xs = [tf.constant(array) for array in arrays]
+
+    def total() -> tf.Tensor:
+        return tf.add_n([_loss(y, r) for r, y in enumerate(CASES[name].plain(xs))])
+
+    def slope() -> tf.Tensor:
+        first = _by_tape(total, xs)
+        return tf.add_n(
+            [
+                tf.reduce_sum(_direction(x, r) * d)
+                for r, (x, d) in enumerate(zip(xs, first, strict=True))
+            ]
+        )
+
+    results = CASES[name].plain(xs)
+    return list(zip(results, _by_tape(total, xs), _by_tape(slope, xs), strict=True))
+
+
+def _replicated(
+    name: str, arrays: Sequence[np.ndarray], mode: str, by: Differentiate
+) -> list[tuple[Any, Any, Any]]:
+    repl = helpers.make(len(arrays))
+
+    def step() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        r = repl.replica_id
+        x = helpers.opaque(arrays[r])
+
+        def own() -> tf.Tensor:
+            return CASES[name].call(repl, x)
+
+        def loss() -> tf.Tensor:
+            return _loss(own(), r)
+
+        def slope() -> tf.Tensor:
+            return tf.reduce_sum(_direction(x, r) * by(loss, x))
+
+        return own(), by(loss, x), by(slope, x)
+
+    columns = helpers.run(mode, repl, lambda: step)
+    return list(zip(*columns, strict=True))
+
+
+def _assert_equal(name: str, num_replicas: int, mode: str, by: Differentiate) -> None:
+    arrays = CASES[name].inputs(num_replicas)
+    got = _replicated(name, arrays, mode, by)
+    want = _reference(name, arrays)
+    for r in range(num_replicas):
+        for what, one, two in zip(("value", "d", "dd"), got[r], want[r], strict=True):
+            np.testing.assert_allclose(
+                one, two, rtol=1e-12, atol=1e-12, err_msg=f"{what}, replica {r}"
+            )
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_plain_by_tape(name: str, num_replicas: int) -> None:
+    _assert_equal(name, num_replicas, "eager", _by_tape)
+
+
+@pytest.mark.parametrize("mode", ["function", "session"])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_plain_by_tf_gradients(name: str, mode: str) -> None:
+    _assert_equal(name, 3, mode, _by_tf_gradients)
+
+
+@pytest.mark.parametrize("name", ["sum", "broadcast", "stack"])
+def test_equals_plain_by_tape_in_a_session(name: str) -> None:
+    _assert_equal(name, 2, "session", _by_tape)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_numeric_differentiation(name: str) -> None:
+    arrays = CASES[name].inputs(3)
+    repl = helpers.make(3)
+
+    def losses(*values: Any) -> list[Any]:
+        def step() -> tf.Tensor:
+            r = repl.replica_id
+            return _loss(CASES[name].call(repl, tf.identity(values[r])), r)
+
+        return repl.run(step)
+
+    losses_fn = tf.function(losses)
+
+    def total(values: Sequence[np.ndarray]) -> float:
+        return float(sum(losses_fn(*[tf.constant(v) for v in values])))
+
+    step = 1e-6
+    _, first, _ = zip(*_replicated(name, arrays, "eager", _by_tape), strict=True)
+    for r in range(3):
+        if not arrays[r].size:
+            continue
+        up, down = ([a.copy() for a in arrays] for _ in range(2))
+        up[r][0, 1] += step
+        down[r][0, 1] -= step
+        numeric = (total(up) - total(down)) / (2 * step)
+        # Central differences err by step**2, and by rounding / step.
+        np.testing.assert_allclose(first[r][0, 1], numeric, rtol=1e-6, atol=1e-7)

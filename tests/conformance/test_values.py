@@ -1,0 +1,155 @@
+"""Every primitive's result: in every mode, on any shape, the same bits everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import helpers
+from tests.conformance.battery import CASES, Case
+
+ALIKE = [name for name, case in CASES.items() if not case.may_differ]
+# Shapes as a graph may know them: a scalar has no axis to join along.
+NO_AXIS = [name for name in ALIKE if name != "concat_last"]
+
+
+def _run(mode: str, case: Case, arrays: Any, shape: Any = ()) -> list[np.ndarray]:
+    """Runs one call on tensors of static shape `shape`; returns it for each replica."""
+    repl = helpers.make(len(arrays))
+
+    def step() -> tf.Tensor:
+        return case.call(repl, helpers.opaque(arrays[repl.replica_id], shape))
+
+    return list(helpers.run(mode, repl, lambda: step))
+
+
+def _assert_plain(case: Case, arrays: Any, got: list[np.ndarray]) -> None:
+    want = case.plain([tf.constant(array) for array in arrays])
+    for r, (one, two) in enumerate(zip(got, want, strict=True)):
+        assert one.shape == two.shape, r
+        np.testing.assert_allclose(one, two, rtol=1e-13, err_msg=f"replica {r}")
+        assert one.tobytes() == got[0].tobytes(), f"replica {r} holds other bits"
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("name", CASES)
+def test_equals_plain_in_all_modes(name: str, mode: str) -> None:
+    arrays = CASES[name].inputs(4)
+    _assert_plain(CASES[name], arrays, _run(mode, CASES[name], arrays))
+
+
+@pytest.mark.parametrize("size", [(), (0,), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("name", NO_AXIS)
+def test_scalars_and_empty_tensors(name: str, size: tuple[int, ...]) -> None:
+    rng = np.random.RandomState(1)
+    arrays = [np.asarray(rng.randn(*size)) for _ in range(3)]
+    _assert_plain(CASES[name], arrays, _run("eager", CASES[name], arrays))
+
+
+@pytest.mark.parametrize("mode", ["eager", "session"])
+@pytest.mark.parametrize(
+    "shape", [[None, 3], [None, None], None], ids=["batch", "sizes", "rank"]
+)
+@pytest.mark.parametrize("name", CASES)
+def test_unknown_static_shapes(name: str, shape: Any, mode: str) -> None:
+    arrays = CASES[name].inputs(3)
+    _assert_plain(CASES[name], arrays, _run(mode, CASES[name], arrays, shape))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_unknown_rank(name: str) -> None:
+    case = CASES[name]
+    arrays = case.inputs(3)
+    repl = helpers.make(3)
+
+    def step(shape: Any = None) -> tf.Tensor:
+        x = helpers.opaque(arrays[repl.replica_id], shape)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(case.call(repl, x) ** 2)
+        return tape.gradient(loss, x)
+
+    known = helpers.run("eager", repl, lambda: lambda: step(()))
+    unknown = helpers.run("eager", repl, lambda: lambda: step(None))
+    for one, two in zip(known, unknown, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("known", [0, 1, None], ids=["first", "second", "neither"])
+@pytest.mark.parametrize(
+    "sizes",
+    [([3], [1]), ([1], [3]), ([], [3]), ([3, 3], [3]), ([2], [3])],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ALIKE)
+def test_shapes_that_differ_when_run_are_an_error(
+    name: str, sizes: Any, known: int | None
+) -> None:
+    """Also where one replica knows its shape: nothing may broadcast."""
+    if name == "concat_last" and len(sizes[0]) == len(sizes[1]) == 1:
+        pytest.skip("sizes may differ along the axis")
+    if name == "concat_last" and known is not None and not sizes[known]:
+        pytest.skip("a scalar without an axis is refused when built")
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        r = repl.replica_id
+        static = sizes[r] if r == known else None
+        return CASES[name].call(repl, helpers.opaque(tf.ones(sizes[r]), static))
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        repl.run(step)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_shapes_that_differ_when_run_are_an_error_in_a_session(name: str) -> None:
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        x = tf.ones([2, 3] if repl.replica_id else [1, 3])
+        return CASES[name].call(repl, helpers.opaque(x, [None, 3]))
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        helpers.run("session", repl, lambda: step)
+
+
+def test_rows_that_differ_when_run_are_an_error_even_of_no_rows() -> None:
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        x = tf.zeros([2, 4] if repl.replica_id else [0, 3])
+        return repl.all_gather(helpers.opaque(x, None), axis=0)
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        repl.run(step)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_keep_what_is_known_of_the_shape(name: str) -> None:
+    case = CASES[name]
+    arrays = case.inputs(3)
+    repl = helpers.make(3)
+    shapes = []
+
+    def step() -> tf.Tensor:
+        y = case.call(repl, helpers.opaque(arrays[repl.replica_id]))
+        shapes.append(y.shape)
+        return y
+
+    for result, static in zip(repl.run(step), shapes, strict=True):
+        assert static.rank == result.shape.rank
+        assert static.is_compatible_with(result.shape)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_runs_are_bitwise_equal(name: str) -> None:
+    case = CASES[name]
+    repl = helpers.make(8)
+    arrays = [array.astype(np.float32) for array in case.inputs(8)]
+    step = repl.build(lambda: case.call(repl, helpers.opaque(arrays[repl.replica_id])))
+    seen = {tuple(y.numpy().tobytes() for y in step()) for _ in range(10)}
+    assert len(seen) == 1
+    assert len(set(next(iter(seen)))) == 1

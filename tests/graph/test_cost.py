@@ -1,0 +1,44 @@
+"""Which device computes a communication."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from replicator.graph import cost
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "nbytes"),
+    [("float32", (3, 4), 48), ("float16", (), 2), ("float64", (0, 9), 0)],
+)
+def test_bytes_of_a_tensor(dtype: str, shape: tuple[int, ...], nbytes: int) -> None:
+    assert cost.tensor_bytes(tf.zeros(shape, dtype)) == nbytes
+
+
+@pytest.mark.parametrize("shape", [None, [None, 1000]], ids=str)
+def test_an_unknown_size_is_guessed_the_same_for_all(shape: object) -> None:
+    with tf.Graph().as_default():
+        tensor = tf.compat.v1.placeholder(tf.float32, shape)
+        other = tf.compat.v1.placeholder(tf.int64, None)
+        assert cost.tensor_bytes(tensor) == cost.tensor_bytes(other) > 0
+
+
+def test_strings_have_some_size() -> None:
+    assert cost.tensor_bytes(tf.constant(["a", "b"])) > 0
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
+def test_hubs_share_the_bytes(num_devices: int) -> None:
+    devices = [f"/device:CPU:{d}" for d in range(num_devices)]
+    hubs = cost.Hubs(devices)
+    load = dict.fromkeys(devices, 0)
+    sizes = [100 + 7 * k for k in range(80)]
+    for size in sizes:
+        load[hubs.next(size)] += size
+    assert max(load.values()) - min(load.values()) <= max(sizes)
+
+
+def test_hubs_share_even_empty_tensors() -> None:
+    hubs = cost.Hubs(["a", "b", "c"])
+    assert [hubs.next(0) for _ in range(6)] == ["a", "b", "c"] * 2
