@@ -21,7 +21,7 @@ import tensorflow as tf
 from replicator import _tf, checks, context, errors, inputs
 from replicator.graph import effects, random, rewrite
 from replicator.primitives import table
-from replicator.variables import VariableFactory
+from replicator.creation import VariableFactory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.graph import effects, placeholder
-from replicator.variables import VariableFactory
+from replicator.creation import VariableFactory
 
 
 def check_outputs(outputs: Sequence[Any], devices: Sequence[str]) -> None:

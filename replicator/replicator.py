@@ -11,7 +11,7 @@ import tensorflow as tf
 from replicator import building, context, devices, optimizers, steps
 from replicator.graph.effects import Ledger
 from replicator.primitives import all_gather, all_reduce, base, broadcast
-from replicator.variables import VariableFactory
+from replicator.creation import VariableFactory
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 

@@ -1,0 +1,183 @@
+"""How replicated variables come to be: the variable creator of a Replicator.
+
+Runs whenever TensorFlow or Keras makes a variable under `Replicator.context()` or
+inside a step_fn. Makes one plain variable per device, all of one initial value, and one
+ReplicatedVariable around them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context, errors
+from replicator.seeds import Seed
+from replicator.variables import ReplicatedVariable
+
+
+class VariableFactory:
+    """Creates replicated variables; the variable creator of one Replicator.
+
+    Variables made inside a step_fn are kept here: every replica's k-th creation at a
+    place of the step's code is one variable, in all builds of that step.
+
+    Attributes:
+        initializers: All ops made for the creation of variables in graphs. They may
+            stand amid a step's ops, but are no part of the step.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._devices = tuple(devices)
+        self._made: dict[Any, ReplicatedVariable] = {}
+        self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
+        self._all = weakref.WeakValueDictionary()
+        self.initializers: set[tf.Operation] = set()
+
+    def creator(self, next_creator: Any, **kwargs: Any) -> ReplicatedVariable:
+        """What tf.variable_creator_scope calls for each new variable."""
+        replica = context.current()
+        if replica is None:
+            return self._create(kwargs, scope=None)
+        place = (replica.step_key, _tf.stack_since(replica.depth))
+        key = (place, replica.count(place))
+        if key in self._made:
+            return self._again(self._made[key], kwargs)
+        scope = tf.compat.v1.get_default_graph().get_name_scope() + "/"
+        variable = self._create(kwargs, scope=scope.removeprefix(replica.scope))
+        self._made[key] = variable
+        return variable
+
+    def owners(self) -> dict[int, ReplicatedVariable]:
+        """Returns the variable behind each component's handle, by the handle's id."""
+        return {
+            id(component.handle): variable
+            for variable in self._all.values()
+            for component in variable.components
+        }
+
+    def _again(self, variable: ReplicatedVariable, kwargs: Any) -> ReplicatedVariable:
+        """Returns the variable that another replica made at the same place."""
+        dtype, shape = kwargs.get("dtype"), kwargs.get("shape")
+        value = kwargs.get("initial_value")
+        if value is not None and not callable(value) and shape is None:
+            shape = tf.convert_to_tensor(value, dtype).shape
+        wanted = tf.as_dtype(dtype or variable.dtype)
+        if wanted != variable.dtype or not variable.shape.is_compatible_with(
+            tf.TensorShape(shape)
+        ):
+            raise errors.MismatchError(
+                errors.compose(
+                    f"replicas create different variables at {errors.user_line()}: "
+                    f"{variable.dtype.name}{variable.shape} first, then "
+                    f"{wanted.name}{tf.TensorShape(shape)}.",
+                    fix="let all replicas create the same variables in the same order.",
+                )
+            )
+        return variable
+
+    def _create(self, kwargs: dict[str, Any], scope: str | None) -> ReplicatedVariable:
+        kwargs = {k: v for k, v in kwargs.items() if v is not None}
+        kwargs["initial_value"] = _lifted(kwargs.get("initial_value"))
+        collections = kwargs.pop("collections", None)
+        with (
+            tf.init_scope(),
+            context.building(None),
+            tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True),
+        ):
+            graph = tf.compat.v1.get_default_graph()
+            start = _tf.operation_count(graph)
+            if scope is None:
+                components = self._components(kwargs)
+            else:
+                with tf.name_scope(scope if scope != "/" else ""):
+                    components = self._components(kwargs)
+            variable = self._combine(components, kwargs, collections)
+            if not tf.executing_eagerly():
+                self.initializers.update(graph.get_operations()[start:])
+            return variable
+
+    def _components(self, kwargs: dict[str, Any]) -> list[tf.Variable]:
+        """Creates one plain variable per device, with component 0's initial value."""
+        names = ("initial_value", "name", "dtype", "shape", "validate_shape")
+        own = {k: kwargs[k] for k in names if k in kwargs}
+        with tf.device(self._devices[0]):
+            first = _tf.ResourceVariable(trainable=False, collections=[], **own)
+        seed = Seed.of(first)
+        components = [first]
+        for r, device in enumerate(self._devices[1:], 1):
+
+            def initial_value(r: int = r) -> tf.Tensor:
+                eager = tf.executing_eagerly()
+                value = first.read_value() if eager else first.initial_value
+                if seed is not None:
+                    value = value + seed.offset(first, r)
+                return tf.identity(value)
+
+            own["initial_value"] = initial_value
+            own["dtype"] = first.dtype
+            own["name"] = f"{first.name.partition(':')[0].split('/')[-1]}/replica_{r}"
+            with tf.device(device):
+                components.append(
+                    _tf.ResourceVariable(trainable=False, collections=[], **own)
+                )
+        return components
+
+    def _combine(
+        self,
+        components: Sequence[tf.Variable],
+        kwargs: dict[str, Any],
+        collections: Sequence[str] | None,
+    ) -> ReplicatedVariable:
+        facts = {
+            name: kwargs[name]
+            for name in ("trainable", "synchronization", "aggregation", "constraint")
+            if name in kwargs
+        }
+        graph_mode = not tf.executing_eagerly()
+        if graph_mode:
+            initializers = [component.initializer for component in components]
+            facts["initializer_op"] = tf.group(*initializers, name="initialize")
+        variable = ReplicatedVariable(
+            components=components,
+            devices=self._devices,
+            seed=Seed.of(components[0]),
+            **facts,
+        )
+        self._all[id(variable)] = variable
+        if graph_mode:
+            if collections is None:
+                collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
+            if variable.trainable:
+                trainable = tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES
+                collections = list(dict.fromkeys([*collections, trainable]))
+            variable.graph.add_to_collections(collections, variable)
+        return variable
+
+
+def _lifted(initial_value: Any) -> Any:
+    """Returns an initial value that can be used outside the function being traced."""
+    if callable(initial_value) or not tf.is_tensor(initial_value):
+        return initial_value
+    if isinstance(initial_value, tf.Variable) or not tf.is_symbolic_tensor(
+        initial_value
+    ):
+        return initial_value
+    with tf.init_scope():
+        outside = tf.compat.v1.get_default_graph()
+        if not tf.executing_eagerly() and initial_value.graph is outside:
+            return initial_value
+    try:
+        return _tf.lift_initial_value(initial_value)
+    except _tf.UnliftableError as error:
+        raise errors.ContextError(
+            errors.compose(
+                "the initial value of a variable created in a step depends on the "
+                "step's inputs or state.",
+                [f"at {errors.user_line()}"],
+                "hand in a function without arguments, lambda: ..., or a value that "
+                "does not depend on the batch.",
+            )
+        ) from error
