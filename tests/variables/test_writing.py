@@ -1,0 +1,469 @@
+"""No assignment leaves replicas different, and each means what is documented."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from tests import helpers
+
+AGGREGATION = tf.VariableAggregation
+ON_READ = tf.VariableSynchronization.ON_READ
+START = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+
+WRITES: dict[str, Callable[[Any, Any], Any]] = {
+    "assign": lambda v, x: v.assign(x),
+    "assign_add": lambda v, x: v.assign_add(x),
+    "assign_sub": lambda v, x: v.assign_sub(x),
+}
+PARTS: dict[str, Callable[[Any, Any], Any]] = {
+    "scatter_add": lambda v, x: v.scatter_add(tf.IndexedSlices(x[:2], [3, 1])),
+    "scatter_sub": lambda v, x: v.scatter_sub(tf.IndexedSlices(x[:2], [3, 1])),
+    "scatter_update": lambda v, x: v.scatter_update(tf.IndexedSlices(x[:2], [3, 1])),
+    "scatter_max": lambda v, x: v.scatter_max(tf.IndexedSlices(x[:2], [3, 1])),
+    "scatter_min": lambda v, x: v.scatter_min(tf.IndexedSlices(x[:2], [3, 1])),
+    "scatter_mul": lambda v, x: v.scatter_mul(tf.IndexedSlices(x[:2], [3, 1])),
+    "scatter_div": lambda v, x: v.scatter_div(tf.IndexedSlices(x[:2], [3, 1])),
+    "batch_scatter_update": lambda v, x: v.batch_scatter_update(
+        tf.IndexedSlices(x[:1], [2])
+    ),
+    "scatter_nd_add": lambda v, x: v.scatter_nd_add([[3], [1]], x[:2]),
+    "scatter_nd_sub": lambda v, x: v.scatter_nd_sub([[3], [1]], x[:2]),
+    "scatter_nd_update": lambda v, x: v.scatter_nd_update([[3], [1]], x[:2]),
+    "scatter_nd_max": lambda v, x: v.scatter_nd_max([[3], [1]], x[:2]),
+    "scatter_nd_min": lambda v, x: v.scatter_nd_min([[3], [1]], x[:2]),
+    "slice_assign": lambda v, x: v[1:3].assign(x[:2]),
+}
+ALL = {**WRITES, **PARTS}
+
+
+def make(repl: replicator.Replicator, value: Any = START, **facts: Any) -> tf.Variable:
+    with repl.context():
+        return tf.Variable(value, name="weights", **facts)
+
+
+def written(write: Callable[[Any, Any], Any], start: Any, value: Any) -> np.ndarray:
+    """Returns what a plain variable holds after a write."""
+    plain = tf.Variable(start)
+    write(plain, value)
+    return plain.numpy()
+
+
+def own(repl: replicator.Replicator, base: np.ndarray = START) -> tf.Tensor:
+    """Returns a value that differs on all replicas."""
+    return tf.constant(base) * (repl.replica_id + 2.0)
+
+
+# --- Outside a step -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("name", ALL)
+def test_outside_a_step_every_component_is_written(name: str, graph: bool) -> None:
+    variable = make(helpers.make(3))
+    value = START * 3.0
+
+    def write() -> Any:
+        return ALL[name](variable, value)
+
+    result = tf.function(write)() if graph else write()
+    expected = written(ALL[name], START, value)
+    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(helpers.components(variable), [expected] * 3)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
+def test_outside_a_step_an_on_read_variable_is_written_as_a_whole(
+    name: str, aggregation: str
+) -> None:
+    repl = helpers.make(2)
+    variable = make(
+        repl,
+        synchronization=ON_READ,
+        aggregation=getattr(AGGREGATION, aggregation),
+    )
+    repl.run(lambda: variable.assign(own(repl)))
+    before = variable.numpy()
+    factor = 5.0 if aggregation == "SUM" else 2.5
+    np.testing.assert_array_equal(before, START * factor)
+    result = ALL[name](variable, START + 1.0)
+    expected = written(ALL[name], before, START + 1.0)
+    np.testing.assert_allclose(result, expected)
+    np.testing.assert_allclose(variable, expected)
+
+
+@pytest.mark.parametrize("name", ["scatter_add", "scatter_update", "scatter_nd_add"])
+def test_functions_of_v1_write_every_component(name: str) -> None:
+    variable = make(helpers.make(2))
+    write = getattr(tf.compat.v1, name)
+    indices = [[1]] if "nd" in name else [1]
+    for call in (write, tf.function(write)):
+        call(variable, indices, [5.0])
+        helpers.assert_replicas_equal([variable])
+    assert variable.numpy()[1] == (5.0 if "update" in name else 12.0)
+
+
+def test_what_an_assignment_returns_is_the_variable_after_it() -> None:
+    variable = make(helpers.make(2), 0.0)
+
+    @tf.function
+    def around() -> Any:
+        with tf.control_dependencies([variable.assign(1.0)]):
+            first = variable.read_value()
+        second = variable.assign_add(2.0).read_value()
+        third = variable.assign(5.0).assign_add(1.0).assign_sub(0.5).read_value()
+        return first, second, third
+
+    assert [t.numpy() for t in around()] == [1.0, 3.0, 5.5]
+    assert helpers.components(variable) == [5.5, 5.5]
+    assert variable.assign(2.0) is variable
+    assert variable.assign_add(2.0, read_value=False) is None
+
+
+def test_load_sets_every_component() -> None:
+    repl = helpers.make(2)
+    with tf.Graph().as_default():
+        variable = make(repl)
+        counter = make(repl, synchronization=ON_READ)
+        parts = list(variable.components)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            variable.load(START * 2, session)
+            np.testing.assert_array_equal(session.run(parts), [START * 2] * 2)
+            with pytest.raises(
+                replicator.ReplicatorError, match="differ.*Fix: run its assign"
+            ):
+                counter.load(START, session)
+
+
+# --- Inside a step: mirrored variables ------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("num_replicas", [1, 3])
+@pytest.mark.parametrize("name", WRITES)
+def test_floats_are_averaged(mode: str, num_replicas: int, name: str) -> None:
+    repl = helpers.make(num_replicas)
+
+    def make_step() -> Callable[[], Any]:
+        variable = make(repl)
+        return lambda: WRITES[name](variable, own(repl))
+
+    results = helpers.run(mode, repl, make_step)
+    mean = np.mean([START * (r + 2) for r in range(num_replicas)], axis=0)
+    expected = written(WRITES[name], START, mean)
+    for result in results:
+        np.testing.assert_allclose(result, expected)
+        assert result.tobytes() == results[0].tobytes()
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize(
+    ("aggregation", "dtype"),
+    [
+        ("SUM", "float32"),
+        ("SUM", "int32"),
+        ("MEAN", "float32"),
+        ("ONLY_FIRST_REPLICA", "float32"),
+        ("ONLY_FIRST_REPLICA", "int32"),
+    ],
+)
+def test_the_aggregation_says_what_is_assigned(
+    name: str, aggregation: str, dtype: str
+) -> None:
+    repl = helpers.make(3)
+    start = START.astype(dtype)
+    variable = make(repl, start, aggregation=getattr(AGGREGATION, aggregation))
+
+    def step_fn() -> Any:
+        return WRITES[name](variable, start * (repl.replica_id + 2))
+
+    repl.run(step_fn)
+    factor = {"SUM": 9, "MEAN": 3, "ONLY_FIRST_REPLICA": 2}[aggregation]
+    expected = written(WRITES[name], start, start * factor)
+    np.testing.assert_array_equal(helpers.components(variable), [expected] * 3)
+
+
+def test_an_integer_mean_is_refused() -> None:
+    repl = helpers.make(2)
+    variable = make(repl, 1, aggregation=AGGREGATION.MEAN)
+
+    def step_fn() -> None:
+        variable.assign(2)
+
+    with pytest.raises(
+        replicator.ReplicatorError,
+        match=r"(?s)mean of int32.*test_writing.py:\d+ in step_fn.*cast to a float",
+    ):
+        repl.run(step_fn)
+
+
+@pytest.mark.parametrize("value", [3, True, "text"])
+def test_integers_bools_and_strings_are_taken_as_equal(value: Any) -> None:
+    for check in (False, True):
+        repl = helpers.make(2, check=check)
+        variable = make(repl, type(value)())
+        repl.run(lambda variable=variable: variable.assign(value))
+        assert [c == tf.constant(value).numpy() for c in helpers.components(variable)]
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("dtype", ["int64", "bool"])
+def test_unequal_integers_and_bools_are_found_under_check(
+    mode: str, dtype: str
+) -> None:
+    repl = helpers.make(2, check=True)
+
+    def make_step() -> Callable[[], Any]:
+        variable = make(repl, tf.cast([0, 0], dtype))
+
+        def step_fn() -> tf.Tensor:
+            return variable.assign(tf.cast([1, repl.replica_id], dtype)).read_value()
+
+        return step_fn
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"different values to variable weights:0 at .*test_writing.py:\d+ in "
+        r"step_fn; give it an aggregation, or all_reduce the value",
+    ):
+        helpers.run(mode, repl, make_step)
+
+
+def test_a_failed_check_changes_no_variable() -> None:
+    repl = helpers.make(2, check=True)
+    variable = make(repl, 5)
+
+    def step_fn() -> None:
+        variable.assign(repl.replica_id)
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        repl.run(step_fn)
+    assert helpers.components(variable) == [5, 5]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_are_written_leave_replicas_equal(name: str) -> None:
+    repl = helpers.make(3)
+    variable = make(repl)
+    results = repl.run(lambda: PARTS[name](variable, own(repl)))
+    expected = np.mean(
+        [written(PARTS[name], START, START * (r + 2)) for r in range(3)], axis=0
+    )
+    helpers.assert_replicas_equal([variable])
+    np.testing.assert_allclose(variable, expected, rtol=1e-6)
+    np.testing.assert_allclose(results, [expected] * 3, rtol=1e-6)
+
+
+def test_parts_of_summed_variables_are_refused() -> None:
+    repl = helpers.make(2)
+    variable = make(repl, aggregation=AGGREGATION.SUM)
+
+    def step_fn() -> None:
+        variable[0].assign(1.0)
+
+    with pytest.raises(
+        replicator.ReplicatorError,
+        match=r"(?s)weights:0, whose aggregation is SUM, on replica 0.*"
+        r"test_writing.py:\d+ in step_fn.*Fix: all_reduce",
+    ):
+        repl.run(step_fn)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_reads_and_writes_keep_their_order(mode: str) -> None:
+    repl = helpers.make(2)
+
+    def make_step() -> Callable[[], Any]:
+        variable = make(repl, 1.0)
+
+        def step_fn() -> Any:
+            before = variable.read_value()
+            written = variable.assign(before * 2.0 + repl.replica_id)  # mean: 2x + 0.5
+            between = variable * 1.0
+            last = written.assign_add(before).read_value()
+            variable.assign_sub(1.0)
+            return before, between, last, variable.read_value()
+
+        return step_fn
+
+    for steps, start in ((1, 1.0), (2, 2.5)):
+        before, between, last, after = helpers.run(mode, repl, make_step, steps=steps)
+        assert list(before) == [start] * 2
+        assert list(between) == [2 * start + 0.5] * 2
+        assert list(last) == [3 * start + 0.5] * 2
+        assert list(after) == [3 * start - 0.5] * 2
+
+
+@pytest.mark.parametrize("where", ["cond", "while", "if", "function"])
+def test_averaging_inside_control_flow_is_refused_by_line(where: str) -> None:
+    repl = helpers.make(2)
+    variable = make(repl, 1.0)
+
+    def write() -> tf.Tensor:
+        return variable.assign(2.0).read_value()
+
+    def step_fn() -> Any:
+        chosen = tf.reduce_sum(tf.ones([2])) > 1.0
+        if where == "cond":
+            return tf.cond(chosen, write, lambda: 0.0)
+        if where == "while":
+            return tf.while_loop(lambda x: x < 0.0, lambda x: write(), [0.0])
+        if where == "function":
+            return tf.function(write)()
+        result = 0.0
+        if chosen:
+            result = write()
+        return result
+
+    with pytest.raises(
+        replicator.ReplicatorError,
+        match=r"(?s)all_reduce on replica 0 stands inside control flow.*"
+        r"test_writing.py:\d+ in write.*Fix:",
+    ):
+        repl.run(step_fn)
+    assert helpers.components(variable) == [1.0, 1.0]
+    assert repl.run(lambda: variable + 1.0)[1].numpy() == 2.0
+
+
+def test_integers_may_be_counted_inside_control_flow() -> None:
+    repl = helpers.make(2)
+    variable = make(repl, 0)
+
+    def step_fn() -> Any:
+        chosen = tf.reduce_sum(tf.ones([2])) > 1.0
+        tf.cond(chosen, lambda: variable.assign_add(3).read_value(), lambda: 0)
+        return tf.function(lambda: variable.assign_add(1).read_value())()
+
+    assert [int(v) for v in repl.run(step_fn)] == [4, 4]
+    assert helpers.components(variable) == [4, 4]
+
+
+def test_the_graph_op_behind_the_methods_is_refused_by_line() -> None:
+    repl = helpers.make(2)
+    variable = make(repl, 1.0)
+
+    def step_fn() -> None:
+        value = tf.constant(1.0 + repl.replica_id)
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+    with pytest.raises(
+        replicator.ContextError,
+        match=r"(?s)replica 0 writes variable weights:0 by AssignVariableOp.*"
+        r"test_writing.py:\d+ in step_fn.*Fix:.*own methods",
+    ):
+        repl.run(step_fn)
+
+
+def test_wrong_shapes_raise_as_for_plain_variables() -> None:
+    repl = helpers.make(2)
+    variable = make(repl)
+    with pytest.raises(ValueError, match=r"weights:0.*\(4,\).*\(1,\)"):
+        variable.assign([1.0])
+    with pytest.raises(ValueError, match=r"weights:0.*\(4,\).*\(1,\)"):
+        repl.run(lambda: variable.assign([1.0]))
+    np.testing.assert_array_equal(helpers.components(variable), [START] * 2)
+
+
+# --- Inside a step: variables that differ ---------------------------------------------
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [("SUM", 9.0), ("MEAN", 3.0), ("ONLY_FIRST_REPLICA", 2.0), ("NONE", 2.0)],
+)
+def test_on_read_variables_keep_their_own_values(
+    mode: str, aggregation: str, expected: float
+) -> None:
+    repl = helpers.make(3)
+    made: list[tf.Variable] = []
+
+    def make_step() -> Callable[[], Any]:
+        variable = make(
+            repl,
+            np.zeros(4, np.float32),
+            synchronization=ON_READ,
+            aggregation=getattr(AGGREGATION, aggregation),
+        )
+        made.append(variable)
+        return lambda: variable.assign_add(own(repl)).read_value()
+
+    if mode == "session":
+        with tf.Graph().as_default():
+            with repl.context():
+                step_fn = make_step()
+            fetches = repl.run(step_fn)
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                results = session.run(fetches)
+                aggregated = session.run(made[0])
+                np.testing.assert_array_equal(aggregated, made[0].eval(session))
+    else:
+        results = helpers.run(mode, repl, make_step)
+        aggregated = made[0].numpy()
+        np.testing.assert_array_equal(tf.function(lambda: made[0] * 1.0)(), aggregated)
+    np.testing.assert_array_equal(results, [START * (r + 2) for r in range(3)])
+    np.testing.assert_array_equal(aggregated, START * expected)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_write_to_an_on_read_variable_stays_on_its_replica(name: str) -> None:
+    repl = helpers.make(2)
+    variable = make(repl, synchronization=ON_READ, aggregation=AGGREGATION.NONE)
+    chosen = tf.function(lambda x: tf.cond(x[0] > 0, lambda: x, lambda: -x))
+
+    def step_fn() -> Any:
+        return ALL[name](variable, chosen(own(repl)))
+
+    results = repl.run(step_fn)
+    for r, component in enumerate(helpers.components(variable)):
+        expected = written(ALL[name], START, START * (r + 2))
+        np.testing.assert_array_equal(component, expected)
+        np.testing.assert_array_equal(results[r], expected)
+
+
+def test_assigning_an_on_read_sum_outside_makes_it_the_sum() -> None:
+    repl = helpers.make(3)
+    variable = make(repl, synchronization=ON_READ, aggregation=AGGREGATION.SUM)
+    repl.run(lambda: variable.assign(own(repl)))
+    variable.assign(START)
+    np.testing.assert_array_equal(variable, START)
+    variable.assign_add(START)
+    np.testing.assert_array_equal(variable, 2 * START)
+    repl.run(lambda: variable.assign_add(START))
+    np.testing.assert_array_equal(variable, 5 * START)
+
+
+def test_integer_means_are_rounded_towards_zero_as_a_cast_does() -> None:
+    repl = helpers.make(2)
+    variable = make(repl, 0, synchronization=ON_READ, aggregation=AGGREGATION.MEAN)
+    repl.run(lambda: variable.assign(3 + repl.replica_id))
+    assert variable.numpy() == 3
+
+
+def test_variables_made_outside_are_read_but_not_written() -> None:
+    repl = helpers.make(2)
+    plain = tf.Variable(START)
+
+    def read() -> tf.Tensor:
+        return plain * 2.0
+
+    def write() -> None:
+        plain.assign_add(START)
+
+    for result in repl.run(read):
+        np.testing.assert_array_equal(result, START * 2)
+    with pytest.raises(
+        replicator.ContextError,
+        match=r"(?s)replica 0 writes a variable that was made outside of the context.*"
+        r"test_writing.py:\d+ in write.*Fix: create it.*repl.context\(\)",
+    ):
+        repl.run(write)
+    np.testing.assert_array_equal(plain, START)
