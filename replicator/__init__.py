@@ -1,4 +1,4 @@
-"""Replicator: a training step written for one device, on many, in one TensorFlow graph."""
+"""Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
 from replicator.errors import (
     ContextError,

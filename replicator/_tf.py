@@ -28,7 +28,7 @@ from tensorflow.python.ops import resource_variable_ops as _rvo
 from tensorflow.python.training.saving import saveable_object
 from tensorflow.python.util import tf_stack
 
-# --- Rewiring ------------------------------------------------------------------------
+# --- Rewiring -------------------------------------------------------------------------
 
 
 def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
@@ -106,7 +106,7 @@ def called_graphs(op: tf.Operation) -> list[tuple[str, tf.Graph]]:
     return found
 
 
-# --- Effects: what must run, and in which order -----------------------------------------
+# --- Effects: what must run, and in which order ---------------------------------------
 
 
 def is_stateful(op: tf.Operation) -> bool:
@@ -141,7 +141,7 @@ class _Abandoned:
 
     outer_context = None
 
-    def IsWhileContext(self) -> bool:  # noqa: N802 (TensorFlow's name)
+    def IsWhileContext(self) -> bool:
         return True
 
 
@@ -155,7 +155,7 @@ def abandon(ops: Sequence[tf.Operation]) -> None:
         op._set_control_flow_context(_Abandoned())
 
 
-# --- Gradients ---------------------------------------------------------------------------
+# --- Gradients ------------------------------------------------------------------------
 
 
 def record_gradient(
@@ -172,11 +172,11 @@ def record_gradient(
 
 
 def stop_recording() -> Any:
-    """In this block no tape records; tapes of callers included, unlike the public one."""
+    """In this block no tape records; the public call stops one tape only."""
     return record.stop_recording()
 
 
-# --- The user's code -----------------------------------------------------------------------
+# --- The user's code ------------------------------------------------------------------
 
 _LIBRARIES = tuple(
     os.sep + name + os.sep
@@ -198,9 +198,9 @@ def _is_library(filename: str) -> bool:
 def user_frames(op: tf.Operation | None = None) -> list[tuple[str, int, str]]:
     """Returns (file, line, function) of the user's frames, outermost first.
 
-    Of the frames that made `op`, or of those running now. `traceback.extract_stack` would
-    show the files that autograph generates; TensorFlow's own stack maps them back to what
-    the user wrote.
+    Of the frames that made `op`, or of those running now. `traceback.extract_stack`
+    would show the files that autograph generates; TensorFlow's own stack maps them back
+    to what the user wrote.
     """
     frames = tf_stack.extract_stack() if op is None else op.traceback
     return [
@@ -216,7 +216,7 @@ def stack_depth() -> int:
 
 
 def stack_since(depth: int) -> tuple[tuple[str, int], ...]:
-    """Returns (file, line) of all frames deeper than `depth`, as the user wrote them."""
+    """Returns (file, line) of all frames deeper than `depth`, as they were written."""
     frames = list(tf_stack.extract_stack())[depth:]
     return tuple((frame.filename, frame.lineno) for frame in frames)
 
@@ -256,7 +256,7 @@ def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
             raise
 
 
-# --- Variables ---------------------------------------------------------------------------
+# --- Variables ------------------------------------------------------------------------
 
 ResourceVariable = (
     _rvo.ResourceVariable
@@ -268,8 +268,8 @@ class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):
     """All that a resource variable can do by its handle, without its type.
 
     The v1 Saver assigns the single handle behind whatever *is a* BaseResourceVariable,
-    and asks everything else how it wants to be saved and restored. A variable of several
-    components needs to be asked, so it borrows the methods and not the base class.
+    and asks everything else how it wants to be saved and restored. A variable of
+    several components needs to be asked, so it borrows the methods and not the class.
     """
 
     _should_act_as_resource_variable = True

@@ -19,9 +19,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, checks, context, errors, inputs
+from replicator.creation import VariableFactory
 from replicator.graph import effects, random, rewrite
 from replicator.primitives import table
-from replicator.creation import VariableFactory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ def build_step(
 
     Args:
         settings: What all steps of the Replicator share.
-        step_fn: The user's function; of one element if there is a feed, else of nothing.
+        step_fn: The user's function, of one element if there is a feed.
         feed: Gives each replica its element.
         graph: The default graph.
 
@@ -220,8 +220,8 @@ def _as_output(leaf: Any) -> Any:
         raise errors.ReplicatorError(
             errors.compose(
                 f"step_fn returned {type(leaf).__name__} {leaf!r}, which is no tensor.",
-                fix="return tensors, numbers, variables, operations, None, or a nest of "
-                "them.",
+                fix="return tensors, numbers, variables, operations, None, or a nest "
+                "of them.",
             )
         ) from error
 

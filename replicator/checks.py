@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.graph import effects, placeholder
 from replicator.creation import VariableFactory
+from replicator.graph import effects, placeholder
 
 
 def check_outputs(outputs: Sequence[Any], devices: Sequence[str]) -> None:
@@ -73,21 +73,21 @@ def check_writes(
                 continue
             if variable is None:
                 problem = (
-                    f"replica {replica_id} writes a variable that was made outside of the "
-                    f"context ({op.type}); it would be written once per replica."
+                    f"replica {replica_id} writes a variable that was made outside of "
+                    f"the context ({op.type}); it would be written once per replica."
                 )
                 fix = (
-                    "create it (or the model, optimizer, metric or generator that holds "
-                    "it) under `with repl.context():`, and only then load its values."
+                    "create it (or the model, optimizer, metric or generator that "
+                    "holds it) under `with repl.context():`, and only then load its values."
                 )
             else:
                 problem = (
-                    f"replica {replica_id} writes variable {variable.name} by {op.type}, "
-                    "by which the replicas would drift apart."
+                    f"replica {replica_id} writes variable {variable.name} by "
+                    f"{op.type}, by which the replicas would drift apart."
                 )
                 fix = (
-                    "wrap the optimizer, repl.wrap_optimizer(optimizer); or write it by "
-                    "one of the variable's own methods, assign, assign_add, ..."
+                    "wrap the optimizer, repl.wrap_optimizer(optimizer); or write it "
+                    "by one of the variable's own methods, assign, assign_add, ..."
                 )
             where = [f"at {errors.line_of(op)}"]
             raise errors.ContextError(errors.compose(problem, where, fix))
@@ -156,7 +156,7 @@ def check_circles(replicas: Sequence[Sequence[tf.Operation]]) -> None:
                     f"the tensor is made at {errors.line_of(giver)} ({giver.name})",
                     f"and used at {errors.line_of(taker)} ({taker.name})",
                 ],
-                "do not keep tensors of one call of step_fn for the next; hand them over "
-                "by broadcast or all_gather.",
+                "do not keep tensors of one call of step_fn for the next; hand them "
+                "over by broadcast or all_gather.",
             )
         )

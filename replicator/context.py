@@ -52,6 +52,7 @@ class Build:
 
     @property
     def num_replicas(self) -> int:
+        """How many replicas there are."""
         return len(self.devices)
 
 
@@ -84,10 +85,12 @@ class ReplicaContext:
 
     @property
     def device(self) -> str:
+        """Where this replica is built."""
         return self.build.devices[self.replica_id]
 
     @property
     def num_replicas(self) -> int:
+        """How many replicas there are."""
         return self.build.num_replicas
 
     def count(self, key: Any) -> int:
@@ -145,7 +148,7 @@ def require(what: str) -> ReplicaContext:
 
 @contextlib.contextmanager
 def building(replica: ReplicaContext | None) -> Iterator[None]:
-    """In this block, `replica` is the one being built in this thread; None: no replica."""
+    """In this block, `replica` is being built in this thread; none is, if None."""
     token = _current.set(replica)
     try:
         yield

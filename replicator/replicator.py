@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import building, context, devices, optimizers, steps
+from replicator.creation import VariableFactory
 from replicator.graph.effects import Ledger
 from replicator.primitives import all_gather, all_reduce, base, broadcast
-from replicator.creation import VariableFactory
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
@@ -41,8 +41,8 @@ class Replicator:
     Args:
         devices: One device per replica, e.g. ["GPU:0", "GPU:1"] or ["CPU:0", "CPU:1"],
             with or without job and task; or a list of devices per replica. None: all
-            accelerators, else the CPU. Logical CPU devices are made if TensorFlow has not
-            started yet.
+            accelerators, else the CPU. Logical CPU devices are made if TensorFlow has
+            not started yet.
         check: Whether integers and booleans that a step assigns to mirrored variables,
             which are taken as equal, are checked to be so in each step.
 
@@ -67,7 +67,7 @@ class Replicator:
         )
         self._steps: dict[Any, steps.Step] = {}
 
-    # --- Who am I ------------------------------------------------------------------------
+    # --- Who am I ---------------------------------------------------------------------
 
     @property
     def num_replicas(self) -> int:
@@ -106,7 +106,7 @@ class Replicator:
             )
         return tf.device(own[index])
 
-    # --- Building and running ------------------------------------------------------------
+    # --- Building and running ---------------------------------------------------------
 
     @_do_not_convert
     def context(self) -> contextlib.AbstractContextManager[None]:
@@ -133,10 +133,10 @@ class Replicator:
         Args:
             step_fn: Called once per device when the step is built; with the element of
                 its replica if there is an input_fn, else without arguments.
-            input_fn: Called once per device, with an InputContext if it has a parameter.
-                Returns a tf.data.Dataset, a function that returns an element, or an
-                element. A Dataset made without an InputContext is dealt to the replicas:
-                replica i sees elements i, i + R, i + 2R, ...
+            input_fn: Called once per device, with an InputContext if it has a
+                parameter. Returns a tf.data.Dataset, a function that returns an
+                element, or an element. A Dataset made without an InputContext is dealt
+                to the replicas: replica i sees elements i, i + R, i + 2R, ...
             input_mode: "per_replica", or "per_worker": one pipeline, dealt.
 
         Returns:
@@ -194,7 +194,8 @@ class Replicator:
         the mean, e.g. its number of examples.
 
         Args:
-            optimizer: Of Keras 3, tf.compat.v1.train or Sonnet 2, made under `context()`.
+            optimizer: Of Keras 3, tf.compat.v1.train or Sonnet 2, made under
+                `context()`.
             op: "mean" or "sum" over the replicas.
             accumulation_steps: How many steps make one update, by the mean over them.
 
@@ -206,7 +207,7 @@ class Replicator:
             optimizer, self.num_replicas, op, accumulation_steps
         )
 
-    # --- Primitives ----------------------------------------------------------------------
+    # --- Primitives -------------------------------------------------------------------
 
     all_reduce = staticmethod(_do_not_convert(all_reduce.all_reduce))
     broadcast = staticmethod(_do_not_convert(broadcast.broadcast))

@@ -49,7 +49,7 @@ class Step:
             replica at each leaf.
 
         Raises:
-            tf.errors.OutOfRangeError: The inputs are exhausted; no variable was changed.
+            tf.errors.OutOfRangeError: The inputs are exhausted; nothing was changed.
             MismatchError: The replicas communicate or return differently.
             ContextError: Called inside a step.
         """
@@ -99,7 +99,7 @@ class Step:
         return function, None if single else tf.nest.map_structure(_forget, structure)
 
     def _build(self, graph: tf.Graph) -> Any:
-        """Builds the step into the graph at hand; returns symbolic PerReplica values."""
+        """Builds the step into the graph at hand; returns symbolic values."""
         return values.transpose(self._build_replicas(graph))
 
     def _build_replicas(self, graph: tf.Graph) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a step does besides computing: which writes it makes, in which order they happen.
+"""What a step does besides computing: what it writes, and in which order.
 
 Three passes over the ops of a build, after it is rewired:
 
@@ -50,7 +50,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
-        """Ops added to the default graph in this block write what all replicas write."""
+        """Ops made in this block, in the default graph, write what all replicas do."""
         graph = tf.compat.v1.get_default_graph()
         start = _tf.operation_count(graph)
         try:
@@ -116,9 +116,9 @@ def order_within_replicas(
 ) -> None:
     """Orders effects inside each replica only, where TensorFlow would mix the replicas.
 
-    That is: effects that touch no resource (prints, assertions, Python calls), and those
-    on a resource that several replicas write (a hash table). The components of variables
-    belong to one replica each, and are left to TensorFlow.
+    That is: effects that touch no resource (prints, assertions, Python calls), and
+    those on a resource that several replicas write (a hash table). The components of
+    variables belong to one replica each, and are left to TensorFlow.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order; the ops of the
@@ -229,7 +229,7 @@ def find_leak(
 def _downstream(
     sources: set[tf.Operation], ops: Sequence[tf.Operation]
 ) -> set[tf.Operation]:
-    """Returns `sources` and all of `ops`, which are in build order, that depend on them."""
+    """Returns `sources` and all of `ops`, given in build order, that depend on them."""
     found = set(sources)
     for op in ops:
         if any(tensor.op in found for tensor in op.inputs):
