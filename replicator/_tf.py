@@ -212,13 +212,21 @@ def user_frames(op: tf.Operation | None = None) -> list[tuple[str, int, str]]:
 
 def stack_depth() -> int:
     """Returns the depth of the Python stack, for `stack_since`."""
-    return len(tf_stack.extract_stack())
+    return len(_countable_frames())
 
 
 def stack_since(depth: int) -> tuple[tuple[str, int], ...]:
-    """Returns (file, line) of all frames deeper than `depth`, as they were written."""
-    frames = list(tf_stack.extract_stack())[depth:]
-    return tuple((frame.filename, frame.lineno) for frame in frames)
+    """Returns (file, line) of the frames deeper than `depth`, as the user wrote them."""
+    return tuple((f.filename, f.lineno) for f in _countable_frames()[depth:])
+
+
+def _countable_frames() -> list[Any]:
+    """Returns all frames but autograph's, which are hidden in converted code anyway."""
+    return [
+        frame
+        for frame in tf_stack.extract_stack()
+        if frame.filename != autograph_api.__file__
+    ]
 
 
 def applying_optimizer() -> str | None:

@@ -41,7 +41,9 @@ class VariableFactory:
         replica = context.current()
         if replica is None:
             return self._create(kwargs, scope=None)
-        place = (replica.step_key, _tf.stack_since(replica.depth))
+        with tf.init_scope():
+            home = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        place = (replica.step_key, home, _tf.stack_since(replica.depth))
         key = (place, replica.count(place))
         if key in self._made:
             return self._again(self._made[key], kwargs)
@@ -58,21 +60,17 @@ class VariableFactory:
             for component in variable.components
         }
 
-    def _again(self, variable: ReplicatedVariable, kwargs: Any) -> ReplicatedVariable:
+    def _again(
+        self, variable: ReplicatedVariable, kwargs: dict[str, Any]
+    ) -> ReplicatedVariable:
         """Returns the variable that another replica made at the same place."""
-        dtype, shape = kwargs.get("dtype"), kwargs.get("shape")
-        value = kwargs.get("initial_value")
-        if value is not None and not callable(value) and shape is None:
-            shape = tf.convert_to_tensor(value, dtype).shape
-        wanted = tf.as_dtype(dtype or variable.dtype)
-        if wanted != variable.dtype or not variable.shape.is_compatible_with(
-            tf.TensorShape(shape)
-        ):
+        dtype, shape = _dtype_and_shape(kwargs)
+        if dtype != variable.dtype or not variable.shape.is_compatible_with(shape):
             raise errors.MismatchError(
                 errors.compose(
                     f"replicas create different variables at {errors.user_line()}: "
                     f"{variable.dtype.name}{variable.shape} first, then "
-                    f"{wanted.name}{tf.TensorShape(shape)}.",
+                    f"{dtype.name}{shape}.",
                     fix="let all replicas create the same variables in the same order.",
                 )
             )
@@ -155,6 +153,23 @@ class VariableFactory:
                 collections = list(dict.fromkeys([*collections, trainable]))
             variable.graph.add_to_collections(collections, variable)
         return variable
+
+
+def _dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
+    """Returns what a creator's arguments say of the variable, without making it."""
+    value, dtype = kwargs.get("initial_value"), kwargs.get("dtype")
+
+    def initial_value() -> tf.Tensor:
+        return tf.convert_to_tensor(value() if callable(value) else value, dtype)
+
+    if callable(value):
+        with context.building(None):  # traced, not run: initializers may draw numbers
+            value = tf.function(initial_value, autograph=False).get_concrete_function()
+            value = value.structured_outputs
+    else:
+        value = initial_value()
+    shape = kwargs.get("shape")
+    return value.dtype, value.shape if shape is None else tf.TensorShape(shape)
 
 
 def _lifted(initial_value: Any) -> Any:
