@@ -59,14 +59,13 @@ def main(argv: list[str]) -> None:
         )
     tf.get_logger().setLevel("ERROR")  # MirroredStrategy tells of each all-reduce
     contenders.split_cpu()
-    console = rich.console.Console()
+    # Wide enough for the tables in a log file too, where the width is not known.
+    console = rich.console.Console(width=max(120, rich.console.Console().width))
     results = {}
     for name, workload in chosen.items():
-        with console.status(f"measuring {name}"):
-            results[name] = run(workload, _STEPS.value, _ROUNDS.value, _WARM_UP.value)
-        console.print(report.step_table({name: results[name]}))
-    if len(results) > 1:
-        console.print(report.step_table(results))
+        console.print(f"measuring {name} ...")
+        results[name] = run(workload, _STEPS.value, _ROUNDS.value, _WARM_UP.value)
+    console.print(report.step_table(results))
     console.print(report.build_table(results))
     path = report.write(results, pathlib.Path(_OUTPUT_DIR.value))
     console.print(f"written to {path}")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -30,7 +29,6 @@ def small(tmp_path_factory):
     finished = subprocess.run(
         [*command, "--rounds=2", "--warm_up=4", f"--output_dir={folder}"],
         cwd=REPOSITORY,
-        env={**os.environ, "COLUMNS": "120"},
         capture_output=True,
         text=True,
         timeout=120,
