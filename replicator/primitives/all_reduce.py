@@ -144,9 +144,7 @@ def _reduce_sparse(slices: tf.IndexedSlices, op: str) -> tf.IndexedSlices:
     """Puts the rows of all replicas behind one another; duplicates add up when used."""
     values, indices = all_gather.all_gather([slices.values, slices.indices], axis=0)
     if op == "mean":
-        values = values / tf.cast(
-            context.require("all_reduce").num_replicas, values.dtype
-        )
+        values = _divide(values, context.require("all_reduce").num_replicas)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
@@ -313,11 +311,19 @@ def _combine(column: Sequence[tf.Tensor], op: str) -> tf.Tensor:
         return tf.cast(_combine(wide, op), dtype)
     if op in ("sum", "mean"):
         total = base.add_in_order(column)
-        return total / tf.cast(len(column), dtype) if op == "mean" else total
+        return _divide(total, len(column)) if op == "mean" else total
     if not all(x.shape.is_fully_defined() for x in column):
         # Packing compares the shapes when it runs; an elementwise op would broadcast.
         column = tf.unstack(tf.stack(column), num=len(column))
     return base.fold(_elementwise(op, dtype), column)
+
+
+def _divide(total: tf.Tensor, count: int) -> tf.Tensor:
+    """Divides by a number that is not 0.
+
+    Grappler makes a plain division by a constant a multiplication by its reciprocal.
+    """
+    return tf.math.divide_no_nan(total, tf.cast(count, total.dtype))
 
 
 def _elementwise(op: str, dtype: tf.DType) -> Callable[..., tf.Tensor]:

@@ -1,0 +1,332 @@
+"""all_reduce: dtypes, nests, sparse tensors, weights, ties, and what it refuses."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+from tests import helpers
+
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+COMPLEX = ["complex64", "complex128"]
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+VALID = {
+    **dict.fromkeys(FLOATS, ("sum", "mean", "min", "max", "prod")),
+    **dict.fromkeys(COMPLEX, ("sum", "mean", "prod")),
+    **dict.fromkeys(INTEGERS, ("sum", "min", "max", "prod")),
+    "bool": ("min", "max"),
+    "string": (),
+}
+NUMPY = {
+    "sum": np.add,
+    "mean": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+pairs = [(dtype, op) for dtype in VALID for op in NUMPY]
+
+
+def _values(dtype: str, num_replicas: int) -> list[np.ndarray]:
+    rng = np.random.RandomState(7)
+    kind = tf.as_dtype(dtype)
+    shape = (num_replicas, 2, 5)
+    if kind.is_bool:
+        values = rng.rand(*shape) < 0.5
+    elif kind.is_integer:
+        # Over the whole range: integers wrap around, as in NumPy.
+        bits = rng.bytes(8 * int(np.prod(shape)))
+        values = np.frombuffer(bits, np.int64).reshape(shape)
+    elif kind.is_complex:
+        values = rng.randn(*shape) + 1j * rng.randn(*shape)
+    else:
+        values = rng.randn(*shape)
+    return list(values.astype(kind.as_numpy_dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"), [pair for pair in pairs if pair[1] in VALID[pair[0]]]
+)
+def test_every_dtype(dtype: str, op: str) -> None:
+    values = _values(dtype, 3)
+    repl = helpers.make(3)
+    results = repl.run(
+        lambda: repl.all_reduce(helpers.opaque(values[repl.replica_id]), op)
+    )
+    half = dtype in ("float16", "bfloat16")
+    wide = [v.astype(np.float32) if half else v for v in values]
+    with np.errstate(over="ignore"):
+        want = functools.reduce(NUMPY[op], wide)
+    if op == "mean":
+        want = want / np.asarray(3, want.dtype)
+    want = want.astype(values[0].dtype)
+    for result in results:
+        assert result.dtype == dtype
+        if dtype in COMPLEX:  # a complex product may be rounded at more places
+            np.testing.assert_allclose(result, want, rtol=1e-6)
+        else:
+            np.testing.assert_array_equal(result.numpy(), want)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"), [pair for pair in pairs if pair[1] not in VALID[pair[0]]]
+)
+def test_ops_without_meaning_are_refused(dtype: str, op: str) -> None:
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        x = tf.constant("text") if dtype == "string" else tf.zeros([2], dtype)
+        return repl.all_reduce(x, op)
+
+    with pytest.raises(
+        errors.ArgumentError,
+        match=rf"(?s)all_reduce on replica 0 was asked for the {op} of {dtype} tensors"
+        r".*at tests.*test_all_reduce.py:\d+ in step\n *Fix: ",
+    ):
+        repl.run(step)
+
+
+BAD = {
+    "op": (lambda repl: repl.all_reduce(1.0, "avg"), r"op='avg'", "op is one of sum"),
+    "sparse max": (
+        lambda repl: repl.all_reduce(tf.IndexedSlices(tf.ones([1]), [0], [3]), "max"),
+        "the max of IndexedSlices",
+        "convert_to_tensor",
+    ),
+    "sparse tensor": (
+        lambda repl: repl.all_reduce(tf.sparse.from_dense([1.0, 0.0])),
+        "cannot communicate a SparseTensor",
+        "component tensors",
+    ),
+    "ragged tensor": (
+        lambda repl: repl.all_reduce(tf.ragged.constant([[1.0], []])),
+        "cannot communicate a RaggedTensor",
+        "component tensors",
+    ),
+    "object": (lambda repl: repl.all_reduce([1.0, object()]), "no tensor", "hand in"),
+    "none": (lambda repl: repl.all_reduce({"a": None}), "no tensor", "hand in"),
+    "weight without mean": (
+        lambda repl: repl.all_reduce(1.0, "sum", weight=2),
+        "a weight with op='sum'",
+        '"mean"',
+    ),
+    "weight vector": (
+        lambda repl: repl.all_reduce(1.0, "mean", weight=tf.ones([2])),
+        "weight=<tf.Tensor.*shape=\\(2,\\)",
+        "one real number per replica",
+    ),
+    "weights": (
+        lambda repl: repl.all_reduce(1.0, "mean", weight=[1.0, 2.0]),
+        r"weight=\[1.0, 2.0\]",
+        "one real number per replica",
+    ),
+    "complex weight": (
+        lambda repl: repl.all_reduce(1.0, "mean", weight=1j),
+        "weight=1j",
+        "one real number per replica",
+    ),
+    "text weight": (
+        lambda repl: repl.all_reduce(1.0, "mean", weight="two"),
+        "weight='two'",
+        "one real number per replica",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_name_the_replica_the_line_and_the_fix(name: str) -> None:
+    call, said, fix = BAD[name]
+    repl = helpers.make(2)
+    with pytest.raises(
+        errors.ArgumentError,
+        match=rf"(?s)all_reduce on replica 0 .*{said}"
+        rf".*at tests.*\.py:\d+.*Fix: .*{fix}",
+    ):
+        repl.run(lambda: call(repl))
+    assert issubclass(errors.ArgumentError, ValueError)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_any_nest(mode: str) -> None:
+    repl = helpers.make(2)
+
+    def step() -> Any:
+        r = repl.replica_id
+        return repl.all_reduce(
+            {
+                "b": (helpers.opaque(1.0 + r), [helpers.opaque([2 + r, 3])]),
+                "a": helpers.opaque(np.float64(0.5)),
+                "empty": (),
+                "numbers": [r, 1.5],
+            }
+        )
+
+    result = helpers.run(mode, repl, lambda: step)
+    for r in range(2):
+        np.testing.assert_array_equal(result["b"][0][r], 3.0)
+        np.testing.assert_array_equal(result["b"][1][0][r], [5, 6])
+        np.testing.assert_array_equal(result["a"][r], 1.0)
+        assert result["empty"] == ()
+        assert [float(x[r]) for x in result["numbers"]] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("nothing", [(), {}, {"a": []}], ids=str)
+def test_an_empty_nest_comes_back(nothing: Any) -> None:
+    repl = helpers.make(2)
+    seen = []
+
+    def step() -> tf.Tensor:
+        seen.append(repl.all_reduce(nothing))
+        return tf.constant(0)
+
+    repl.run(step)
+    assert seen == [nothing] * 2
+
+
+# --- Sparse -------------------------------------------------------------------
+
+
+def _slices(r: int, dtype: str = "float64") -> tf.IndexedSlices:
+    """Rows that repeat in a replica and between replicas; none on replica 2."""
+    indices = [[0, 2, 0], [2], []][r]
+    rows = np.random.RandomState(r).randn(len(indices), 2)
+    return tf.IndexedSlices(
+        helpers.opaque(rows.astype(tf.as_dtype(dtype).as_numpy_dtype), [None, 2]),
+        tf.constant(indices, tf.int32),
+        tf.constant([4, 2]),
+    )
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize(
+    ("op", "weighted"), [("sum", False), ("mean", False), ("mean", True)]
+)
+def test_slices_stay_sparse(op: str, weighted: bool, mode: str) -> None:
+    repl = helpers.make(3)
+    sizes = []
+
+    def step(sparse: bool) -> tf.Tensor:
+        x: Any = _slices(repl.replica_id)
+        weight = [2.0, 0.5, 1.0][repl.replica_id] if weighted else None
+        if not sparse:
+            x = tf.convert_to_tensor(x)
+        y = repl.all_reduce([x, tf.constant(1.0)], op, weight=weight)[0]
+        if sparse:
+            assert isinstance(y, tf.IndexedSlices)
+            sizes.append(y)
+        return tf.convert_to_tensor(y)
+
+    got = helpers.run(mode, repl, lambda: lambda: step(True))
+    want = helpers.run(mode, repl, lambda: lambda: step(False))
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-14)
+    assert all(one.tobytes() == got[0].tobytes() for one in got)
+    assert sizes[0].values.shape.as_list() == [None, 2]
+
+
+def test_slices_of_16_bits_keep_their_dtype_under_a_weight() -> None:
+    repl = helpers.make(3)
+
+    def step() -> tf.Tensor:
+        y = repl.all_reduce(_slices(repl.replica_id, "float16"), "mean", weight=70_000)
+        assert y.dtype == tf.float16
+        return tf.convert_to_tensor(y)
+
+    assert np.isfinite(repl.run(step)[0].numpy()).all()
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_slices_can_be_differentiated(op: str) -> None:
+    repl = helpers.make(3)
+
+    def step(sparse: bool) -> tf.Tensor:
+        slices = _slices(repl.replica_id)
+        with tf.GradientTape() as tape:
+            tape.watch(slices.values)
+            x = slices if sparse else tf.convert_to_tensor(slices)
+            y = tf.convert_to_tensor(repl.all_reduce(x, op))
+            loss = (repl.replica_id + 1.0) * tf.reduce_sum(y**2)
+        return tape.gradient(loss, slices.values)
+
+    got = repl.run(functools.partial(step, True))
+    want = repl.run(functools.partial(step, False))
+    for one, two in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-14)
+
+
+def test_slices_on_one_replica_only_do_not_pair() -> None:
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        x: Any = _slices(0)
+        if repl.replica_id:
+            x = tf.convert_to_tensor(x)
+        return tf.convert_to_tensor(repl.all_reduce(x))
+
+    with pytest.raises(
+        replicator.MismatchError, match=r"(?s)all_gather.*float64\[\?, 2\].*all_reduce"
+    ):
+        repl.run(step)
+
+
+# --- Gradients at special points ----------------------------------------------
+
+
+def _gradient(values: Any, op: str, dtype: str = "float64") -> list[Any]:
+    """The gradient of the sum over replicas r of (r + 1) * sum(all_reduce)."""
+    repl = helpers.make(len(values))
+
+    def step() -> tf.Tensor:
+        r = repl.replica_id
+        x = helpers.opaque(tf.constant(values[r], dtype))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.cast(r + 1, dtype) * tf.reduce_sum(repl.all_reduce(x, op))
+        return tape.gradient(loss, x)
+
+    return [d.numpy().tolist() for d in repl.run(step)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("op", "sign"), [("max", 1.0), ("min", -1.0)])
+def test_ties_share_equally(op: str, sign: float, dtype: str) -> None:
+    values = sign * np.array([[1.0, 5.0, 2.0], [4.0, 5.0, 2.0], [4.0, 0.0, 2.0]])
+    assert _gradient(values, op, dtype) == [[0, 3, 2], [3, 3, 2], [3, 0, 2]]
+
+
+def test_zeros_of_either_sign_tie() -> None:
+    assert _gradient([0.0, -0.0], "max") == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_products_with_zeros(dtype: str) -> None:
+    values = [[2.0, 0.0, 0.0], [3.0, 4.0, 0.0], [5.0, 6.0, 7.0]]
+    want = [[90, 144, 0], [60, 0, 0], [36, 0, 0]]
+    assert _gradient(values, "prod", dtype) == want
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "prod"])
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_complex_gradients_are_those_of_tensorflow(op: str, dtype: str) -> None:
+    values = _values(dtype, 3)
+    repl = helpers.make(3)
+
+    def step() -> tf.Tensor:
+        x = helpers.opaque(values[repl.replica_id])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.abs(repl.all_reduce(x, op)))
+        return tape.gradient(loss, x)
+
+    xs = [tf.constant(value) for value in values]
+    with tf.GradientTape() as tape:
+        tape.watch(xs)
+        y = xs[0] * xs[1] * xs[2] if op == "prod" else xs[0] + xs[1] + xs[2]
+        loss = 3 * tf.reduce_sum(tf.abs(y / 3 if op == "mean" else y))
+    for one, two in zip(repl.run(step), tape.gradient(loss, xs), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5)

@@ -1,0 +1,82 @@
+"""broadcast: any dtype, from any root, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator import errors
+from tests import helpers
+
+DTYPES = ["bool", "int8", "uint64", "float16", "bfloat16", "complex64", "string"]
+
+
+@pytest.mark.parametrize("root", [0, 1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_from_every_root(dtype: str, root: int) -> None:
+    values = np.array([[0, 1], [1, 0], [1, 1]])
+    repl = helpers.make(3)
+
+    def step() -> tuple[tf.Tensor, tf.Tensor]:
+        own = helpers.opaque(values[repl.replica_id])
+        x = tf.as_string(own) if dtype == "string" else tf.cast(own, dtype)
+        y = repl.broadcast(x, root)
+        return y, tf.strings.to_number(y) if dtype == "string" else tf.cast(y, tf.int64)
+
+    received, numbers = repl.run(step)
+    for y, number in zip(received, numbers, strict=True):
+        assert y.dtype == dtype
+        np.testing.assert_array_equal(number, values[root])
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_any_nest(mode: str) -> None:
+    repl = helpers.make(2)
+
+    def step() -> Any:
+        r = repl.replica_id
+        return repl.broadcast({"b": [helpers.opaque(r), "text"], "a": ()}, root=1)
+
+    result = helpers.run(mode, repl, lambda: step)
+    assert [int(x) for x in result["b"][0]] == [1, 1]
+    assert list(result["b"][1]) == [b"text", b"text"]
+
+
+def test_an_empty_nest_comes_back() -> None:
+    repl = helpers.make(2)
+    assert repl.run(lambda: repl.broadcast([])) == []
+
+
+def test_only_leaves_of_numbers_are_differentiated() -> None:
+    repl = helpers.make(2)
+
+    def step() -> Any:
+        x = helpers.opaque(2.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            n, y, name = repl.broadcast((tf.constant(3), x, "x"), root=1)
+            loss = y * tf.cast(n, tf.float32)
+        return tape.gradient(loss, x), name
+
+    assert [float(d) for d in repl.run(step)[0]] == [0.0, 6.0]
+
+
+@pytest.mark.parametrize("root", [-1, 2, True, 1.0, None, "0", np.int64(1)], ids=repr)
+def test_a_root_that_is_no_replica_is_refused(root: Any) -> None:
+    repl = helpers.make(2)
+    with pytest.raises(
+        errors.ArgumentError,
+        match=r"(?s)broadcast on replica 0 was given root=.*at tests.*Fix: .*root",
+    ):
+        repl.run(lambda: repl.broadcast(1.0, root))
+
+
+def test_slices_are_refused() -> None:
+    repl = helpers.make(2)
+    with pytest.raises(
+        errors.ArgumentError, match=r"(?s)cannot send IndexedSlices.*values and indices"
+    ):
+        repl.run(lambda: repl.broadcast(tf.IndexedSlices(tf.ones([1]), [0], [3])))

@@ -1,0 +1,110 @@
+"""all_reduce(x, "mean", weight=...): the mean over all examples, wherever they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import helpers
+
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+COMPLEX = ["complex64", "complex128"]
+
+
+def _mean(values: Any, weights: Any, dtype: str = "float32") -> list[np.ndarray]:
+    repl = helpers.make(len(values))
+    results = repl.run(
+        lambda: repl.all_reduce(
+            helpers.opaque(tf.constant(values[repl.replica_id], dtype)),
+            "mean",
+            weight=weights[repl.replica_id],
+        )
+    )
+    return [y.numpy() for y in results]
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
+def test_weighted_mean(dtype: str) -> None:
+    for y in _mean([3.0, 7.0, 1.0], [1, 2, 1], dtype):
+        assert y.dtype == tf.as_dtype(dtype).as_numpy_dtype
+        assert y == 4.5
+
+
+def test_the_mean_over_uneven_shards_is_that_over_all_examples() -> None:
+    shards = [np.random.RandomState(r).rand(n) for r, n in enumerate([3, 1, 0, 4])]
+    repl = helpers.make(4)
+
+    def step() -> tf.Tensor:
+        own = helpers.opaque(shards[repl.replica_id], [None])
+        return repl.all_reduce(tf.reduce_mean(own), "mean", weight=tf.size(own))
+
+    for y in repl.run(step):  # the mean over no examples is NaN, and weighs nothing
+        np.testing.assert_allclose(y, np.concatenate(shards).mean(), rtol=1e-14)
+
+
+@pytest.mark.parametrize("nothing", [np.nan, np.inf, 1.0])
+def test_all_weights_zero_give_zero(nothing: float) -> None:
+    assert _mean([nothing, 2.0], [0, 0]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("nothing", [np.nan, np.inf])
+def test_weight_zero_keeps_nan_out_of_the_gradient(nothing: float) -> None:
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        x = helpers.opaque([nothing, 2.0][repl.replica_id])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = repl.all_reduce(x, "mean", weight=repl.replica_id * 3)
+        return tape.gradient(y, x)
+
+    assert [float(d) for d in repl.run(step)] == [0.0, 2.0]
+
+
+def test_weights_can_be_differentiated() -> None:
+    values, weights = np.array([1.0, 4.0, -2.0]), np.array([2.0, 1.0, 3.0])
+    repl = helpers.make(3)
+
+    def step() -> tf.Tensor:
+        r = repl.replica_id
+        w = helpers.opaque(weights[r])
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            loss = (r + 1.0) * repl.all_reduce(values[r], "mean", weight=w) ** 2
+        return tape.gradient(loss, w)
+
+    w = tf.constant(weights)
+    with tf.GradientTape() as tape:
+        tape.watch(w)
+        loss = 6.0 * (tf.reduce_sum(w * values) / tf.reduce_sum(w)) ** 2
+    np.testing.assert_allclose(repl.run(step), tape.gradient(loss, w), rtol=1e-12)
+
+
+def test_large_counts_are_added_up_exactly() -> None:
+    """As float32 both would be 2**24, and the mean 0.5 of the first weight too much."""
+    n = 2**24
+    got = _mean([1.0, 0.0], [n + 1, n], "float64")
+    assert got == [(n + 1) / (2 * n + 1)] * 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_do_not_overflow_16_bits(dtype: str) -> None:
+    for y in _mean([100.0, 300.0], [100_000, 100_000], dtype):
+        assert y == 200.0
+
+
+def test_a_weight_that_turns_out_no_scalar_is_an_error() -> None:
+    repl = helpers.make(2)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        repl.run(
+            lambda: repl.all_reduce(
+                [1.0, 2.0], "mean", weight=helpers.opaque([1.0, 2.0], None)
+            )
+        )
+
+
+def test_weights_of_different_dtypes_pair() -> None:
+    assert _mean([3.0, 7.0, 1.0], [np.int64(1), 2.0, True]) == [4.5] * 3
