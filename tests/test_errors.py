@@ -233,6 +233,26 @@ def test_a_function_that_catches_runs_nothing_of_the_broken_step(failing_replica
     assert [int(v) for v in repl.run(whole, input_fn)] == [5, 5]
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_nothing_runs_of_a_broken_step_in_a_function_that_returns_nothing(replicas):
+    """There is nothing that TensorFlow could prune against."""
+    repl = helpers.make(replicas)
+    with repl.context():
+        count = tf.Variable(0.0)
+
+    def broken():
+        count.assign_add(1.0)
+        raise KeyError
+
+    @tf.function(autograph=False)
+    def function():
+        with contextlib.suppress(KeyError):
+            repl.run(broken)
+
+    function()
+    assert helpers.components(count) == [0.0] * replicas
+
+
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 def test_a_build_that_we_refuse_leaves_nothing_behind(mode):
     repl = helpers.make(2)
