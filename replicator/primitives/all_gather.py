@@ -86,10 +86,10 @@ def _stacked(value: Value, num_replicas: int) -> Value:
 
 def _joined(leaf: tf.Tensor, axis: int) -> Value:
     """Returns dtype and shape of a leaf, its size along `axis` left open."""
-    rank = leaf.shape.rank
     value = Value.of(leaf)
-    if rank is None:
+    if value.shape is None:
         return value
+    rank = len(value.shape)
     if not -rank <= axis < rank:
         raise base.bad_argument(
             "all_gather",

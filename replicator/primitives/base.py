@@ -209,10 +209,8 @@ def fold(
     return result
 
 
-def without(shape: Shape, axis: int) -> Shape:
+def without(shape: Sequence[int | None], axis: int) -> Shape:
     """Returns a static shape whose size along `axis` is unknown."""
-    if shape is None:
-        return None
     return tuple(None if k == axis else size for k, size in enumerate(shape))
 
 

@@ -172,6 +172,28 @@ def test_jacobian_is_refused() -> None:
         repl.run(step)
 
 
+def _vectorized_map(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor:
+    return tf.vectorized_map(repl.all_reduce, x)
+
+
+def _jacobian(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = repl.all_reduce(x)
+    return tape.jacobian(y, x)
+
+
+@pytest.mark.parametrize("call", [_vectorized_map, _jacobian])
+def test_vectorized_loops_fail_by_name_when_run(call: Callable[..., tf.Tensor]) -> None:
+    """They copy finished ops into a loop; what they copied must not run silently."""
+    repl = helpers.make(2)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r'(?s)"primitive": "all_reduce".*test_refusals.py:\d+ in ',
+    ):
+        repl.run(lambda: call(repl, helpers.opaque([1.0, 2.0])))
+
+
 def test_control_flow_without_communication_is_fine() -> None:
     repl = helpers.make(2)
 

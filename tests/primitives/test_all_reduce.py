@@ -11,6 +11,8 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
+from replicator.graph import placeholder
+from replicator.primitives import all_reduce, base
 from tests import helpers
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
@@ -330,3 +332,37 @@ def test_complex_gradients_are_those_of_tensorflow(op: str, dtype: str) -> None:
         loss = 3 * tf.reduce_sum(tf.abs(y / 3 if op == "mean" else y))
     for one, two in zip(repl.run(step), tape.gradient(loss, xs), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+def test_integers_have_no_gradient() -> None:
+    """TensorFlow asks for none; a dual must not communicate nothing."""
+    repl = helpers.make(2)
+    asked = []
+
+    def step() -> tf.Tensor:
+        y = repl.all_reduce(tf.constant(1))
+        (placed,) = placeholder.find([y.op.inputs[0].op])
+        asked.append(base.differentiate(all_reduce.gradient, placed, [y]))
+        return y
+
+    repl.run(step)
+    assert asked == [[None], [None]]
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("full", [False, True])
+def test_a_reduction_that_waits_until_it_is_due(full: bool, mode: str) -> None:
+    """What gradient accumulation asks for: zeros until then, and no gradient."""
+    repl = helpers.make(3)
+
+    def step() -> Any:
+        x = helpers.opaque(2.0)
+        when = helpers.opaque(full)
+        total, other = all_reduce.reduce_dense([x, x * 2], "mean", when=when)
+        found = tf.gradients(total, x)[0]
+        return total, other, tf.constant(found is None)
+
+    total, other, none = helpers.run(mode, repl, lambda: step)
+    assert [float(y) for y in total] == [2.0 * full] * 3
+    assert [float(y) for y in other] == [4.0 * full] * 3
+    assert all(none)
