@@ -7,8 +7,9 @@ update may gather the gradients of several steps.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -74,12 +75,17 @@ class Combiner:
         op: "mean" or "sum", over the replicas.
         accumulation_steps: How many steps make one update, by the mean over them.
         name: The optimizer's, for the names of variables.
+        shared: Whether all replicas use one optimizer; else it is made inside step_fn,
+            another one on each replica.
     """
 
-    def __init__(self, op: str, accumulation_steps: int, name: str) -> None:
+    def __init__(
+        self, op: str, accumulation_steps: int, name: str, shared: bool
+    ) -> None:
         self.op = op
         self.accumulation_steps = accumulation_steps
         self._name = name
+        self._shared = shared
         self._local: dict[Any, _Accumulator] = {}
 
     def apply(
@@ -98,8 +104,8 @@ class Combiner:
             grads: This replica's gradients.
             variables: What they are gradients of.
             weight: What they weigh in the mean over the replicas, or None.
-            prepare: Creates the optimizer's variables, ahead of an update that happens
-                in some steps only; given the variables that are used on any replica.
+            prepare: Creates the optimizer's variables that do not exist yet; given the
+                variables that are used on any replica.
             apply: Updates by gradients that are equal on all replicas.
 
         Returns:
@@ -114,7 +120,11 @@ class Combiner:
                     'weights go with op="mean".',
                 )
             )
-        kinds = _agree_on_kinds(replica, self._name, grads, variables)
+        kinds = _agree_on_kinds(
+            replica, self._name, grads, variables, weight is not None
+        )
+        if kinds is None:
+            return tf.no_op()
         grads = [
             _as_kind(gradient, variable, kind)
             for gradient, variable, kind in zip(grads, variables, kinds, strict=True)
@@ -129,9 +139,10 @@ class Combiner:
             with replica.equal_updates():
                 return apply(everyone)
 
-        if self.accumulation_steps > 1 and own:
-            with replica.equal_updates():
+        if own:
+            with _creation(replica) if self._shared else replica.equal_updates():
                 prepare([variables[k] for k in used])
+        if self.accumulation_steps > 1 and own:
             what = tuple((_key(variables[k]), kinds[k]) for k in used)
             return self._accumulate(replica, own, what, weight, update)
         return update(all_reduce.all_reduce(own, self.op, weight))
@@ -162,11 +173,14 @@ class Combiner:
         if weight is not None:
             weight = tf.cast(weight, tf.float32)
             addends = [*(_scaled(g, weight) for g in addends), weight]
-        sums = [
-            self._accumulator((what, k), gradient) for k, gradient in enumerate(addends)
-        ]
         one = tf.constant(1, tf.int64)
-        turn = self._accumulator((what, "steps"), one).add(one)
+        with _creation(replica) if self._shared else contextlib.nullcontext():
+            sums = [
+                self._accumulator((what, k), gradient)
+                for k, gradient in enumerate(addends)
+            ]
+            counter = self._accumulator((what, "steps"), one)
+        turn = counter.add(one)
         full = tf.equal(turn % self.accumulation_steps, 0)
         totals = [s.add(gradient) for s, gradient in zip(sums, addends, strict=True)]
         combined = _all_reduce_when(
@@ -208,6 +222,20 @@ class Combiner:
                 made = [_local_variable(name, gradient.shape, dtype, gradient.shape)]
             self._local[key] = _Accumulator(made)
         return self._local[key]
+
+
+@contextlib.contextmanager
+def _creation(replica: context.ReplicaContext) -> Iterator[None]:
+    """In this block, a new variable is a new one, whichever replica is being built.
+
+    Inside a step, variables that replicas create at one place of the code are one. But
+    an optimizer that all replicas use creates each of its variables once, and at one
+    place: in a later build, or on a later replica, that is the next of them.
+    """
+    scope = tf.compat.v1.get_default_graph().get_name_scope() + "/"
+    scope = scope.removeprefix(replica.scope)
+    with context.building(None), tf.name_scope(scope if scope != "/" else ""):
+        yield
 
 
 def _local_variable(name: str, size: Any, dtype: Any, shape: Any) -> tf.Variable:
@@ -257,6 +285,7 @@ class _Expected:
         variables: Their keys.
         names: Their names, for the message.
         kinds: Of the gradients; None where there was none.
+        weighted: Whether a weight was given.
         line: The user's line.
     """
 
@@ -264,13 +293,15 @@ class _Expected:
     variables: tuple[Any, ...]
     names: tuple[str, ...]
     kinds: tuple[Kind | None, ...]
+    weighted: bool
     line: str
 
     def site(self, replica: context.ReplicaContext, replica_id: int) -> str:
         shown = ", ".join(self.names[:6]) + (", ..." if len(self.names) > 6 else "")
         return (
             f"replica {replica_id} ({replica.build.devices[replica_id]}): "
-            f"{self.optimizer}, {len(self.names)} gradients, of {shown}, at {self.line}"
+            f"{self.optimizer}, {len(self.names)} gradients, of {shown}, "
+            f"{'with a' if self.weighted else 'without'} weight, at {self.line}"
         )
 
 
@@ -279,7 +310,8 @@ def _agree_on_kinds(
     name: str,
     grads: Sequence[Gradient | None],
     variables: Sequence[Any],
-) -> Sequence[Kind | None]:
+    weighted: bool,
+) -> Sequence[Kind | None] | None:
     """Finds out which gradients the optimizer gets, dense or sparse, on any replica.
 
     A variable that is unused on some replicas counts as zeros there, and one that is
@@ -288,6 +320,10 @@ def _agree_on_kinds(
     built again, knowing better. The replicas' n-th calls belong together, whichever
     objects they are called on: an optimizer made inside step_fn is another one on each
     replica.
+
+    Returns:
+        The kind of each gradient, None for what no replica uses; or nothing, if the
+        replicas so far use none of the variables, and the step will be built again.
     """
     place = ("gradients", replica.count("gradients"))
     own = _Expected(
@@ -295,6 +331,7 @@ def _agree_on_kinds(
         tuple(map(_key, variables)),
         tuple(getattr(variable, "name", "?") for variable in variables),
         tuple(map(Kind.of, grads)),
+        weighted,
         errors.user_line(),
     )
     build = replica.build
@@ -309,12 +346,23 @@ def _agree_on_kinds(
                 "gradient of a variable that a replica does not use is None.",
             )
         )
+    if first.weighted != weighted:
+        raise errors.MismatchError(
+            errors.compose(
+                "the replicas apply gradients with a weight and without one.",
+                [first.site(replica, 0), own.site(replica, replica.replica_id)],
+                "give a weight on every replica, or on none.",
+            )
+        )
     kinds = build.knowledge.get(place, first.kinds)
     merged = tuple(_merge(one, two) for one, two in zip(kinds, own.kinds, strict=True))
-    if merged != kinds:
+    # Optimizers refuse to be given nothing at all: that must be known for sure.
+    unsure = place not in build.knowledge and not any(merged)
+    last = replica.replica_id == replica.num_replicas - 1
+    if merged != kinds or (unsure and last):
         build.knowledge[place] = merged
         raise context.BuildAgain
-    return kinds
+    return None if unsure else kinds
 
 
 def _merge(one: Kind | None, two: Kind | None) -> Kind | None:

@@ -30,7 +30,7 @@ class _Wrapped:
             instance where the class makes another one, by `from_config`, say.
     """
 
-    _replicator_options: tuple[str, int, str]
+    _replicator_options: tuple[str, int, str, bool]
     _replicator_combiners: weakref.WeakKeyDictionary[Any, gradients.Combiner]
 
     @property
@@ -269,16 +269,21 @@ def wrap_optimizer(
     _check_variables(optimizer, num_replicas)
     original = type(optimizer)
     # The name and module of the original: that is what configs and saved files say.
-    derived = type(original)(
-        original.__name__,
-        (mixin, original),
-        {
-            "__module__": original.__module__,
-            "__doc__": original.__doc__,
-            "_replicator_options": (op, accumulation_steps, original.__name__),
-            "_replicator_combiners": weakref.WeakKeyDictionary(),
-        },
-    )
+    namespace: dict[str, Any] = {
+        "__module__": original.__module__,
+        "__doc__": original.__doc__,
+        "_replicator_options": (
+            op,
+            accumulation_steps,
+            original.__name__,
+            context.current() is None,
+        ),
+        "_replicator_combiners": weakref.WeakKeyDictionary(),
+    }
+    if mixin is _KerasMixin:
+        # Keras knows the public names of its classes by the class itself.
+        namespace["__class__"] = property(lambda _: original)
+    derived = type(original)(original.__name__, (mixin, original), namespace)
     wrapped = object.__new__(derived)
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
     return wrapped

@@ -1,8 +1,8 @@
 """A small regression that all optimizer tests train, plain and replicated.
 
-Its parameters are an embedding (whose gradients are IndexedSlices), a matrix and a bias,
-in float64, so that plain and replicated training must agree to rounding errors far below
-anything that an optimizer amplifies. Indices repeat within and across the replicas.
+Its parameters are an embedding (whose gradients are IndexedSlices), a matrix and a
+bias, in float64, so that plain and replicated training must agree to rounding errors
+far below what an optimizer amplifies. Indices repeat within and across replicas.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Apply = Callable[..., Any]
 
 
 def batches(steps: int, examples: int = EXAMPLES) -> list[Batch]:
-    """Returns the whole batch of each step: indices [examples], targets [examples, 2]."""
+    """Returns each step's whole batch: indices [examples], targets [examples, 2]."""
     rng = np.random.default_rng(11)
     return [
         (rng.integers(0, ROWS - 1, examples), rng.standard_normal((examples, 2)))
@@ -190,8 +190,8 @@ def assert_close(
 ) -> None:
     """Asserts that tensors differ by at most a share of their largest entry.
 
-    Not of each entry: where a weight passes through zero, its last bits are the rounding
-    errors of the terms that cancel.
+    Not of each entry: where a weight passes through zero, its last bits are the
+    rounding errors of the terms that cancel.
     """
     for k, (one, two) in enumerate(zip(actual, expected, strict=True)):
         assert np.all(np.isfinite(one)), (k, one)

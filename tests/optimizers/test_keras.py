@@ -12,33 +12,33 @@ import tensorflow as tf
 from tests import helpers
 from tests.optimizers import problem
 
-O = tf.keras.optimizers
+kopt = tf.keras.optimizers
 
 CATALOGUE = {
-    "SGD": lambda: O.SGD(0.1),
-    "Momentum": lambda: O.SGD(0.1, momentum=0.9),
-    "Nesterov": lambda: O.SGD(0.1, momentum=0.9, nesterov=True),
-    "Adam": lambda: O.Adam(0.1),
-    "Amsgrad": lambda: O.Adam(0.1, amsgrad=True),
-    "AdamW": lambda: O.AdamW(0.1, weight_decay=0.1),
-    "RMSprop": lambda: O.RMSprop(0.1, momentum=0.5, centered=True),
-    "Adagrad": lambda: O.Adagrad(0.1),
-    "Adadelta": lambda: O.Adadelta(1.0),
-    "Adafactor": lambda: O.Adafactor(0.1),
-    "Lion": lambda: O.Lion(0.1),
-    "Nadam": lambda: O.Nadam(0.1),
-    "Adamax": lambda: O.Adamax(0.1),
-    "Ftrl": lambda: O.Ftrl(0.1, l1_regularization_strength=0.01),
-    "clipnorm": lambda: O.SGD(0.1, momentum=0.9, clipnorm=0.5),
-    "clipvalue": lambda: O.SGD(0.1, momentum=0.9, clipvalue=0.1),
-    "global_clipnorm": lambda: O.Adam(0.1, global_clipnorm=0.5),
-    "weight_decay": lambda: O.SGD(0.1, weight_decay=0.1),
-    "ema": lambda: O.SGD(
+    "SGD": lambda: kopt.SGD(0.1),
+    "Momentum": lambda: kopt.SGD(0.1, momentum=0.9),
+    "Nesterov": lambda: kopt.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: kopt.Adam(0.1),
+    "Amsgrad": lambda: kopt.Adam(0.1, amsgrad=True),
+    "AdamW": lambda: kopt.AdamW(0.1, weight_decay=0.1),
+    "RMSprop": lambda: kopt.RMSprop(0.1, momentum=0.5, centered=True),
+    "Adagrad": lambda: kopt.Adagrad(0.1),
+    "Adadelta": lambda: kopt.Adadelta(1.0),
+    "Adafactor": lambda: kopt.Adafactor(0.1),
+    "Lion": lambda: kopt.Lion(0.1),
+    "Nadam": lambda: kopt.Nadam(0.1),
+    "Adamax": lambda: kopt.Adamax(0.1),
+    "Ftrl": lambda: kopt.Ftrl(0.1, l1_regularization_strength=0.01),
+    "clipnorm": lambda: kopt.SGD(0.1, momentum=0.9, clipnorm=0.5),
+    "clipvalue": lambda: kopt.SGD(0.1, momentum=0.9, clipvalue=0.1),
+    "global_clipnorm": lambda: kopt.Adam(0.1, global_clipnorm=0.5),
+    "weight_decay": lambda: kopt.SGD(0.1, weight_decay=0.1),
+    "ema": lambda: kopt.SGD(
         0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
     ),
-    "keras_accumulation": lambda: O.Adam(0.1, gradient_accumulation_steps=2),
-    "schedule": lambda: O.Adam(O.schedules.ExponentialDecay(0.1, 2, 0.5)),
-    "loss_scale": lambda: O.LossScaleOptimizer(O.Adam(0.1), initial_scale=4.0),
+    "keras_accumulation": lambda: kopt.Adam(0.1, gradient_accumulation_steps=2),
+    "schedule": lambda: kopt.Adam(kopt.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "loss_scale": lambda: kopt.LossScaleOptimizer(kopt.Adam(0.1), initial_scale=4.0),
 }
 
 
