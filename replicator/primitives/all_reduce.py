@@ -12,6 +12,7 @@ that of JAX's psum and torch's functional collectives; Horovod averages some.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -177,7 +178,7 @@ def _weighted_mean(
         return tf.cast(tf.math.divide_no_nan(x, tf.cast(total, x.dtype)), dtype)
 
     return [
-        _map_values(lambda x, dtype=leaf.dtype: divided(x, dtype), summed)
+        _map_values(functools.partial(divided, dtype=leaf.dtype), summed)
         for leaf, summed in zip(leaves, sums, strict=True)
     ]
 

@@ -339,6 +339,7 @@ def test_integers_have_no_gradient() -> None:
     repl = helpers.make(2)
     asked = []
 
+    @tf.autograph.experimental.do_not_convert
     def step() -> tf.Tensor:
         y = repl.all_reduce(tf.constant(1))
         (placed,) = placeholder.find([y.op.inputs[0].op])
