@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -216,7 +217,7 @@ def stack_depth() -> int:
 
 
 def stack_since(depth: int) -> tuple[tuple[str, int], ...]:
-    """Returns (file, line) of the frames deeper than `depth`, as the user wrote them."""
+    """Returns (file, line) of all deeper frames, as the user wrote them."""
     return tuple((f.filename, f.lineno) for f in _countable_frames()[depth:])
 
 
@@ -231,7 +232,7 @@ def _countable_frames() -> list[Any]:
 
 def applying_optimizer() -> str | None:
     """Returns the class of the Keras or Sonnet optimizer whose `apply` is running."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if frame.f_code.co_name in ("apply", "apply_gradients") and module.startswith(

@@ -165,13 +165,10 @@ def _build_replica(
 ) -> Any:
     """Calls step_fn for one replica; returns its outputs as tensors."""
     graph = build.graph
-    # Zero-padded, so that order by name is replica order; see all_reduce.
-    width = len(str(build.num_replicas - 1))
-    name = f"replica_{replica_id:0{width}d}"
     function = _tf.function_of(step_fn)
     with (
         graph.device(settings.placers[replica_id]),
-        tf.name_scope(name) as scope,
+        tf.name_scope(f"replica_{replica_id}") as scope,
         random.separate_seeds(graph, replica_id),
         _tf.tracing_apart(graph, (build.devices, replica_id)),
         _shared_v1_variables(graph, replica_id),

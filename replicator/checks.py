@@ -78,7 +78,7 @@ def check_writes(
                 )
                 fix = (
                     "create it (or the model, optimizer, metric or generator that "
-                    "holds it) under `with repl.context():`, and only then load its values."
+                    "holds it) under `with repl.context():`, and then load its values."
                 )
             else:
                 problem = (

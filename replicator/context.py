@@ -63,7 +63,8 @@ class ReplicaContext:
     Attributes:
         build: What it shares with its siblings.
         replica_id: 0 <= replica_id < build.num_replicas.
-        position: How many communication calls the replica has made so far.
+        position: How many communication calls the replica has made so far, those in
+            gradients left out.
         updating: True while updates are made that are equal on all replicas by
             construction, so that no assignment needs to communicate.
         backward: True while a gradient is being built.

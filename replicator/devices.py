@@ -41,7 +41,9 @@ def resolve(
         )
     devices = list(devices)
     resolved = [
-        tuple(map(_full_name, own if type(own) in (list, tuple) else [own]))
+        tuple(
+            _full_name(name) for name in (own if type(own) in (list, tuple) else [own])
+        )
         for own in devices
     ]
     if not resolved or not all(resolved):

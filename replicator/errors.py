@@ -92,4 +92,5 @@ def _innermost(frames: Sequence[tuple[str, int, str]]) -> str:
         return "an unknown line"
     filename, line, function = frames[-1]
     near = os.path.relpath(filename)
-    return f"{filename if near.startswith('..') else near}:{line} in {function}"
+    place = f"{filename if near.startswith('..') else near}:{line}"
+    return f"{place} in {function or '<lambda>'}"  # autograph leaves lambdas nameless

@@ -195,9 +195,11 @@ def _takes_context(input_fn: Callable[..., Any]) -> bool:
             f"input_fn {_name(input_fn)} must be given {names}. "
             "Fix: let it take an InputContext, or nothing."
         )
-    first = next(iter(_parameters(input_fn)), None)
-    named = first is not None and first.name in _CONTEXT_NAMES
-    return bool(required) or (named and first.kind != first.KEYWORD_ONLY)
+    named = any(
+        p.name in _CONTEXT_NAMES and p.kind != p.KEYWORD_ONLY
+        for p in _parameters(input_fn)[:1]
+    )
+    return bool(required) or named
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
