@@ -26,6 +26,7 @@ from tensorflow.python.framework import auto_control_deps_utils as _acd_utils
 from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops import control_flow_ops as _control_flow
 from tensorflow.python.ops import resource_variable_ops as _rvo
+from tensorflow.python.saved_model import save_context as _save_context
 from tensorflow.python.training.saving import saveable_object
 from tensorflow.python.util import tf_stack
 
@@ -312,6 +313,11 @@ class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):
                 **facts,
             )
             self._maybe_initialize_trackable()
+
+
+def in_save_context() -> bool:
+    """Whether a SavedModel is being made, in whose functions variables are plain."""
+    return bool(_save_context.in_save_context())
 
 
 def note_variable_read(variable: Any) -> None:

@@ -118,7 +118,8 @@ def check_components(
                         f"variable {variable.name}, by {op.type}.",
                         [f"at {errors.line_of(op)}"],
                         "call the tf.function itself, which is traced per replica, "
-                        "and not its concrete function; and without jit_compile=True.",
+                        "and not its concrete function (a loaded SavedModel has no "
+                        "others); and without jit_compile=True.",
                     )
                 )
 

@@ -8,7 +8,7 @@ ReplicatedVariable around them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -78,6 +78,8 @@ class VariableFactory:
 
     def _create(self, kwargs: dict[str, Any], scope: str | None) -> ReplicatedVariable:
         kwargs = {k: v for k, v in kwargs.items() if v is not None}
+        if "initial_value" not in kwargs and "shape" in kwargs:
+            kwargs["initial_value"] = _placeholder(kwargs)
         kwargs["initial_value"] = _lifted(kwargs.get("initial_value"))
         collections = kwargs.pop("collections", None)
         with (
@@ -98,12 +100,20 @@ class VariableFactory:
             return variable
 
     def _components(self, kwargs: dict[str, Any]) -> list[tf.Variable]:
-        """Creates one plain variable per device, with component 0's initial value."""
+        """Creates one plain variable per device, with component 0's initial value.
+
+        But for seeds, which are offset, and for what is added up over the replicas when
+        read: there the others begin with zeros, so that the sum is the initial value.
+        """
         names = ("initial_value", "name", "dtype", "shape", "validate_shape")
         own = {k: kwargs[k] for k in names if k in kwargs}
         with tf.device(self._devices[0]):
             first = _tf.ResourceVariable(trainable=False, collections=[], **own)
         seed = Seed.of(first)
+        added_up = (
+            kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+            and kwargs.get("aggregation") == tf.VariableAggregation.SUM
+        )
         components = [first]
         for r, device in enumerate(self._devices[1:], 1):
 
@@ -112,6 +122,8 @@ class VariableFactory:
                 value = first.read_value() if eager else first.initial_value
                 if seed is not None:
                     value = value + seed.offset(first, r)
+                if added_up:
+                    value = tf.zeros_like(value)
                 return tf.identity(value)
 
             own["initial_value"] = initial_value
@@ -170,6 +182,12 @@ def _dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
         value = initial_value()
     shape = kwargs.get("shape")
     return value.dtype, value.shape if shape is None else tf.TensorShape(shape)
+
+
+def _placeholder(kwargs: dict[str, Any]) -> Callable[[], tf.Tensor]:
+    """Returns an initial value for a variable that a SavedModel's values will fill."""
+    shape = [size or 0 for size in tf.TensorShape(kwargs["shape"]).as_list()]
+    return lambda: tf.zeros(shape, kwargs.get("dtype", tf.float32))
 
 
 def _lifted(initial_value: Any) -> Any:

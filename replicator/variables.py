@@ -97,6 +97,15 @@ class ReplicatedVariable(_tf.HandleVariable):
     def _on_read(self) -> bool:
         return self.synchronization == tf.VariableSynchronization.ON_READ
 
+    @property
+    def _outside(self) -> tuple[tf.Variable, ...]:
+        """The components that exist where code outside a step will run.
+
+        A SavedModel has one plain variable in place of all; TensorFlow traces all
+        tf.functions anew for it.
+        """
+        return self.components[:1] if _tf.in_save_context() else self.components
+
     # --- Reading ----------------------------------------------------------------------
 
     def _afterwards(self) -> contextlib.AbstractContextManager[None]:
@@ -127,7 +136,7 @@ class ReplicatedVariable(_tf.HandleVariable):
 
     def _aggregated(self) -> tf.Tensor:
         """What the components are together, read outside a step."""
-        values = [component.read_value() for component in self.components]
+        values = [component.read_value() for component in self._outside]
         if self._on_read:
             if self.aggregation in (_SUM, _MEAN) and len(values) > 1:
                 total = tf.add_n(values)
@@ -195,7 +204,7 @@ class ReplicatedVariable(_tf.HandleVariable):
         self, write: Callable[[tf.Variable, int], Any], read_value: bool
     ) -> Any:
         """Writes every component, outside a step."""
-        done = [write(component, r) for r, component in enumerate(self.components)]
+        done = [write(component, r) for r, component in enumerate(self._outside)]
         if tf.executing_eagerly():
             return self if read_value else None
         done = tf.group(*done)
@@ -277,21 +286,6 @@ class ReplicatedVariable(_tf.HandleVariable):
             return all_reduce.all_reduce(value, "mean")
         return _checked_equal(value, self.name) if replica.build.check else value
 
-    def _export_to_saved_model_graph(
-        self,
-        object_map: Any = None,
-        tensor_map: Any = None,
-        options: Any = None,
-        **kw: Any,
-    ) -> list[tf.Tensor]:
-        """Exports one plain variable that stands for all components."""
-        _tf.HandleVariable._export_to_saved_model_graph(
-            self, object_map, tensor_map, options, **kw
-        )
-        for component in self.components:
-            tensor_map[component.handle] = object_map[self].handle
-        return [component.handle for component in self.components]
-
     # --- Checkpoints ------------------------------------------------------------------
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
@@ -320,7 +314,7 @@ class ReplicatedVariable(_tf.HandleVariable):
         with context.building(None):
             done = [
                 component.assign(self._part(value, r), read_value=False)
-                for r, component in enumerate(self.components)
+                for r, component in enumerate(self._outside)
             ]
         return None if tf.executing_eagerly() else tf.group(*done)
 

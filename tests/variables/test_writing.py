@@ -416,7 +416,8 @@ def test_on_read_variables_keep_their_own_values(
 @pytest.mark.parametrize("name", ALL)
 def test_every_write_to_an_on_read_variable_stays_on_its_replica(name: str) -> None:
     repl = helpers.make(2)
-    variable = make(repl, synchronization=ON_READ, aggregation=AGGREGATION.NONE)
+    facts = {"synchronization": ON_READ, "aggregation": AGGREGATION.NONE}
+    variable = make(repl, **facts)
     chosen = tf.function(lambda x: tf.cond(x[0] > 0, lambda: x, lambda: -x))
 
     def step_fn() -> Any:
@@ -429,9 +430,10 @@ def test_every_write_to_an_on_read_variable_stays_on_its_replica(name: str) -> N
         np.testing.assert_array_equal(results[r], expected)
 
 
-def test_assigning_an_on_read_sum_outside_makes_it_the_sum() -> None:
+def test_what_an_on_read_sum_is_given_outside_is_the_sum() -> None:
     repl = helpers.make(3)
     variable = make(repl, synchronization=ON_READ, aggregation=AGGREGATION.SUM)
+    np.testing.assert_array_equal(variable, START)
     repl.run(lambda: variable.assign(own(repl)))
     variable.assign(START)
     np.testing.assert_array_equal(variable, START)

@@ -1,0 +1,439 @@
+"""Checkpoints hold plain variables: round trips to and from plain TensorFlow."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from tests import helpers
+
+K = tf.keras
+v1 = tf.compat.v1
+SUM = tf.VariableAggregation.SUM
+MEAN = tf.VariableAggregation.MEAN
+ON_READ = tf.VariableSynchronization.ON_READ
+X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
+
+
+class Lazy(tf.Module):
+    """Makes its variable when it is first called."""
+
+    weights: tf.Variable | None = None
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        if self.weights is None:
+            self.weights = tf.Variable(tf.random.normal([3, 2]), name="weights")
+        return x @ self.weights
+
+
+class Trained(tf.Module):
+    """What a user trains and saves: a model, its optimizer, a metric, counters.
+
+    Args:
+        num_replicas: None for plain TensorFlow.
+        seed: Of the initial weights.
+    """
+
+    def __init__(self, num_replicas: int | None, seed: int) -> None:
+        self.repl = repl = helpers.make(num_replicas) if num_replicas else None
+        wrap = repl.wrap_optimizer if repl else lambda optimizer: optimizer
+        with repl.context() if repl else tf.name_scope(""):
+            K.utils.set_random_seed(seed)
+            tf.random.set_seed(None)
+            self.model = K.Sequential(
+                [
+                    K.Input([3]),
+                    K.layers.Dense(4),
+                    K.layers.BatchNormalization(),
+                    K.layers.Dropout(0.5, seed=seed),
+                    K.layers.Dense(1),
+                ]
+            )
+            self.optimizer = wrap(K.optimizers.Adam(0.1 * seed))
+            self.metric = K.metrics.Mean()
+            self.steps = tf.Variable(0, trainable=False)
+            self.total = tf.Variable(0.0, synchronization=ON_READ, aggregation=SUM)
+            self.average = tf.Variable(0.0, synchronization=ON_READ, aggregation=MEAN)
+            self.lookup = [tf.Variable(["a", "b"]), tf.Variable([True])]
+        self.checkpoint = tf.train.Checkpoint(
+            model=self.model,
+            optimizer=self.optimizer,
+            metric=self.metric.variables,
+            seed=self.model.layers[2].seed_generator.state,  # Keras saves it nowhere
+            steps=self.steps,
+            total=self.total,
+            average=self.average,
+            lookup=self.lookup,
+        )
+
+    def step(self) -> None:
+        replica_id = self.repl.replica_id if self.repl else 0
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(
+                self.model(X * (1.0 + replica_id), training=True) ** 2
+            )
+        variables = self.model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        self.metric.update_state(loss)
+        self.steps.assign_add(1)
+        self.total.assign_add(1.0 + replica_id)
+        self.average.assign_add(1.0 + replica_id)
+
+    def train(self, steps: int = 2) -> Trained:
+        for _ in range(steps):
+            self.repl.run(self.step) if self.repl else self.step()
+        return self
+
+    @property
+    def variables(self) -> list[Any]:
+        """All that a checkpoint holds."""
+        exact = [*self.model.variables, *self.optimizer.variables, self.steps]
+        return [*exact, *self.metric.variables, self.total, self.average, *self.lookup]
+
+    def values(self) -> list[np.ndarray]:
+        return [variable.numpy() for variable in self.variables]
+
+
+def assert_same(one: Trained, other: Trained) -> None:
+    for left, right in zip(one.values(), other.values(), strict=True):
+        np.testing.assert_array_equal(left, right)
+    if other.repl:
+        different = [other.total, other.average, *other.metric.variables]
+        ids = {id(v) for v in different}
+        mirrored = [v for v in other.variables if id(v) not in ids]
+        helpers.assert_replicas_equal(
+            [v for v in mirrored if "seed" not in getattr(v, "path", "")]
+        )
+
+
+# From how many replicas to how many; None is plain TensorFlow.
+ROUTES = [(2, None), (None, 2), (2, 4), (4, 2), (2, 1)]
+
+
+@pytest.mark.parametrize(("source", "target"), ROUTES)
+def test_checkpoints_go_from_any_number_of_replicas_to_any(
+    source: int | None, target: int | None, tmp_path: pathlib.Path
+) -> None:
+    old = Trained(source, seed=1).train()
+    path = old.checkpoint.save(str(tmp_path / "c"))
+    new = Trained(target, seed=2).train(1)
+    new.checkpoint.restore(path).assert_consumed()
+    assert_same(old, new)
+    new.train(1)
+    assert new.steps.numpy() == 3
+    for old_value, value in zip(old.values()[:2], new.values()[:2], strict=True):
+        assert not np.array_equal(old_value, value)
+
+
+def test_going_on_from_a_checkpoint_equals_not_having_stopped(
+    tmp_path: pathlib.Path,
+) -> None:
+    straight = Trained(2, seed=1).train(2)
+    path = straight.checkpoint.write(str(tmp_path / "c"))
+    straight.train(2)
+    resumed = Trained(2, seed=2)
+    resumed.checkpoint.read(path)
+    resumed.train(2)
+    exact = [*straight.model.variables, *straight.optimizer.variables, straight.steps]
+    for one, other in zip(exact, resumed.variables, strict=False):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    # What is added up when read was added up in the checkpoint already.
+    np.testing.assert_allclose(straight.metric.result(), resumed.metric.result())
+    assert straight.total.numpy() == resumed.total.numpy()
+
+
+def keys(path: str) -> list[tuple[str, list[int]]]:
+    return tf.train.list_variables(path)
+
+
+def test_keys_are_those_of_plain_tensorflow(tmp_path: pathlib.Path) -> None:
+    paths = [
+        Trained(n, seed=1).train(1).checkpoint.write(str(tmp_path / str(n)))
+        for n in (None, 3)
+    ]
+    plain, replicated = map(keys, paths)
+    assert replicated == plain
+    assert "steps/.ATTRIBUTES/VARIABLE_VALUE" in dict(plain)
+
+
+def test_on_read_variables_are_saved_aggregated(tmp_path: pathlib.Path) -> None:
+    old = Trained(3, seed=1).train(2)
+    path = old.checkpoint.write(str(tmp_path / "c"))
+    reader = tf.train.load_checkpoint(path)
+    assert reader.get_tensor("total/.ATTRIBUTES/VARIABLE_VALUE") == 12.0
+    assert reader.get_tensor("average/.ATTRIBUTES/VARIABLE_VALUE") == 4.0
+    new = Trained(2, seed=2)
+    new.checkpoint.read(path)
+    assert new.total.numpy() == 12.0 and new.average.numpy() == 4.0
+    new.train(1)
+    assert new.total.numpy() == 15.0 and new.average.numpy() == 5.5
+
+
+def test_generators_stay_apart_after_a_restore(tmp_path: pathlib.Path) -> None:
+    def generators(num_replicas: int | None, seed: int) -> Any:
+        repl = helpers.make(num_replicas) if num_replicas else None
+        with repl.context() if repl else tf.name_scope(""):
+            return repl, tf.random.Generator.from_seed(seed)
+
+    _, plain = generators(None, 5)
+    path = tf.train.Checkpoint(g=plain).write(str(tmp_path / "c"))
+    expected = plain.normal([4])
+    drawn = []
+    for num_replicas in (2, 3):
+        repl, generator = generators(num_replicas, 9)
+        tf.train.Checkpoint(g=generator).read(path).assert_consumed()
+        drawn.append(
+            np.stack(repl.run(lambda generator=generator: generator.normal([4])))
+        )
+    np.testing.assert_array_equal(drawn[0], drawn[1][:2])
+    np.testing.assert_array_equal(drawn[0][0], expected)
+    assert len(np.unique(drawn[1])) == 12
+
+
+@pytest.mark.parametrize("where", ["context", "step"])
+@pytest.mark.parametrize("kind", ["module", "keras"])
+def test_a_restore_waits_for_variables_that_do_not_exist_yet(
+    kind: str, where: str, tmp_path: pathlib.Path
+) -> None:
+    def make() -> Any:
+        if kind == "module":
+            return Lazy()
+        return K.Sequential([K.layers.Dense(4), K.layers.Dense(2)])
+
+    old = make()
+    old(X)
+    path = tf.train.Checkpoint(model=old).write(str(tmp_path / "c"))
+    repl = helpers.make(2)
+    new = make()
+    status = tf.train.Checkpoint(model=new).read(path)
+    if where == "context":
+        with repl.context():
+            new(X)
+    else:
+        repl.run(lambda: new(X))
+    status.assert_consumed()
+    helpers.assert_replicas_equal(new.variables)
+    for old_variable, variable in zip(old.variables, new.variables, strict=True):
+        inside = variable if kind == "module" else variable.value
+        assert isinstance(inside, replicator.ReplicatedVariable)
+        np.testing.assert_array_equal(variable.numpy(), old_variable.numpy())
+    for output in repl.run(lambda: new(X)):
+        np.testing.assert_allclose(output, old(X), rtol=1e-6)
+
+
+def test_optimizer_slots_may_be_restored_before_they_exist(
+    tmp_path: pathlib.Path,
+) -> None:
+    old = Trained(2, seed=1).train(2)
+    path = old.checkpoint.write(str(tmp_path / "c"))
+    new = Trained(2, seed=2)
+    assert len(new.optimizer.variables) < len(old.optimizer.variables)
+    status = new.checkpoint.read(path)
+    old.train(1)
+    new.train(1)
+    status.assert_consumed()
+    assert_same(old, new)
+
+
+def test_a_manager_keeps_the_last_checkpoints(tmp_path: pathlib.Path) -> None:
+    old = Trained(2, seed=1)
+    manager = tf.train.CheckpointManager(
+        old.checkpoint, str(tmp_path), max_to_keep=2, step_counter=old.steps
+    )
+    for _ in range(3):
+        old.train(1)
+        manager.save()
+    assert [pathlib.Path(p).name for p in manager.checkpoints] == ["ckpt-2", "ckpt-3"]
+    new = Trained(3, seed=2).train(1)
+    tf.train.CheckpointManager(new.checkpoint, str(tmp_path), 2).restore_or_initialize()
+    assert_same(old, new)
+
+
+def test_asynchronous_checkpoints(tmp_path: pathlib.Path) -> None:
+    old = Trained(2, seed=1).train(1)
+    options = tf.train.CheckpointOptions(enable_async=True)
+    path = old.checkpoint.save(str(tmp_path / "c"), options=options)
+    expected = old.values()
+    old.train(1)  # while it is being written
+    old.checkpoint.sync()
+    new = Trained(2, seed=2).train(1)
+    new.checkpoint.restore(path)
+    for value, saved in zip(new.values(), expected, strict=True):
+        np.testing.assert_array_equal(value, saved)
+    helpers.assert_replicas_equal(new.model.trainable_variables)
+
+
+def test_a_shape_that_does_not_fit_is_refused(tmp_path: pathlib.Path) -> None:
+    path = tf.train.Checkpoint(v=tf.Variable([1.0, 2.0])).write(str(tmp_path / "c"))
+    with helpers.make(2).context():
+        variable = tf.Variable([0.0], name="narrow")
+    with pytest.raises(
+        ValueError, match=r"shape \(2,\) does not fit variable narrow:0 of shape \(1,\)"
+    ):
+        tf.train.Checkpoint(v=variable).read(path)
+    assert helpers.components(variable) == [[0.0], [0.0]]
+
+
+# --- Keras' own files -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("source", "target"), [(2, None), (None, 2), (2, 4)])
+def test_keras_weights(
+    source: int | None, target: int | None, tmp_path: pathlib.Path
+) -> None:
+    old, new = Trained(source, seed=1).train(), Trained(target, seed=2).train(1)
+    path = str(tmp_path / "m.weights.h5")
+    old.model.save_weights(path)
+    new.model.load_weights(path)
+    for one, other in zip(old.model.weights, new.model.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    if target:
+        helpers.assert_replicas_equal(new.model.weights)
+
+
+@pytest.mark.parametrize(("source", "target"), [(2, None), (None, 2), (2, 4)])
+def test_keras_models(
+    source: int | None, target: int | None, tmp_path: pathlib.Path
+) -> None:
+    old = Trained(source, seed=1).train()
+    old.model.compile(old.optimizer, "mse")
+    path = str(tmp_path / "m.keras")
+    old.model.save(path)
+    repl = helpers.make(target) if target else None
+    with repl.context() if repl else tf.name_scope(""):
+        model = K.models.load_model(path)
+        optimizer = model.optimizer
+    assert type(optimizer) is K.optimizers.Adam
+    loaded = [*model.weights, *optimizer.variables]
+    saved = [*old.model.weights, *old.optimizer.variables]
+    for one, other in zip(saved, loaded, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    np.testing.assert_allclose(model(X), old.model(X), rtol=1e-6)
+    if repl:
+        assert isinstance(model.weights[0].value, replicator.ReplicatedVariable)
+        helpers.assert_replicas_equal([*model.weights, *optimizer.variables])
+        repl.wrap_optimizer(optimizer)
+
+
+# --- Graphs and sessions --------------------------------------------------------------
+
+
+@pytest.fixture
+def graph() -> Iterator[tf.Graph]:
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def v1_variables(num_replicas: int | None, value: float) -> list[tf.Variable]:
+    """Makes three variables in the default graph, the last one ON_READ."""
+    repl = helpers.make(num_replicas) if num_replicas else None
+    facts = {"synchronization": ON_READ, "aggregation": SUM} if repl else {}
+    with repl.context() if repl else tf.name_scope(""):
+        return [
+            v1.get_variable("w", initializer=[value, value + 1]),
+            v1.get_variable("scope/b", initializer=value, use_resource=True),
+            v1.get_variable("count", initializer=value, trainable=False, **facts),
+        ]
+
+
+def component_values(variables: list[Any], session: v1.Session) -> list[Any]:
+    return [
+        session.run(list(v.components)) if hasattr(v, "components") else None
+        for v in variables
+    ]
+
+
+@pytest.mark.parametrize("explicit", [False, True], ids=["default", "explicit"])
+@pytest.mark.parametrize(("source", "target"), [(2, None), (None, 2), (2, 4)])
+def test_savers_of_v1(
+    source: int | None, target: int | None, explicit: bool, tmp_path: pathlib.Path
+) -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        variables = v1_variables(source, 3.0)
+        session.run(v1.global_variables_initializer())
+        saver = v1.train.Saver(variables if explicit else None)
+        path = saver.save(session, str(tmp_path / "c"), global_step=7)
+    assert [name for name, _ in keys(path)] == ["count", "scope/b", "w"]
+    with tf.Graph().as_default(), v1.Session() as session:
+        variables = v1_variables(target, 0.0)
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver(variables if explicit else None).restore(session, path)
+        weights, bias, count = session.run(variables)
+        np.testing.assert_array_equal(weights, [3.0, 4.0])
+        assert bias == 3.0 and count == 3.0
+        if target:
+            parts = component_values(variables, session)
+            np.testing.assert_array_equal(parts[0], [[3.0, 4.0]] * target)
+            assert parts[1] == [3.0] * target
+            assert parts[2] == [3.0] + [0.0] * (target - 1)
+
+
+@pytest.mark.usefixtures("graph")
+def test_a_saver_that_renames_is_refused() -> None:
+    variables = v1_variables(2, 1.0)
+    with pytest.raises(
+        replicator.ReplicatorError,
+        match=r"Saver cannot rename.*w:0.*Fix: give it a list",
+    ):
+        v1.train.Saver({"other": variables[0]})
+
+
+def test_savers_in_a_training_session(tmp_path: pathlib.Path) -> None:
+    """A MonitoredTrainingSession saves by itself, and goes on where it stopped."""
+    ends = []
+    for _ in range(2):
+        with tf.Graph().as_default():
+            repl = helpers.make(2)
+            with repl.context():
+                v1.train.create_global_step()
+                weights = v1.get_variable("w", initializer=1.0)
+                optimizer = repl.wrap_optimizer(v1.train.MomentumOptimizer(0.1, 0.9))
+
+            def step_fn(weights: Any = weights, optimizer: Any = optimizer) -> Any:
+                loss = (weights - repl.replica_id) ** 2  # noqa: B023
+                step = v1.train.get_global_step()
+                with tf.control_dependencies([optimizer.minimize(loss, step)]):
+                    return weights.read_value(), tf.identity(step)
+
+            fetches = repl.run(step_fn)
+            with v1.train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path), log_step_count_steps=None
+            ) as session:
+                for _ in range(2):
+                    values, steps = session.run(fetches)
+            ends.append((values[0], int(steps[0])))
+            assert values[0] == values[1]
+    weight, velocity, expected = 1.0, 0.0, []
+    for _ in range(4):
+        velocity = 0.9 * velocity + (2 * weight - 1)  # the mean of 2w and 2(w - 1)
+        weight -= 0.1 * velocity
+        expected.append(weight)
+    assert [step for _, step in ends] == [2, 4]
+    np.testing.assert_allclose([w for w, _ in ends], expected[1::2], rtol=1e-5)
+
+
+def test_object_checkpoints_in_a_session(tmp_path: pathlib.Path) -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        weights, bias, count = v1_variables(2, 3.0)
+        session.run(v1.global_variables_initializer())
+        checkpoint = v1.train.Checkpoint(w=weights, b=bias, c=count)
+        session.run(checkpoint.save_counter.initializer)
+        path = checkpoint.save(str(tmp_path / "c"), session=session)
+    plain = [tf.Variable([0.0, 0.0]), tf.Variable(0.0), tf.Variable(0.0)]
+    restored = tf.train.Checkpoint(w=plain[0], b=plain[1], c=plain[2]).restore(path)
+    restored.assert_consumed()
+    assert [v.numpy().tolist() for v in plain] == [[3.0, 4.0], 3.0, 3.0]
+    with tf.Graph().as_default(), v1.Session() as session:
+        weights, bias, count = variables = v1_variables(4, 0.0)
+        status = v1.train.Checkpoint(w=weights, b=bias, c=count).restore(path)
+        status.assert_consumed().run_restore_ops(session)
+        parts = component_values(variables, session)
+        np.testing.assert_array_equal(parts[0], [[3.0, 4.0]] * 4)
+        assert parts[2] == [3.0, 0.0, 0.0, 0.0]
