@@ -332,7 +332,6 @@ def lift_initial_value(value: tf.Tensor) -> tf.Tensor:
         UnliftableError: The tensor depends on the function's arguments or state.
     """
     with tf.init_scope():
-        graph = tf.Graph()
         if tf.executing_eagerly():
             lifted = tf.compat.v1.wrap_function(lambda: None, [])
             graph = lifted.graph

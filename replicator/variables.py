@@ -24,8 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
-from replicator.primitives import all_gather, all_reduce, base, broadcast
+from replicator import _tf, agreement, context, errors
+from replicator.primitives import base
 from replicator.seeds import Seed
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
@@ -34,7 +34,6 @@ VALUE_KEY = "VARIABLE_VALUE"  # what tf.train.Checkpoint calls a variable's valu
 
 _SUM = tf.VariableAggregation.SUM
 _MEAN = tf.VariableAggregation.MEAN
-_FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 class ReplicatedVariable(_tf.HandleVariable):
@@ -197,7 +196,7 @@ class ReplicatedVariable(_tf.HandleVariable):
             if self._seed is not None and self._seed.resets:
                 agreed = self._part(value, replica.replica_id, method)
             else:
-                agreed = self._agree(value, replica)
+                agreed = agreement.agree(self, value, replica)
             return write(self, agreed, name=name, read_value=read_value)
 
     def _write_all(
@@ -247,7 +246,7 @@ class ReplicatedVariable(_tf.HandleVariable):
         replica = context.require(method)
         equal = self.differs or replica.updating or replica.num_replicas == 1
         if not equal:
-            _refuse_unwrapped(self)
+            agreement.refuse_unwrapped(self)
             if self.aggregation == _SUM:
                 raise base.bad_argument(
                     f"{method} of variable {self.name}, whose aggregation is SUM,",
@@ -271,20 +270,6 @@ class ReplicatedVariable(_tf.HandleVariable):
         if replica_id and self._on_read and self.aggregation == _SUM:
             return tf.zeros_like(tf.convert_to_tensor(value, self.dtype))
         return value
-
-    def _agree(self, value: Any, replica: context.ReplicaContext) -> Any:
-        """Makes a value that a step assigns equal on all replicas."""
-        if self.differs or replica.updating or replica.num_replicas == 1:
-            return value
-        _refuse_unwrapped(self)
-        value = tf.convert_to_tensor(value, dtype=self.dtype)
-        if self.aggregation == _SUM:
-            return all_reduce.all_reduce(value, "sum")
-        if self.aggregation == _FIRST:
-            return broadcast.broadcast(value, root=0)
-        if self.aggregation == _MEAN or self.dtype.is_floating or self.dtype.is_complex:
-            return all_reduce.all_reduce(value, "mean")
-        return _checked_equal(value, self.name) if replica.build.check else value
 
     # --- Checkpoints ------------------------------------------------------------------
 
@@ -447,37 +432,3 @@ class _Saveable(_tf.SaveableObject):
         if restored_shapes is not None:
             value = tf.reshape(value, restored_shapes[0])
         return self._variable.restore(value)
-
-
-def _refuse_unwrapped(variable: ReplicatedVariable) -> None:
-    """Raises if an optimizer that nobody wrapped is updating `variable` in a step."""
-    optimizer = _tf.applying_optimizer()
-    if optimizer is not None:
-        raise errors.ContextError(
-            errors.compose(
-                f"the optimizer {optimizer} updates variable {variable.name} in a "
-                "step, but does not combine the gradients of the replicas.",
-                [f"at {errors.user_line()}"],
-                "wrap it once, where you make it: "
-                "optimizer = repl.wrap_optimizer(optimizer).",
-            )
-        )
-
-
-def _checked_equal(value: tf.Tensor, name: str) -> tf.Tensor:
-    """Returns `value`, after asserting that all replicas hand in the same one."""
-    line = errors.user_line()
-    everyone = all_gather.all_gather(value)
-    with tf.control_dependencies(
-        [
-            tf.debugging.Assert(
-                tf.reduce_all(tf.equal(everyone, value)),
-                [
-                    f"the replicas assign different values to variable {name} at "
-                    f"{line}; give it an aggregation, or all_reduce the value:",
-                    everyone,
-                ],
-            )
-        ]
-    ):
-        return tf.identity(value)

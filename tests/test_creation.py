@@ -132,6 +132,19 @@ def test_random_initial_values_are_equal_on_all_replicas(
         np.testing.assert_array_equal(value, values[0])
 
 
+def test_initial_tensors_of_a_function_in_a_graph_leave_the_function() -> None:
+    repl = helpers.make(2)
+    with tf.Graph().as_default():
+
+        @tf.function
+        def build() -> Any:
+            return repl.run(lambda: tf.Variable(tf.ones([2]) * 3.0).read_value())
+
+        fetches = build()
+        with v1.train.MonitoredSession() as session:
+            np.testing.assert_array_equal(session.run(fetches), [[3.0, 3.0]] * 2)
+
+
 def by_shape(repl: replicator.Replicator) -> Any:
     size = repl.replica_id + 1
     return tf.Variable(tf.zeros([size]))

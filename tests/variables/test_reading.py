@@ -182,6 +182,18 @@ def test_a_function_is_traced_once_per_variable_and_replica() -> None:
     assert len(traces) == 4
 
 
+def test_functions_that_reduce_retracing_keep_variables_apart() -> None:
+    repl = helpers.make(2)
+    twice = tf.function(lambda v, x: v * x, reduce_retracing=True)
+    for value in (VALUE, 3 * VALUE):
+        variable = make(repl, value)
+        for size in (1, 2, 3):
+            result = twice(variable[:1, :1], tf.ones([1, size]))
+            assert result.shape == [1, size]
+            result = twice(variable, tf.ones([size, 1, 1]))
+            np.testing.assert_array_equal(result[0], value)
+
+
 def test_functions_that_write_their_argument_write_all_components() -> None:
     repl = helpers.make(2)
     variable = make(repl, [1.0])

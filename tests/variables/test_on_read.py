@@ -1,0 +1,113 @@
+"""ON_READ variables: each replica's own inside a step, one value outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import helpers
+from tests.variables.writes import ALL, START, make, own, written
+
+AGGREGATION = tf.VariableAggregation
+ON_READ = tf.VariableSynchronization.ON_READ
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
+def test_outside_a_step_an_on_read_variable_is_written_as_a_whole(
+    name: str, aggregation: str
+) -> None:
+    repl = helpers.make(2)
+    variable = make(
+        repl,
+        synchronization=ON_READ,
+        aggregation=getattr(AGGREGATION, aggregation),
+    )
+    repl.run(lambda: variable.assign(own(repl)))
+    before = variable.numpy()
+    factor = 5.0 if aggregation == "SUM" else 2.5
+    np.testing.assert_array_equal(before, START * factor)
+    result = ALL[name](variable, START + 1.0)
+    expected = written(ALL[name], before, START + 1.0)
+    np.testing.assert_allclose(result, expected)
+    np.testing.assert_allclose(variable, expected)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [("SUM", 9.0), ("MEAN", 3.0), ("ONLY_FIRST_REPLICA", 2.0), ("NONE", 2.0)],
+)
+def test_on_read_variables_keep_their_own_values(
+    mode: str, aggregation: str, expected: float
+) -> None:
+    repl = helpers.make(3)
+    made: list[tf.Variable] = []
+
+    def make_step() -> Callable[[], Any]:
+        variable = make(
+            repl,
+            np.zeros(4, np.float32),
+            synchronization=ON_READ,
+            aggregation=getattr(AGGREGATION, aggregation),
+        )
+        made.append(variable)
+        return lambda: variable.assign_add(own(repl)).read_value()
+
+    if mode == "session":
+        with tf.Graph().as_default():
+            with repl.context():
+                step_fn = make_step()
+            fetches = repl.run(step_fn)
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                results = session.run(fetches)
+                aggregated = session.run(made[0])
+                np.testing.assert_array_equal(aggregated, made[0].eval(session))
+    else:
+        results = helpers.run(mode, repl, make_step)
+        aggregated = made[0].numpy()
+        np.testing.assert_array_equal(tf.function(lambda: made[0] * 1.0)(), aggregated)
+    np.testing.assert_array_equal(results, [START * (r + 2) for r in range(3)])
+    np.testing.assert_array_equal(aggregated, START * expected)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_write_to_an_on_read_variable_stays_on_its_replica(name: str) -> None:
+    repl = helpers.make(2)
+    facts = {"synchronization": ON_READ, "aggregation": AGGREGATION.NONE}
+    variable = make(repl, **facts)
+    chosen = tf.function(lambda x: tf.cond(x[0] > 0, lambda: x, lambda: -x))
+
+    def step_fn() -> Any:
+        return ALL[name](variable, chosen(own(repl)))
+
+    results = repl.run(step_fn)
+    for r, component in enumerate(helpers.components(variable)):
+        expected = written(ALL[name], START, START * (r + 2))
+        np.testing.assert_array_equal(component, expected)
+        np.testing.assert_array_equal(results[r], expected)
+
+
+def test_what_an_on_read_sum_is_given_outside_is_the_sum() -> None:
+    repl = helpers.make(3)
+    variable = make(repl, synchronization=ON_READ, aggregation=AGGREGATION.SUM)
+    np.testing.assert_array_equal(variable, START)
+    repl.run(lambda: variable.assign(own(repl)))
+    variable.assign(START)
+    np.testing.assert_array_equal(variable, START)
+    variable.assign_add(START)
+    np.testing.assert_array_equal(variable, 2 * START)
+    repl.run(lambda: variable.assign_add(START))
+    np.testing.assert_array_equal(variable, 5 * START)
+
+
+def test_integer_means_are_rounded_towards_zero_as_a_cast_does() -> None:
+    repl = helpers.make(2)
+    variable = make(repl, 0, synchronization=ON_READ, aggregation=AGGREGATION.MEAN)
+    repl.run(lambda: variable.assign(3 + repl.replica_id))
+    assert variable.numpy() == 3
