@@ -120,9 +120,7 @@ class Combiner:
                     'weights go with op="mean".',
                 )
             )
-        kinds = _agree_on_kinds(
-            replica, self._name, grads, variables, weight is not None
-        )
+        kinds = self._agree_on_kinds(replica, grads, variables, weight is not None)
         if kinds is None:
             return tf.no_op()
         grads = [
@@ -146,6 +144,51 @@ class Combiner:
             what = tuple((_key(variables[k]), kinds[k]) for k in used)
             return self._accumulate(replica, own, what, weight, update)
         return update(all_reduce.all_reduce(own, self.op, weight))
+
+    def _agree_on_kinds(
+        self,
+        replica: context.ReplicaContext,
+        grads: Sequence[Gradient | None],
+        variables: Sequence[Any],
+        weighted: bool,
+    ) -> Sequence[Kind | None] | None:
+        """Finds out which gradients there are, dense or sparse, on any replica.
+
+        A variable that is unused on some replicas counts as zeros there, and one that
+        is unused on all is left alone; a replica alone cannot tell which. Replica 0's
+        gradients are taken as typical; where a later replica finds them wrong, the step
+        is built again, knowing better. The replicas' n-th calls belong together,
+        whichever objects they are called on: an optimizer made inside step_fn is
+        another one on each replica.
+
+        Returns:
+            The kind of each gradient, None for what no replica uses; or nothing, if
+            no update must be built yet, because the step will be built again.
+        """
+        place = ("gradients", replica.count("gradients"))
+        own = _Handed.by(replica, self._name, grads, variables, weighted)
+        build = replica.build
+        first = build.findings.setdefault(place, own)
+        first.check_pairs_with(own)
+        known = build.knowledge.get(place)
+        # What replica 0 does not use must be known for sure where guessing does harm:
+        # optimizers refuse to be given nothing at all, and slots that are made inside
+        # step_fn are told apart by the order in which they are made.
+        used = [kind is not None for kind in first.kinds]
+        guess = any(used) if self._shared else all(used)
+        if known is None and not guess and replica.num_replicas > 1:
+            so_far = build.findings.get(("merged", place), first.kinds)
+            merged = _merge_all(so_far, own.kinds)
+            build.findings["merged", place] = merged
+            if replica.replica_id < replica.num_replicas - 1:
+                return None
+        else:
+            kinds = first.kinds if known is None else known
+            merged = _merge_all(kinds, own.kinds)
+            if merged == kinds:
+                return kinds
+        build.knowledge[place] = merged
+        raise context.BuildAgain
 
     def _accumulate(
         self,
@@ -277,92 +320,72 @@ def _key(variable: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Expected:
-    """What replica 0 handed to its n-th call of a wrapped optimizer.
+class _Handed:
+    """What a replica handed to its n-th call of a wrapped optimizer.
 
     Attributes:
         optimizer: The name of its class.
         variables: Their keys.
-        names: Their names, for the message.
         kinds: Of the gradients; None where there was none.
         weighted: Whether a weight was given.
-        line: The user's line.
+        site: All of this in words, with the user's line.
     """
 
     optimizer: str
     variables: tuple[Any, ...]
-    names: tuple[str, ...]
     kinds: tuple[Kind | None, ...]
     weighted: bool
-    line: str
+    site: str
 
-    def site(self, replica: context.ReplicaContext, replica_id: int) -> str:
-        shown = ", ".join(self.names[:6]) + (", ..." if len(self.names) > 6 else "")
-        return (
-            f"replica {replica_id} ({replica.build.devices[replica_id]}): "
-            f"{self.optimizer}, {len(self.names)} gradients, of {shown}, "
-            f"{'with a' if self.weighted else 'without'} weight, at {self.line}"
+    @classmethod
+    def by(
+        cls,
+        replica: context.ReplicaContext,
+        optimizer: str,
+        grads: Sequence[Gradient | None],
+        variables: Sequence[Any],
+        weighted: bool,
+    ) -> _Handed:
+        """Notes what the replica being built hands in."""
+        names = [getattr(variable, "name", "?") for variable in variables]
+        shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+        return cls(
+            optimizer,
+            tuple(map(_key, variables)),
+            tuple(map(Kind.of, grads)),
+            weighted,
+            f"replica {replica.replica_id} ({replica.device}): {optimizer}, "
+            f"{len(names)} gradients, of {shown}, "
+            f"{'with a' if weighted else 'without'} weight, at {errors.user_line()}",
         )
 
-
-def _agree_on_kinds(
-    replica: context.ReplicaContext,
-    name: str,
-    grads: Sequence[Gradient | None],
-    variables: Sequence[Any],
-    weighted: bool,
-) -> Sequence[Kind | None] | None:
-    """Finds out which gradients the optimizer gets, dense or sparse, on any replica.
-
-    A variable that is unused on some replicas counts as zeros there, and one that is
-    unused on all is left alone; a replica alone cannot tell which. Replica 0's
-    gradients are taken as typical; where a later replica finds them wrong, the step is
-    built again, knowing better. The replicas' n-th calls belong together, whichever
-    objects they are called on: an optimizer made inside step_fn is another one on each
-    replica.
-
-    Returns:
-        The kind of each gradient, None for what no replica uses; or nothing, if the
-        replicas so far use none of the variables, and the step will be built again.
-    """
-    place = ("gradients", replica.count("gradients"))
-    own = _Expected(
-        name,
-        tuple(map(_key, variables)),
-        tuple(getattr(variable, "name", "?") for variable in variables),
-        tuple(map(Kind.of, grads)),
-        weighted,
-        errors.user_line(),
-    )
-    build = replica.build
-    first = build.findings.setdefault(place, own)
-    if (first.optimizer, first.variables) != (own.optimizer, own.variables):
-        raise errors.MismatchError(
-            errors.compose(
-                "the replicas apply gradients of different variables, or in another "
-                "order.",
-                [first.site(replica, 0), own.site(replica, replica.replica_id)],
-                "hand in the same variables in the same order on every replica; the "
-                "gradient of a variable that a replica does not use is None.",
+    def check_pairs_with(self, other: _Handed) -> None:
+        """Raises MismatchError unless two replicas' calls belong together."""
+        sites = [self.site, other.site]
+        if (self.optimizer, self.variables) != (other.optimizer, other.variables):
+            raise errors.MismatchError(
+                errors.compose(
+                    "the replicas apply gradients of different variables, or in "
+                    "another order.",
+                    sites,
+                    "hand in the same variables in the same order on every replica; "
+                    "the gradient of a variable that a replica does not use is None.",
+                )
             )
-        )
-    if first.weighted != weighted:
-        raise errors.MismatchError(
-            errors.compose(
-                "the replicas apply gradients with a weight and without one.",
-                [first.site(replica, 0), own.site(replica, replica.replica_id)],
-                "give a weight on every replica, or on none.",
+        if self.weighted != other.weighted:
+            raise errors.MismatchError(
+                errors.compose(
+                    "the replicas apply gradients with a weight and without one.",
+                    sites,
+                    "give a weight on every replica, or on none.",
+                )
             )
-        )
-    kinds = build.knowledge.get(place, first.kinds)
-    merged = tuple(_merge(one, two) for one, two in zip(kinds, own.kinds, strict=True))
-    # Optimizers refuse to be given nothing at all: that must be known for sure.
-    unsure = place not in build.knowledge and not any(merged)
-    last = replica.replica_id == replica.num_replicas - 1
-    if merged != kinds or (unsure and last):
-        build.knowledge[place] = merged
-        raise context.BuildAgain
-    return None if unsure else kinds
+
+
+def _merge_all(
+    ones: Sequence[Kind | None], others: Sequence[Kind | None]
+) -> tuple[Kind | None, ...]:
+    return tuple(_merge(one, two) for one, two in zip(ones, others, strict=True))
 
 
 def _merge(one: Kind | None, two: Kind | None) -> Kind | None:

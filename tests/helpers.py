@@ -81,3 +81,14 @@ def assert_replicas_equal(variables: Any) -> None:
         first, *others = components(variable)
         for r, other in enumerate(others, 1):
             assert first.tobytes() == other.tobytes(), (variable.name, r, first, other)
+
+
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset without tf.data's autotuning, for iterators that soon die.
+
+    The destructor of an iterator waits for its tuning thread, which a race in tf.data
+    lets sleep on for up to a minute.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)

@@ -159,7 +159,7 @@ def _replicated(
         def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
             size = ctx.per_replica_batch_size(BATCH)
             shares = tf.data.Dataset.from_tensor_slices(_data(dtype)).batch(size)
-            return shares.shard(ctx.num_pipelines, ctx.pipeline_id)
+            return helpers.untuned(shares.shard(ctx.num_pipelines, ctx.pipeline_id))
 
         def step_fn(batch: Any) -> tf.Tensor:
             return repl.all_reduce(_update(model, optimizer, *batch), "mean")

@@ -190,6 +190,33 @@ def test_unused_with_a_v1_optimizer_made_inside_the_step(mode: str) -> None:
     np.testing.assert_array_equal(values, [[2.5, 2.5], [2.5, 2.5]])
 
 
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_slots_made_inside_the_step_are_told_apart(mode: str) -> None:
+    """Replica 0 uses the second variable only, and would make its slot first."""
+    repl = helpers.make(3)
+
+    def make_step() -> Any:
+        with repl.context():
+            ws = [tf.Variable(tf.zeros(size)) for size in (1, 2, 3, 4)]
+
+        def step_fn() -> Any:
+            optimizer = repl.wrap_optimizer(v1.train.MomentumOptimizer(1.0, 0.5))
+            mine = {0: [1], 1: [1, 2], 2: [0]}[repl.replica_id]
+            grads = [
+                tf.ones_like(w) * 3.0 if k in mine else None for k, w in enumerate(ws)
+            ]
+            done = optimizer.apply_gradients(zip(grads, ws, strict=True))
+            with tf.control_dependencies([done]):
+                return [w.read_value() for w in ws]
+
+        return step_fn
+
+    values = helpers.run(mode, repl, make_step, steps=2)
+    for own, gradient in zip(values, [1.0, 2.0, 1.0, 0.0], strict=True):
+        for value in own:
+            np.testing.assert_allclose(value, -2.5 * gradient + 0 * value, rtol=1e-6)
+
+
 def _slices(rows: Sequence[float], indices: Sequence[int], size: int = 4) -> Any:
     values = tf.constant([[row, -row] for row in rows], tf.float64)
     values = tf.reshape(values, [-1, 2])

@@ -171,6 +171,21 @@ def test_a_weight_goes_with_the_mean_only() -> None:
         repl.run(lambda: optimizer.apply([tf.constant(1.0)], [w], weight=2))
 
 
+def test_keras_with_nothing_to_apply() -> None:
+    """No gradients do nothing; without variables, an unbuilt optimizer knows none."""
+    repl = helpers.make(2)
+    with repl.context():
+        w = tf.Variable(1.0)
+        optimizer = repl.wrap_optimizer(kopt.SGD(1.0))
+    repl.run(lambda: optimizer.apply([], [w]))
+    assert optimizer.iterations.numpy() == 0
+    with pytest.raises(ValueError, match="must already be built"):
+        repl.run(lambda: optimizer.apply([tf.constant(1.0)]))
+    optimizer.build([w])
+    repl.run(lambda: optimizer.apply([tf.constant(0.5 + repl.replica_id)]))
+    assert w.numpy() == 0.0
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_keras_number_of_gradients(count: int) -> None:
     repl = helpers.make(2)
@@ -213,7 +228,7 @@ def test_keras_options_that_a_graph_loses_are_refused_there(
         helpers.run("session", repl, make_step)
 
 
-# --- Refused by wrap_optimizer ---------------------------------------------------------
+# --- Refused by wrap_optimizer -------------------------------------------------------
 
 
 @pytest.mark.parametrize("op", ["max", "Mean", None])
@@ -286,7 +301,7 @@ def test_variables_made_outside_the_context_are_refused_in_the_step() -> None:
     assert w.numpy() == 1.0
 
 
-# --- Several optimizers, slots, learning rates -----------------------------------------
+# --- Several optimizers, slots, learning rates ---------------------------------------
 
 
 def test_two_optimizers_over_the_same_variables() -> None:
@@ -402,7 +417,7 @@ def test_clipping_sees_the_combined_gradient(clip: str, op: str) -> None:
     assert w.numpy() == -1.5  # of 1.5, and of 3
 
 
-# --- Every kind of step_fn --------------------------------------------------------------
+# --- Every kind of step_fn -----------------------------------------------------------
 
 
 class _Trainer:
@@ -411,7 +426,7 @@ class _Trainer:
     def __init__(self, repl: replicator.Replicator) -> None:
         self.repl = repl
         with repl.context():
-            self.w = tf.Variable(0.0)
+            self.w = tf.Variable(np.float64(0.0))
             self.optimizer = repl.wrap_optimizer(kopt.SGD(1.0))
 
     def method(self, x: tf.Tensor, factor: float = 1.0) -> tf.Tensor:
@@ -448,7 +463,7 @@ def test_training_works_with_every_kind_of_step_fn(kind: str, mode: str) -> None
     step_fn = KINDS[kind](trainer)
 
     def input_fn() -> tf.data.Dataset:
-        return tf.data.Dataset.range(4).map(lambda k: tf.cast(k, tf.float32))
+        return helpers.untuned(tf.data.Dataset.from_tensor_slices(np.arange(4.0)))
 
     call = repl.build(step_fn, input_fn)
     if mode == "function":

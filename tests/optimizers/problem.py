@@ -112,7 +112,7 @@ def deal(data: Sequence[Batch], replicas: int) -> tf.data.Dataset:
     """Returns the replicas' shares of each batch, one after the other."""
     indices = np.concatenate([np.split(batch[0], replicas) for batch in data])
     targets = np.concatenate([np.split(batch[1], replicas) for batch in data])
-    return tf.data.Dataset.from_tensor_slices((indices, targets))
+    return helpers.untuned(tf.data.Dataset.from_tensor_slices((indices, targets)))
 
 
 def train(

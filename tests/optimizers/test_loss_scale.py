@@ -55,7 +55,8 @@ def test_non_finite_on_one_replica_skips_the_step_on_all(
     turn = iter(range(5))
 
     def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensor_slices(factors[ctx.replica_id])
+        own = factors[ctx.replica_id]
+        return helpers.untuned(tf.data.Dataset.from_tensor_slices(own))
 
     def step_fn(factor: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
