@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -309,9 +310,29 @@ def _prefetched(
     dataset: tf.data.Dataset, device: str | None, per_step: int
 ) -> tf.data.Dataset:
     """Keeps the next elements ready, on the replica's device if that is no CPU."""
+    dataset = _without_autotuner(dataset)
     if device is not None and tf.DeviceSpec.from_string(device).device_type != "CPU":
         return dataset.apply(tf.data.experimental.prefetch_to_device(device, _PREFETCH))
     return dataset.prefetch(_PREFETCH * per_step)
+
+
+def _without_autotuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Switches tf.data's autotuner off, unless the user has chosen.
+
+    TensorFlow 2.21 sometimes misses the end of an autotuner's thread and waits, holding
+    Python's lock, until the thread looks up by itself: up to a minute for each iterator
+    that is freed or started over. What is set to AUTOTUNE uses all cores instead.
+    """
+    with warnings.catch_warnings():
+        # In a tf.Graph TensorFlow warns that options may be unknown. Those of a loaded
+        # dataset are; to it, ours apply.
+        warnings.simplefilter("ignore")
+        chosen = dataset.options().autotune.enabled
+    if chosen is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def _iterator(dataset: tf.data.Dataset) -> Any:

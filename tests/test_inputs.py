@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import InputContext, InputError
+from replicator import InputContext, InputError, inputs
 from tests import helpers
 
 
@@ -413,3 +413,25 @@ def test_the_next_elements_are_made_while_the_step_runs(dealt):
     # The step took two elements; nothing asked for the others but the prefetching,
     # which stops at two steps (and what the pipeline is amid).
     assert 6 <= len(set(made)) == len(made) <= 8
+
+
+@pytest.mark.parametrize("chosen", [None, True, False])
+def test_the_autotuner_is_off_unless_it_was_chosen(chosen, monkeypatch):
+    """Its threads can hold up the process when an iterator is freed or started over."""
+    given = []
+    monkeypatch.setattr(
+        inputs, "_iterator", lambda dataset: given.append(dataset) or iter(dataset)
+    )
+
+    def input_fn():
+        dataset = tf.data.Dataset.range(4)
+        if chosen is None:
+            return dataset
+        options = tf.data.Options()
+        options.autotune.enabled = chosen
+        options.deterministic = False
+        return dataset.with_options(options)
+
+    helpers.make(2).run(echo, input_fn)
+    assert given[0].options().autotune.enabled is bool(chosen)
+    assert given[0].options().deterministic is (None if chosen is None else False)
