@@ -7,6 +7,7 @@ ReplicatedVariable around them.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,38 +19,66 @@ from replicator.seeds import Seed
 from replicator.variables import ReplicatedVariable
 
 
+@dataclasses.dataclass
+class _Kept:
+    """What a factory has made in one graph, or eagerly.
+
+    Attributes:
+        made: The variables made inside step_fns, by their places.
+        initializers: All ops made for the creation of variables.
+    """
+
+    made: dict[Any, ReplicatedVariable] = dataclasses.field(default_factory=dict)
+    initializers: set[tf.Operation] = dataclasses.field(default_factory=set)
+
+
 class VariableFactory:
     """Creates replicated variables; the variable creator of one Replicator.
 
-    Variables made inside a step_fn are kept here: every replica's k-th creation at a
-    place of the step's code is one variable, in all builds of that step.
-
-    Attributes:
-        initializers: All ops made for the creation of variables in graphs. They may
-            stand amid a step's ops, but are no part of the step.
+    Variables made inside a step_fn are kept: every replica's k-th creation at a place
+    of the step's code is one variable, in all builds of that step. Those of a tf.Graph
+    are kept by the graph, and go with it.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = tuple(devices)
-        self._made: dict[Any, ReplicatedVariable] = {}
+        self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
         self._all = weakref.WeakValueDictionary()
-        self.initializers: set[tf.Operation] = set()
+
+    @property
+    def initializers(self) -> set[tf.Operation]:
+        """All ops made for the creation of variables in the graph at hand.
+
+        They may stand amid a step's ops, but are no part of the step.
+        """
+        return self._kept().initializers
+
+    def _kept(self) -> _Kept:
+        """Returns what was made where variables are made now."""
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                return self._eager
+            # By a key that is no string, as private collections of TensorFlow are.
+            graph = tf.compat.v1.get_default_graph()
+            collection = graph.get_collection_ref((_Kept, self))
+            if not collection:
+                collection.append(_Kept())
+            return collection[0]
 
     def creator(self, next_creator: Any, **kwargs: Any) -> ReplicatedVariable:
         """What tf.variable_creator_scope calls for each new variable."""
         replica = context.current()
         if replica is None:
             return self._create(kwargs, scope=None)
-        with tf.init_scope():
-            home = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        place = (replica.step_key, home, _tf.stack_since(replica.depth))
+        made = self._kept().made
+        place = (replica.step_key, _tf.stack_since(replica.depth))
         key = (place, replica.count(place))
-        if key in self._made:
-            return self._again(self._made[key], kwargs)
+        if key in made:
+            return self._again(made[key], kwargs)
         scope = tf.compat.v1.get_default_graph().get_name_scope() + "/"
         variable = self._create(kwargs, scope=scope.removeprefix(replica.scope))
-        self._made[key] = variable
+        made[key] = variable
         return variable
 
     def owners(self) -> dict[int, ReplicatedVariable]:
@@ -96,7 +125,7 @@ class VariableFactory:
                     components = self._components(kwargs)
             variable = self._combine(components, kwargs, collections)
             if not tf.executing_eagerly():
-                self.initializers.update(graph.get_operations()[start:])
+                self._kept().initializers.update(graph.get_operations()[start:])
             return variable
 
     def _components(self, kwargs: dict[str, Any]) -> list[tf.Variable]:
@@ -141,7 +170,7 @@ class VariableFactory:
         kwargs: dict[str, Any],
         collections: Sequence[str] | None,
     ) -> ReplicatedVariable:
-        facts = {
+        facts: dict[str, Any] = {
             name: kwargs[name]
             for name in ("trainable", "synchronization", "aggregation", "constraint")
             if name in kwargs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -41,9 +42,9 @@ def resolve(
         )
     devices = list(devices)
     resolved = [
-        tuple(
-            _full_name(name) for name in (own if type(own) in (list, tuple) else [own])
-        )
+        tuple(map(_full_name, own))
+        if isinstance(own, list | tuple)
+        else (_full_name(own),)
         for own in devices
     ]
     if not resolved or not all(resolved):
@@ -71,7 +72,7 @@ def default() -> list[str]:
     return accelerators or ["CPU:0"]
 
 
-def _full_name(name: str) -> str:
+def _full_name(name: Any) -> str:
     """Returns a device's name with job, replica and task."""
     try:
         if not isinstance(name, str) or "*" in name:

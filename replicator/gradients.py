@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from replicator import context, errors
+from replicator.accumulators import Accumulator, Gradient
 from replicator.primitives import all_gather, all_reduce
 
-Gradient = tf.Tensor | tf.IndexedSlices
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,38 +35,6 @@ class Kind:
         if isinstance(gradient, tf.IndexedSlices):
             return cls(gradient.indices.dtype.name)
         return cls()
-
-
-@dataclasses.dataclass
-class _Accumulator:
-    """The sum of one variable's gradients over steps, on each replica its own.
-
-    Dense sums have one variable, shaped as the gradient; sparse ones keep all rows:
-    values [rows, ...] and indices [rows].
-    """
-
-    variables: list[tf.Variable]
-
-    def add(self, gradient: Gradient) -> Gradient:
-        """Adds a gradient; returns the sum."""
-        if isinstance(gradient, tf.IndexedSlices):
-            kept, indices = self.variables
-            return tf.IndexedSlices(
-                kept.assign(tf.concat([kept, gradient.values], 0)).read_value(),
-                indices.assign(tf.concat([indices, gradient.indices], 0)).read_value(),
-                gradient.dense_shape,
-            )
-        return self.variables[0].assign_add(gradient).read_value()
-
-    def clear(self) -> list[Any]:
-        """Sets the sum to zero; returns what has to be waited for."""
-        sparse = len(self.variables) > 1
-        return [
-            v.assign(
-                v.read_value()[:0] if sparse else tf.zeros_like(v), read_value=False
-            )
-            for v in self.variables
-        ]
 
 
 class Combiner:
@@ -86,7 +55,7 @@ class Combiner:
         self.accumulation_steps = accumulation_steps
         self._name = name
         self._shared = shared
-        self._local: dict[Any, _Accumulator] = {}
+        self._local: dict[Any, Accumulator] = {}
 
     def apply(
         self,
@@ -250,20 +219,10 @@ class Combiner:
         with replica.build.ledger.agreed():
             return tf.cond(full, apply_and_clear, lambda: tf.constant(False)).op
 
-    def _accumulator(self, key: Any, gradient: Gradient) -> _Accumulator:
+    def _accumulator(self, key: Any, gradient: Gradient) -> Accumulator:
         """Returns the accumulator of a key, made when it is first asked for."""
         if key not in self._local:
-            dtype = gradient.dtype
-            name = f"{self._name}/accumulator"
-            if isinstance(gradient, tf.IndexedSlices):
-                rows = gradient.values.shape[1:]
-                made = [
-                    _local_variable(name, [0, *rows], dtype, [None, *rows]),
-                    _local_variable(name, [0], gradient.indices.dtype, [None]),
-                ]
-            else:
-                made = [_local_variable(name, gradient.shape, dtype, gradient.shape)]
-            self._local[key] = _Accumulator(made)
+            self._local[key] = Accumulator.like(gradient, f"{self._name}/accumulator")
         return self._local[key]
 
 
@@ -279,27 +238,6 @@ def _creation(replica: context.ReplicaContext) -> Iterator[None]:
     scope = scope.removeprefix(replica.scope)
     with context.building(None), tf.name_scope(scope if scope != "/" else ""):
         yield
-
-
-def _local_variable(name: str, size: Any, dtype: Any, shape: Any) -> tf.Variable:
-    """Creates a variable whose components are each replica's own.
-
-    In a tf.Graph it is a local variable, as those of metrics are: initialised by
-    `local_variables_initializer` (a MonitoredSession does), and in no checkpoint, so
-    that checkpoints are those of the plain optimizer.
-    """
-    with tf.init_scope():
-        return tf.compat.v1.Variable(
-            lambda: tf.zeros(size, dtype),
-            shape=tf.TensorShape(shape),
-            dtype=dtype,
-            trainable=False,
-            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-            name=name,
-            use_resource=True,
-        )
 
 
 def _home(graph: tf.Graph) -> Any:

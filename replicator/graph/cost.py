@@ -1,7 +1,8 @@
 """Where a communication is computed.
 
-The one question today is which device adds up a matched set of tensors (the hub). The
-constants and the choice between algorithms will live here too.
+Two questions today: which device adds up a matched set of tensors (the hub), and which
+small tensors travel together (a bucket). The choice between algorithms will live here
+too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+# Each tensor that is sent costs some time, however small it is. Measured on CPUs with
+# 100 layers of 64 units, 64 and 256 KiB were slower than this: at 128 KiB, glibc's malloc
+# starts to ask the system for each buffer.
+_BUCKET_BYTES = 120_000
+
 _UNKNOWN_BYTES = 1 << 10  # tensors of unknown size are mostly small: losses, counts
 
 
@@ -19,6 +25,32 @@ def tensor_bytes(tensor: tf.Tensor) -> int:
     if not tensor.shape.is_fully_defined() or not tensor.dtype.size:
         return _UNKNOWN_BYTES
     return math.prod(tensor.shape.as_list()) * tensor.dtype.size
+
+
+def buckets(columns: Sequence[Sequence[tf.Tensor]]) -> list[list[int]]:
+    """Decides which tensors of one communication travel together.
+
+    Args:
+        columns: `columns[k][r]` is the k-th operand of replica r.
+
+    Returns:
+        The indices k, each once, in groups of one dtype. A group of several holds at
+        most _BUCKET_BYTES; a tensor of unknown size is alone.
+    """
+    groups: list[list[int]] = []
+    open_groups: dict[tf.DType, tuple[list[int], int]] = {}
+    for k, column in enumerate(columns):
+        nbytes, dtype = tensor_bytes(column[0]), column[0].dtype
+        group, filled = open_groups.get(dtype, ([], 0))
+        known = all(tensor.shape.is_fully_defined() for tensor in column)
+        if group and known and filled + nbytes <= _BUCKET_BYTES:
+            group.append(k)
+            open_groups[dtype] = (group, filled + nbytes)
+        else:
+            groups.append([k])
+            if known and nbytes < _BUCKET_BYTES:
+                open_groups[dtype] = (groups[-1], nbytes)
+    return groups
 
 
 class Hubs:

@@ -142,10 +142,18 @@ def order_within_replicas(
 
 def _written_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
     """Returns the ids of the resources that more than one replica writes."""
-    writers: dict[int, set[int]] = {}
+    users: dict[int, set[int]] = {}
     for r, ops in enumerate(replicas):
         for op in ops:
-            if any(t.dtype == tf.resource for t in op.inputs):
+            for tensor in op.inputs:
+                if tensor.dtype == tf.resource:
+                    users.setdefault(id(tensor), set()).add(r)
+    # Few resources are shared, so few ops are asked what they write, which is slow.
+    shared = {resource for resource, who in users.items() if len(who) > 1}
+    writers: dict[int, set[int]] = {}
+    for r, ops in enumerate(replicas) if shared else ():
+        for op in ops:
+            if any(id(tensor) in shared for tensor in op.inputs):
                 for resource in _tf.resources_touched(op)[1]:
                     writers.setdefault(resource, set()).add(r)
     return {resource for resource, who in writers.items() if len(who) > 1}

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 
-_OFFSET = 1_000_003  # a prime, far from the small differences of hand-picked seeds
+OFFSET = 1_000_003  # between replicas; a prime, far from hand-picked differences
 _SEPARATED = "_replicator_seed"  # the attribute of an op whose seed was offset
 
 
@@ -77,7 +77,7 @@ def _kind(op: tf.Operation) -> _Kind:
 def _separate(op: tf.Operation, replica_id: int) -> None:
     """Offsets the seed of an op, once; no seed, 0 and 0, stays none."""
     if replica_id and _draws_alike(op):
-        seed2 = op.get_attr("seed2") + replica_id * _OFFSET
+        seed2 = op.get_attr("seed2") + replica_id * OFFSET
         _tf.set_int_attr(op, "seed2", seed2)
         _tf.set_int_attr(op, _SEPARATED, replica_id)
 

@@ -277,22 +277,59 @@ def _prod_gradient(
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Reduces each tensor on a hub, in replica order; all devices read the result.
+    """Reduces on a hub, in replica order; all devices read the result.
 
-    Moves 2 * (replicas - 1) * bytes(value): in to the hub, and out again.
+    Small tensors are packed into buckets first, which leaves the order of each element's
+    sum as it is. Moves 2 * (replicas - 1) * bytes(value): in to the hub, and out.
     """
     count = len(matched.operands[0])
-    if not matched.options.get("when"):
-        results = [_on_hub(matched, k) for k in range(count)]
-    else:
-        when = matched.operands[0][count - 1]
-        results = [_on_hub(matched, k, when) for k in range(count - 1)]
-    return [results for _ in matched.operands]
+    when = None
+    if matched.options.get("when"):
+        count -= 1
+        when = matched.operands[0][count]
+    results: list[list[Any]] = [[None] * count for _ in matched.operands]
+    for bucket in cost.buckets([matched.column(k) for k in range(count)]):
+        for own, reduced in zip(results, _reduce(matched, bucket, when), strict=True):
+            for k, tensor in zip(bucket, reduced, strict=True):
+                own[k] = tensor
+    return results
 
 
-def _on_hub(matched: Matched, k: int, when: tf.Tensor | None = None) -> tf.Tensor:
+def _reduce(
+    matched: Matched, bucket: Sequence[int], when: tf.Tensor | None
+) -> Sequence[Sequence[tf.Tensor]]:
+    """Reduces the tensors of one bucket; returns them by replica."""
+    if len(bucket) == 1:
+        reduced = [_on_hub(matched, matched.column(bucket[0]), when)]
+        return [reduced for _ in matched.operands]
+    shapes = [matched.operands[0][k].shape for k in bucket]
+    packs = []
+    for device, own in zip(matched.devices, matched.operands, strict=True):
+        with tf.device(device):
+            packs.append(tf.concat([_reshaped(own[k], [-1]) for k in bucket], 0))
+    total = _on_hub(matched, packs, when)
+    return [_unpack(total, shapes, device) for device in matched.devices]
+
+
+def _unpack(
+    pack: tf.Tensor, shapes: Sequence[tf.TensorShape], device: str
+) -> list[tf.Tensor]:
+    """Splits a vector into tensors of these shapes, on a device."""
+    with tf.device(device):
+        pieces = tf.split(pack, [shape.num_elements() for shape in shapes])
+        return [_reshaped(p, shape) for p, shape in zip(pieces, shapes, strict=True)]
+
+
+def _reshaped(tensor: tf.Tensor, shape: Sequence[int] | tf.TensorShape) -> tf.Tensor:
+    """Reshapes, unless it is a vector that stays one: half of a model's tensors."""
+    return tensor if tensor.shape.rank == len(shape) == 1 else tf.reshape(tensor, shape)
+
+
+def _on_hub(
+    matched: Matched, column: Sequence[tf.Tensor], when: tf.Tensor | None
+) -> tf.Tensor:
+    """Reduces one tensor per replica on the device with the least to do so far."""
     op = matched.options["op"]
-    column = matched.column(k)
     hub = matched.hubs.next(cost.tensor_bytes(column[0]))
     with tf.device(hub):
         if when is None:

@@ -42,3 +42,27 @@ def test_hubs_share_the_bytes(num_devices: int) -> None:
 def test_hubs_share_even_empty_tensors() -> None:
     hubs = cost.Hubs(["a", "b", "c"])
     assert [hubs.next(0) for _ in range(6)] == ["a", "b", "c"] * 2
+
+
+@pytest.mark.parametrize("sizes", [[10] * 7, [40_000, 1, 20_000, 1, 9_000], [], [0, 0]])
+def test_buckets_hold_each_tensor_once_in_order_and_stay_small(sizes: list[int]) -> None:
+    columns = [[tf.zeros([size])] * 2 for size in sizes]
+    buckets = cost.buckets(columns)
+    assert sorted(k for bucket in buckets for k in bucket) == list(range(len(sizes)))
+    for bucket in buckets:
+        assert bucket == sorted(bucket)
+        assert len(bucket) == 1 or sum(4 * sizes[k] for k in bucket) <= 120_000
+
+
+def test_small_tensors_of_one_dtype_share_a_bucket() -> None:
+    column = [tf.zeros([5])] * 2
+    other = [tf.zeros([5], tf.float16)] * 2
+    assert cost.buckets([column, other, column, other]) == [[0, 2], [1, 3]]
+
+
+def test_a_tensor_of_unknown_size_has_a_bucket_of_its_own() -> None:
+    with tf.Graph().as_default():
+        known = tf.zeros([5])
+        unknown = tf.compat.v1.placeholder(tf.float32, [None])
+        columns = [[known, known], [known, unknown], [unknown, known], [known, known]]
+        assert cost.buckets(columns) == [[0, 3], [1], [2]]

@@ -117,7 +117,7 @@ def test_large_reductions_are_spread_over_the_devices() -> None:
     repl = helpers.make(4)
 
     def step() -> Any:
-        return repl.all_reduce([helpers.opaque(tf.ones([100])) for _ in range(8)])
+        return repl.all_reduce([helpers.opaque(tf.ones([40_000])) for _ in range(8)])
 
     graph, _ = _build(repl, step, "function")
     hubs = [op.device for op in graph.get_operations() if op.type == "AddN"]
