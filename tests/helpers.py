@@ -69,7 +69,7 @@ def opaque(value: Any, shape: Any = ()) -> tf.Tensor:
 
 
 def components(variable: Any) -> list[np.ndarray]:
-    """Returns the components' values of a replicated variable, Keras' or TensorFlow's."""
+    """Returns the values of a variable's components; it may be Keras' wrapper."""
     inside = getattr(variable, "value", variable)
     inside = variable if callable(inside) else inside
     return [component.numpy() for component in inside.components]

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 # Each tensor that is sent costs some time, however small it is. Measured on CPUs with
-# 100 layers of 64 units, 64 and 256 KiB were slower than this: at 128 KiB, glibc's malloc
-# starts to ask the system for each buffer.
+# 100 layers of 64 units, buckets of 64 and of 256 KiB were slower than these. The
+# reason may be that glibc's malloc asks the system for each buffer from 128 KiB on.
 _BUCKET_BYTES = 120_000
 
 _UNKNOWN_BYTES = 1 << 10  # tensors of unknown size are mostly small: losses, counts
