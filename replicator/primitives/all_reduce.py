@@ -280,7 +280,8 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     """Reduces on a hub, in replica order; all devices read the result.
 
     Small tensors are packed into buckets first, which leaves the order of each
-    element's sum as it is. Moves 2 * (replicas - 1) * bytes(value): in to the hub, and out.
+    element's sum as it is. Moves 2 * (replicas - 1) * bytes(value): in to the hub, and
+    out again.
     """
     count = len(matched.operands[0])
     when = None
