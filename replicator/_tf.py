@@ -223,12 +223,9 @@ def stack_since(depth: int) -> tuple[tuple[str, int], ...]:
 
 
 def _countable_frames() -> list[Any]:
-    """Returns all frames but autograph's, which are hidden in converted code anyway."""
-    return [
-        frame
-        for frame in tf_stack.extract_stack()
-        if frame.filename != autograph_api.__file__
-    ]
+    """Returns all frames but this file's, and autograph's, hidden by converted code."""
+    hidden = (__file__, autograph_api.__file__)
+    return [frame for frame in tf_stack.extract_stack() if frame.filename not in hidden]
 
 
 def applying_optimizer() -> str | None:
@@ -318,11 +315,6 @@ class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):
 def in_save_context() -> bool:
     """Whether a SavedModel is being made, in whose functions variables are plain."""
     return bool(_save_context.in_save_context())
-
-
-def note_variable_read(variable: Any) -> None:
-    """Tells all tapes that a variable was read, as each read of tf.Variable does."""
-    _rvo.variable_accessed(variable)
 
 
 def lift_initial_value(value: tf.Tensor) -> tf.Tensor:

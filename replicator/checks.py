@@ -62,11 +62,11 @@ def check_writes(
     replicas: Sequence[Sequence[tf.Operation]],
 ) -> None:
     """Raises ContextError if a step could make the replicas' variables drift apart."""
-    owners = factory.owners()
+    owners, initializers = factory.owners(), factory.initializers
     outermost = _Captures().outermost
     for replica_id, ops in enumerate(replicas):
         for op, resource, agreed in effects.find_writes(ops, ledger):
-            if op in factory.initializers:
+            if op in initializers:
                 continue
             variable = owners.get(id(outermost(resource)))
             if variable is not None and (agreed or variable.differs):
@@ -101,11 +101,11 @@ def check_components(
     That happens in functions that are called by the step but were traced elsewhere; no
     gradient would reach the replica's own component.
     """
-    owners = factory.owners()
+    owners, initializers = factory.owners(), factory.initializers
     outermost = _Captures().outermost
     for replica_id, ops in enumerate(replicas):
         for op in ops:
-            if op in factory.initializers:
+            if op in initializers:
                 continue
             for resource in [t for t in op.inputs if t.dtype == tf.resource]:
                 handle = outermost(resource)

@@ -10,7 +10,7 @@ import dataclasses
 
 import tensorflow as tf
 
-OFFSET = 1_000_003  # between replicas; a prime, far from small differences of seeds
+from replicator.graph.random import OFFSET
 
 
 @dataclasses.dataclass(frozen=True)
