@@ -10,15 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
 from replicator import context, errors
 from replicator.accumulators import Accumulator, Gradient
 from replicator.primitives import all_gather, all_reduce
-
-Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,14 +336,15 @@ def _as_kind(
     """Makes a gradient dense or sparse; None becomes zeros, unless all have None."""
     if kind is None:
         return None
-    sparse = isinstance(gradient, tf.IndexedSlices)
-    if sparse and gradient.dense_shape is None:
-        gradient = tf.IndexedSlices(
-            gradient.values, gradient.indices, tf.shape(_plain(variable))
-        )
+    if isinstance(gradient, tf.IndexedSlices):
+        if Kind.of(gradient) == kind:
+            return gradient
+        if gradient.dense_shape is None:
+            gradient = tf.IndexedSlices(
+                gradient.values, gradient.indices, tf.shape(_plain(variable))
+            )
     if gradient is not None:
-        same = sparse and Kind.of(gradient) == kind
-        return gradient if same else tf.convert_to_tensor(gradient)
+        return tf.convert_to_tensor(gradient)
     value = tf.convert_to_tensor(_plain(variable))
     if kind.index_dtype is None:
         return tf.zeros_like(value)
