@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard
 from typing import Any
 
 import tensorflow as tf
@@ -42,9 +43,7 @@ def resolve(
         )
     devices = list(devices)
     resolved = [
-        tuple(map(_full_name, own))
-        if isinstance(own, list | tuple)
-        else (_full_name(own),)
+        tuple(map(_full_name, own)) if _is_nested(own) else (_full_name(own),)
         for own in devices
     ]
     if not resolved or not all(resolved):
@@ -63,6 +62,13 @@ def resolve(
     _make_logical_cpus(flat)
     _check_existence(flat)
     return tuple(resolved)
+
+
+def _is_nested(own: Any) -> TypeGuard[Sequence[str]]:
+    """Whether these are the devices of one replica; a LogicalDevice is a tuple too."""
+    return isinstance(own, list | tuple) and not isinstance(
+        own, tf.config.LogicalDevice
+    )
 
 
 def default() -> list[str]:
