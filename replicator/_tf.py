@@ -84,11 +84,16 @@ def tracing_apart(graph: tf.Graph, key: Any) -> Iterator[None]:
     if not graph.building_function or graph._get_control_flow_context() is not None:
         yield
         return
-    graph._set_control_flow_context(_apart(key))
+    inside, start = _apart(key), graph.num_operations()
+    graph._set_control_flow_context(inside)
     try:
         yield
     finally:
         graph._set_control_flow_context(None)
+        # Automatic control dependencies would not order ops that stand in a context.
+        for op in graph.get_operations()[start:]:
+            if op._get_control_flow_context() is inside:
+                op._set_control_flow_context(None)
 
 
 def called_graphs(op: tf.Operation) -> list[tuple[str, tf.Graph]]:
