@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
-from typing import Any
 
 import tensorflow as tf
 
