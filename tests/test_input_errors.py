@@ -34,6 +34,7 @@ WRONG = {
     "nothing": (_nothing, r"input_fn _nothing returned nothing\."),
     "an iterator": (_iterator, "input_fn _iterator returned an iterator, which cannot"),
     "a generator": (_generator, "input_fn _generator returned an iterator"),
+    "a builtin": (dict, r"input_fn dict returned \{\}, which holds no tensor"),
     "empty": (lambda ctx: {}, r"returned \{\}, which holds no tensor"),
     "None inside": (lambda ctx: (1, None), r"returned \(1, None\), which holds no"),
     "an object": (lambda ctx: object(), "returned object, which is no tensor"),
