@@ -1,0 +1,84 @@
+"""What reaches a variable from outside a step is whole or refused, never a part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from tests import helpers
+
+v1 = tf.compat.v1
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_gradients_taken_around_a_step_are_whole_or_refused(mode: str) -> None:
+    repl = helpers.make(2)
+
+    def whole() -> Any:
+        with repl.context():
+            variable = tf.Variable(3.0)
+
+        def step() -> tf.Tensor:
+            return variable**2
+
+        if mode == "session":
+            return tf.gradients(tf.add_n(repl.run(step)), variable)[0]
+
+        def around() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.add_n(repl.run(step))
+            return tape.gradient(loss, variable)
+
+        return tf.function(around)() if mode == "function" else around()
+
+    try:
+        if mode == "session":
+            with tf.Graph().as_default(), v1.Session() as session:
+                gradient = whole()
+                session.run(v1.global_variables_initializer())
+                gradient = None if gradient is None else session.run(gradient)
+        else:
+            gradient = whole()
+    except replicator.ContextError as error:
+        assert "gradient" in str(error)
+    else:
+        assert (
+            gradient is None or float(gradient) == 12.0
+        )  # 2 x 3 on each of 2 replicas
+
+
+@pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "plain"])
+@pytest.mark.parametrize("family", ["v1", "keras", "sonnet"])
+def test_updates_outside_a_step_reach_every_replica_or_are_refused(
+    family: str, wrapped: bool
+) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        variable = tf.Variable([1.0, 2.0])
+        if family == "v1":
+            optimizer = v1.train.MomentumOptimizer(0.5, 0.9)
+        elif family == "keras":
+            optimizer = tf.keras.optimizers.SGD(0.5, momentum=0.9)
+        else:
+            sonnet = pytest.importorskip("sonnet")
+            optimizer = sonnet.optimizers.Momentum(0.5, 0.9)
+        if wrapped:
+            optimizer = repl.wrap_optimizer(optimizer)
+
+        def update() -> None:
+            gradient = tf.ones([2])
+            if family == "sonnet":
+                optimizer.apply([gradient], [variable])
+            else:
+                optimizer.apply_gradients([(gradient, variable)])
+
+        try:
+            update()
+        except replicator.ReplicatorError as error:
+            assert "Fix:" in str(error)
+    helpers.assert_replicas_equal([variable])
+    assert np.isfinite(variable.numpy()).all()
