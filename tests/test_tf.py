@@ -66,7 +66,7 @@ def test_set_input_rewires_a_built_op():
 
 
 def test_set_input_rewires_in_a_function():
-    @tf.function
+    @tf.function(autograph=False)
     def function(x):
         total = tf.add(x, x)
         _tf.set_input(total.op, 1, tf.constant(5.0))
@@ -128,12 +128,12 @@ def test_in_v1_control_flow():
 def test_tracing_apart_gives_a_function_one_trace_per_key():
     traced = []
 
-    @tf.function
+    @tf.function(autograph=False)
     def inner():
         traced.append(0)
         return tf.constant(len(traced))
 
-    @tf.function
+    @tf.function(autograph=False)
     def outer():
         graph = tf.compat.v1.get_default_graph()
         results = []
@@ -149,7 +149,7 @@ def test_tracing_apart_gives_a_function_one_trace_per_key():
 def test_called_graphs_finds_the_bodies_of_functional_ops():
     inner = tf.function(lambda x: x * 2.0)
 
-    @tf.function
+    @tf.function(autograph=False)
     def outer(x):
         x = inner(x)
         return tf.cond(x > 0, lambda: tf.sin(x), lambda: tf.cos(x))
@@ -199,7 +199,7 @@ def test_resources_touched_tells_reads_from_writes():
 
 
 def test_run_independently_takes_an_op_out_of_the_order():
-    @tf.function
+    @tf.function(autograph=False)
     def function():
         one = tf.print("", end="", output_stream="file:///dev/null")
         two = tf.print("", end="", output_stream="file:///dev/null")
@@ -219,7 +219,7 @@ def test_run_independently_takes_an_op_out_of_the_order():
 def test_abandoned_ops_do_not_run():
     calls = []
 
-    @tf.function
+    @tf.function(autograph=False)
     def function():
         graph = tf.compat.v1.get_default_graph()
         start = _tf.operation_count(graph)
@@ -247,7 +247,8 @@ def test_record_gradient_is_what_tapes_use(mode):
             z = y * 2.0
         return tape.gradient(z, x)
 
-    gradient = (tf.function(differentiate) if mode == "function" else differentiate)()
+    call = tf.function(differentiate, autograph=False)
+    gradient = (call if mode == "function" else differentiate)()
     assert float(gradient) == 20.0
 
 
@@ -289,6 +290,7 @@ def test_user_frames_of_an_op_are_those_that_made_it():
 def test_user_frames_see_through_autograph():
     seen = []
 
+    @tf.autograph.experimental.do_not_convert
     def note():
         seen.append(_tf.user_frames()[-2:])
 
@@ -374,7 +376,7 @@ def test_function_of_opens_a_tf_function(method):
         return
 
     class Holder:
-        @tf.function
+        @tf.function(autograph=False)
         def call(self, x):
             return x + 1
 
@@ -436,7 +438,7 @@ def test_in_save_context_where_functions_are_traced_for_a_saved_model(tmp_path):
     seen = []
     module = tf.Module()
     module.function = tf.function(
-        lambda: seen.append(_tf.in_save_context()), input_signature=[]
+        lambda: seen.append(_tf.in_save_context()), input_signature=[], autograph=False
     )
     module.function()
     tf.saved_model.save(module, str(tmp_path))
@@ -446,7 +448,7 @@ def test_in_save_context_where_functions_are_traced_for_a_saved_model(tmp_path):
 def test_lift_initial_value_evaluates_outside():
     lifted = []
 
-    @tf.function
+    @tf.function(autograph=False)
     def function(x):
         lifted.append(_tf.lift_initial_value(tf.ones([2]) * 3.0))
         with pytest.raises(_tf.UnliftableError):
@@ -460,7 +462,7 @@ def test_lift_initial_value_evaluates_outside():
 def test_lift_initial_value_reaches_the_graph_around():
     lifted = []
 
-    @tf.function
+    @tf.function(autograph=False)
     def function():
         lifted.append(_tf.lift_initial_value(tf.constant(2.0) * 3.0))
         return tf.constant(0)
