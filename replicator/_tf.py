@@ -143,6 +143,21 @@ def run_independently(graph: tf.Graph, op: tf.Operation) -> None:
         manager.run_independently(op)
 
 
+@contextlib.contextmanager
+def ordered_branches(graph: tf.Graph) -> Iterator[None]:
+    """In this block, conditionals and loops of a plain tf.Graph keep their effects.
+
+    Their bodies run what nothing fetches only if the graph around them orders effects,
+    as a tf.function does. There is no public way to ask for it in a tf.Graph.
+    """
+    before = graph._add_control_dependencies
+    graph._add_control_dependencies = True
+    try:
+        yield
+    finally:
+        graph._add_control_dependencies = before
+
+
 class _Abandoned:
     """Looks like a while loop's context, whose ops automatic control leaves alone."""
 
@@ -233,15 +248,20 @@ def _countable_frames() -> list[Any]:
     return [frame for frame in tf_stack.extract_stack() if frame.filename not in hidden]
 
 
+_OPTIMIZERS = ("keras.src.optimizers", "sonnet.src.optimizers")
+
+
 def applying_optimizer() -> str | None:
     """Returns the class of the Keras or Sonnet optimizer whose `apply` is running."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if frame.f_code.co_name in ("apply", "apply_gradients") and module.startswith(
-            ("keras.src.optimizers", "sonnet.src.optimizers")
+        # Autograph converts Sonnet's methods, and puts "tf__" before their names.
+        name = frame.f_code.co_name.removeprefix("tf__")
+        owner = type(frame.f_locals.get("self"))
+        if name in ("apply", "apply_gradients") and any(
+            base.__module__.startswith(_OPTIMIZERS) for base in owner.__mro__
         ):
-            return type(frame.f_locals.get("self")).__name__
+            return owner.__name__
         frame = frame.f_back
     return None
 

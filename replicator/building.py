@@ -80,21 +80,21 @@ def build_step(
         What step_fn returned for each replica, as tensors.
     """
     knowledge: dict[Any, Any] = {}
-    attempts = 3 + 2 * len(settings.devices)  # each has learned from one replica more
-    for _ in range(attempts):
+    while True:
+        known = dict(knowledge)
         start = _tf.operation_count(graph)
         build = context.Build(
             settings.devices, settings.check, graph, settings.ledger, knowledge
         )
         try:
-            with _creating_variables(settings.factory):
+            with _creating_variables(settings.factory), _tf.ordered_branches(graph):
                 return _attempt(settings, step_fn, feed, build)
         except context.BuildAgain:
             _abandon(graph, start)
+            assert knowledge != known, "a build that learned nothing asked for another"
         except BaseException:
             _abandon(graph, start)
             raise
-    raise AssertionError(f"the build did not settle in {attempts} attempts")
 
 
 def _abandon(graph: tf.Graph, start: int) -> None:
@@ -171,7 +171,7 @@ def _build_replica(
         tf.name_scope(f"replica_{replica_id}") as scope,
         random.separate_seeds(graph, replica_id),
         _tf.tracing_apart(graph, (build.devices, replica_id)),
-        _shared_v1_variables(graph, replica_id),
+        _shared_v1_variables(build, replica_id),
     ):
         replica = context.ReplicaContext(
             build,
@@ -189,13 +189,14 @@ def _build_replica(
 
 
 @contextlib.contextmanager
-def _shared_v1_variables(graph: tf.Graph, replica_id: int) -> Iterator[None]:
-    """Lets tf.compat.v1.get_variable find what replica 0 made.
+def _shared_v1_variables(build: context.Build, replica_id: int) -> Iterator[None]:
+    """Lets tf.compat.v1.get_variable find what replica 0 made, or an earlier attempt.
 
     What it does not find by name (slots, say, whose names are made unique) the variable
     factory finds by place.
     """
-    if graph.building_function or replica_id == 0:
+    first = replica_id == 0 and not build.knowledge
+    if build.graph.building_function or first:
         yield
         return
     v1 = tf.compat.v1
