@@ -49,6 +49,14 @@ def set_int_attr(op: tf.Operation, name: str, value: int) -> None:
     op._set_attr(name, attr_value_pb2.AttrValue(i=value))
 
 
+def replace(old: tf.Tensor, new: tf.Tensor) -> None:
+    """Points all consumers of a tensor at another one; see `set_input`."""
+    for consumer in old.consumers():
+        for index, tensor in enumerate(consumer.inputs):
+            if tensor is old:
+                set_input(consumer, index, new)
+
+
 def operation_count(graph: tf.Graph) -> int:
     """Returns the number of ops in a graph; `get_operations` would copy the list."""
     return graph.num_operations()
@@ -121,9 +129,14 @@ def is_stateful(op: tf.Operation) -> bool:
     return bool(_acd.op_is_stateful(op))
 
 
+def only_reads(op: tf.Operation) -> bool:
+    """Whether `op` leaves the variables that it is given as they are."""
+    return op.type in _acd_utils.RESOURCE_READ_OPS
+
+
 def has_effect(op: tf.Operation) -> bool:
     """Whether `op` does something besides computing and reading variables."""
-    return is_stateful(op) and op.type not in _acd_utils.RESOURCE_READ_OPS
+    return is_stateful(op) and not only_reads(op)
 
 
 def resources_touched(op: tf.Operation) -> tuple[set[int], set[int]]:
@@ -230,6 +243,23 @@ def user_frames(op: tf.Operation | None = None) -> list[tuple[str, int, str]]:
         for frame in frames
         if not _is_library(frame.filename)
     ]
+
+
+def v1_optimizer_applying() -> bool:
+    """Whether the caller is called by a v1 optimizer's `apply_gradients`, closely."""
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(_V1_DEPTH):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "apply_gradients" and (
+            frame.f_globals.get("__name__") == "tensorflow.python.training.optimizer"
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_V1_DEPTH = 8  # frames from apply_gradients to the variable's handle, and some more
 
 
 def stack_depth() -> int:

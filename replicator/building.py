@@ -18,9 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, checks, context, errors, inputs
+from replicator import _tf, checks, context, inputs, outputs
 from replicator.creation import VariableFactory
-from replicator.graph import effects, random, rewrite
+from replicator.graph import effects, random, reads, rewrite
 from replicator.primitives import table
 
 
@@ -102,6 +102,8 @@ def _abandon(graph: tf.Graph, start: int) -> None:
     if graph.building_function:
         ops = graph.get_operations()[start:]
         _tf.abandon([op for op in ops if _tf.is_stateful(op)])
+        # A function without anything that must run would run all that has an effect.
+        _tf.run_independently(graph, tf.no_op())
 
 
 @contextlib.contextmanager
@@ -135,13 +137,13 @@ def _attempt(
     graph = build.graph
     with tf.name_scope("inputs"):
         elements = None if feed is None else feed.pull()
-    outputs, ranges = [], []
+    returned, ranges = [], []
     for replica_id in range(build.num_replicas):
         start = _tf.operation_count(graph)
         arguments = [] if elements is None else [elements[replica_id]]
-        outputs.append(_build_replica(settings, step_fn, arguments, build, replica_id))
+        returned.append(_build_replica(settings, step_fn, arguments, build, replica_id))
         ranges.append((start, _tf.operation_count(graph)))
-    checks.check_outputs(outputs, build.devices)
+    checks.check_outputs(returned, build.devices)
     start = _tf.operation_count(graph)
     ops = graph.get_operations()
     replicas = [ops[begin:end] for begin, end in ranges]
@@ -152,8 +154,16 @@ def _attempt(
     random.check(replicas)
     rewrite.lower_and_rewire(replicas, build.devices, table.LOWERINGS)
     lowered = graph.get_operations()[start:]
+    reads.join_reads(replicas)
     ready = [] if elements is None else inputs.ready(elements)
-    return _order_effects(settings, [*replicas, lowered], ready, outputs, graph)
+    done = _order_effects(settings, [*replicas, lowered], ready, graph)
+    if build.num_replicas > 1:
+        returned = tf.nest.map_structure(outputs.seal, returned)
+    if graph.building_function:
+        return returned
+    # Whatever is fetched, the whole step happens, on all replicas: half of it would let
+    # their variables drift apart.
+    return tf.nest.map_structure(lambda leaf: outputs.after(done, leaf), returned)
 
 
 def _build_replica(
@@ -185,7 +195,7 @@ def _build_replica(
                 returned = _tf.call_converted(function, arguments)
             else:
                 returned = function(*arguments)
-            return tf.nest.map_structure(_as_output, returned)
+            return tf.nest.map_structure(outputs.as_output, returned)
 
 
 @contextlib.contextmanager
@@ -205,33 +215,18 @@ def _shared_v1_variables(build: context.Build, replica_id: int) -> Iterator[None
         yield
 
 
-def _as_output(leaf: Any) -> Any:
-    """Makes a leaf of what step_fn returned a tensor; None and ops stay."""
-    if leaf is None or isinstance(leaf, tf.Operation):
-        return leaf
-    if tf.is_tensor(leaf) and not isinstance(leaf, tf.Tensor | tf.Variable):
-        if isinstance(leaf, tf.IndexedSlices | tf.SparseTensor | tf.RaggedTensor):
-            return leaf
-    try:
-        return tf.convert_to_tensor(leaf)
-    except (TypeError, ValueError) as error:
-        raise errors.ReplicatorError(
-            errors.compose(
-                f"step_fn returned {type(leaf).__name__} {leaf!r}, which is no tensor.",
-                fix="return tensors, numbers, variables, operations, None, or a nest "
-                "of them.",
-            )
-        ) from error
-
-
 def _order_effects(
     settings: Settings,
     groups: Sequence[Sequence[tf.Operation]],
     ready: Sequence[tf.Operation],
-    outputs: list[Any],
     graph: tf.Graph,
-) -> list[Any]:
-    """Orders the side effects of a step, none before all inputs are there."""
+) -> tf.Operation | None:
+    """Orders the side effects of a step, none before all inputs are there.
+
+    Returns:
+        In a plain tf.Graph, an op that runs when all effects have happened, if there
+        are any; a function runs them by itself.
+    """
     initializers = settings.factory.initializers
     if ready:
         for ops in groups:
@@ -239,27 +234,9 @@ def _order_effects(
                 if _tf.has_effect(op) and op not in initializers:
                     _tf.add_control_inputs(op, ready)
     if graph.building_function:
-        effects.order_within_replicas(groups, settings.ledger.last_effects(graph))
-        return outputs
+        effects.order_within_replicas(groups)
+        return None
     must_run = [
         op for ops in groups for op in effects.order_in_session(ops, initializers)
     ]
-    if not must_run:
-        return outputs
-    # Whatever is fetched, the whole step happens, on all replicas: half of it would let
-    # their variables drift apart.
-    done = tf.group(*must_run, name="step")
-    return [tf.nest.map_structure(lambda leaf: _after(done, leaf), o) for o in outputs]
-
-
-def _after(done: tf.Operation, leaf: Any) -> Any:
-    """Returns an output that is there when the whole step is done."""
-    if leaf is None:
-        return done
-    if isinstance(leaf, tf.Operation):
-        return tf.group(leaf, done)
-    device = (
-        None if isinstance(leaf, tf.SparseTensor | tf.IndexedSlices) else leaf.device
-    )
-    with tf.device(device), tf.control_dependencies([done]):
-        return tf.nest.map_structure(tf.identity, leaf, expand_composites=True)
+    return tf.group(*must_run, name="step") if must_run else None

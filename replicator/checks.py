@@ -23,7 +23,7 @@ def check_outputs(outputs: Sequence[Any], devices: Sequence[str]) -> None:
         try:
             tf.nest.assert_same_structure(first, other, expand_composites=True)
             alike = all(
-                (one is None) == (two is None)
+                type(one) is type(two) or tf.is_tensor(one) and tf.is_tensor(two)
                 for one, two in zip(
                     tf.nest.flatten(first), tf.nest.flatten(other), strict=True
                 )

@@ -167,9 +167,9 @@ class Replicator:
         Returns:
             A callable without arguments; its `initialize()` starts the inputs over.
         """
-        key = (step_fn, input_fn, input_mode)
+        key = (steps.comparable(step_fn), steps.comparable(input_fn), input_mode)
         if key not in self._steps:
-            self._steps[key] = steps.Step(self._settings, *key)
+            self._steps[key] = steps.Step(self._settings, step_fn, input_fn, input_mode)
         return self._steps[key]
 
     @_do_not_convert

@@ -6,14 +6,15 @@ with sessions) and holds what lives between calls: the traced function and the i
 
 from __future__ import annotations
 
-import weakref
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import building, context, errors, inputs, values
+from replicator import _tf, building, context, errors, inputs, values
 
+_FEED = "replicator_feed"
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
 
@@ -37,8 +38,6 @@ class Step:
         self._input_mode = input_mode
         self._traced: tuple[Any, Any] | None = None
         self._eager_feed: inputs.Feed | None = None
-        self._feeds: weakref.WeakKeyDictionary[tf.Graph, inputs.Feed]
-        self._feeds = weakref.WeakKeyDictionary()
 
     @_do_not_convert
     def __call__(self) -> Any:
@@ -66,9 +65,9 @@ class Step:
         if self._traced is None:
             self._traced = self._trace()
         function, structure = self._traced
-        columns = [
-            values.PerReplica(column) for column in zip(*function(), strict=True)
-        ]
+        with _tf.stop_recording():  # no gradient passes; see outputs.seal
+            returned = function()
+        columns = [values.PerReplica(column) for column in zip(*returned, strict=True)]
         if structure is None:  # one leaf, the most common structure
             return columns[0]
         return values.pack(structure, columns)
@@ -80,7 +79,7 @@ class Step:
         Args:
             session: The session in which a step of its graph runs; None when eager.
         """
-        feed = self._eager_feed if session is None else self._feeds.get(session.graph)
+        feed = self._eager_feed if session is None else self._feed_of(session.graph)
         if feed is not None:
             feed.initialize(session)
 
@@ -113,7 +112,7 @@ class Step:
         with tf.init_scope():
             eager = tf.executing_eagerly()
             graph = tf.compat.v1.get_default_graph()
-        known = self._eager_feed if eager else self._feeds.get(graph)
+        known = self._eager_feed if eager else self._feed_of(graph)
         if isinstance(known, inputs.DatasetFeed):
             return known
         with tf.init_scope():
@@ -123,8 +122,29 @@ class Step:
         if eager:
             self._eager_feed = feed
         else:
-            self._feeds[graph] = feed
+            graph.get_collection_ref((_FEED, id(self)))[:] = [(self, feed)]
         return feed
+
+    def _feed_of(self, graph: tf.Graph) -> inputs.Feed | None:
+        """Returns the inputs in a tf.Graph, which are kept with it and not here."""
+        kept = graph.get_collection((_FEED, id(self)))
+        return kept[0][1] if kept else None
+
+
+def comparable(function: Any) -> Any:
+    """Returns what is equal for functions that do the same, as far as one can tell.
+
+    Bound methods are new objects at each look, but equal; partials are not even equal.
+    """
+    if isinstance(function, functools.partial):
+        inside = comparable(function.func)
+        key = (inside, function.args, tuple(sorted(function.keywords.items())))
+        try:
+            hash(key)
+        except TypeError:
+            return function
+        return key
+    return function
 
 
 def _forget(leaf: Any) -> None:

@@ -65,6 +65,7 @@ class ReplicatedVariable(_tf.HandleVariable):
         """The handle of the built replica's component; outside a step, number 0's."""
         replica = context.current()
         if replica is None:
+            self._refuse_v1_update()
             return self._handle
         if replica.build.devices != self._devices:
             raise errors.ContextError(
@@ -77,6 +78,18 @@ class ReplicatedVariable(_tf.HandleVariable):
                 )
             )
         return self.components[replica.replica_id].handle
+
+    def _refuse_v1_update(self) -> None:
+        """Raises if a v1 optimizer is about to write component 0 alone."""
+        if len(self.components) > 1 and _tf.v1_optimizer_applying():
+            raise errors.ContextError(
+                errors.compose(
+                    f"an optimizer of tf.compat.v1.train updates variable {self.name} "
+                    "outside a step, where it would reach replica 0 only.",
+                    [f"at {errors.user_line()}"],
+                    "apply its gradients inside a step_fn.",
+                )
+            )
 
     @property
     def op(self) -> tf.Operation:

@@ -6,6 +6,7 @@ A new TensorFlow that changes one of them fails here, by name.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import linecache
 import os
@@ -509,3 +510,51 @@ def test_replicated_variables_are_handle_variables():
         variable = tf.Variable(1.0)
     assert isinstance(variable, replicator.ReplicatedVariable)
     assert isinstance(variable, _tf.HandleVariable)
+
+
+def test_replace_rewires_all_consumers():
+    with tf.Graph().as_default() as graph:
+        one, two = tf.constant(1.0), tf.constant(2.0)
+        total = tf.add(one, one) * one
+        _tf.replace(one, two)
+        assert not one.consumers()
+        assert _evaluate(total, graph) == 8.0
+
+
+def test_only_reads_tells_reads_from_writes():
+    with tf.Graph().as_default():
+        variable = tf.Variable(1.0)
+        read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
+        assert _tf.only_reads(read.op)
+        assert not _tf.only_reads(variable.assign(2.0, read_value=False))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_ordered_branches_keeps_what_nothing_fetches(ordered):
+    with tf.Graph().as_default() as graph:
+        variable = tf.Variable(1.0)
+
+        def branch() -> tf.Tensor:
+            variable.assign_add(1.0)
+            return tf.constant(0.0)
+
+        block = _tf.ordered_branches(graph) if ordered else contextlib.nullcontext()
+        with block:
+            taken = tf.cond(helpers.opaque(True), branch, lambda: tf.constant(1.0))
+        with tf.compat.v1.Session() as session:
+            session.run(variable.initializer)
+            session.run(taken)
+            assert session.run(variable) == (2.0 if ordered else 1.0)
+
+
+def test_v1_optimizer_applying_is_seen_from_the_handle():
+    seen = []
+
+    class Probe(tf.compat.v1.train.GradientDescentOptimizer):
+        def _resource_apply_dense(self, grad, handle):
+            seen.append(_tf.v1_optimizer_applying())
+            return super()._resource_apply_dense(grad, handle)
+
+    Probe(0.1).apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
+    assert seen == [True]
+    assert not _tf.v1_optimizer_applying()

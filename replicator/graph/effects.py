@@ -30,9 +30,7 @@ _VARIABLE_WRITERS = re.compile(
 
 
 class Ledger:
-    """What is remembered of a graph's effects from one build to the next.
-
-    Above all, the writes that keep the replicas equal, by ranges of ops.
+    """Where writes that keep the replicas equal are entered, by graph and op range.
 
     Graphs are held weakly. Nested functions are traced once and called by later builds,
     so one ledger serves all builds of a Replicator.
@@ -41,12 +39,6 @@ class Ledger:
     def __init__(self) -> None:
         self._ranges: weakref.WeakKeyDictionary[tf.Graph, list[tuple[int, int]]]
         self._ranges = weakref.WeakKeyDictionary()
-        self._last: weakref.WeakKeyDictionary[tf.Graph, dict[int, tf.Operation]]
-        self._last = weakref.WeakKeyDictionary()
-
-    def last_effects(self, graph: tf.Graph) -> dict[int, tf.Operation]:
-        """Returns the last effect of each replica in a graph so far, to be updated."""
-        return self._last.setdefault(graph, {})
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
@@ -111,9 +103,7 @@ def _writes(op: tf.Operation, index: int, ledger: Ledger | None) -> bool:
     return False
 
 
-def order_within_replicas(
-    replicas: Sequence[Sequence[tf.Operation]], last: dict[int, tf.Operation]
-) -> None:
+def order_within_replicas(replicas: Sequence[Sequence[tf.Operation]]) -> None:
     """Orders effects inside each replica only, where TensorFlow would mix the replicas.
 
     That is: effects that touch no resource (prints, assertions, Python calls), and
@@ -123,11 +113,11 @@ def order_within_replicas(
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order; the ops of the
             lowered communication may be passed as one more.
-        last: The last effect of each replica in earlier steps of the same graph, by r;
-            updated.
     """
     shared = _written_by_several(replicas)
-    for r, ops in enumerate(replicas):
+    chains = []
+    for ops in replicas:
+        chain: list[tf.Operation] = []
         for op in ops:
             if not _tf.is_stateful(op):
                 continue
@@ -135,9 +125,24 @@ def order_within_replicas(
             if resources and not resources & shared:
                 continue
             _tf.run_independently(op.graph, op)
-            if r in last:
-                _tf.add_control_inputs(op, [last[r]])
-            last[r] = op
+            if chain:
+                _tf.add_control_inputs(op, [chain[-1]])
+            chain.append(op)
+        if chain:
+            chains.append(chain)
+    if chains:
+        # Between these two, which TensorFlow puts in order with what stands before and
+        # after the step.
+        first, last = _marker("begin"), _marker("end")
+        for chain in chains:
+            _tf.add_control_inputs(chain[0], [first])
+        _tf.add_control_inputs(last, [chain[-1] for chain in chains])
+
+
+def _marker(name: str) -> tf.Operation:
+    """Returns an op that does nothing, but counts as an effect that touches nothing."""
+    with tf.control_dependencies(None):
+        return tf.raw_ops.Assert(condition=True, data=[name], name=name)
 
 
 def _written_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
@@ -217,11 +222,11 @@ def find_leak(
     """
     home = {op: r for r, ops in enumerate(replicas) for op in ops}
     leaks = [
-        (op, tensor.op)
+        (op, source)
         for r, ops in enumerate(replicas[1:], 1)
         for op in ops
-        for tensor in op.inputs
-        if home.get(tensor.op, r) != r
+        for source in _sources(op)
+        if home.get(source, r) != r
     ]
     if not leaks:
         return None
@@ -240,6 +245,13 @@ def _downstream(
     """Returns `sources` and all of `ops`, given in build order, that depend on them."""
     found = set(sources)
     for op in ops:
-        if any(tensor.op in found for tensor in op.inputs):
+        if any(source in found for source in _sources(op)):
             found.add(op)
     return found
+
+
+def _sources(op: tf.Operation) -> Iterator[tf.Operation]:
+    """Yields the ops that `op` waits for."""
+    for tensor in op.inputs:
+        yield tensor.op
+    yield from op.control_inputs

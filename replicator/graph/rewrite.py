@@ -100,7 +100,4 @@ def _rewire(
     """Points all consumers of the placeholders at the real results."""
     for placeholder, own in zip(matched, results, strict=True):
         for old, new in zip(placeholder.results, own, strict=True):
-            for consumer in old.consumers():
-                for index, tensor in enumerate(consumer.inputs):
-                    if tensor is old:
-                        _tf.set_input(consumer, index, new)
+            _tf.replace(old, new)

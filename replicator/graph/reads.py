@@ -1,0 +1,40 @@
+"""Reads each variable once between two writes.
+
+Optimizers and layers read the same variable again and again (Keras reads the learning
+rate once per variable that it updates), and the runtime does not join reads. For steps
+of many small ops this is a good part of all ops. Runs after everything is built and
+before effects are ordered; reads without consumers are pruned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from replicator import _tf
+
+
+def join_reads(replicas: Sequence[Sequence[tf.Operation]]) -> int:
+    """Points the consumers of repeated reads at the first one.
+
+    Args:
+        replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
+
+    Returns:
+        The number of reads that have lost their consumers.
+    """
+    joined = 0
+    for ops in replicas:
+        first: dict[int, tf.Tensor] = {}
+        for op in ops:
+            if op.type != "ReadVariableOp":
+                for tensor in op.inputs:
+                    if tensor.dtype == tf.resource and not _tf.only_reads(op):
+                        first.pop(id(tensor), None)
+            elif not op.control_inputs:
+                known = first.setdefault(id(op.inputs[0]), op.outputs[0])
+                if known is not op.outputs[0]:
+                    _tf.replace(op.outputs[0], known)
+                    joined += 1
+    return joined

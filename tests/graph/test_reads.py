@@ -1,0 +1,139 @@
+"""Each variable is read once between two writes, and steps see what they did before."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from replicator.graph import reads
+from tests import helpers
+
+v1 = tf.compat.v1
+
+
+def _used_reads(ops: list[tf.Operation]) -> int:
+    return sum(
+        op.type == "ReadVariableOp" and bool(op.outputs[0].consumers()) for op in ops
+    )
+
+
+def test_reads_without_a_write_between_are_one() -> None:
+    with tf.Graph().as_default() as graph:
+        variable = tf.Variable(3.0)
+        start = len(graph.get_operations())
+        results = [variable * float(k) for k in range(5)]
+        ops = graph.get_operations()[start:]
+        assert reads.join_reads([ops]) == 4
+        assert _used_reads(ops) == 1
+        with v1.Session() as session:
+            session.run(variable.initializer)
+            assert session.run(results) == [0.0, 3.0, 6.0, 9.0, 12.0]
+
+
+def test_replicas_and_variables_are_apart() -> None:
+    with tf.Graph().as_default() as graph:
+        groups = []
+        for _ in range(2):
+            one, two = tf.Variable(1.0), tf.Variable(2.0)
+            start = len(graph.get_operations())
+            _ = one + two + one + two
+            groups.append(graph.get_operations()[start:])
+        assert reads.join_reads(groups) == 4
+        assert [_used_reads(ops) for ops in groups] == [2, 2]
+
+
+def test_a_read_that_waits_for_something_stays() -> None:
+    with tf.Graph().as_default() as graph:
+        variable = tf.Variable(3.0)
+        start = len(graph.get_operations())
+        first = variable + 1.0
+        with tf.control_dependencies([first]):
+            second = variable + 2.0
+        ops = graph.get_operations()[start:]
+        assert reads.join_reads([ops]) == 0
+        assert second.op.inputs[0] is not first.op.inputs[0]
+
+
+def _write(how: str, variable: tf.Variable) -> None:
+    if how == "assign":
+        variable.assign(variable * 2.0)
+    elif how == "add":
+        variable.assign_add(variable)
+    elif how == "cond":
+
+        def double() -> tf.Tensor:
+            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=variable * 2.0)
+            return tf.constant(0)
+
+        tf.cond(helpers.opaque(True), double, lambda: tf.constant(1))
+    else:
+        tf.function(lambda: variable.assign(variable * 2.0))()
+
+
+@pytest.mark.parametrize("how", ["assign", "add", "cond", "function"])
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_a_step_reads_what_it_wrote(mode: str, num_replicas: int, how: str) -> None:
+    """Reads before, between and after writes see the values of program order."""
+    repl = helpers.make(num_replicas)
+
+    def make_step() -> Any:
+        # ON_READ: written on its replica alone, also where nothing may communicate.
+        variable = tf.Variable(
+            1.0,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+        def step() -> list[tf.Tensor]:
+            seen = [variable + 0.0, variable * 1.0]
+            for _ in range(2):
+                _write(how, variable)
+                seen += [variable + 0.0, variable * 1.0]
+            return seen
+
+        return step
+
+    seen = helpers.run(mode, repl, make_step, steps=2)
+    for values in seen:
+        assert {float(v) for v in values} == {float(values[0])}
+    assert [float(v[0]) for v in seen] == [4.0, 4.0, 8.0, 8.0, 16.0, 16.0]
+
+
+def test_a_training_step_reads_each_component_once_before_its_update() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        model = tf.keras.Sequential(
+            [tf.keras.layers.Input((4,)), tf.keras.layers.Dense(4)]
+        )
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.Adam())
+        optimizer.build(model.trainable_variables)
+
+    def step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(tf.ones([2, 4])) ** 2)
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    function = tf.function(lambda: repl.run(step)).get_concrete_function()
+    used = collections.Counter(
+        op.inputs[0].name
+        for op in function.graph.get_operations()
+        if op.type == "ReadVariableOp" and op.outputs[0].consumers()
+    )
+    learning_rates = [
+        component.handle for component in optimizer._learning_rate.value.components
+    ]
+    inner = [
+        i.name
+        for outer, i in function.graph.captures
+        if any(outer is handle for handle in learning_rates)
+    ]
+    assert len(inner) == 2
+    assert [used[name] for name in inner] == [1, 1]
