@@ -177,6 +177,7 @@ def _build_replica(
     graph = build.graph
     function = _tf.function_of(step_fn)
     with (
+        _kept_caching_device(),
         graph.device(settings.placers[replica_id]),
         tf.name_scope(f"replica_{replica_id}") as scope,
         random.separate_seeds(graph, replica_id),
@@ -196,6 +197,22 @@ def _build_replica(
             else:
                 returned = function(*arguments)
             return tf.nest.map_structure(outputs.as_output, returned)
+
+
+@contextlib.contextmanager
+def _kept_caching_device() -> Iterator[None]:
+    """Undoes what an exception inside tf.map_fn leaves behind in the variable scope.
+
+    TensorFlow sets a caching device there and does not take it back; v1 optimizers
+    would fail from then on.
+    """
+    scope = tf.compat.v1.get_variable_scope()
+    before = scope.caching_device
+    try:
+        yield
+    finally:
+        if scope.caching_device is not before:
+            scope.set_caching_device(before)
 
 
 @contextlib.contextmanager

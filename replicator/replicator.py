@@ -167,10 +167,14 @@ class Replicator:
         Returns:
             A callable without arguments; its `initialize()` starts the inputs over.
         """
-        key = (steps.comparable(step_fn), steps.comparable(input_fn), input_mode)
-        if key not in self._steps:
-            self._steps[key] = steps.Step(self._settings, step_fn, input_fn, input_mode)
-        return self._steps[key]
+        same = (id(step_fn), id(input_fn), input_mode)
+        if same in self._steps:
+            return self._steps[same]
+        alike = (steps.comparable(step_fn), steps.comparable(input_fn), input_mode)
+        if alike not in self._steps:
+            step = steps.Step(self._settings, step_fn, input_fn, input_mode)
+            self._steps[same] = self._steps[alike] = step  # it keeps the functions
+        return self._steps[alike]
 
     @_do_not_convert
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
@@ -180,7 +184,7 @@ class Replicator:
             session: A plain Session, which needs this once before the first step; a
                 MonitoredSession does it by itself. None when eager.
         """
-        for step in self._steps.values():
+        for step in dict.fromkeys(self._steps.values()):
             step.initialize(session)
 
     @_do_not_convert

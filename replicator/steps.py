@@ -7,6 +7,7 @@ with sessions) and holds what lives between calls: the traced function and the i
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,9 +87,11 @@ class Step:
     def _trace(self) -> tuple[Any, Any]:
         """Traces the step once; returns (function, structure of its outputs)."""
         structures: list[Any] = []
+        feed = self._feed()  # outside: variables that it makes are not the function's
 
         def traced() -> list[list[Any]]:
-            built = self._build_replicas(tf.compat.v1.get_default_graph())
+            graph = tf.compat.v1.get_default_graph()
+            built = building.build_step(self._settings, self._step_fn, feed, graph)
             structures.append(built[0])
             return [_returnable(tf.nest.flatten(own)) for own in built]
 
@@ -99,11 +102,9 @@ class Step:
 
     def _build(self, graph: tf.Graph) -> Any:
         """Builds the step into the graph at hand; returns symbolic values."""
-        return values.transpose(self._build_replicas(graph))
-
-    def _build_replicas(self, graph: tf.Graph) -> list[Any]:
         feed = self._feed()
-        return building.build_step(self._settings, self._step_fn, feed, graph)
+        built = building.build_step(self._settings, self._step_fn, feed, graph)
+        return values.transpose(built)
 
     def _feed(self) -> inputs.Feed | None:
         """Returns the inputs, which live outside of the function being traced."""
@@ -134,17 +135,32 @@ class Step:
 def comparable(function: Any) -> Any:
     """Returns what is equal for functions that do the same, as far as one can tell.
 
-    Bound methods are new objects at each look, but equal; partials are not even equal.
+    Bound methods are new objects at each look, but equal. Partials, and a lambda in a
+    loop, are new and not equal; what they are made of is compared instead. Where an id
+    tells that, a Step that keeps the function keeps the id from being used again.
     """
     if isinstance(function, functools.partial):
-        inside = comparable(function.func)
-        key = (inside, function.args, tuple(sorted(function.keywords.items())))
-        try:
-            hash(key)
-        except TypeError:
-            return function
-        return key
-    return function
+        keywords = tuple(sorted(function.keywords.items()))
+        key: Any = (comparable(function.func), function.args, keywords)
+    elif isinstance(function, types.FunctionType):
+        held = [function.__globals__, *(function.__defaults__ or ())]
+        held += (function.__kwdefaults__ or {}).values()
+        cells = tuple(map(_held_by, function.__closure__ or ()))
+        key = (function.__code__, tuple(map(id, held)), cells)
+    else:
+        key = function
+    try:
+        hash(key)
+    except TypeError:
+        return id(function)
+    return key
+
+
+def _held_by(cell: types.CellType) -> int | None:
+    try:
+        return id(cell.cell_contents)
+    except ValueError:
+        return None  # a variable without a value yet
 
 
 def _forget(leaf: Any) -> None:

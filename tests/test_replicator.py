@@ -258,3 +258,36 @@ def test_a_graph_is_freed_while_the_replicator_lives_on():
     for _ in range(3):
         gc.collect()
     assert held() is None
+
+
+def test_a_lambda_in_a_loop_is_one_step_and_its_input_goes_on():
+    repl = helpers.make(2)
+    dataset = tf.data.Dataset.range(100)
+    builds = []
+
+    def step_fn(x):
+        builds.append(1)
+        return x
+
+    seen = [repl.run(step_fn, lambda: dataset) for _ in range(3)]
+    assert [[int(v) for v in values] for values in seen] == [[0, 1], [2, 3], [4, 5]]
+    assert len(builds) == 2
+
+
+def test_lambdas_that_hold_different_values_are_different_steps():
+    repl = helpers.make(2)
+    seen = [repl.run(lambda k=k: tf.constant(k))[1] for k in range(3)]
+    held = [repl.run((lambda k: lambda: tf.constant(k))(k))[0] for k in range(3)]
+    assert [int(v) for v in seen] == [int(v) for v in held] == [0, 1, 2]
+
+
+def test_an_unhashable_callable_is_a_step():
+    class Step:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self):
+            return tf.constant(7)
+
+    repl, step_fn = helpers.make(2), Step()
+    assert repl.build(step_fn) is repl.build(step_fn)
+    assert int(repl.run(step_fn)[1]) == 7
