@@ -276,8 +276,12 @@ def test_a_lambda_in_a_loop_is_one_step_and_its_input_goes_on():
 
 def test_lambdas_that_hold_different_values_are_different_steps():
     repl = helpers.make(2)
+
+    def holding(value):
+        return lambda: tf.constant(value)
+
     seen = [repl.run(lambda k=k: tf.constant(k))[1] for k in range(3)]
-    held = [repl.run((lambda k: lambda: tf.constant(k))(k))[0] for k in range(3)]
+    held = [repl.run(holding(k))[0] for k in range(3)]
     assert [int(v) for v in seen] == [int(v) for v in held] == [0, 1, 2]
 
 
