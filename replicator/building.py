@@ -187,7 +187,7 @@ def _build_replica(
         replica = context.ReplicaContext(
             build,
             replica_id,
-            step_key=(step_fn, None if graph.building_function else graph),
+            step_key=(id(step_fn), None if graph.building_function else graph),
             scope=scope,
             depth=_tf.stack_depth(),
         )

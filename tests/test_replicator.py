@@ -290,7 +290,7 @@ def test_an_unhashable_callable_is_a_step():
         __hash__ = None  # type: ignore[assignment]
 
         def __call__(self):
-            return tf.constant(7)
+            return tf.Variable(7) + 0
 
     repl, step_fn = helpers.make(2), Step()
     assert repl.build(step_fn) is repl.build(step_fn)
