@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import building, context, devices, optimizers, steps
 from replicator.creation import VariableFactory
 from replicator.graph.effects import Ledger
 from replicator.primitives import all_gather, all_reduce, base, broadcast
 
+_MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
 
@@ -66,6 +69,7 @@ class Replicator:
             placers=tuple(building.placer(device) for device in first),
         )
         self._steps: dict[Any, steps.Step] = {}
+        self._builds: collections.Counter[Any] = collections.Counter()
 
     # --- Who am I ---------------------------------------------------------------------
 
@@ -170,11 +174,26 @@ class Replicator:
         same = (id(step_fn), id(input_fn), input_mode)
         if same in self._steps:
             return self._steps[same]
-        alike = (steps.comparable(step_fn), steps.comparable(input_fn), input_mode)
+        # A new `lambda: dataset` in each turn of a loop must not start over each time.
+        feed = steps.comparable(input_fn, by_content=True)
+        alike = (steps.comparable(step_fn), feed, input_mode)
         if alike not in self._steps:
+            self._warn_of_new_functions(step_fn)
             step = steps.Step(self._settings, step_fn, input_fn, input_mode)
             self._steps[same] = self._steps[alike] = step  # it keeps the functions
         return self._steps[alike]
+
+    def _warn_of_new_functions(self, step_fn: Callable[..., Any]) -> None:
+        """Warns of a step_fn that is made anew, and so built, for each call."""
+        code = getattr(step_fn, "__code__", None)
+        self._builds[code] += 1
+        if code is not None and self._builds[code] == _MANY_BUILDS:
+            logging.warning(
+                "The step_fn at %s has been a new function %d times: each is built "
+                "anew and starts its inputs over. Make it once, outside of the loop.",
+                f"{code.co_filename}:{code.co_firstlineno}",
+                _MANY_BUILDS,
+            )
 
     @_do_not_convert
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:

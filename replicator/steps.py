@@ -132,17 +132,23 @@ class Step:
         return kept[0][1] if kept else None
 
 
-def comparable(function: Any) -> Any:
+def comparable(function: Any, by_content: bool = False) -> Any:
     """Returns what is equal for functions that do the same, as far as one can tell.
 
-    Bound methods are new objects at each look, but equal. Partials, and a lambda in a
-    loop, are new and not equal; what they are made of is compared instead. Where an id
-    tells that, a Step that keeps the function keeps the id from being used again.
+    Bound methods are new objects at each look, but equal; partials are compared by what
+    they are made of. Where an id tells functions apart, a Step that keeps the function
+    keeps the id from being used again.
+
+    Args:
+        function: Any callable.
+        by_content: Whether functions of the same code that hold the same objects count
+            as equal, such as a lambda in a loop.
     """
     if isinstance(function, functools.partial):
         keywords = tuple(sorted(function.keywords.items()))
-        key: Any = (comparable(function.func), function.args, keywords)
-    elif isinstance(function, types.FunctionType):
+        inside = comparable(function.func, by_content)
+        key: Any = (inside, function.args, keywords)
+    elif by_content and isinstance(function, types.FunctionType):
         held = [function.__globals__, *(function.__defaults__ or ())]
         held += (function.__kwdefaults__ or {}).values()
         cells = tuple(map(_held_by, function.__closure__ or ()))

@@ -295,3 +295,12 @@ def test_an_unhashable_callable_is_a_step():
     repl, step_fn = helpers.make(2), Step()
     assert repl.build(step_fn) is repl.build(step_fn)
     assert int(repl.run(step_fn)[1]) == 7
+
+
+def test_a_step_fn_that_is_new_each_time_is_warned_of_once(caplog):
+    repl = helpers.make(2)
+    for _ in range(8):
+        repl.build(lambda: tf.constant(0))
+    said = [r.getMessage() for r in caplog.records if "new function" in r.getMessage()]
+    assert len(said) == 1
+    assert "test_replicator.py:" in said[0] and "outside of the loop" in said[0]
