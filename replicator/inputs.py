@@ -8,6 +8,7 @@ so that an exhausted input ends the step on every replica or on none.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import inspect
 import warnings
@@ -62,13 +63,14 @@ class InputContext:
         return size
 
 
-class Feed:
+class Feed(abc.ABC):
     """What gives the replicas of a step their elements."""
 
+    @abc.abstractmethod
     def pull(self) -> list[Any]:
         """Adds the ops to the default graph; returns one element per replica."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
         """Starts from the first element again, if the feed has a state."""
 
@@ -93,6 +95,9 @@ class ValuesFeed(Feed):
                 elements.append(_identities(element))
         _check_alike([_specs(element) for element in elements])
         return elements
+
+    def initialize(self, session: tf.compat.v1.Session | None) -> None:
+        """Does nothing: functions are called anew in each step anyway."""
 
 
 class DatasetFeed(Feed):
