@@ -1,4 +1,4 @@
-"""Reads each variable once between two writes.
+"""Reads each variable once between two writes, and not at all after an assignment.
 
 Optimizers and layers read the same variable again and again (Keras reads the learning
 rate once per variable that it updates), and the runtime does not join reads. For steps
@@ -16,7 +16,7 @@ from replicator import _tf
 
 
 def join_reads(replicas: Sequence[Sequence[tf.Operation]]) -> int:
-    """Points the consumers of repeated reads at the first one.
+    """Points the consumers of repeated reads at the first one, or at what was assigned.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
@@ -26,14 +26,17 @@ def join_reads(replicas: Sequence[Sequence[tf.Operation]]) -> int:
     """
     joined = 0
     for ops in replicas:
-        first: dict[int, tf.Tensor] = {}
+        values: dict[int, tf.Tensor] = {}  # by the id of the resource
         for op in ops:
             if op.type != "ReadVariableOp":
                 for tensor in op.inputs:
                     if tensor.dtype == tf.resource and not _tf.only_reads(op):
-                        first.pop(id(tensor), None)
+                        values.pop(id(tensor), None)
+                if op.type == "AssignVariableOp":
+                    resource, value = op.inputs
+                    values[id(resource)] = value
             elif not op.control_inputs:
-                known = first.setdefault(id(op.inputs[0]), op.outputs[0])
+                known = values.setdefault(id(op.inputs[0]), op.outputs[0])
                 if known is not op.outputs[0]:
                     _tf.replace(op.outputs[0], known)
                     joined += 1
