@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -34,22 +35,25 @@ def buckets(columns: Sequence[Sequence[tf.Tensor]]) -> list[list[int]]:
         columns: `columns[k][r]` is the k-th operand of replica r.
 
     Returns:
-        The indices k, each once, in groups of one dtype. A group of several holds at
-        most _BUCKET_BYTES; a tensor of unknown size is alone.
+        The indices k, each once, in groups of one dtype and one shape of their rows, so
+        that they can be joined as they are. A group of several holds at most
+        _BUCKET_BYTES; a tensor of unknown size is alone.
     """
     groups: list[list[int]] = []
-    open_groups: dict[tf.DType, tuple[list[int], int]] = {}
+    open_groups: dict[Any, tuple[list[int], int]] = {}
     for k, column in enumerate(columns):
-        nbytes, dtype = tensor_bytes(column[0]), column[0].dtype
-        group, filled = open_groups.get(dtype, ([], 0))
+        nbytes = tensor_bytes(column[0])
+        shape = column[0].shape
+        kind = (column[0].dtype, tuple(shape[1:]) if shape.rank else ())
+        group, filled = open_groups.get(kind, ([], 0))
         known = all(tensor.shape.is_fully_defined() for tensor in column)
         if group and known and filled + nbytes <= _BUCKET_BYTES:
             group.append(k)
-            open_groups[dtype] = (group, filled + nbytes)
+            open_groups[kind] = (group, filled + nbytes)
         else:
             groups.append([k])
             if known and nbytes < _BUCKET_BYTES:
-                open_groups[dtype] = (groups[-1], nbytes)
+                open_groups[kind] = (groups[-1], nbytes)
     return groups
 
 

@@ -307,7 +307,7 @@ def _reduce(
     packs = []
     for device, own in zip(matched.devices, matched.operands, strict=True):
         with tf.device(device):
-            packs.append(tf.concat([_reshaped(own[k], [-1]) for k in bucket], 0))
+            packs.append(tf.concat([_as_rows(own[k]) for k in bucket], 0))
     total = _on_hub(matched, packs, when)
     return [_unpack(total, shapes, device) for device in matched.devices]
 
@@ -315,15 +315,18 @@ def _reduce(
 def _unpack(
     pack: tf.Tensor, shapes: Sequence[tf.TensorShape], device: str
 ) -> list[tf.Tensor]:
-    """Splits a vector into tensors of these shapes, on a device."""
+    """Splits joined rows into tensors of these shapes, on a device."""
     with tf.device(device):
-        pieces = tf.split(pack, [shape.num_elements() for shape in shapes])
-        return [_reshaped(p, shape) for p, shape in zip(pieces, shapes, strict=True)]
+        pieces = tf.split(pack, [shape[0] if shape.rank else 1 for shape in shapes])
+        return [
+            piece if shape.rank else tf.reshape(piece, [])
+            for piece, shape in zip(pieces, shapes, strict=True)
+        ]
 
 
-def _reshaped(tensor: tf.Tensor, shape: Sequence[int] | tf.TensorShape) -> tf.Tensor:
-    """Reshapes, unless it is a vector that stays one: half of a model's tensors."""
-    return tensor if tensor.shape.rank == len(shape) == 1 else tf.reshape(tensor, shape)
+def _as_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """Makes a scalar one row; any other tensor has rows that can be joined as it is."""
+    return tensor if tensor.shape.rank else tf.reshape(tensor, [1])
 
 
 def _on_hub(

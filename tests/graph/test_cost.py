@@ -60,6 +60,12 @@ def test_small_tensors_of_one_dtype_share_a_bucket() -> None:
     assert cost.buckets([column, other, column, other]) == [[0, 2], [1, 3]]
 
 
+def test_tensors_share_a_bucket_only_if_their_rows_are_alike() -> None:
+    shapes = [[5, 3], [2, 3], [5, 4], [3], [], [0, 3]]
+    columns = [[tf.zeros(shape)] * 2 for shape in shapes]
+    assert cost.buckets(columns) == [[0, 1, 5], [2], [3, 4]]
+
+
 def test_a_tensor_of_unknown_size_has_a_bucket_of_its_own() -> None:
     with tf.Graph().as_default():
         known = tf.zeros([5])
