@@ -154,7 +154,7 @@ def _attempt(
     random.check(replicas)
     rewrite.lower_and_rewire(replicas, build.devices, table.LOWERINGS)
     lowered = graph.get_operations()[start:]
-    reads.join_reads(replicas)
+    reads.join_reads(replicas, settings.factory.initializers)
     ready = [] if elements is None else inputs.ready(elements)
     done = _order_effects(settings, [*replicas, lowered], ready, graph)
     if build.num_replicas > 1:

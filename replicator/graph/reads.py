@@ -8,18 +8,22 @@ before effects are ordered; reads without consumers are pruned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import tensorflow as tf
 
 from replicator import _tf
 
 
-def join_reads(replicas: Sequence[Sequence[tf.Operation]]) -> int:
+def join_reads(
+    replicas: Sequence[Sequence[tf.Operation]], initializers: Set[tf.Operation]
+) -> int:
     """Points the consumers of repeated reads at the first one, or at what was assigned.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
+        initializers: Ops among them that initialise variables, which are no part of the
+            step: what they read and assign is not what the step does.
 
     Returns:
         The number of reads that have lost their consumers.
@@ -28,6 +32,8 @@ def join_reads(replicas: Sequence[Sequence[tf.Operation]]) -> int:
     for ops in replicas:
         values: dict[int, tf.Tensor] = {}  # by the id of the resource
         for op in ops:
+            if op in initializers:
+                continue
             if op.type != "ReadVariableOp":
                 for tensor in op.inputs:
                     if tensor.dtype == tf.resource and not _tf.only_reads(op):

@@ -26,7 +26,7 @@ def test_reads_without_a_write_between_are_one() -> None:
         start = len(graph.get_operations())
         results = [variable * float(k) for k in range(5)]
         ops = graph.get_operations()[start:]
-        assert reads.join_reads([ops]) == 4
+        assert reads.join_reads([ops], set()) == 4
         assert _used_reads(ops) == 1
         with v1.Session() as session:
             session.run(variable.initializer)
@@ -41,7 +41,7 @@ def test_replicas_and_variables_are_apart() -> None:
             start = len(graph.get_operations())
             _ = one + two + one + two
             groups.append(graph.get_operations()[start:])
-        assert reads.join_reads(groups) == 4
+        assert reads.join_reads(groups, set()) == 4
         assert [_used_reads(ops) for ops in groups] == [2, 2]
 
 
@@ -53,8 +53,30 @@ def test_a_read_that_waits_for_something_stays() -> None:
         with tf.control_dependencies([first]):
             second = variable + 2.0
         ops = graph.get_operations()[start:]
-        assert reads.join_reads([ops]) == 0
+        assert reads.join_reads([ops], set()) == 0
         assert second.op.inputs[0] is not first.op.inputs[0]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_variables_made_in_a_sessions_step_are_not_read_as_initialised(
+    num_replicas: int,
+) -> None:
+    """Their initialisers stand among the step's ops, and assign too."""
+    repl = helpers.make(num_replicas)
+
+    def step() -> list[tf.Tensor]:
+        variable = v1.get_variable("v", initializer=1.0)
+        before = variable + 0.0
+        variable.assign_add(1.0)
+        return [before, variable + 0.0]
+
+    with tf.Graph().as_default():
+        fetches = repl.run(step)
+        with v1.train.MonitoredSession() as session:
+            seen = [session.run(fetches) for _ in range(3)]
+    for turn, (before, after) in enumerate(seen):
+        assert list(before) == [turn + 1.0] * num_replicas
+        assert list(after) == [turn + 2.0] * num_replicas
 
 
 def _write(how: str, variable: tf.Variable) -> None:
