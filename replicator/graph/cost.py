@@ -23,8 +23,14 @@ _UNKNOWN_BYTES = 1 << 10  # tensors of unknown size are mostly small: losses, co
 
 def tensor_bytes(tensor: tf.Tensor) -> int:
     """Returns the size of a tensor in bytes, or a guess where that is unknown."""
+    nbytes = known_bytes(tensor)
+    return _UNKNOWN_BYTES if nbytes is None else nbytes
+
+
+def known_bytes(tensor: tf.Tensor) -> int | None:
+    """Returns the size of a tensor in bytes, or None where that is unknown."""
     if not tensor.shape.is_fully_defined() or not tensor.dtype.size:
-        return _UNKNOWN_BYTES
+        return None
     return math.prod(tensor.shape.as_list()) * tensor.dtype.size
 
 
@@ -64,8 +70,14 @@ class Hubs:
         self._devices = tuple(devices)
         self._load = [0] * len(self._devices)
 
-    def next(self, nbytes: int) -> str:
-        """Returns the device with the least load so far and gives it `nbytes` more."""
-        least = min(range(len(self._load)), key=self._load.__getitem__)
+    def next(self, nbytes: int, among: Sequence[str] | None = None) -> str:
+        """Returns the device with the least load so far and gives it `nbytes` more.
+
+        Args:
+            nbytes: How much it will have to do.
+            among: The devices to choose from; all, unless given.
+        """
+        places = [self._devices.index(device) for device in among or self._devices]
+        least = min(places, key=self._load.__getitem__)
         self._load[least] += nbytes + 1
         return self._devices[least]

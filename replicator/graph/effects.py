@@ -1,14 +1,10 @@
-"""What a step does besides computing: what it writes, and in which order.
+"""What a step does besides computing: what it writes, and what leaks out of a replica.
 
-Three passes over the ops of a build, after it is rewired:
+Looks at the ops of a build before they are rewired and changes none of them:
 
 - `find_writes` finds the writes to variables, so that the builder can refuse those that
   nobody made equal on all replicas;
-- `order_within_replicas` keeps side effects in program order inside a replica, and only
-  there: TensorFlow's own order runs across replicas and would make a cycle with the
-  communication;
-- `order_in_session` does for a plain tf.Graph what automatic control dependencies do in
-  a function: all effects of the step happen, in order, when an output is fetched.
+- `find_leak` finds tensors that one replica took from another, past communication.
 """
 
 from __future__ import annotations
@@ -101,107 +97,6 @@ def _writes(op: tf.Operation, index: int, ledger: Ledger | None) -> bool:
                 if tensor is argument and _writes(consumer, at, ledger):
                     return True
     return False
-
-
-def order_within_replicas(replicas: Sequence[Sequence[tf.Operation]]) -> None:
-    """Orders effects inside each replica only, where TensorFlow would mix the replicas.
-
-    That is: effects that touch no resource (prints, assertions, Python calls), and
-    those on a resource that several replicas write (a hash table). The components of
-    variables belong to one replica each, and are left to TensorFlow.
-
-    Args:
-        replicas: `replicas[r]` are the ops of replica r, in build order; the ops of the
-            lowered communication may be passed as one more.
-    """
-    shared = _written_by_several(replicas)
-    chains = []
-    for ops in replicas:
-        chain: list[tf.Operation] = []
-        for op in ops:
-            if not _tf.is_stateful(op):
-                continue
-            resources = {id(t) for t in op.inputs if t.dtype == tf.resource}
-            if resources and not resources & shared:
-                continue
-            _tf.run_independently(op.graph, op)
-            if chain:
-                _tf.add_control_inputs(op, [chain[-1]])
-            chain.append(op)
-        if chain:
-            chains.append(chain)
-    if chains:
-        # Between these two, which TensorFlow puts in order with what stands before and
-        # after the step.
-        first, last = _marker("begin"), _marker("end")
-        for chain in chains:
-            _tf.add_control_inputs(chain[0], [first])
-        _tf.add_control_inputs(last, [chain[-1] for chain in chains])
-
-
-def _marker(name: str) -> tf.Operation:
-    """Returns an op that does nothing, but counts as an effect that touches nothing."""
-    with tf.control_dependencies(None):
-        return tf.raw_ops.Assert(condition=True, data=[name], name=name)
-
-
-def _written_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
-    """Returns the ids of the resources that more than one replica writes."""
-    users: dict[int, set[int]] = {}
-    for r, ops in enumerate(replicas):
-        for op in ops:
-            for tensor in op.inputs:
-                if tensor.dtype == tf.resource:
-                    users.setdefault(id(tensor), set()).add(r)
-    # Few resources are shared, so few ops are asked what they write, which is slow.
-    shared = {resource for resource, who in users.items() if len(who) > 1}
-    writers: dict[int, set[int]] = {}
-    for r, ops in enumerate(replicas) if shared else ():
-        for op in ops:
-            if any(id(tensor) in shared for tensor in op.inputs):
-                for resource in _tf.resources_touched(op)[1]:
-                    writers.setdefault(resource, set()).add(r)
-    return {resource for resource, who in writers.items() if len(who) > 1}
-
-
-def order_in_session(
-    ops: Sequence[tf.Operation], initializers: set[tf.Operation]
-) -> list[tf.Operation]:
-    """Puts the effects of one replica in program order, in a plain tf.Graph.
-
-    Args:
-        ops: The ops of one replica, in build order.
-        initializers: Ops that initialise variables, which are no part of the step.
-
-    Returns:
-        The ops that must run in each step.
-    """
-    last_write: dict[object, tf.Operation] = {}
-    reads: dict[object, list[tf.Operation]] = {}
-    must_run = []
-    for op in ops:
-        if op in initializers:
-            continue
-        stateful = _tf.is_stateful(op)
-        read, written = _tf.resources_touched(op)
-        touched: list[tuple[object, bool]] = [(key, False) for key in read]
-        touched += [(key, True) for key in written]
-        if stateful and not touched:
-            touched = [(None, True)]
-        before: set[tf.Operation] = set()
-        for key, writes in touched:
-            if key in last_write:
-                before.add(last_write[key])
-            if writes:
-                before.update(reads.pop(key, ()))
-                last_write[key] = op
-            else:
-                reads.setdefault(key, []).append(op)
-        before.discard(op)
-        _tf.add_control_inputs(op, sorted(before, key=lambda o: o.name))
-        if stateful and (written or not read):
-            must_run.append(op)
-    return must_run
 
 
 def find_leak(

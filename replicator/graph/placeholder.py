@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -61,27 +61,54 @@ class Call:
         options: What else the replicas must agree on, e.g. {"op": "sum"}.
         replica_id: The replica that calls.
         device: Where that replica is built.
-        key: Which communication of the step this is: "3" for the replica's fourth call,
-            "3/0" for the first call that the gradient of that one makes.
+        group: The replicas that take part, in order.
+        key: Which communication of the step this is: "3" for the fourth call of all
+            replicas, "0,2:3" for that of replicas 0 and 2, "0>2#7:3" for the fourth
+            message from 0 to 2 under tag 7; and "3/0" for the first call that the
+            gradient of call "3" makes.
         operands: What it hands in.
         agreed: What must be the same on all replicas: `operands`, with the sizes that
             may differ set to None.
         line: The user's line, "train.py:42 in step_fn".
+        receipt: Whether the last result is a zero that stands for what the call does
+            to other replicas' losses; see `base.communicate`.
     """
 
     primitive: str
     options: dict[str, Any]
     replica_id: int
     device: str
+    group: tuple[int, ...]
     key: str
     operands: tuple[Value, ...]
     agreed: tuple[Value, ...]
     line: str
+    receipt: bool = False
 
     @property
     def backward(self) -> bool:
         """Whether the call belongs to a gradient."""
         return "/" in self.key
+
+    @property
+    def depth(self) -> int:
+        """Returns 0 for a call, 1 for one in a gradient, 2 in a gradient's gradient."""
+        return self.key.count("/")
+
+    @property
+    def channel(self) -> str:
+        """Among which calls this one is counted: "" for those of all replicas."""
+        return self.key.partition("/")[0].rpartition(":")[0]
+
+    @property
+    def number(self) -> str:
+        """Which call of its channel this is, or is the gradient of, from 0 on."""
+        return self.key.partition("/")[0].rpartition(":")[2]
+
+    @property
+    def kind(self) -> str:
+        """What pairs with it: a call of the same primitive, or the other end."""
+        return "message" if self.primitive in ("send", "recv") else self.primitive
 
     def __str__(self) -> str:
         options = "".join(
@@ -89,10 +116,13 @@ class Call:
             for name, value in self.options.items()
             if value is not None
         )
-        shown = ", ".join(map(str, self.operands[:3]))
-        more = f", ... ({len(self.operands)} tensors)" if len(self.operands) > 3 else ""
+        if self.channel and self.kind != "message":
+            options += f" group={list(self.group)}"
+        values = self.agreed if self.kind == "message" else self.operands
+        shown = "".join(f" {value}," for value in values[:3]).rstrip(",")
+        more = f", ... ({len(values)} tensors)" if len(values) > 3 else ""
         origin = "in the gradient, " if self.backward else ""
-        return f"{self.primitive}{options} {shown}{more} {origin}at {self.line}"
+        return f"{self.primitive}{options}{shown}{more} {origin}at {self.line}"
 
     def site(self) -> str:
         """Returns the line of an error message that says where the call stands."""
@@ -107,14 +137,41 @@ class Placeholder:
     call: Call
 
     @property
+    def kind(self) -> str:
+        """What the op is called in messages."""
+        return "call"
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The one call, as `control_flow.Region` has several."""
+        return (self.call,)
+
+    @property
+    def replica_id(self) -> int:
+        """The replica that calls."""
+        return self.call.replica_id
+
+    def site(self) -> str:
+        """Returns the line of an error message that says where the op stands."""
+        return self.call.site()
+
+    def __str__(self) -> str:
+        return str(self.call)
+
+    @property
     def operands(self) -> tuple[tf.Tensor, ...]:
         """What the replica hands in."""
         return tuple(self.op.inputs)
 
     @property
     def results(self) -> tuple[tf.Tensor, ...]:
-        """What stands for the results until they are rewired."""
-        return tuple(self.op.outputs)
+        """What stands for the results, but for the receipt, until they are rewired."""
+        return tuple(self.op.outputs[: -1 if self.call.receipt else None])
+
+    @property
+    def receipt(self) -> tf.Tensor | None:
+        """What stands for the receipt, if there is one."""
+        return self.op.outputs[-1] if self.call.receipt else None
 
 
 def put(
@@ -130,7 +187,7 @@ def put(
     Returns:
         The op; `op.outputs[k]` stands for the k-th result until it is rewired.
     """
-    graph = operands[0].graph
+    graph = tf.compat.v1.get_default_graph()
     override = graph.gradient_override_map({_OP_TYPE: GRADIENT_TYPE})
     # No device: the op never runs, and there is no kernel for it on accelerators.
     with tf.device(None), override:
@@ -140,9 +197,10 @@ def put(
             Tout=[tf.as_dtype(value.dtype) for value in results],
             name=call.primitive,
         )
-    for output, value in zip(outputs, results, strict=True):
+    op = outputs[0].op if results else graph.get_operations()[-1]
+    for output, value in zip(op.outputs, results, strict=True):
         output.set_shape(value.shape)
-    return outputs[0].op
+    return op
 
 
 def read(op: tf.Operation) -> Call | None:
@@ -153,14 +211,10 @@ def read(op: tf.Operation) -> Call | None:
     if not token.startswith(_MARK):
         return None
     facts = json.loads(token.removeprefix(_MARK))
+    facts["group"] = tuple(facts["group"])
     for name in ("operands", "agreed"):
         facts[name] = tuple(
             Value(v["dtype"], None if v["shape"] is None else tuple(v["shape"]))
             for v in facts[name]
         )
     return Call(**facts)
-
-
-def find(ops: Iterable[tf.Operation]) -> list[Placeholder]:
-    """Returns the placeholders among `ops`, in order."""
-    return [Placeholder(op, call) for op in ops if (call := read(op)) is not None]

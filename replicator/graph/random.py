@@ -9,32 +9,16 @@ into the ops themselves.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from replicator import _tf, errors
+from replicator.graph.kinds import kind_of
 
 OFFSET = 1_000_003  # between replicas; a prime, far from hand-picked differences
 _SEPARATED = "_replicator_seed"  # the attribute of an op whose seed was offset
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """What there is to know about all ops of one type.
-
-    Attributes:
-        seeded: Whether seeds are written into them.
-        calls: Whether they call functions.
-    """
-
-    seeded: bool
-    calls: bool
-
-
-_kinds: dict[str, _Kind] = {}  # by op type; looked up once, op_def is a costly copy
 
 
 @contextlib.contextmanager
@@ -64,16 +48,6 @@ def _separator(replica_id: int) -> Callable[[tf.Operation], str]:
     return separate
 
 
-def _kind(op: tf.Operation) -> _Kind:
-    if op.type not in _kinds:
-        attributes = op.op_def.attr
-        _kinds[op.type] = _Kind(
-            seeded={"seed", "seed2"} <= {a.name for a in attributes},
-            calls=any(a.type in ("func", "list(func)") for a in attributes),
-        )
-    return _kinds[op.type]
-
-
 def _separate(op: tf.Operation, replica_id: int) -> None:
     """Offsets the seed of an op, once; no seed, 0 and 0, stays none."""
     if replica_id and _draws_alike(op):
@@ -84,7 +58,7 @@ def _separate(op: tf.Operation, replica_id: int) -> None:
 
 def _draws_alike(op: tf.Operation) -> bool:
     """Whether an op has a seed that was not offset."""
-    if not _kind(op).seeded:
+    if not kind_of(op).seeded:
         return False
     if not op.get_attr("seed") and not op.get_attr("seed2"):
         return False
@@ -125,7 +99,7 @@ def check(replicas: Sequence[Sequence[tf.Operation]]) -> None:
 
 def _find_alike(op: tf.Operation) -> tf.Operation | None:
     """Returns an op inside the functions that `op` calls whose seed was not offset."""
-    if not _kind(op).calls:
+    if not kind_of(op).calls:
         return None
     for _, body in _tf.called_graphs(op):
         for inner in body.get_operations():

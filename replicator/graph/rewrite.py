@@ -1,19 +1,30 @@
-"""Replaces matched placeholders by real cross-device ops.
+"""Replaces matched placeholders by real cross-device ops, on every level of the graph.
 
-Runs once per build, after all replicas are built. `lower_and_rewire` is the only place
-where a graph is changed: every decision was taken before, on facts.
+Runs once per build, after all replicas are built. Conditionals, loops and function
+calls in which replicas communicate become one op each (merge.py), inside which the
+same is done again. `rewrite` is the only place where what the user built is changed:
+every decision on a level is taken before, on facts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph import cost, match
-from replicator.graph.placeholder import Call, Placeholder, find
+from replicator.graph import (
+    control_flow,
+    cost,
+    deadlock,
+    fence,
+    match,
+    merge,
+    sameness,
+)
+from replicator.graph.placeholder import Call, Placeholder
+from replicator.graph.record import Communication, Place, links
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +32,9 @@ class Matched:
     """One communication, with all of its participants, ready to be lowered.
 
     Attributes:
-        calls: `calls[r]` is replica r's call.
-        operands: `operands[r][k]` is the k-th tensor that replica r hands in.
-        devices: `devices[r]` is where replica r runs.
+        calls: `calls[n]` is the call of replica `group[n]`.
+        operands: `operands[n][k]` is the k-th tensor that this replica hands in.
+        devices: `devices[n]` is where it runs.
         hubs: Deals out the devices on which shared work is done.
     """
 
@@ -37,61 +48,151 @@ class Matched:
         """What the replicas agreed on."""
         return self.calls[0].options
 
+    @property
+    def group(self) -> tuple[int, ...]:
+        """The replicas that take part, in order."""
+        return tuple(call.replica_id for call in self.calls)
+
     def column(self, k: int) -> list[tf.Tensor]:
-        """Returns the k-th operand of every replica, in replica order."""
+        """Returns the k-th operand of every participant, in replica order."""
         return [own[k] for own in self.operands]
 
+    def hub(self, nbytes: int) -> str:
+        """Returns the participants' device with the least shared work so far."""
+        return self.hubs.next(nbytes, self.devices)
 
-# A lowering returns `results[r][k]`, what replica r receives as its k-th result.
+
+# A lowering returns `results[n][k]`, what participant n receives as its k-th result.
 Lowering = Callable[[Matched], Sequence[Sequence[tf.Tensor]]]
 
 
-def lower_and_rewire(
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What placeholders are lowered to.
+
+    Attributes:
+        devices: `devices[r]` is where replica r runs.
+        lowerings: For each primitive, how it becomes real ops.
+        hubs: Deals out the devices on which shared work is done.
+        labels: Knows which values are the same on all replicas.
+        initializers: Ops that initialise variables, which are no part of the step.
+        communications: What was lowered so far.
+    """
+
+    devices: tuple[str, ...]
+    lowerings: Mapping[str, Lowering]
+    hubs: cost.Hubs
+    labels: sameness.Labels
+    initializers: Set[tf.Operation]
+    communications: list[Communication] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewritten:
+    """What a build has become.
+
+    Attributes:
+        replicas: The ops of each replica, as given, with those that were merged in the
+            places of those that they replace.
+        communications: What was lowered, calls before gradients on each level.
+    """
+
+    replicas: list[list[tf.Operation]]
+    communications: tuple[Communication, ...]
+
+
+def rewrite(
     replicas: Sequence[Sequence[tf.Operation]],
     devices: Sequence[str],
     lowerings: Mapping[str, Lowering],
-) -> int:
+    initializers: Set[tf.Operation],
+) -> Rewritten:
     """Matches, lowers and rewires all communication of one build.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
         devices: `devices[r]` is where replica r runs.
         lowerings: For each primitive, how it becomes real ops.
-
-    Returns:
-        The number of communications.
+        initializers: Ops that initialise variables, which are no part of the step.
 
     Raises:
         MismatchError: The replicas do not communicate alike.
+        DeadlockError: They would wait for one another in a circle.
+        ReplicatorError: A call stands where no other replica can join.
     """
-    found = [find(ops) for ops in replicas]
-    plan = match.match([[p.call for p in own] for own in found])
-    hubs = cost.Hubs(devices)
-    for indices in plan:
-        matched = [own[n] for own, n in zip(found, indices, strict=True)]
-        _rewire(matched, _lower(matched, tuple(devices), hubs, lowerings))
-    return len(plan)
+    sites = [control_flow.find_sites(ops, r) for r, ops in enumerate(replicas)]
+    match.check([_all_calls(own) for own in sites])
+    hubs, labels = cost.Hubs(devices), sameness.Labels()
+    target = Target(tuple(devices), lowerings, hubs, labels, initializers)
+    rewritten = _rewrite_level(replicas, range(len(replicas)), target, Place())
+    return Rewritten(rewritten, tuple(target.communications))
+
+
+def _all_calls(
+    sites: Sequence[Placeholder | control_flow.Region],
+) -> list[Call]:
+    """Returns the calls of a replica, each once, also those inside control flow."""
+    return list({call.key: call for site in sites for call in site.calls}.values())
+
+
+def _rewrite_level(
+    replicas: Sequence[Sequence[tf.Operation]],
+    replica_ids: Sequence[int],
+    target: Target,
+    place: Place,
+) -> list[list[tf.Operation]]:
+    """Does it for the ops of one graph; `replicas[n]` are those of `replica_ids[n]`."""
+    sites = [
+        control_flow.find_sites(ops, r)
+        for ops, r in zip(replicas, replica_ids, strict=True)
+    ]
+    nodes = match.pair(sites)
+    for ops, own in zip(replicas, sites, strict=True):
+        fence.put_up(ops, own, target.initializers)
+    deadlock.check(nodes, sites, replicas)
+    merged: dict[tf.Operation, tf.Operation] = {}
+    for node in nodes:
+        calls = [site for site in node if isinstance(site, Placeholder)]
+        regions = [site for site in node if not isinstance(site, Placeholder)]
+        if calls:
+            _rewire(calls, _lower(calls, target, place))
+            if calls[0].call.kind == fence.BARRIER:
+                fence.join([call.op for call in calls])
+        else:
+            new = merge.merge(
+                regions,
+                lambda inner, ids, at: _rewrite_level(inner, ids, target, at),
+                target.labels,
+                place,
+            )
+            merged.update({region.op: new for region in regions})
+    if not merged:
+        return [list(ops) for ops in replicas]
+    return [[merged.get(op, op) for op in ops] for ops in replicas]
 
 
 def _lower(
-    matched: Sequence[Placeholder],
-    devices: tuple[str, ...],
-    hubs: cost.Hubs,
-    lowerings: Mapping[str, Lowering],
+    matched: Sequence[Placeholder], target: Target, place: Place
 ) -> Sequence[Sequence[tf.Tensor]]:
-    """Adds the real ops for one communication; returns results by replica."""
+    """Adds the real ops for one communication; returns results by participant."""
     communication = Matched(
         calls=tuple(p.call for p in matched),
         operands=tuple(p.operands for p in matched),
-        devices=devices,
-        hubs=hubs,
+        devices=tuple(target.devices[p.replica_id] for p in matched),
+        hubs=target.hubs,
     )
-    primitive = matched[0].call.primitive
+    call = matched[0].call
     # What the user made a call wait for, every participant's result waits for.
     before = [op for p in matched for op in p.op.control_inputs]
     with tf.control_dependencies(None), tf.control_dependencies(before):
-        with tf.name_scope(f"communicate/{primitive}"):
-            return lowerings[primitive](communication)
+        with tf.name_scope(f"communicate/{call.kind}"):
+            results = target.lowerings[call.primitive](communication)
+    if not place.repeated:
+        sent = links(
+            communication.group, communication.operands, results, target.devices
+        )
+        target.communications.append(Communication(communication.calls, sent, place))
+    return results
 
 
 def _rewire(
@@ -101,3 +202,5 @@ def _rewire(
     for placeholder, own in zip(matched, results, strict=True):
         for old, new in zip(placeholder.results, own, strict=True):
             _tf.replace(old, new)
+        if placeholder.receipt is not None:
+            _tf.replace(placeholder.receipt, tf.zeros([]))

@@ -18,7 +18,8 @@ def _call(**facts: Any) -> Call:
             "options": {"root": 1},
             "replica_id": 1,
             "device": "/job:worker/replica:0/task:3/device:GPU:1",
-            "key": "4/0",
+            "group": (1, 3),
+            "key": "1,3:4/0",
             "operands": (Value("float32", (3, None)), Value("string", None)),
             "agreed": (Value("float32", (None, None)), Value("string", None)),
             "line": 'a "quoted" dir/träin.py:4 in <lambda>',
@@ -55,16 +56,37 @@ def test_outputs_have_the_dtypes_and_shapes_of_the_results() -> None:
     assert second.dtype == tf.string and second.shape.rank is None
 
 
-def test_find_keeps_the_order_and_ignores_other_ops() -> None:
-    with tf.Graph().as_default() as graph:
-        ops = [_put(_call(key=str(k))) for k in range(3)]
+def test_other_ops_are_none() -> None:
+    with tf.Graph().as_default():
         tf.py_function(lambda: 1, [], tf.int32)
-        tf.numpy_function(lambda: 1, [], tf.int32, stateful=False)
-        found = placeholder.find(graph.get_operations())
-    assert [p.op for p in found] == ops
-    assert [p.call.key for p in found] == ["0", "1", "2"]
-    assert found[0].operands == tuple(ops[0].inputs)
-    assert found[0].results == tuple(ops[0].outputs)
+        plain = tf.numpy_function(lambda: 1, [], tf.int32, stateful=False).op
+        assert placeholder.read(plain) is None
+        assert placeholder.read(tf.constant(1).op) is None
+
+
+def test_a_placeholder_tells_results_from_the_receipt() -> None:
+    with tf.Graph().as_default():
+        call = _call(receipt=True)
+        results = [Value("float32", (3,)), Value("float32", ())]
+        op = placeholder.put(call, [tf.zeros([3])], results)
+        placed = placeholder.Placeholder(op, placeholder.read(op))
+        assert placed.call == call
+        assert placed.operands == tuple(op.inputs)
+        assert placed.results == (op.outputs[0],)
+        assert placed.receipt is op.outputs[1]
+        plain = placeholder.Placeholder(_put(_call()), _call())
+        assert len(plain.results) == 2 and plain.receipt is None
+        assert placed.calls == (call,) and placed.kind == "call"
+        assert placed.replica_id == 1 and placed.site() == call.site()
+
+
+@pytest.mark.parametrize(("operands", "results"), [(0, 0), (0, 1), (2, 0)])
+def test_operands_and_results_may_be_missing(operands: int, results: int) -> None:
+    with tf.Graph().as_default():
+        given = [tf.zeros([]) for _ in range(operands)]
+        op = placeholder.put(_call(), given, [Value("float32", ())] * results)
+        assert (len(op.inputs), len(op.outputs)) == (operands, results)
+        assert placeholder.read(op) == _call()
 
 
 def test_has_no_device_and_is_stateless() -> None:
@@ -106,3 +128,29 @@ def test_call_as_text() -> None:
     )
     assert "in the gradient, at " in str(_call(key="0/0"))
     assert "axis" not in str(_call(options={"axis": None}))
+
+
+@pytest.mark.parametrize(
+    ("key", "channel", "number", "depth"),
+    [
+        ("3", "", "3", 0),
+        ("3/0", "", "3", 1),
+        ("3/0/12", "", "3", 2),
+        ("0,2:4", "0,2", "4", 0),
+        ("0,2:4/1", "0,2", "4", 1),
+        ("0>2#7:11", "0>2#7", "11", 0),
+        ("0>2#7:11/0", "0>2#7", "11", 1),
+    ],
+)
+def test_what_a_key_says(key: str, channel: str, number: str, depth: int) -> None:
+    call = _call(key=key)
+    assert (call.channel, call.number, call.depth) == (channel, number, depth)
+    assert call.backward == (depth > 0)
+
+
+@pytest.mark.parametrize(
+    ("primitive", "kind"),
+    [("send", "message"), ("recv", "message"), ("all_reduce", "all_reduce")],
+)
+def test_both_ends_of_a_message_are_of_one_kind(primitive: str, kind: str) -> None:
+    assert _call(primitive=primitive).kind == kind
