@@ -13,14 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import context
 from replicator.graph import cost
 from replicator.graph.placeholder import Call, Placeholder, Value
 from replicator.graph.rewrite import Matched
-from replicator.primitives import base, reduce_scatter
+from replicator.primitives import axes, base, groups, reduce_scatter
 
 
-def all_gather(value: Any, axis: int | None = None) -> Any:
+def all_gather(value: Any, axis: int | None = None, group: Any = None) -> Any:
     """Gives every replica the tensors of all replicas.
 
     Args:
@@ -28,20 +27,19 @@ def all_gather(value: Any, axis: int | None = None) -> Any:
             but for the size along `axis`, which may differ (zero included).
         axis: None for a new leading axis; else the axis to join along, counted from the
             end if negative.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
 
     Returns:
-        A nest like `value`. For a leaf of shape [...]: [num_replicas, ...] without an
+        A nest like `value`. For a leaf of shape [...]: [len(group), ...] without an
         axis; else [..., sum of the replicas' sizes, ...], a size that is statically
         unknown, since replicas may differ. On this replica's device.
 
     Raises:
         ArgumentError: `axis` does not exist, or a leaf is no dense tensor.
     """
-    context.require("all_gather")
-    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
-        raise base.bad_argument(
-            "all_gather", f"was given axis={axis!r}", "axis is a Python int or None."
-        )
+    members = groups.members("all_gather", group)
+    axes.check("all_gather", axis, optional=True)
     leaves = base.flatten(value, "all_gather")
     if any(isinstance(leaf, tf.IndexedSlices) for leaf in leaves):
         raise base.bad_argument(
@@ -51,11 +49,14 @@ def all_gather(value: Any, axis: int | None = None) -> Any:
         )
     if not leaves:
         return value
-    return tf.nest.pack_sequence_as(value, gather_dense(leaves, axis))
+    return tf.nest.pack_sequence_as(value, gather_dense(leaves, axis, group=members))
 
 
 def gather_dense(
-    tensors: Sequence[tf.Tensor], axis: int | None, of: Call | None = None
+    tensors: Sequence[tf.Tensor],
+    axis: int | None,
+    of: Call | None = None,
+    group: tuple[int, ...] | None = None,
 ) -> list[tf.Tensor]:
     """Puts one all_gather call for several tensors into the graph.
 
@@ -63,42 +64,18 @@ def gather_dense(
         tensors: At least one dense tensor.
         axis: As for `all_gather`.
         of: Inside a gradient: the call that is differentiated.
+        group: The replicas that take part; needed unless inside a gradient.
 
     Returns:
         The gathered tensors.
     """
-    if axis is None:
-        num_replicas = context.require("all_gather").num_replicas
-        results = [_stacked(Value.of(t), num_replicas) for t in tensors]
-        agreed = None
-    else:
-        results = agreed = [_joined(t, axis) for t in tensors]
+    if group is None:
+        assert of is not None, "a call says who takes part, or whose gradient it is"
+        group = of.group
+    joined = [axes.joined("all_gather", Value.of(t), axis, len(group)) for t in tensors]
     return base.communicate(
-        "all_gather", {"axis": axis}, tensors, results, gradient, agreed, of
+        "all_gather", {"axis": axis}, tensors, joined, gradient, joined, of, group
     )
-
-
-def _stacked(value: Value, num_replicas: int) -> Value:
-    if value.shape is None:
-        return value
-    return Value(value.dtype, (num_replicas, *value.shape))
-
-
-def _joined(leaf: tf.Tensor, axis: int) -> Value:
-    """Returns dtype and shape of a leaf, its size along `axis` left open."""
-    value = Value.of(leaf)
-    if value.shape is None:
-        return value
-    rank = len(value.shape)
-    if not -rank <= axis < rank:
-        raise base.bad_argument(
-            "all_gather",
-            f"was given axis={axis} for {value}",
-            f"axis lies between {-rank} and {rank - 1}, or is None for a new axis."
-            if rank
-            else "a scalar has no axis; use axis=None.",
-        )
-    return Value(value.dtype, base.without(value.shape, axis % rank))
 
 
 def gradient(
@@ -129,8 +106,6 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     results = []
     for k in range(len(matched.operands[0])):
         column = matched.column(k)
-        with tf.device(matched.hubs.next(len(column) * cost.tensor_bytes(column[0]))):
-            results.append(
-                tf.stack(column) if axis is None else tf.concat(column, axis)
-            )
+        with tf.device(matched.hub(len(column) * cost.tensor_bytes(column[0]))):
+            results.append(axes.join(column, axis))
     return [results for _ in matched.operands]

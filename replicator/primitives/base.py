@@ -85,6 +85,34 @@ def check_replica(what: str, name: str, replica_id: Any, num_replicas: int) -> i
     return replica_id
 
 
+def check_root(what: str, root: Any, group: Sequence[int]) -> None:
+    """Raises ArgumentError unless `root` is a member of the group."""
+    replica = context.require(what)
+    check_replica(what, "root", root, replica.num_replicas)
+    if root not in group:
+        raise bad_argument(
+            what,
+            f"was given root={root}, which is not in the group {list(group)}",
+            "the root is a replica of the group, by its id.",
+        )
+
+
+def check_place(what: str, line: str) -> None:
+    """Raises ReplicatorError unless the other replicas can join a call made here.
+
+    Args:
+        what: What was called.
+        line: The user's line.
+    """
+    replica = context.require(what)
+    control_flow.refuse_outside(
+        tf.compat.v1.get_default_graph(),
+        replica.build.graph,
+        f"{what} on replica {replica.replica_id}",
+        line,
+    )
+
+
 def communicate(
     primitive: str,
     options: dict[str, Any],
@@ -93,45 +121,63 @@ def communicate(
     gradient: Gradient | None,
     agreed: Sequence[Value] | None = None,
     of: Call | None = None,
+    group: Sequence[int] | None = None,
+    channel: str | None = None,
+    receipt: bool = False,
 ) -> list[tf.Tensor]:
     """Puts one communication call of the replica being built into its sub-graph.
 
     Args:
         primitive: The name under which table.py knows it.
         options: JSON values on which the replicas must agree.
-        operands: What this replica hands in; at least one tensor.
+        operands: What this replica hands in.
         results: Dtype and static shape of what it receives.
         gradient: The dual, or None if nothing can be differentiated.
         agreed: What must be alike on all replicas; the operands, unless given.
         of: Inside a gradient: the call that is differentiated. Replicas may reach the
             gradients of their calls in different orders, so these pair by their calls.
+        group: The replicas that take part, in order; all, unless given, and inside a
+            gradient those of the call that is differentiated.
+        channel: Among which calls this one is counted, if not among its group's.
+        receipt: Whether what is handed in changes the losses of other replicas only.
+            The call then makes a scalar zero, the receipt, by which `linked` lets this
+            replica's loss depend on it, so that gradients come back.
 
     Returns:
         One tensor per entry of `results`, on this replica's device.
 
     Raises:
         ContextError: No step is being built.
-        ReplicatorError: The call stands inside control flow.
+        ReplicatorError: The call stands where the other replicas cannot join.
     """
     replica = context.require(primitive)
     line = errors.user_line()
+    check_place(primitive, line)
     graph = tf.compat.v1.get_default_graph()
-    control_flow.refuse_nested(
-        graph, replica.build.graph, f"{primitive} on replica {replica.replica_id}", line
-    )
+    if graph is not replica.build.graph:
+        # A function that is called twice communicates twice; from one trace, nobody
+        # could tell the gradients of the two calls apart.
+        replica.trace_anew()
     values = tuple(Value.of(t) for t in operands)
     call = Call(
         primitive=primitive,
         options=options,
         replica_id=replica.replica_id,
         device=replica.device,
-        key=_next_key(replica, of),
+        group=_members(replica, group, of),
+        key=_next_key(replica, of, group, channel),
         operands=values,
         agreed=values if agreed is None else tuple(agreed),
         line=line,
+        receipt=receipt,
     )
+    made = [*results, Value("float32", ())] if receipt else results
+    if graph.building_function:
+        # Before recording stops: a tape inside a nested function has to see that what
+        # it watches outside comes in.
+        operands = [graph.capture(tensor) for tensor in operands]
     with _tf.stop_recording():
-        op = placeholder.put(call, operands, results)
+        op = placeholder.put(call, operands, made)
     if gradient is not None:
         placed = placeholder.Placeholder(op, call)
         _tf.record_gradient(
@@ -142,18 +188,69 @@ def communicate(
         )
     # The identities stay when the placeholder goes: whatever the user does with a
     # result (return it, keep it, fetch it, wait for it) is done to an op that remains.
-    return [tf.identity(output) for output in op.outputs]
+    outputs = [tf.identity(output) for output in op.outputs]
+    if receipt:
+        replica.receipts.append(outputs.pop())
+    return outputs
 
 
-def _next_key(replica: context.ReplicaContext, of: Call | None) -> str:
+def linked(loss: Any) -> tf.Tensor:
+    """Returns the loss, made to depend on all that this replica has sent so far.
+
+    What is differentiated is the sum of all replicas' losses, but a tape only visits
+    what the replica's own loss depends on. Where that leaves out a `send`, or a
+    `reduce`, `gather` or the like of which another replica is the root, no gradient
+    would come back from there; through the linked loss, it does.
+
+    Args:
+        loss: A floating tensor of any shape; 0.0 on a replica without a loss.
+
+    Returns:
+        The same value.
+
+    Raises:
+        ArgumentError: The loss is no floating tensor.
+    """
+    replica = context.require("linked")
+    loss, *more = flatten(loss, "linked") or [None]
+    if more or not isinstance(loss, tf.Tensor) or not is_differentiable(loss):
+        raise bad_argument(
+            "linked", f"was given {loss!r}", "hand in one tensor of floating numbers."
+        )
+    graphs = {tf.compat.v1.get_default_graph()}
+    while outer := {getattr(graph, "outer_graph", None) for graph in graphs} - graphs:
+        graphs |= outer
+    for receipt in replica.receipts:
+        if receipt.graph in graphs:
+            loss += tf.cast(receipt, loss.dtype)
+    return loss
+
+
+def _members(
+    replica: context.ReplicaContext, group: Sequence[int] | None, of: Call | None
+) -> tuple[int, ...]:
+    """Returns the replicas that take part in a call."""
+    if group is not None:
+        return tuple(group)
+    return tuple(range(replica.num_replicas)) if of is None else of.group
+
+
+def _next_key(
+    replica: context.ReplicaContext,
+    of: Call | None,
+    group: Sequence[int] | None,
+    channel: str | None,
+) -> str:
     """Returns the key of the replica's next call, or of the next in a gradient."""
     assert replica.backward == (of is not None), (
         "a dual says what it is the gradient of"
     )
     if of is not None:
         return f"{of.key}/{replica.count(('gradient of', of.key))}"
-    replica.position += 1
-    return str(replica.position - 1)
+    if channel is None and group is not None and len(group) < replica.num_replicas:
+        channel = ",".join(map(str, group))
+    number = replica.count(("calls", channel))
+    return f"{channel}:{number}" if channel else str(number)
 
 
 def differentiate(
@@ -170,9 +267,10 @@ def differentiate(
         The gradients of its operands.
     """
     replica = context.require(f"the gradient of {placed.call.primitive}")
+    results = placed.results
     dense = [
         tf.zeros_like(result) if d is None else tf.convert_to_tensor(d)
-        for result, d in zip(placed.results, upstream, strict=True)
+        for result, d in zip(results, upstream[: len(results)], strict=True)
     ]
     with replica.backward_pass():
         return list(gradient(placed, dense))
@@ -201,12 +299,46 @@ def fold(
     """
     if len(column) == 1:
         return tf.identity(column[0])
+    column = _told_apart(column)
     result = column[0]
     for k, operand in enumerate(column[1:]):
         if k:
-            result = tf.ensure_shape(result, result.shape)
+            result = ensure_shape(result, result.shape)
         result = combine(result, operand)
     return result
+
+
+def _told_apart(column: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Keeps Grappler from seeing that two operands are one tensor.
+
+    It would make x + x a product with a constant, and its control edge from another
+    device makes a loop hang (TensorFlow 2.21; seen with a broadcast that is reduced).
+    """
+    seen = set()
+    apart = []
+    for tensor in column:
+        origin = tensor
+        while origin.op.type == "Identity":
+            origin = origin.op.inputs[0]
+        call = placeholder.read(origin.op)
+        name = id(origin) if call is None else (call.key, origin.value_index)
+        apart.append(ensure_shape(tensor, tensor.shape) if name in seen else tensor)
+        seen.add(name)
+    return apart
+
+
+def ensure_shape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
+    """Compares a shape when it runs.
+
+    tf.ensure_shape of an unknown rank fails if TensorFlow finds the rank, as it does
+    where a function is called with tensors of which more is known. Of an unknown rank,
+    this only keeps Grappler from looking through, as an EnsureShape does.
+    """
+    if tf.TensorShape(shape).rank is None:
+        return tf.raw_ops.PlaceholderWithDefault(
+            input=tensor, shape=tf.TensorShape(None)
+        )
+    return tf.ensure_shape(tensor, shape)
 
 
 def without(shape: Sequence[int | None], axis: int) -> Shape:

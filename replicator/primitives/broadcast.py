@@ -12,18 +12,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import context
-from replicator.graph.placeholder import Placeholder, Value
+from replicator.graph.placeholder import Call, Placeholder, Value
 from replicator.graph.rewrite import Matched
-from replicator.primitives import all_reduce, base
+from replicator.primitives import all_reduce, base, groups, rooted
 
 
-def broadcast(value: Any, root: int = 0) -> Any:
+def broadcast(value: Any, root: int = 0, group: Any = None) -> Any:
     """Gives every replica the root's value.
 
     Args:
-        value: A nest of tensors of any dtype and shape, alike on all replicas.
-        root: The replica whose value is sent, 0 <= root < num_replicas.
+        value: On the root a nest of tensors of any dtype and shape. On the others a
+            nest of `tf.TensorSpec` that says dtype and shape of what is to come, or of
+            tensors like it: their values are not used and their gradients are zeros,
+            but gradients only go back to the root from where a tensor is handed in.
+        root: The replica whose value is sent, a member of the group.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
 
     Returns:
         A nest like `value` with the root's tensors, on this replica's device.
@@ -31,20 +35,53 @@ def broadcast(value: Any, root: int = 0) -> Any:
     Raises:
         ArgumentError: `root` names no replica, or a leaf is no dense tensor.
     """
-    replica = context.require("broadcast")
-    base.check_replica("broadcast", "root", root, replica.num_replicas)
-    leaves = base.flatten(value, "broadcast")
-    if any(isinstance(leaf, tf.IndexedSlices) for leaf in leaves):
-        raise base.bad_argument(
-            "broadcast",
-            "cannot send IndexedSlices",
-            "broadcast its values and indices.",
-        )
+    members = groups.members("broadcast", group)
+    base.check_root("broadcast", root, members)
+    operands, leaves = rooted.handed_in("broadcast", value, root)
     if not leaves:
         return value
-    results = [Value.of(leaf) for leaf in leaves]
-    received = base.communicate("broadcast", {"root": root}, leaves, results, gradient)
+    received = base.communicate(
+        "broadcast",
+        {"root": root},
+        operands,
+        rooted.values(leaves),
+        gradient,
+        agreed=rooted.values(leaves),
+        group=members,
+    )
     return tf.nest.pack_sequence_as(value, received)
+
+
+def send(
+    tensors: Sequence[tf.Tensor],
+    results: Sequence[Value],
+    witnesses: Sequence[tf.Tensor],
+    root: int,
+    of: Call,
+) -> list[tf.Tensor]:
+    """Puts the broadcast call of a gradient into the graph.
+
+    Args:
+        tensors: On the root, what is sent; not used elsewhere.
+        results: Dtype and static shape of each.
+        witnesses: None, or one per result, of its dtype and shape: tensors whose values
+            are not used, which put the call on the tapes that watch them.
+        root: The replica that sends.
+        of: The call that is differentiated.
+
+    Returns:
+        The root's tensors.
+    """
+    sent = list(tensors) if rooted.is_root(root) else []
+    return base.communicate(
+        "broadcast",
+        {"root": root},
+        [*sent, *witnesses],
+        results,
+        gradient if witnesses else None,
+        agreed=results,
+        of=of,
+    )
 
 
 def gradient(
@@ -56,11 +93,15 @@ def gradient(
     communicate on some replicas only.
     """
     totals = all_reduce.sum_floating(upstream, of=placed.call)
-    at_root = placed.call.replica_id == placed.call.options["root"]
-    return [
-        None if total is None else tf.where(at_root, total, tf.zeros_like(total))
-        for total in totals
-    ]
+    count = len(totals)
+    sent = count if rooted.is_root(placed.call.options["root"]) else 0
+    gradients: list[tf.Tensor | None] = []
+    for k in range(len(placed.operands)):
+        total = totals[k % count]
+        gradients.append(
+            None if total is None else tf.where(k < sent, total, tf.zeros_like(total))
+        )
+    return gradients
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
@@ -69,33 +110,9 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     Moves (replicas - 1) * bytes(value). Shapes unknown at build time are compared when
     the step runs.
     """
-    root = matched.options["root"]
-    sent = []
-    for k in range(len(matched.operands[root])):
-        column = matched.column(k)
-        with tf.device(matched.devices[root]):
-            sent.append(_checked(column[root], column))
+    root = matched.group.index(matched.options["root"])
+    with tf.device(matched.devices[root]):
+        sent = [
+            rooted.as_agreed(matched, k) for k in range(len(matched.calls[root].agreed))
+        ]
     return [sent for _ in matched.operands]
-
-
-def _checked(value: tf.Tensor, column: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns `value`, after comparing its shape with the others' where unknown."""
-    if all(other.shape.is_fully_defined() for other in column):
-        return tf.identity(value)  # compared when the calls were matched
-    size = _rank_and_shape(value)
-    alike = [
-        tf.debugging.assert_equal(
-            _rank_and_shape(other),
-            size,
-            message="broadcast: a replica's tensor differs in shape from the root's",
-        )
-        for other in column
-        if other is not value
-    ]
-    with tf.control_dependencies([op for op in alike if op is not None]):
-        return tf.identity(value)
-
-
-def _rank_and_shape(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns [rank, *shape]: shapes alone compare as equal where they broadcast."""
-    return tf.concat([[tf.rank(tensor)], tf.shape(tensor)], 0)

@@ -1,25 +1,85 @@
-"""reduce_scatter: each replica receives its slice of the sum over all replicas.
+"""reduce_scatter: each replica receives its slice of a reduction over all replicas.
 
-Here only as the dual of all_gather: the sizes of the slices are those of the tensors
-that were gathered. Dual: all_gather. Lowering: every device cuts its tensor up, and
-each replica adds up its slices; a replica receives no more than it keeps.
+Meaning: op(x_0, x_1, ..., x_{R-1}), element by element, cut along an axis, the n-th
+slice for the n-th replica. Dual: the gradients of all slices are gathered, and each
+replica takes its share of them (reductions.py). Lowering: every device cuts its tensor
+up, and each replica reduces its slices; a replica receives no more than it keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from replicator import context
 from replicator.graph.placeholder import Call, Placeholder, Value
 from replicator.graph.rewrite import Matched
-from replicator.primitives import all_gather, base
+from replicator.primitives import all_gather, axes, base, groups, reductions
+
+
+def reduce_scatter(
+    value: Any, op: str = "sum", axis: int = 0, group: Any = None
+) -> Any:
+    """Reduces over all replicas and gives each one its slice of the result.
+
+    Args:
+        value: A nest of tensors, alike in dtype and shape on all replicas, of the
+            dtypes that `all_reduce` takes for `op`.
+        op: As for `all_reduce`.
+        axis: The axis to cut along, counted from the end if negative. Where the
+            replicas do not divide its size, the first ones receive one row more.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        A nest like `value`, of the shapes of this replica's slices and on its device;
+        an `Extremum` at each leaf for "argmin" and "argmax".
+
+    Raises:
+        ArgumentError: `op` is unknown or has no meaning for a dtype, `axis` does not
+            exist, or a leaf is no dense tensor.
+    """
+    members = groups.members("reduce_scatter", group)
+    reductions.check_op("reduce_scatter", op)
+    axes.check("reduce_scatter", axis)
+    leaves = base.flatten(value, "reduce_scatter")
+    for leaf in leaves:
+        _check(leaf, op, axis)
+    if not leaves:
+        return value
+    index = members.index(context.require("reduce_scatter").replica_id)
+    received = base.communicate(
+        "reduce_scatter",
+        {"op": op, "axis": axis},
+        leaves,
+        [
+            axes.slice_of("reduce_scatter", whole, axis, index, len(members))
+            for whole in reductions.results(op, leaves)
+        ],
+        gradient,
+        group=members,
+    )
+    return tf.nest.pack_sequence_as(value, reductions.as_leaves(op, received))
+
+
+def _check(leaf: tf.Tensor | tf.IndexedSlices, op: str, axis: int) -> None:
+    """Raises ArgumentError unless the leaf can be reduced and cut."""
+    if isinstance(leaf, tf.IndexedSlices):
+        raise base.bad_argument(
+            "reduce_scatter",
+            "cannot cut up IndexedSlices",
+            "convert them with tf.convert_to_tensor, or all_reduce them.",
+        )
+    reductions.check("reduce_scatter", leaf, op)
+    axes.position("reduce_scatter", axis, Value.of(leaf))
 
 
 def sum_slices(
     tensors: Sequence[tf.Tensor], like: Sequence[tf.Tensor], axis: int | None, of: Call
 ) -> list[tf.Tensor]:
-    """Sums tensors over the replicas and gives each one its slice.
+    """Sums tensors over the replicas and gives each one its slice, inside a gradient.
 
     Args:
         tensors: Shaped as all_gather's results, [R, ...] or joined along `axis`.
@@ -38,7 +98,7 @@ def sum_slices(
     agreed = [Value.of(t) for t in [*tensors, *sizes]]
     return base.communicate(
         "reduce_scatter",
-        {"axis": axis},
+        {"op": "sum", "axis": axis, "sized": True},
         [*tensors, *sizes],
         results,
         gradient,
@@ -50,32 +110,46 @@ def sum_slices(
 def gradient(
     placed: Placeholder, upstream: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor | None]:
-    """Gathers what the replicas received."""
-    axis = placed.call.options["axis"]
-    gathered = all_gather.gather_dense(upstream, axis, of=placed.call)
-    return [*gathered, *[None] * len(upstream)]
+    """Gathers the gradients of all slices; each replica takes its share."""
+    call, operands = placed.call, placed.operands
+    op, axis = call.options["op"], call.options["axis"]
+    flowing = [k for k, x in enumerate(operands) if base.is_differentiable(x)]
+    gradients: list[tf.Tensor | None] = [None] * len(operands)
+    if not flowing:
+        return gradients
+    own = [operands[k] for k in flowing]
+    arrived = [upstream[k] for k in flowing]
+    totals = all_gather.gather_dense(arrived, axis, of=call)
+    results: list[tf.Tensor] = []
+    if op not in ("sum", "mean"):
+        kept = reductions.of_leaves(placed.results, flowing, len(operands))
+        wholes = [tf.stop_gradient(tensor) for tensor in kept]
+        results = all_gather.gather_dense(wholes, axis, of=call)
+    back = reductions.share(op, own, results, totals, call)
+    for k, d in zip(flowing, back, strict=True):
+        gradients[k] = base.ensure_shape(d, operands[k].shape)
+    return gradients
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Cuts on the sender, adds on the receiver, in replica order.
+    """Cuts on the sender, reduces on the receiver, in replica order.
 
     Moves (replicas - 1) / replicas * bytes(value) per replica.
     """
-    axis = matched.options["axis"]
-    count = len(matched.operands[0]) // 2
-    replicas = range(len(matched.operands))
-    results: list[list[tf.Tensor]] = [[] for _ in replicas]
+    options, replicas = matched.options, range(len(matched.operands))
+    # made[n][k] is what participant n receives for its k-th tensor: value, and owner.
+    made: list[list[list[tf.Tensor]]] = [[] for _ in replicas]
+    count = len(matched.operands[0]) // (2 if options.get("sized") else 1)
     for k in range(count):
-        sizes = tf.stack(matched.column(count + k))
+        sizes = tf.stack(matched.column(count + k)) if options.get("sized") else None
         pieces = []
         for value, device in zip(matched.column(k), matched.devices, strict=True):
             with tf.device(device):
-                pieces.append(
-                    tf.unstack(value, num=len(replicas))
-                    if axis is None
-                    else tf.split(value, sizes, axis, num=len(replicas))
-                )
-        for r in replicas:
-            with tf.device(matched.devices[r]):
-                results[r].append(base.add_in_order([own[r] for own in pieces]))
-    return results
+                pieces.append(axes.cut(value, options["axis"], len(replicas), sizes))
+        for n in replicas:
+            with tf.device(matched.devices[n]):
+                column = [own[n] for own in pieces]
+                made[n].append(reductions.combine(options["op"], column, matched.group))
+    return [
+        [tensor for part in zip(*own, strict=True) for tensor in part] for own in made
+    ]

@@ -181,3 +181,26 @@ def test_a_call_on_one_replica_only_is_named(more: int, mode: str) -> None:
         r".*all_reduce.*test_base\.py:\d+ in step.*Fix: .*same calls",
     ):
         helpers.run(mode, repl, lambda: step)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_a_function_called_twice_has_two_gradients_whatever_their_order(
+    mode: str,
+) -> None:
+    repl = helpers.make(2)
+
+    @tf.function
+    def total(x: tf.Tensor) -> tf.Tensor:
+        return repl.all_reduce(x)
+
+    def step() -> list[tf.Tensor]:
+        x, y = tf.constant(1.0), tf.constant(2.0)
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            a, b = total(x), total(y)
+            # Replica 1 builds the gradients in the other order.
+            loss = 3 * a + 7 * b if repl.replica_id == 0 else 7 * b + 3 * a
+        return tape.gradient(loss, [x, y])
+
+    dx, dy = helpers.run(mode, repl, lambda: step)
+    assert [float(d) for d in (*dx, *dy)] == [6.0, 6.0, 14.0, 14.0]

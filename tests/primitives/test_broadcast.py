@@ -80,3 +80,53 @@ def test_slices_are_refused() -> None:
         errors.ArgumentError, match=r"(?s)cannot send IndexedSlices.*values and indices"
     ):
         repl.run(lambda: repl.broadcast(tf.IndexedSlices(tf.ones([1]), [0], [3])))
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("sizes", [[2, 3], [None, 3], None], ids=str)
+def test_the_others_may_hand_in_specs(sizes: Any, mode: str) -> None:
+    values = np.arange(6.0).reshape([2, 3])
+    repl = helpers.make(3)
+
+    def step() -> Any:
+        if repl.replica_id == 1:
+            value = {"x": helpers.opaque(values), "n": helpers.opaque(7)}
+        else:
+            spec = tf.TensorSpec(sizes, tf.float64)
+            value = {"x": spec, "n": tf.TensorSpec([], tf.int32)}
+        received = repl.broadcast(value, root=1)
+        assert received["x"].shape.is_compatible_with([2, 3])
+        return received
+
+    result = helpers.run(mode, repl, lambda: step)
+    for x, n in zip(result["x"], result["n"], strict=True):
+        np.testing.assert_array_equal(x, values)
+        assert int(n) == 7
+
+
+def test_a_spec_that_what_comes_does_not_fit_is_an_error() -> None:
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        x = helpers.opaque(tf.ones([3]), [None])
+        return repl.broadcast(tf.TensorSpec([2]) if repl.replica_id else x)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[3\].*\[2\]"):
+        repl.run(step)
+
+
+def test_gradients_come_back_from_tensors_like_what_is_to_come() -> None:
+    repl = helpers.make(3)
+
+    def step() -> tuple[tf.Tensor, tf.Tensor]:
+        r = repl.replica_id
+        x = helpers.opaque(5.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = repl.broadcast(x**2 if r == 2 else x, root=2)
+            loss = (r + 1.0) * y
+        return y, tape.gradient(loss, x)
+
+    y, d = repl.run(step)
+    assert [float(v) for v in y] == [25.0] * 3
+    assert [float(v) for v in d] == [0.0, 0.0, 60.0]

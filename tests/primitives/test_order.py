@@ -85,7 +85,20 @@ def _common_factor(repl: Any, arrays: Any) -> Callable[[], Any]:
     return lambda: helpers.opaque(arrays[repl.replica_id] / np.float32(0.1)) * scale
 
 
-OPERANDS = [_opaque, _constants, _constants_at_the_end, _constants_between, _captured]
+def _constants_of_unknown_rank(repl: Any, arrays: Any) -> Callable[[], Any]:
+    spec = [tf.TensorSpec(None, tf.float32)]
+    function = tf.function(tf.identity, input_signature=spec)  # is inlined, and folded
+    return lambda: function(tf.constant(arrays[repl.replica_id]))
+
+
+OPERANDS = [
+    _opaque,
+    _constants,
+    _constants_at_the_end,
+    _constants_between,
+    _constants_of_unknown_rank,
+    _captured,
+]
 
 
 def _assert_bits(repl: Any, operand: Callable[[], Any], op: str, want: Any) -> None:
@@ -135,6 +148,29 @@ def test_equal_operands_are_not_multiplied(num_replicas: int) -> None:
     captured = tf.constant(array)
     want = _from_left("sum", [array] * num_replicas)
     _assert_bits(repl, lambda: captured, "sum", want)
+
+
+@pytest.mark.parametrize("place", ["cond", "while"])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_equal_operands_in_control_flow(num_replicas: int, op: str, place: str) -> None:
+    """Where Grappler's 2 * x for x + x hangs, or gives an empty tensor."""
+    repl = helpers.make(num_replicas)
+
+    def reduced(x: tf.Tensor) -> tf.Tensor:
+        return repl.all_reduce(repl.broadcast(x), op)
+
+    def step() -> tf.Tensor:
+        x = helpers.opaque(2.0 + repl.replica_id)
+        if place == "cond":
+            return tf.cond(helpers.opaque(True), lambda: reduced(x), lambda: x)
+        turns = helpers.opaque(1)
+        return tf.while_loop(
+            lambda n, _: n < turns, lambda n, y: (n + 1, reduced(y)), [0, x]
+        )[1]
+
+    want = 2.0 * (num_replicas if op == "sum" else 1)
+    assert [float(y) for y in repl.run(step)] == [want] * num_replicas
 
 
 @pytest.mark.parametrize("mode", ["function", "session"])

@@ -1,11 +1,15 @@
-"""The dual of all_gather: each replica's slice of the sum."""
+"""reduce_scatter: slices of what all_reduce gives; and the dual of all_gather."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from replicator import errors
+from replicator.primitives.reductions import REDUCTIONS
 from tests import helpers
 
 R = 3
@@ -53,3 +57,94 @@ def test_gathering_is_its_gradient_and_the_other_way_round() -> None:
 
     products, duals = repl.run(step)
     np.testing.assert_allclose(np.sum(products), np.sum(duals), rtol=1e-5)
+
+
+DTYPES = {"floating": "bfloat16", "complex": "complex64", "integer": "uint8"}
+DTYPES["bool"] = "bool"
+PAIRS = [(op, kind) for op in REDUCTIONS for kind in REDUCTIONS[op].kinds]
+
+
+@pytest.mark.parametrize(("op", "kind"), PAIRS)
+def test_gathering_the_slices_gives_the_bits_of_all_reduce(op: str, kind: str) -> None:
+    numbers = np.random.RandomState(3).uniform(0, 3, [R, 5, 2])
+    values = numbers > 1 if kind == "bool" else numbers
+    repl = helpers.make(R)
+
+    def step() -> tuple[Any, Any]:
+        x = helpers.opaque(tf.cast(values[repl.replica_id], DTYPES[kind]))
+        own = repl.reduce_scatter({"x": x}, op)["x"]
+        return repl.all_gather(own, axis=0), repl.all_reduce(x, op)
+
+    slices, wholes = (tf.nest.flatten(result) for result in repl.run(step))
+    for one, two in zip(slices, wholes, strict=True):
+        assert one.dtype == two.dtype
+        assert one.numpy().tobytes() == two.numpy().tobytes()
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("static", [(), [None, None], None], ids=str)
+@pytest.mark.parametrize(("rows", "axis"), [(7, 0), (7, -1), (2, 0), (0, 1)])
+def test_the_first_ones_receive_one_row_more(
+    rows: int, axis: int, static: Any, mode: str
+) -> None:
+    """As of NumPy's array_split; some receive none where there are few."""
+    shape = [5, 5]
+    shape[axis] = rows
+    values = np.random.RandomState(0).rand(R, *shape)
+    repl = helpers.make(R)
+
+    def step() -> tf.Tensor:
+        x = helpers.opaque(values[repl.replica_id], static)
+        y = repl.reduce_scatter(x, "max", axis)
+        assert y.shape.is_fully_defined() == (static == ())
+        return y
+
+    want = np.array_split(values.max(0), R, axis)
+    for result, own in zip(helpers.run(mode, repl, lambda: step), want, strict=True):
+        np.testing.assert_array_equal(result, own)
+
+
+def test_an_empty_nest_comes_back() -> None:
+    repl = helpers.make(2)
+    assert repl.run(lambda: repl.reduce_scatter([])) == []
+
+
+BAD = {
+    "op": (lambda repl: repl.reduce_scatter([1.0], "avg"), "op='avg'", "op is one of"),
+    "dtype": (
+        lambda repl: repl.reduce_scatter(tf.constant([1]), "mean"),
+        "the mean of int32 tensors",
+        "cast to a float",
+    ),
+    "scalar": (
+        lambda repl: repl.reduce_scatter(1.0),
+        r"axis=0 for float32\[\]",
+        "a scalar has no axis",
+    ),
+    "no such axis": (
+        lambda repl: repl.reduce_scatter(tf.ones([2]), axis=1),
+        "axis=1",
+        "between -1 and 0",
+    ),
+    "axis": (
+        lambda repl: repl.reduce_scatter(tf.ones([2]), axis=None),
+        "axis=None",
+        "axis is a Python int",
+    ),
+    "slices": (
+        lambda repl: repl.reduce_scatter(tf.IndexedSlices(tf.ones([1]), [0], [3])),
+        "cannot cut up IndexedSlices",
+        "all_reduce them",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_are_refused(name: str) -> None:
+    call, said, fix = BAD[name]
+    repl = helpers.make(2)
+    with pytest.raises(
+        errors.ArgumentError,
+        match=rf"(?s)reduce_scatter on replica 0 .*{said}.*at tests.*Fix: .*{fix}",
+    ):
+        repl.run(lambda: call(repl))

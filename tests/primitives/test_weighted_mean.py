@@ -50,37 +50,89 @@ def test_all_weights_zero_give_zero(nothing: float) -> None:
     assert _mean([nothing, 2.0], [0, 0]) == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("nothing", [np.nan, np.inf])
-def test_weight_zero_keeps_nan_out_of_the_gradient(nothing: float) -> None:
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
+@pytest.mark.parametrize("nothing", [np.nan, np.inf, -np.inf])
+def test_weight_zero_keeps_nan_out(nothing: float, dtype: str, mode: str) -> None:
+    repl = helpers.make(2)
+
+    def step() -> Any:
+        row = [[nothing, 1.0], [2.0, 4.0]][repl.replica_id]
+        x = helpers.opaque(tf.constant(row, dtype))
+        weight = helpers.opaque(repl.replica_id * 3)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = repl.all_reduce(x, "mean", weight=weight)
+        return y, tape.gradient(y, x)
+
+    y, d = helpers.run(mode, repl, lambda: step)
+    np.testing.assert_array_equal(np.stack(y).astype(complex), [[2, 4]] * 2)
+    np.testing.assert_array_equal(np.stack(d).astype(complex), [[0, 0], [2, 2]])
+
+
+def test_weight_zero_keeps_nan_out_of_slices() -> None:
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:
-        x = helpers.opaque([nothing, 2.0][repl.replica_id])
+        rows = helpers.opaque([[np.nan], [3.0]][repl.replica_id])[:, tf.newaxis]
+        x = tf.IndexedSlices(rows, tf.constant([1]), tf.constant([2, 1]))
+        y = repl.all_reduce(x, "mean", weight=repl.replica_id)
+        return tf.convert_to_tensor(y)
+
+    np.testing.assert_array_equal(repl.run(step), [[[0], [3]]] * 2)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_groups_weigh_among_themselves(mode: str) -> None:
+    """Here one of which all weigh nothing."""
+    values, weights = [5.0, 1.0, 7.0, 4.0], [0.0, 1.0, 0.0, 2.0]
+    repl = helpers.make(4)
+
+    def step() -> Any:
+        x = helpers.opaque(values[repl.replica_id])
+        w = helpers.opaque(weights[repl.replica_id])
         with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = repl.all_reduce(x, "mean", weight=repl.replica_id * 3)
-        return tape.gradient(y, x)
+            tape.watch([x, w])
+            halves = repl.groups([[0, 2], [1, 3]])
+            y = repl.all_reduce(x, "mean", weight=w, group=halves)
+        return y, *tape.gradient(y, [x, w])
 
-    assert [float(d) for d in repl.run(step)] == [0.0, 2.0]
+    y, dx, dw = helpers.run(mode, repl, lambda: step)
+    np.testing.assert_allclose(y, [0, 3, 0, 3], rtol=1e-6)
+    np.testing.assert_allclose(dx, [0, 2 / 3, 0, 4 / 3], rtol=1e-6)
+    np.testing.assert_allclose(dw, [0, -4 / 3, 0, 2 / 3], rtol=1e-6)
 
 
-def test_weights_can_be_differentiated() -> None:
-    values, weights = np.array([1.0, 4.0, -2.0]), np.array([2.0, 1.0, 3.0])
+def _both(x: tf.Tensor, w: tf.Tensor, loss: Any) -> Any:
+    """Returns the first derivatives, and those of their sum weighed by cosines."""
+    with tf.GradientTape() as outer:
+        outer.watch([x, w])
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            value = loss()
+        dx, dw = tape.gradient(value, [x, w])
+        slope = tf.reduce_sum(dx * tf.cos(tf.stop_gradient(x)))
+        slope += tf.reduce_sum(dw * tf.cos(tf.stop_gradient(w)))
+    return dx, dw, *outer.gradient(slope, [x, w])
+
+
+@pytest.mark.parametrize("weights", [[2.0, 1.0, 3.0], [2.0, 0.0, 3.0]], ids=str)
+def test_two_derivatives_by_values_and_weights(weights: Any) -> None:
+    """A weight of 0 has a slope too: what one example there would change."""
+    values = np.array([1.0, 4.0, -2.0])
     repl = helpers.make(3)
 
-    def step() -> tf.Tensor:
+    def step() -> Any:
         r = repl.replica_id
-        w = helpers.opaque(weights[r])
-        with tf.GradientTape() as tape:
-            tape.watch(w)
-            loss = (r + 1.0) * repl.all_reduce(values[r], "mean", weight=w) ** 2
-        return tape.gradient(loss, w)
+        x, w = helpers.opaque(values[r]), helpers.opaque(np.float64(weights[r]))
+        return _both(
+            x, w, lambda: (r + 1.0) * repl.all_reduce(x, "mean", weight=w) ** 3
+        )
 
-    w = tf.constant(weights)
-    with tf.GradientTape() as tape:
-        tape.watch(w)
-        loss = 6.0 * (tf.reduce_sum(w * values) / tf.reduce_sum(w)) ** 2
-    np.testing.assert_allclose(repl.run(step), tape.gradient(loss, w), rtol=1e-12)
+    x, w = tf.constant(values), tf.constant(weights, tf.float64)
+    want = _both(x, w, lambda: 6.0 * (tf.reduce_sum(w * x) / tf.reduce_sum(w)) ** 3)
+    for one, two in zip(repl.run(step), want, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-12)
 
 
 def test_large_counts_are_added_up_exactly() -> None:

@@ -1,0 +1,284 @@
+"""all_to_all: each replica hands a slice to every replica.
+
+Meaning: a replica cuts its tensor along one axis, hands the n-th slice to the n-th
+replica, and sets what it receives together along another axis, in replica order. Dual:
+all_to_all with the axes exchanged, in slices of the sizes that were received. Lowering:
+every device cuts its tensor up, every device joins what it receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context, errors
+from replicator.graph.placeholder import Call, Placeholder, Value
+from replicator.graph.rewrite import Matched
+from replicator.primitives import axes, base, groups, rooted
+
+
+def all_to_all(
+    value: Any,
+    split_axis: int,
+    concat_axis: int,
+    splits: Any = None,
+    group: Any = None,
+) -> Any:
+    """Hands each replica a slice, and joins the slices that are received.
+
+    Args:
+        value: A nest of tensors of any dtype. Without `splits`, alike on all replicas
+            in dtype and shape; with them, the sizes along both axes may differ.
+        split_axis: The axis to cut along, counted from the end if negative.
+        concat_axis: The axis to join along.
+        splits: None for slices of one size. Else a list of ints, or an integer tensor
+            [len(group)]: how much of `split_axis` each replica of the group is handed
+            by this one. Zeros are allowed, and replicas may split differently.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        A nest like `value`, on this replica's device: for the n-th replica of the
+        group, the n-th slices of all replicas, joined in replica order. With `splits`,
+        its size along `concat_axis` is statically unknown.
+
+    Raises:
+        ArgumentError: An axis does not exist, its size cannot be split so, or a leaf is
+            no dense tensor.
+        tf.errors.InvalidArgumentError: When the step runs: a size that was unknown
+            cannot be split so, or slices that are to be joined differ in shape.
+    """
+    members = groups.members("all_to_all", group)
+    axes.check("all_to_all", split_axis, "split_axis")
+    axes.check("all_to_all", concat_axis, "concat_axis")
+    leaves = base.flatten(value, "all_to_all")
+    rooted.check_dense("all_to_all", leaves, "cut up")
+    sizes = None if splits is None else _as_sizes(splits, len(members))
+    for leaf in leaves:
+        _check(leaf, split_axis, concat_axis, sizes, len(members))
+    if not leaves:
+        return value
+    given = None if sizes is None else [sizes] * len(leaves)
+    received = exchange(leaves, split_axis, concat_axis, given, group=members)
+    return tf.nest.pack_sequence_as(value, received)
+
+
+def exchange(
+    tensors: Sequence[tf.Tensor],
+    split_axis: int,
+    concat_axis: int,
+    sizes: Sequence[tf.Tensor] | None,
+    of: Call | None = None,
+    group: tuple[int, ...] | None = None,
+) -> list[tf.Tensor]:
+    """Puts one all_to_all call for several tensors into the graph.
+
+    Args:
+        tensors: At least one dense tensor.
+        split_axis: As for `all_to_all`.
+        concat_axis: As for `all_to_all`.
+        sizes: None for slices of one size, else int32 [len(group)] for each tensor.
+        of: Inside a gradient: the call that is differentiated.
+        group: The replicas that take part; needed unless inside a gradient.
+
+    Returns:
+        What was received and joined.
+    """
+    if group is None:
+        assert of is not None, "a call says who takes part, or whose gradient it is"
+        group = of.group
+    values, count = rooted.values(tensors), len(group)
+    options = {"split_axis": split_axis, "concat_axis": concat_axis}
+    if sizes is None:
+        results = [_even(value, split_axis, concat_axis, count) for value in values]
+        return base.communicate(
+            "all_to_all", options, tensors, results, gradient, of=of, group=group
+        )
+    index = group.index(context.require("all_to_all").replica_id)
+    results = [
+        _uneven(value, split_axis, concat_axis, tf.get_static_value(own), index)
+        for value, own in zip(values, sizes, strict=True)
+    ]
+    agreed = [_uneven(value, split_axis, concat_axis, None, index) for value in values]
+    # How much came from each replica is received too: the gradient goes back so.
+    came = [Value("int32", (count,))] * len(tensors)
+    received = base.communicate(
+        "all_to_all",
+        {**options, "splits": "given"},
+        [*tensors, *sizes],
+        [*results, *came],
+        gradient,
+        agreed,
+        of,
+        group,
+    )
+    return received[: len(tensors)]
+
+
+def _as_sizes(splits: Any, count: int) -> tf.Tensor:
+    """Returns the sizes of the slices as an int32 tensor [count]."""
+    try:
+        sizes = tf.convert_to_tensor(splits)
+    except (TypeError, ValueError):
+        sizes = None
+    known = None if sizes is None else tf.get_static_value(sizes)
+    if (
+        sizes is None
+        or not sizes.dtype.is_integer
+        or not sizes.shape.is_compatible_with([count])
+        or (known is not None and (known < 0).any())
+    ):
+        raise base.bad_argument(
+            "all_to_all",
+            f"was given splits={splits!r}",
+            f"splits are {count} integers, one for each replica that takes part, none "
+            "below zero.",
+        )
+    if known is not None:
+        return tf.constant(known, tf.int32)
+    return tf.ensure_shape(tf.cast(sizes, tf.int32), [count])
+
+
+def _check(
+    leaf: tf.Tensor,
+    split_axis: int,
+    concat_axis: int,
+    sizes: tf.Tensor | None,
+    count: int,
+) -> None:
+    """Raises ArgumentError unless the leaf can be cut and joined so."""
+    value = Value.of(leaf)
+    where = axes.position("all_to_all", split_axis, value, "split_axis")
+    axes.position("all_to_all", concat_axis, value, "concat_axis")
+    size = None if value.shape is None else value.shape[where]
+    if size is None:
+        return
+    if sizes is None:
+        if size % count:
+            raise base.bad_argument(
+                "all_to_all",
+                f"cannot cut {value} into {count} slices of one size along "
+                f"split_axis={split_axis}",
+                "make the size a multiple of the number of replicas, or say by "
+                "splits=[...] how much each one is handed.",
+            )
+        return
+    known = tf.get_static_value(sizes)
+    if known is not None and known.sum() != size:
+        raise base.bad_argument(
+            "all_to_all",
+            f"was given splits={known.tolist()} for {value}",
+            f"the splits add up to {size}, the size along split_axis={split_axis}.",
+        )
+
+
+def _even(value: Value, split_axis: int, concat_axis: int, count: int) -> Value:
+    """Returns what slices of one size become: as much in all, shaped otherwise."""
+    if value.shape is None:
+        return value
+    shape = list(value.shape)
+    size = shape[split_axis]
+    shape[split_axis] = None if size is None else size // count
+    size = shape[concat_axis]
+    shape[concat_axis] = None if size is None else size * count
+    return Value(value.dtype, tuple(shape))
+
+
+def _uneven(
+    value: Value, split_axis: int, concat_axis: int, sizes: Any, index: int
+) -> Value:
+    """Returns what slices of different sizes become.
+
+    All slices that a replica joins have one size along the other axes: that of the
+    slice that it keeps.
+    """
+    if value.shape is None:
+        return value
+    shape = list(value.shape)
+    shape[split_axis] = None if sizes is None else int(sizes[index])
+    shape[concat_axis] = None
+    return Value(value.dtype, tuple(shape))
+
+
+def gradient(
+    placed: Placeholder, upstream: Sequence[tf.Tensor]
+) -> Sequence[tf.Tensor | None]:
+    """Hands each slice of the gradients back to where the slice came from."""
+    call, operands = placed.call, placed.operands
+    given = "splits" in call.options
+    count = len(placed.results) // (2 if given else 1)
+    flowing = [k for k in range(count) if base.is_differentiable(upstream[k])]
+    gradients: list[tf.Tensor | None] = [None] * len(operands)
+    if not flowing:
+        return gradients
+    back = exchange(
+        [upstream[k] for k in flowing],
+        split_axis=call.options["concat_axis"],
+        concat_axis=call.options["split_axis"],
+        sizes=[placed.results[count + k] for k in flowing] if given else None,
+        of=call,
+    )
+    for k, d in zip(flowing, back, strict=True):
+        gradients[k] = base.ensure_shape(d, operands[k].shape)
+    return gradients
+
+
+def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
+    """Cuts on the sender, joins on the receiver, in replica order.
+
+    Moves (replicas - 1) / replicas * bytes(value) per replica.
+    """
+    options, replicas = matched.options, range(len(matched.operands))
+    given = "splits" in options
+    count = len(matched.operands[0]) // (2 if given else 1)
+    results: list[list[tf.Tensor]] = [[] for _ in replicas]
+    came: list[list[tf.Tensor]] = [[] for _ in replicas]
+    for k in range(count):
+        pieces = []
+        for own, device in zip(matched.operands, matched.devices, strict=True):
+            with tf.device(device):
+                pieces.append(
+                    axes.split(
+                        own[k],
+                        own[count + k] if given else None,
+                        options["split_axis"],
+                        len(replicas),
+                    )
+                )
+        for n in replicas:
+            with tf.device(matched.devices[n]):
+                column = [own[n] for own in pieces]
+                axis = options["concat_axis"]
+                if given:
+                    came[n].append(tf.stack([tf.shape(x)[axis] for x in column]))
+                elif not all(x.shape.is_fully_defined() for x in column):
+                    # Packing compares shapes; joining would let sizes differ.
+                    column = tf.unstack(tf.stack(column), num=len(column))
+                _check_joinable(matched, n, column)
+                results[n].append(tf.concat(column, axis))
+    return [[*own, *sizes] for own, sizes in zip(results, came, strict=True)]
+
+
+def _check_joinable(matched: Matched, n: int, column: Sequence[tf.Tensor]) -> None:
+    """Raises MismatchError if slices are known not to fit together."""
+    axis = matched.options["concat_axis"]
+    first = None
+    for piece, call in zip(column, matched.calls, strict=True):
+        if piece.shape.rank is None:
+            continue
+        sizes = piece.shape.as_list()
+        sizes[axis] = None
+        if first is None:
+            first, expected = call, tf.TensorShape(sizes)
+        elif not expected.is_compatible_with(sizes):
+            raise errors.MismatchError(
+                errors.compose(
+                    f"all_to_all hands replica {matched.group[n]} slices that cannot "
+                    f"be joined along concat_axis={axis}: {expected} and {sizes}.",
+                    [first.site(), call.site()],
+                    "let all replicas hand a replica as much along split_axis, or "
+                    "split and join along the same axis.",
+                )
+            )

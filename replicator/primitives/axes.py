@@ -1,0 +1,145 @@
+"""Axes: checked, joined along and cut along.
+
+Shared by the primitives that gather, scatter or exchange slices. An axis of None is a
+new leading one, with one entry per participant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.graph.placeholder import Value
+from replicator.primitives import base
+
+
+def check(what: str, axis: Any, name: str = "axis", optional: bool = False) -> None:
+    """Raises ArgumentError unless `axis` is an int, or None where that is allowed."""
+    if (axis is None and optional) or (
+        isinstance(axis, int) and not isinstance(axis, bool)
+    ):
+        return
+    raise base.bad_argument(
+        what,
+        f"was given {name}={axis!r}",
+        f"{name} is a Python int{' or None' if optional else ''}.",
+    )
+
+
+def position(
+    what: str, axis: int, value: Value, name: str = "axis", optional: bool = False
+) -> int:
+    """Returns an axis, counted from the start if the rank is known.
+
+    Raises:
+        ArgumentError: The value has no such axis.
+    """
+    if value.shape is None:
+        return axis
+    rank = len(value.shape)
+    if -rank <= axis < rank:
+        return axis % rank
+    if rank:
+        fix = f"{name} lies between {-rank} and {rank - 1}"
+        fix += ", or is None for a new axis." if optional else "."
+    else:
+        fix = f"a scalar has no axis; {'use axis=None' if optional else 'reshape it'}."
+    raise base.bad_argument(what, f"was given {name}={axis} for {value}", fix)
+
+
+def joined(what: str, value: Value, axis: int | None, count: int) -> Value:
+    """Returns dtype and shape of `count` such values, set together along an axis."""
+    if axis is not None:
+        where = position(what, axis, value, optional=True)
+        return resized(value, where, None)
+    if value.shape is None:
+        return value
+    return Value(value.dtype, (count, *value.shape))
+
+
+def slice_of(
+    what: str, value: Value, axis: int | None, index: int, count: int
+) -> Value:
+    """Returns dtype and shape of one of the `count` slices that `cut` makes.
+
+    Raises:
+        ArgumentError: The value has no such axis, or not `count` entries along a new
+            one.
+    """
+    if axis is not None:
+        where = position(what, axis, value, optional=True)
+        size = None if value.shape is None else value.shape[where]
+        return resized(
+            value, where, None if size is None else share(size, index, count)
+        )
+    if value.shape is None:
+        return value
+    if not value.shape or value.shape[0] not in (None, count):
+        raise base.bad_argument(
+            what,
+            f"was given {value} for {count} replicas",
+            f"without an axis, the value is [{count}, ...]: one entry per replica.",
+        )
+    return Value(value.dtype, value.shape[1:])
+
+
+def resized(value: Value, axis: int, size: int | None) -> Value:
+    """Returns a value with another size along an axis, counted from the start."""
+    if value.shape is None:
+        return value
+    shape = tuple(size if k == axis else old for k, old in enumerate(value.shape))
+    return Value(value.dtype, shape)
+
+
+def share(size: int, index: int, count: int) -> int:
+    """Returns how much of `size` the index-th of `count` gets: the first one more."""
+    return size // count + (index < size % count)
+
+
+def cut(
+    tensor: tf.Tensor, axis: int | None, count: int, sizes: Any = None
+) -> list[tf.Tensor]:
+    """Cuts a tensor into `count` slices.
+
+    Args:
+        tensor: Of any shape with this axis.
+        axis: None to take the entries of the first axis apart.
+        count: How many slices.
+        sizes: int32 [count], the size of each along `axis`; the shares of it, unless
+            given.
+    """
+    if axis is None:
+        return tf.unstack(tensor, num=count)
+    if sizes is None:
+        sizes = _shares(tensor, axis, count)
+    return split(tensor, sizes, axis, count)
+
+
+def split(tensor: tf.Tensor, sizes: Any, axis: int, count: int) -> list[tf.Tensor]:
+    """Returns `count` slices, of one size if `sizes` is None; it must fit when it runs.
+
+    In TensorFlow 2.21 a tf.split into one slice gives an empty float32 inside of
+    control flow: grappler takes the split away.
+    """
+    if count > 1:
+        return tf.split(tensor, count if sizes is None else sizes, axis, num=count)
+    if sizes is None:
+        return [tf.identity(tensor)]
+    whole, _ = tf.split(tensor, tf.concat([sizes, [0]], 0), axis, num=2)
+    return [whole]
+
+
+def _shares(tensor: tf.Tensor, axis: int, count: int) -> Any:
+    """Returns the sizes of all shares along an axis."""
+    size = None if tensor.shape.rank is None else tensor.shape[axis]
+    if size is not None:
+        return [share(size, index, count) for index in range(count)]
+    size = tf.shape(tensor)[axis]
+    return size // count + tf.cast(tf.range(count) < size % count, tf.int32)
+
+
+def join(tensors: Sequence[tf.Tensor], axis: int | None) -> tf.Tensor:
+    """Sets tensors together along an axis; compares the other sizes when it runs."""
+    return tf.stack(tensors) if axis is None else tf.concat(tensors, axis)

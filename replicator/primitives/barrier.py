@@ -1,0 +1,49 @@
+"""barrier: what stands before it happens before what stands behind it, everywhere.
+
+Meaning: all effects (writes and reads of variables, prints, Python calls) that any
+replica's code has before its barrier happen before all that any replica's code has
+behind it. Dual: none, nothing flows. Lowering: nothing is computed; graph/fence.py puts
+the effects in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.graph.placeholder import Placeholder
+from replicator.graph.rewrite import Matched
+from replicator.primitives import base, groups
+
+
+def barrier(group: Any = None) -> None:
+    """Lets the replicas wait for one another.
+
+    Computing has no order but that of the data. So this orders effects: writes and
+    reads of variables, prints, assertions, Python calls.
+
+    Args:
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Raises:
+        ArgumentError: No group, or one without the calling replica.
+        MismatchError: When the step is built: not all replicas of the group call it.
+    """
+    members = groups.members("barrier", group)
+    base.communicate("barrier", {}, [], [], None, group=members)
+
+
+def gradient(
+    placed: Placeholder, upstream: Sequence[tf.Tensor]
+) -> Sequence[tf.Tensor | None]:
+    """Returns nothing: no operand, no gradient."""
+    del placed, upstream
+    return []
+
+
+def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
+    """Hands nothing to anyone."""
+    return [[] for _ in matched.calls]

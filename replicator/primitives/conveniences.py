@@ -1,0 +1,269 @@
+"""What TF-Replicator offers beside its primitives, made of those.
+
+all_sum, all_min and all_max name a reduction; map_reduce and map_gather share work out
+over the replicas and give all of them the results.
+
+Source: the primitives of TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context, errors
+from replicator.primitives import (
+    all_gather,
+    all_reduce,
+    base,
+    groups,
+    reductions,
+    rooted,
+)
+
+Function = Callable[..., Any]
+
+_MAPPED = ("sum", "mean", "min", "max", "prod")
+
+
+def all_sum(value: Any, group: Any = None) -> Any:
+    """Gives every replica the sum over all replicas; see `all_reduce`."""
+    return all_reduce.all_reduce(value, "sum", group=group)
+
+
+def all_min(value: Any, group: Any = None) -> Any:
+    """Gives every replica the minimum over all replicas; see `all_reduce`."""
+    return all_reduce.all_reduce(value, "min", group=group)
+
+
+def all_max(value: Any, group: Any = None) -> Any:
+    """Gives every replica the maximum over all replicas; see `all_reduce`."""
+    return all_reduce.all_reduce(value, "max", group=group)
+
+
+def map_reduce(
+    fn: Function, values: Sequence[Any], op: str = "sum", group: Any = None
+) -> Any:
+    """Shares out the work of mapping a function over values, and reduces the results.
+
+    The k-th value is the work of the k-th replica, counted on from the first one after
+    the last. A replica for which no value is left does the work of another one; that
+    result does not count.
+
+    Args:
+        fn: Takes an entry of `values`, returns a nest of dense tensors, alike in dtype
+            and shape for all entries. Communicates with nobody.
+        values: A list or tuple, alike on all replicas, of at least one entry.
+        op: "sum", "mean", "min", "max" or "prod", over the entries of `values`.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        A nest like the results of `fn`, the same bits on every replica. The results of
+        each replica are reduced first: sums depend on the number of replicas by
+        rounding.
+
+    Raises:
+        ArgumentError: `values` is no list, or empty; `op` is none of these or has no
+            meaning for a dtype; or a result is sparse.
+    """
+    members = groups.members("map_reduce", group)
+    base.check_place("map_reduce", errors.user_line())
+    _check_values("map_reduce", values)
+    if op not in _MAPPED:
+        raise base.bad_argument(
+            "map_reduce", f"was given op={op!r}", f"op is one of {', '.join(_MAPPED)}."
+        )
+    index, count = _place("map_reduce", members)
+    idle = index >= len(values)
+    entries = values[:1] if idle else values[index::count]
+    results = [_tf.call_converted(fn, [entry]) for entry in entries]
+    flat = [_dense("map_reduce", result) for result in results]
+    for leaf in flat[0]:
+        reductions.check("map_reduce", leaf, op)
+    local = "sum" if op == "mean" else op
+    reduced = []
+    for column in zip(*flat, strict=True):
+        (own_part,) = reductions.combine(local, column, [index] * len(column))
+        reduced.append(_neutral(own_part, local) if idle else own_part)
+    if not reduced:
+        return results[0]
+    totals = all_reduce.reduce_dense(reduced, local, group=members)
+    if op == "mean":
+        totals = [reductions.divide(total, len(values)) for total in totals]
+    return tf.nest.pack_sequence_as(results[0], totals)
+
+
+def map_gather(
+    fns: Function | Sequence[Function],
+    values: Sequence[Any],
+    group: Any = None,
+) -> list[Any]:
+    """Shares out the work of applying functions to values, and gathers the results.
+
+    The k-th result is the work of the k-th replica, counted on from the first one after
+    the last. The others build the function too, for the dtypes and shapes of its
+    results, but in a conditional that is never taken: make variables beforehand.
+
+    Args:
+        fns: One function for each entry of `values`, or one for all. Takes the entry,
+            returns a nest of dense tensors, of any dtypes and shapes. Communicates with
+            nobody.
+        values: A list or tuple, alike on all replicas.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        The list of all results, on every replica, in the order of `values`.
+
+    Raises:
+        ArgumentError: `values` is no list; there are more or fewer functions than
+            values; or a result is sparse.
+    """
+    members = groups.members("map_gather", group)
+    base.check_place("map_gather", errors.user_line())
+    _check_values("map_gather", values, empty=True)
+    each = [fns] * len(values) if callable(fns) else fns
+    if not isinstance(each, list | tuple) or len(each) != len(values):
+        number = len(each) if isinstance(each, list | tuple) else f"fns={fns!r} as"
+        raise base.bad_argument(
+            "map_gather",
+            f"was given {number} functions for {len(values)} values",
+            "hand in a list of one function for each value, or one for all.",
+        )
+    index, count = _place("map_gather", members)
+    works = [
+        (_own_work if k % count == index else _other_work)(fn, entry)
+        for k, (fn, entry) in enumerate(zip(each, values, strict=True))
+    ]
+    leaves = [leaf for work in works for leaf in work.leaves]
+    if not leaves:
+        return [work.structure for work in works]
+    rows = [leaf.rows for leaf in leaves]
+    sizes = [leaf.size for leaf in leaves]
+    received = all_gather.gather_dense([*rows, *sizes], axis=0, group=members)
+    shaped = iter(
+        _reshaped(flat, size, leaf.shape)
+        for flat, size, leaf in zip(
+            received[: len(rows)], received[len(rows) :], leaves, strict=True
+        )
+    )
+    return [
+        tf.nest.pack_sequence_as(work.structure, [next(shaped) for _ in work.leaves])
+        for work in works
+    ]
+
+
+def _check_values(what: str, values: Any, empty: bool = False) -> None:
+    if not isinstance(values, list | tuple) or not (values or empty):
+        raise base.bad_argument(
+            what,
+            f"was given values={values!r}",
+            f"values are a list or tuple{'' if empty else ' of at least one entry'}; "
+            "tf.unstack makes one of a tensor.",
+        )
+
+
+def _place(what: str, members: Sequence[int]) -> tuple[int, int]:
+    """Returns the place of the replica being built in the group, and its size."""
+    return members.index(context.require(what).replica_id), len(members)
+
+
+def _dense(what: str, result: Any) -> list[tf.Tensor]:
+    """Returns the leaves of what the user's function returned."""
+    leaves = base.flatten(result, what)
+    rooted.check_dense(what, leaves, "share")
+    return leaves
+
+
+def _neutral(result: tf.Tensor, op: str) -> tf.Tensor:
+    """Returns what changes no reduction, of the shape of a result.
+
+    It depends on the result, so that tapes find the communication on each replica.
+    """
+    dtype = result.dtype
+    if dtype.is_bool:
+        number = tf.constant(op == "min")
+    elif op in ("min", "max"):
+        limits = {"min": dtype.max, "max": dtype.min}
+        infinite = {"min": float("inf"), "max": -float("inf")}
+        number = tf.constant((infinite if dtype.is_floating else limits)[op], dtype)
+    else:
+        number = tf.constant(1 if op == "prod" else 0, dtype)
+    return tf.where(False, result, number)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """One tensor of a result, as every replica knows it.
+
+    Attributes:
+        rows: Its values in one row; none where another replica does the work.
+        size: Its shape as a tensor; empty there.
+        shape: Its static shape.
+    """
+
+    rows: tf.Tensor
+    size: tf.Tensor
+    shape: tf.TensorShape
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """One result: its nest, and its leaves."""
+
+    structure: Any
+    leaves: list[_Leaf]
+
+
+def _own_work(fn: Function, entry: Any) -> _Work:
+    """Does a piece of work."""
+    structure = _tf.call_converted(fn, [entry])
+    return _Work(
+        structure,
+        [
+            _Leaf(tf.reshape(leaf, [-1]), tf.shape(leaf), leaf.shape)
+            for leaf in _dense("map_gather", structure)
+        ],
+    )
+
+
+def _other_work(fn: Function, entry: Any) -> _Work:
+    """Builds a piece of work that another replica does.
+
+    In a conditional, through which tapes find the communication: nothing in it runs,
+    and neither does its gradient.
+    """
+    built: list[_Work] = []
+
+    def build() -> list[tf.Tensor]:
+        built.append(_own_work(fn, entry))
+        return [leaf.rows for leaf in built[0].leaves]
+
+    def skip() -> list[tf.Tensor]:
+        # Of the known sizes: second derivatives of a conditional take the shapes of
+        # one branch for those of the other.
+        return [
+            tf.zeros([leaf.shape.num_elements() or 0], leaf.rows.dtype)
+            for leaf in built[0].leaves
+        ]
+
+    rows = tf.nest.flatten(tf.cond(tf.constant(False), build, skip))
+    nothing = tf.zeros([0], tf.int32)
+    return _Work(
+        built[0].structure,
+        [
+            _Leaf(row[:0], nothing, leaf.shape)
+            for row, leaf in zip(rows, built[0].leaves, strict=True)
+        ],
+    )
+
+
+def _reshaped(row: tf.Tensor, size: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Gives values in one row their shape; `size` is it, where it is unknown so far."""
+    if shape.is_fully_defined():
+        return tf.reshape(row, shape)
+    return base.ensure_shape(tf.reshape(row, size), shape)

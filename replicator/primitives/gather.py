@@ -1,0 +1,132 @@
+"""gather: the root receives the tensors of all replicas.
+
+Meaning: the replicas' tensors stacked along a new leading axis, or set behind one
+another along an existing one, where their sizes may differ; the other replicas receive
+nothing. Dual: scatter, in slices of the sizes that were gathered. Lowering: the root's
+device joins the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.graph.placeholder import Call, Placeholder
+from replicator.graph.rewrite import Matched
+from replicator.primitives import axes, base, groups, rooted, scatter
+
+
+def gather(
+    value: Any, root: int = 0, axis: int | None = None, group: Any = None
+) -> Any:
+    """Gives the root the tensors of all replicas.
+
+    What the root makes of them is no part of the others' losses: for gradients to come
+    back, they differentiate `Replicator.linked(loss)`.
+
+    Args:
+        value: A nest of tensors of any dtype. Alike on all replicas in dtype and shape,
+            but for the size along `axis`, which may differ (zero included).
+        root: The replica that receives them, a member of the group.
+        axis: None for a new leading axis; else the axis to join along, counted from the
+            end if negative.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        On the root a nest like `value`, as `all_gather` would return; None on the
+        others.
+
+    Raises:
+        ArgumentError: `root` names no replica, `axis` does not exist, or a leaf is no
+            dense tensor.
+    """
+    members = groups.members("gather", group)
+    base.check_root("gather", root, members)
+    axes.check("gather", axis, optional=True)
+    leaves = base.flatten(value, "gather")
+    rooted.check_dense("gather", leaves, "join")
+    received = gather_dense(leaves, root, axis, group=members) if leaves else []
+    return tf.nest.pack_sequence_as(value, received) if rooted.is_root(root) else None
+
+
+def gather_dense(
+    tensors: Sequence[tf.Tensor],
+    root: int,
+    axis: int | None,
+    of: Call | None = None,
+    group: tuple[int, ...] | None = None,
+) -> list[tf.Tensor]:
+    """Puts one gather call for several tensors into the graph.
+
+    Args:
+        tensors: At least one dense tensor.
+        root: The replica that receives them.
+        axis: As for `gather`.
+        of: Inside a gradient: the call that is differentiated.
+        group: The replicas that take part; needed unless inside a gradient.
+
+    Returns:
+        The gathered tensors on the root, nothing elsewhere.
+    """
+    if group is None:
+        assert of is not None, "a call says who takes part, or whose gradient it is"
+        group = of.group
+    at_root = rooted.is_root(root)
+    joined = [
+        axes.joined("gather", value, axis, len(group))
+        for value in rooted.values(tensors)
+    ]
+    return base.communicate(
+        "gather",
+        {"root": root, "axis": axis},
+        tensors,
+        joined if at_root else [],
+        gradient,
+        agreed=joined,
+        of=of,
+        group=group,
+        receipt=not at_root,
+    )
+
+
+def gradient(
+    placed: Placeholder, upstream: Sequence[tf.Tensor]
+) -> Sequence[tf.Tensor | None]:
+    """Sends each replica its slice of the gradients."""
+    operands, options = placed.operands, placed.call.options
+    flowing = [k for k, x in enumerate(operands) if base.is_differentiable(x)]
+    gradients: list[tf.Tensor | None] = [None] * len(operands)
+    if flowing:
+        own = [operands[k] for k in flowing]
+        wholes, witnesses = [], own
+        if rooted.is_root(options["root"]):
+            wholes = [upstream[k] for k in flowing]
+            witnesses = [placed.results[k] for k in flowing]
+        back = scatter.send_slices(
+            wholes,
+            like=own,
+            witnesses=witnesses,
+            root=options["root"],
+            axis=options["axis"],
+            of=placed.call,
+        )
+        for k, d in zip(flowing, back, strict=True):
+            gradients[k] = d
+    return gradients
+
+
+def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
+    """Joins on the root's device, in replica order. Moves all other operands to it.
+
+    Joining compares the shapes when it runs.
+    """
+    root = matched.group.index(matched.options["root"])
+    with tf.device(matched.devices[root]):
+        received = [
+            axes.join(matched.column(k), matched.options["axis"])
+            for k in range(len(matched.operands[root]))
+        ]
+    return [received if n == root else [] for n in range(len(matched.operands))]

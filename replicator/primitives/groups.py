@@ -1,0 +1,164 @@
+"""Groups: some of the replicas, which communicate among themselves.
+
+Every collective takes `group=`: a Group, or a Partition of all replicas from which each
+replica takes its own group. Calls are counted per group, so that groups may make
+different numbers of calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from replicator import context
+from replicator.primitives import base
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Group:
+    """Some of the replicas.
+
+    Attributes:
+        members: Their ids, in ascending order, which is the order of reductions.
+    """
+
+    members: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.members)
+
+    def __contains__(self, replica_id: object) -> bool:
+        return replica_id in self.members
+
+    def __repr__(self) -> str:
+        return f"Group({list(self.members)})"
+
+    def index(self, replica_id: int) -> int:
+        """Returns the place of a replica in the group, from 0 on."""
+        return self.members.index(replica_id)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Partition:
+    """Groups that have each replica in exactly one of them.
+
+    Attributes:
+        groups: The groups.
+    """
+
+    groups: tuple[Group, ...]
+
+    def __repr__(self) -> str:
+        return f"Partition({[list(group) for group in self.groups]})"
+
+    @property
+    def own(self) -> Group:
+        """Inside a step: the group of the replica being built.
+
+        Raises:
+            ArgumentError: The partition is one of another number of replicas.
+            ContextError: Read outside a step.
+        """
+        return self.group_of("Partition.own")
+
+    def group_of(self, what: str) -> Group:
+        """Returns `own`; errors name `what` was called."""
+        replica = context.require(what)
+        count = sum(map(len, self.groups))
+        if count != replica.num_replicas:
+            raise base.bad_argument(
+                what,
+                f"was given {self!r}, but there are {replica.num_replicas} replicas",
+                "make the partition by the `groups` of the Replicator that runs the "
+                "step.",
+            )
+        return next(group for group in self.groups if replica.replica_id in group)
+
+
+def make_group(members: Any, num_replicas: int, what: str = "group") -> Group:
+    """Returns the group of these replicas.
+
+    Args:
+        members: Their ids, in any order.
+        num_replicas: How many replicas there are.
+        what: Who asks, for messages.
+
+    Raises:
+        ArgumentError: A replica does not exist, or stands twice; or there is none.
+    """
+    if isinstance(members, str) or not isinstance(members, Iterable):
+        raise base.bad_argument(
+            what,
+            f"was given {members!r} as a group",
+            "a group is a list of the ids of its replicas, e.g. [0, 2].",
+        )
+    ids = tuple(members)
+    for replica_id in ids:
+        base.check_replica(what, "member", replica_id, num_replicas)
+    if not ids or len(set(ids)) < len(ids):
+        raise base.bad_argument(
+            what,
+            f"was given {list(ids)} as a group",
+            "a group has at least one replica, and each once.",
+        )
+    return Group(tuple(sorted(ids)))
+
+
+def make_partition(groups: Any, num_replicas: int) -> Partition:
+    """Returns the partition of all replicas into these groups.
+
+    Args:
+        groups: The ids of each group's replicas.
+        num_replicas: How many replicas there are.
+
+    Raises:
+        ArgumentError: A replica stands in no group, or in two.
+    """
+    if isinstance(groups, str) or not isinstance(groups, Iterable):
+        raise base.bad_argument(
+            "groups",
+            f"was given {groups!r}",
+            "hand in a list of groups, e.g. [[0, 1], [2, 3]].",
+        )
+    made = tuple(make_group(members, num_replicas, "groups") for members in groups)
+    everyone = sorted(replica_id for group in made for replica_id in group)
+    if everyone != list(range(num_replicas)):
+        raise base.bad_argument(
+            "groups",
+            f"was given {[list(group) for group in made]}",
+            f"each of the {num_replicas} replicas stands in exactly one group.",
+        )
+    return Partition(made)
+
+
+def members(what: str, group: Any) -> tuple[int, ...]:
+    """Returns the replicas that take part in a call of the replica being built.
+
+    Args:
+        what: The primitive, for messages.
+        group: As the user gave it: a Group, a Partition, the ids of replicas, or None
+            for all.
+
+    Raises:
+        ArgumentError: The replica is not in the group, or it is no group.
+        ContextError: Called outside a step.
+    """
+    replica = context.require(what)
+    if group is None:
+        return tuple(range(replica.num_replicas))
+    if isinstance(group, Partition):
+        return group.group_of(what).members
+    # A Group may be that of a Replicator with more replicas.
+    own = make_group(group, replica.num_replicas, what)
+    if replica.replica_id not in own:
+        raise base.bad_argument(
+            what,
+            f"was given the group {list(own)}, in which it is not",
+            "let only members of a group call its collectives: "
+            "`if repl.replica_id in group: ...`.",
+        )
+    return own.members

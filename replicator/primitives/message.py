@@ -1,0 +1,242 @@
+"""send and recv: a message, which one replica hands to another.
+
+Meaning: the n-th `recv` from a source, under a tag, gives the n-th value that this
+source sends to the calling replica under the tag. A send waits for nobody. Dual: the
+gradient of what was received is sent back. Lowering: the destination reads the source's
+tensors.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context, errors
+from replicator.graph.placeholder import Call, Placeholder, Value
+from replicator.graph.rewrite import Matched
+from replicator.primitives import base
+
+
+def send(value: Any, destination: int, tag: int = 0) -> None:
+    """Hands a value to another replica, which calls `recv`.
+
+    What the other replica makes of it is no part of this one's loss. For gradients to
+    come back, differentiate `Replicator.linked(loss)`.
+
+    Args:
+        value: A nest of tensors of any dtype and shape.
+        destination: The replica that receives it.
+        tag: Tells messages between the same two replicas apart; 0 or more.
+
+    Raises:
+        ArgumentError: There is no such replica, or it is the one that calls; a bad tag;
+            or a leaf is no dense tensor.
+        MismatchError: When the step is built: the destination does not receive it, or
+            as something else.
+        DeadlockError: When the step is built: replicas wait for one another.
+    """
+    source = context.require("send").replica_id
+    _check("send", "destination", destination, tag)
+    leaves = base.flatten(value, "send")
+    if any(isinstance(leaf, tf.IndexedSlices) for leaf in leaves):
+        raise base.bad_argument(
+            "send", "cannot send IndexedSlices", "send their values and indices."
+        )
+    if leaves:
+        route = {"source": source, "destination": destination, "tag": tag}
+        _place("send", route, leaves, [Value.of(leaf) for leaf in leaves])
+
+
+def recv(spec: Any, source: int, tag: int = 0) -> Any:
+    """Receives what another replica sends to this one.
+
+    Args:
+        spec: What is to come: a nest of `tf.TensorSpec`, of dtypes and shapes that may
+            leave sizes open; or of tensors like it. A tensor's values are not used and
+            its gradient is zeros, but it puts the call on a tape that watches it, so
+            that gradients go back to the source.
+        source: The replica that sends.
+        tag: As given to `send`.
+
+    Returns:
+        A nest like `spec` with the source's tensors, on this replica's device.
+
+    Raises:
+        ArgumentError: There is no such replica, or it is the one that calls; a bad tag;
+            or a leaf of `spec` is neither a TensorSpec nor a dense tensor.
+        MismatchError: When the step is built: the source does not send it, or something
+            else.
+        DeadlockError: When the step is built: replicas wait for one another.
+        tf.errors.InvalidArgumentError: When the step runs: a shape that was unknown
+            turns out to be another one.
+    """
+    destination = context.require("recv").replica_id
+    _check("recv", "source", source, tag)
+    leaves = [_as_spec(leaf) for leaf in tf.nest.flatten(spec)]
+    if not leaves:
+        return spec
+    received = _place(
+        "recv",
+        {"source": source, "destination": destination, "tag": tag},
+        [leaf for leaf in leaves if not isinstance(leaf, tf.TensorSpec)],
+        [Value.of(leaf) for leaf in leaves],
+    )
+    checked = [_alike(new, leaf) for new, leaf in zip(received, leaves, strict=True)]
+    return tf.nest.pack_sequence_as(spec, checked)
+
+
+def _check(what: str, name: str, other: Any, tag: Any) -> None:
+    """Raises ArgumentError unless there is such another replica, and such a tag."""
+    replica = context.require(what)
+    base.check_replica(what, name, other, replica.num_replicas)
+    if other == replica.replica_id:
+        raise base.bad_argument(
+            what,
+            f"was given {name}={other}, which is itself",
+            "keep the value in a Python variable.",
+        )
+    if isinstance(tag, bool) or not isinstance(tag, int) or tag < 0:
+        raise base.bad_argument(
+            what, f"was given tag={tag!r}", "a tag is a Python int, 0 or more."
+        )
+
+
+def _as_spec(leaf: Any) -> tf.TensorSpec | tf.Tensor:
+    """Returns what says what is to come: a leaf as it is, or as a tensor."""
+    if isinstance(leaf, tf.TensorSpec):
+        return leaf
+    (tensor,) = base.flatten(leaf, "recv")
+    if isinstance(tensor, tf.IndexedSlices):
+        raise base.bad_argument(
+            "recv", "cannot receive IndexedSlices", "receive their values and indices."
+        )
+    return tensor
+
+
+def _alike(received: tf.Tensor, leaf: tf.TensorSpec | tf.Tensor) -> tf.Tensor:
+    """Returns what was received; compares its shape with the tensor it shall be like.
+
+    Only where that is unknown while the step is built: the lowering compares the rest.
+    """
+    if isinstance(leaf, tf.TensorSpec) or leaf.shape.is_fully_defined():
+        return received
+    replica_id = context.require("recv").replica_id
+    alike = tf.debugging.assert_equal(
+        _rank_and_shape(received),
+        _rank_and_shape(leaf),
+        message=f"recv on replica {replica_id}, at {errors.user_line()}: what was sent "
+        "differs in shape from the tensor that it should be like",
+    )
+    with tf.control_dependencies([alike] if alike is not None else []):
+        return tf.identity(received)
+
+
+def _rank_and_shape(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns [rank, *shape]: shapes alone compare as equal where they broadcast."""
+    return tf.concat([[tf.rank(tensor)], tf.shape(tensor)], 0)
+
+
+def _place(
+    primitive: str,
+    route: dict[str, int],
+    operands: Sequence[tf.Tensor],
+    values: Sequence[Value],
+    of: Call | None = None,
+) -> list[tf.Tensor]:
+    """Puts one end of a message into the graph.
+
+    Args:
+        primitive: "send" or "recv".
+        route: Its source, destination and tag.
+        operands: First what is sent, if it is a send; then tensors that only put the
+            call on the tapes that watch them.
+        values: What is sent.
+        of: Inside a gradient: the call that is differentiated.
+
+    Returns:
+        What is received, if it is a recv.
+    """
+    sends = primitive == "send"
+    source, destination = route["source"], route["destination"]
+    return base.communicate(
+        primitive,
+        route,
+        operands,
+        results=[] if sends else values,
+        gradient=send_gradient if sends else recv_gradient,
+        agreed=values,
+        of=of,
+        group=sorted((source, destination)),
+        channel=f"{source}>{destination}#{route['tag']}",
+        receipt=sends,
+    )
+
+
+def send_gradient(
+    placed: Placeholder, upstream: Sequence[tf.Tensor]
+) -> Sequence[tf.Tensor | None]:
+    """Receives the gradients of what was sent, from the replica that it was sent to.
+
+    What was sent is handed in, so that the gradient can be differentiated once more.
+    """
+    del upstream  # that of the receipt, which says nothing
+    count = len(placed.call.agreed)
+    flows = [base.is_differentiable(tensor) for tensor in placed.operands]
+    flowing = list(itertools.compress(placed.operands[:count], flows))
+    back = iter(_answer("recv", placed, flowing, flowing))
+    sent = [next(back) if flow else None for flow in flows[:count]]
+    return [*sent, *[None] * (len(flows) - count)]
+
+
+def recv_gradient(
+    placed: Placeholder, upstream: Sequence[tf.Tensor]
+) -> Sequence[tf.Tensor | None]:
+    """Sends the gradients of what was received back to where it came from.
+
+    The operands go along, and are not sent: what has put the call on a tape does the
+    same for the gradient, be it a constant. Their own gradients, zeros, depend on the
+    receipt, so that second derivatives come back.
+    """
+    flowing = [d for d in upstream if base.is_differentiable(d)]
+    if not flowing:
+        return [None] * len(placed.operands)
+    _answer("send", placed, [*flowing, *placed.operands], flowing)
+    receipt = context.require("recv").receipts[-1]
+    return [
+        tf.zeros_like(tensor) + tf.cast(receipt, tensor.dtype)
+        if base.is_differentiable(tensor)
+        else None
+        for tensor in placed.operands
+    ]
+
+
+def _answer(
+    primitive: str,
+    placed: Placeholder,
+    operands: Sequence[tf.Tensor],
+    like: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """Places the message that goes the other way, unless there is nothing to send."""
+    route = placed.call.options
+    back = {**route, "source": route["destination"], "destination": route["source"]}
+    values = [Value.of(tensor) for tensor in like]
+    return _place(primitive, back, operands, values, of=placed.call) if like else []
+
+
+def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
+    """Hands the source's tensors to the destination. Moves bytes(value).
+
+    Shapes unknown at build time are compared with the spec when the step runs.
+    """
+    ends = {call.primitive: n for n, call in enumerate(matched.calls)}
+    spec = matched.calls[ends["recv"]].agreed
+    sent = matched.operands[ends["send"]][: len(spec)]
+    with tf.device(matched.devices[ends["recv"]]):
+        received = [
+            base.ensure_shape(tensor, value.shape)
+            for tensor, value in zip(sent, spec, strict=True)
+        ]
+    return [received if n == ends["recv"] else [] for n in range(len(ends))]

@@ -1,0 +1,239 @@
+"""Objects: small Python values that replicas tell one another while they are built.
+
+Replicas are built one after the other, so the first cannot know what the last will say.
+A replica that lacks something notes its own object and stops being built; the others
+follow, and then the step is built again, knowing one call more. Where a whole round
+teaches nothing new, somebody waits for a call that never comes: a MismatchError.
+
+Nothing of this is part of the graph, so objects may be exchanged wherever Python runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context, errors
+from replicator.primitives import base, groups
+
+_OBJECTS = "objects"  # the key of what was said, in a build's knowledge and findings
+
+_FIX = (
+    "let every replica of a group exchange the same objects in the same order, with "
+    "one root; move a call out of the Python code that depends on the replica."
+)
+
+
+_Key = tuple[tuple[int, ...], int, int]  # group, number within it, replica
+
+
+@dataclasses.dataclass(frozen=True)
+class _Said:
+    """One call of one replica."""
+
+    primitive: str
+    root: int | None
+    group: tuple[int, ...]
+    number: int
+    replica_id: int
+    line: str
+    data: bytes
+
+    @property
+    def key(self) -> _Key:
+        """Which call of which replica it is."""
+        return self.group, self.number, self.replica_id
+
+    @property
+    def place(self) -> str:
+        """Which call it is, for messages."""
+        return f"Object call {self.number} of group {list(self.group)}"
+
+    def __str__(self) -> str:
+        root = "" if self.root is None else f" root={self.root}"
+        return f"{self.primitive}{root} group={list(self.group)} at {self.line}"
+
+
+@dataclasses.dataclass
+class _Attempt:
+    """What happens in one attempt at a build.
+
+    Attributes:
+        said: The calls that were made.
+        waiting: Those in which a replica stopped being built.
+        learned: Whether any of them was made for the first time.
+    """
+
+    said: dict[_Key, _Said] = dataclasses.field(default_factory=dict)
+    waiting: list[_Said] = dataclasses.field(default_factory=list)
+    learned: bool = False
+
+    @classmethod
+    def of(cls, build: context.Build) -> _Attempt:
+        """Returns that of the attempt at hand."""
+        return build.findings.setdefault(_OBJECTS, cls())
+
+
+def broadcast_object(obj: Any, root: int = 0, group: Any = None) -> Any:
+    """Gives every replica a copy of the root's Python object, while the step is built.
+
+    Args:
+        obj: On the root, a small value that can be pickled and holds no tensors; on
+            the others it is not looked at.
+        root: The replica whose object is sent, a member of the group.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        A copy of the root's object, of the first time that it was built.
+
+    Raises:
+        ArgumentError: `root` names no replica of the group, or the object is a tensor,
+            holds one, or cannot be pickled.
+        MismatchError: The replicas of the group do not exchange objects alike.
+        ContextError: Called outside a step.
+    """
+    members = groups.members("broadcast_object", group)
+    base.check_root("broadcast_object", root, members)
+    return _exchange("broadcast_object", obj, root, members, [root])[0]
+
+
+def all_gather_object(obj: Any, group: Any = None) -> list[Any]:
+    """Gives every replica copies of all replicas' objects, while the step is built.
+
+    The step is built once more for each such call.
+
+    Args:
+        obj: A small value that can be pickled and holds no tensors; any, on each
+            replica another.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        One object per replica of the group, by ascending id, each as it was the first
+        time that its replica was built.
+
+    Raises:
+        ArgumentError: The object is a tensor, holds one, or cannot be pickled.
+        MismatchError: The replicas of the group do not exchange objects alike.
+        ContextError: Called outside a step.
+    """
+    members = groups.members("all_gather_object", group)
+    return _exchange("all_gather_object", obj, None, members, members)
+
+
+def check(build: context.Build) -> None:
+    """Ends an attempt in which all replicas were built as far as it went.
+
+    Raises:
+        BuildAgain: A replica waits, and will know more in the next attempt.
+        MismatchError: A replica waits for what no other will say, or some replicas of a
+            group did not make a call that the others made.
+    """
+    attempt = _Attempt.of(build)
+    if attempt.waiting and attempt.learned:
+        raise context.BuildAgain
+    for call in attempt.waiting or attempt.said.values():
+        if len(_partners(attempt.said, call)) < len(call.group):
+            _raise_missing(build, call)
+    assert not attempt.waiting, "a replica waits for what was said"
+
+
+def _exchange(
+    primitive: str,
+    obj: Any,
+    root: int | None,
+    group: tuple[int, ...],
+    speakers: Sequence[int],
+) -> list[Any]:
+    """Says what this replica has to say; returns the objects of the speakers."""
+    replica = context.require(primitive)
+    build, own_id = replica.build, replica.replica_id
+    number = replica.count(("objects", group))
+    data = _pickled(primitive, obj) if own_id in speakers else b""
+    own = _Said(primitive, root, group, number, own_id, errors.user_line(), data)
+    attempt, known = _Attempt.of(build), build.knowledge.get(_OBJECTS, {})
+    attempt.said[own.key] = own
+    if own.key not in known:
+        attempt.learned = True
+        known = build.knowledge[_OBJECTS] = {**known, own.key: own}
+    partners = _partners(known, own)
+    for other in partners.values():
+        if (other.primitive, other.root) != (primitive, root):
+            raise errors.MismatchError(
+                errors.compose(
+                    f"{own.place} differs between replicas.",
+                    [_site(build, call.replica_id, str(call)) for call in (other, own)],
+                    _FIX,
+                )
+            )
+    if not partners.keys() >= set(speakers):
+        attempt.waiting.append(own)
+        raise context.Waiting
+    return [pickle.loads(partners[speaker].data) for speaker in speakers]
+
+
+def _partners(said: Mapping[_Key, _Said], call: _Said) -> dict[int, _Said]:
+    """Returns the calls that belong together with one, itself included, by replica."""
+    keys = {r: (call.group, call.number, r) for r in call.group}
+    return {r: said[key] for r, key in keys.items() if key in said}
+
+
+def _raise_missing(build: context.Build, extra: _Said) -> None:
+    """Says of a call that has no partner what the others of its group do instead."""
+    attempt = _Attempt.of(build)
+    waiting = {call.replica_id: f"waits in {call}" for call in attempt.waiting}
+    does = {**dict.fromkeys(extra.group, "makes no such call"), **waiting}
+    for replica_id, call in _partners(attempt.said, extra).items():
+        if call not in attempt.waiting:
+            does[replica_id] = str(call)
+    raise errors.MismatchError(
+        errors.compose(
+            f"{extra.place} of replica {extra.replica_id} has no partner.",
+            [_site(build, r, does[r]) for r in extra.group],
+            _FIX,
+        )
+    )
+
+
+def _site(build: context.Build, replica_id: int, does: str) -> str:
+    return f"replica {replica_id} ({build.devices[replica_id]}): {does}"
+
+
+class _Pickler(pickle.Pickler):
+    """Refuses tensors, wherever in an object they are."""
+
+    def persistent_id(self, obj: Any) -> None:
+        if tf.is_tensor(obj):
+            raise _HoldsTensorError(type(obj).__name__)
+
+
+class _HoldsTensorError(Exception):
+    """Says which kind of tensor an object holds."""
+
+
+def _pickled(primitive: str, obj: Any) -> bytes:
+    """Returns an object as bytes, so that each replica gets a copy of its own."""
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer).dump(obj)
+    except _HoldsTensorError as error:
+        held = "" if tf.is_tensor(obj) else f"{type(obj).__name__} that holds a "
+        raise base.bad_argument(
+            primitive,
+            f"was given a {held}{error}",
+            "objects are Python values that are known when the step is built; tensors "
+            "are sent by broadcast and all_gather.",
+        ) from None
+    except Exception as error:  # pickle and what it calls raise whatever they like
+        raise base.bad_argument(
+            primitive,
+            f"was given {obj!r}, which cannot be pickled ({error})",
+            "hand in numbers, strings, NumPy arrays, or lists and dicts of them.",
+        ) from error
+    return buffer.getvalue()

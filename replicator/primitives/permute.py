@@ -1,0 +1,171 @@
+"""permute: tensors move from replica to replica, by pairs (source, destination).
+
+Meaning: the destination of each pair receives its source's tensor; who is no
+destination receives zeros, as in JAX's ppermute. `shift` moves them around the ring.
+Dual: permute with the pairs reversed. Lowering: the destination reads the source's
+tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context
+from replicator.graph.placeholder import Call, Placeholder
+from replicator.graph.rewrite import Matched
+from replicator.primitives import base, groups, rooted
+
+Pairs = Sequence[tuple[int, int]]
+
+
+def permute(value: Any, pairs: Pairs, group: Any = None) -> Any:
+    """Moves tensors between replicas.
+
+    Args:
+        value: A nest of tensors of any dtype, alike in dtype and shape on all replicas.
+        pairs: (source, destination), by the ids of members of the group: the same pairs
+            on all. No replica is the source of two, or the destination of two; a
+            replica may be both of one.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        A nest like `value` with the tensors of this replica's source, on its device;
+        zeros if no pair has it as destination.
+
+    Raises:
+        ArgumentError: A pair names no member, a source or a destination stands twice,
+            or a leaf is no dense tensor.
+    """
+    members = groups.members("permute", group)
+    return _move("permute", value, _checked(pairs, members), members)
+
+
+def shift(value: Any, offset: int = 1, group: Any = None) -> Any:
+    """Moves tensors around the ring of replicas.
+
+    Args:
+        value: As for `permute`.
+        offset: How far: the n-th replica of the group hands its tensors to the one at
+            place n + offset, past the last one to the first. May be negative.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        A nest like `value` with the tensors of the replica `offset` places before this
+        one, on this replica's device.
+
+    Raises:
+        ArgumentError: `offset` is no Python int, or a leaf is no dense tensor.
+    """
+    members = groups.members("shift", group)
+    if isinstance(offset, bool) or not isinstance(offset, int):
+        raise base.bad_argument(
+            "shift", f"was given offset={offset!r}", "offset is a Python int."
+        )
+    count = len(members)
+    pairs = [(own, members[(n + offset) % count]) for n, own in enumerate(members)]
+    return _move("shift", value, pairs, members)
+
+
+def _checked(pairs: Any, members: Sequence[int]) -> Pairs:
+    """Returns the pairs as the user gave them, in the order of their sources."""
+    problem = ""
+    try:
+        checked = sorted((source, destination) for source, destination in pairs)
+    except (TypeError, ValueError):
+        problem, checked = "which are no pairs", []
+    num_replicas = context.require("permute").num_replicas
+    for end, name in enumerate(("source", "destination")):
+        seen: set[int] = set()
+        for replica_id in (pair[end] for pair in checked):
+            base.check_replica("permute", name, replica_id, num_replicas)
+            if replica_id not in members:
+                problem = f"but replica {replica_id} is not in the group"
+            elif replica_id in seen:
+                problem = f"in which replica {replica_id} is {name} twice"
+            seen.add(replica_id)
+    if problem:
+        raise base.bad_argument(
+            "permute",
+            f"was given pairs={pairs!r}, {problem}",
+            "pairs are (source, destination), by the ids of members of the group "
+            f"{list(members)}, each at most once source and once destination.",
+        )
+    return checked
+
+
+def _move(what: str, value: Any, pairs: Pairs, members: tuple[int, ...]) -> Any:
+    leaves = base.flatten(value, what)
+    rooted.check_dense(what, leaves, "move")
+    if not leaves:
+        return value
+    return tf.nest.pack_sequence_as(value, move(leaves, pairs, group=members))
+
+
+def move(
+    tensors: Sequence[tf.Tensor],
+    pairs: Pairs,
+    of: Call | None = None,
+    group: tuple[int, ...] | None = None,
+) -> list[tf.Tensor]:
+    """Puts one permute call for several tensors into the graph.
+
+    Args:
+        tensors: At least one dense tensor.
+        pairs: (source, destination), in the order of the sources.
+        of: Inside a gradient: the call that is differentiated.
+        group: The replicas that take part; all, unless given, or those of `of`.
+
+    Returns:
+        The tensors of the source, or zeros.
+    """
+    return base.communicate(
+        "permute",
+        {"pairs": [list(pair) for pair in pairs]},
+        tensors,
+        rooted.values(tensors),
+        gradient,
+        of=of,
+        group=group,
+    )
+
+
+def gradient(
+    placed: Placeholder, upstream: Sequence[tf.Tensor]
+) -> Sequence[tf.Tensor | None]:
+    """Moves the gradients back."""
+    flows = [base.is_differentiable(d) for d in upstream]
+    flowing = [d for d, flow in zip(upstream, flows, strict=True) if flow]
+    back = sorted((there, here) for here, there in placed.call.options["pairs"])
+    moved = iter(move(flowing, back, of=placed.call) if flowing else [])
+    return [next(moved) if flow else None for flow in flows]
+
+
+def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
+    """Lets each destination read its source's tensors. Moves bytes(value) per pair.
+
+    Shapes unknown at build time are compared when the step runs.
+    """
+    source_of = {there: here for here, there in matched.options["pairs"]}
+    results = []
+    for own, replica_id, device in zip(
+        matched.operands, matched.group, matched.devices, strict=True
+    ):
+        with tf.device(device):
+            if replica_id not in source_of:
+                results.append([tf.zeros_like(x) for x in own])
+                continue
+            sent = matched.operands[matched.group.index(source_of[replica_id])]
+            results.append([_like(x, mine) for x, mine in zip(sent, own, strict=True)])
+    return results
+
+
+def _like(received: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
+    """Returns what was received, compared with the replica's own tensor."""
+    if received.shape.is_fully_defined() and own.shape.is_fully_defined():
+        return tf.identity(received)  # compared when the calls were matched
+    return rooted.same_shape(received, [own], "permute")

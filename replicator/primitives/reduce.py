@@ -1,0 +1,125 @@
+"""reduce: one reduction over all replicas, its result on the root.
+
+Meaning: the root receives op(x_0, x_1, ..., x_{R-1}), element by element; the others
+receive nothing. Dual: the gradient of the result is broadcast from the root, and each
+replica takes its share of it (reductions.py). Lowering: the root's device reduces in
+replica order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.graph.placeholder import Placeholder
+from replicator.graph.rewrite import Matched
+from replicator.primitives import base, broadcast, gather, groups, reductions, rooted
+
+
+def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any:
+    """Reduces over all replicas and gives the root the result.
+
+    What the root makes of it is no part of the others' losses: for gradients to come
+    back, they differentiate `Replicator.linked(loss)`.
+
+    Args:
+        value: A nest of tensors, as for `all_reduce`.
+        root: The replica that receives the result, a member of the group.
+        op: As for `all_reduce`.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        On the root a nest like `value`, as `all_reduce` would return; None on the
+        others.
+
+    Raises:
+        ArgumentError: `root` names no replica, or `op` is unknown or has no meaning for
+            a dtype.
+    """
+    members = groups.members("reduce", group)
+    base.check_root("reduce", root, members)
+    reductions.check_op("reduce", op)
+    leaves = base.flatten(value, "reduce")
+    for leaf in leaves:
+        reductions.check("reduce", leaf, op)
+    dense = [leaf for leaf in leaves if not isinstance(leaf, tf.IndexedSlices)]
+    reduced = _reduce_dense(dense, root, op, members) if dense else []
+    received = iter(reductions.as_leaves(op, reduced))
+    results = []
+    for leaf in leaves:
+        if isinstance(leaf, tf.IndexedSlices):
+            results.append(_reduce_sparse(leaf, root, op, members))
+        else:
+            results.append(next(received, None))
+    return tf.nest.pack_sequence_as(value, results) if rooted.is_root(root) else None
+
+
+def _reduce_dense(
+    tensors: Sequence[tf.Tensor], root: int, op: str, group: tuple[int, ...]
+) -> list[tf.Tensor]:
+    """Puts one reduce call into the graph; nothing is received but on the root."""
+    at_root = rooted.is_root(root)
+    return base.communicate(
+        "reduce",
+        {"root": root, "op": op},
+        tensors,
+        reductions.results(op, tensors) if at_root else [],
+        gradient,
+        group=group,
+        receipt=not at_root,
+    )
+
+
+def _reduce_sparse(
+    slices: tf.IndexedSlices, root: int, op: str, group: tuple[int, ...]
+) -> tf.IndexedSlices | None:
+    """Puts the rows of all replicas behind one another, on the root."""
+    rows = gather.gather_dense([slices.values, slices.indices], root, 0, group=group)
+    if not rows:
+        return None
+    values, indices = rows
+    if op == "mean":
+        values = reductions.divide(values, len(group))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def gradient(
+    placed: Placeholder, upstream: Sequence[tf.Tensor]
+) -> Sequence[tf.Tensor | None]:
+    """Sends the gradients of the results to all, which take their shares of them."""
+    call, operands = placed.call, placed.operands
+    root, op = call.options["root"], call.options["op"]
+    flowing = [k for k, x in enumerate(operands) if base.is_differentiable(x)]
+    gradients: list[tf.Tensor | None] = [None] * len(operands)
+    if not flowing:
+        return gradients
+    own = [operands[k] for k in flowing]
+    arrived, witnesses = [], own
+    if rooted.is_root(root):
+        arrived = [upstream[k] for k in flowing]
+        witnesses = [placed.results[k] for k in flowing]
+    totals = broadcast.send(arrived, rooted.values(own), witnesses, root, of=call)
+    results: list[tf.Tensor] = []
+    if op not in ("sum", "mean"):
+        kinds = reductions.results(op, own)
+        received = reductions.of_leaves(placed.results, flowing, len(operands))
+        results = broadcast.send(received, kinds, [], root, of=call)
+    back = reductions.share(op, own, results, totals, call)
+    for k, d in zip(flowing, back, strict=True):
+        gradients[k] = d
+    return gradients
+
+
+def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
+    """Reduces on the root's device. Moves (replicas - 1) * bytes(value) to it."""
+    root = matched.group.index(matched.options["root"])
+    with tf.device(matched.devices[root]):
+        parts = [
+            reductions.combine(matched.options["op"], matched.column(k), matched.group)
+            for k in range(len(matched.operands[root]))
+        ]
+    received = [tensor for part in zip(*parts, strict=True) for tensor in part]
+    return [received if n == root else [] for n in range(len(matched.operands))]

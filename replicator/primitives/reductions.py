@@ -1,0 +1,363 @@
+"""The table of reductions: what each means, how it combines, where gradients go.
+
+Shared by all primitives that reduce: all_reduce, reduce and reduce_scatter. A reduction
+combines one tensor per replica, element by element and in replica order. Its gradient
+has two halves: the primitive brings the gradients of the result to every replica, and
+`share` says what the replica's own operand gets of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from replicator.graph.placeholder import Call, Value
+from replicator.primitives import all_gather, all_reduce, base
+
+# Takes one tensor per replica, in replica order.
+Combine = Callable[[Sequence[tf.Tensor]], tf.Tensor]
+
+# Takes operands, results and the gradients of the results, each known to all replicas
+# that take part, and the call that is differentiated.
+Share = Callable[
+    [Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor], Call],
+    list[tf.Tensor],
+]
+
+
+class Extremum(NamedTuple):
+    """What "argmin" and "argmax" give for a tensor.
+
+    Attributes:
+        value: The smallest or largest of the replicas' values, like the tensor.
+        owner: int32 of the same shape: the id of the replica that holds it, the lowest
+            one where several do.
+    """
+
+    value: Any
+    owner: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """One way to make one tensor of several.
+
+    Attributes:
+        kinds: The kinds of dtypes for which it has a meaning.
+        fix: For other dtypes: the way out.
+        combine: Reduces one tensor per replica to one.
+        share: The gradients of the operands; None where nothing is differentiable.
+        located: Whether the id of the replica that holds the result comes with it.
+    """
+
+    kinds: tuple[str, ...]
+    fix: str
+    combine: Combine
+    share: Share | None = None
+    located: bool = False
+
+
+def check(what: str, leaf: tf.Tensor | tf.IndexedSlices, op: Any) -> None:
+    """Raises ArgumentError unless `op` has a meaning for the leaf.
+
+    Args:
+        what: The primitive, for the message.
+        leaf: What is to be reduced.
+        op: As the user gave it.
+    """
+    check_op(what, op)
+    if isinstance(leaf, tf.IndexedSlices) and op not in ("sum", "mean"):
+        raise base.bad_argument(
+            what,
+            f"was asked for the {op} of IndexedSlices",
+            "IndexedSlices have a sum and a mean; convert them with "
+            "tf.convert_to_tensor for anything else.",
+        )
+    dtype = tf.as_dtype(leaf.dtype)
+    kind = _kind(dtype)
+    if kind not in REDUCTIONS[op].kinds:
+        raise base.bad_argument(
+            what,
+            f"was asked for the {op} of {dtype.name} tensors",
+            REDUCTIONS[op].fix if kind else "only numbers can be reduced.",
+        )
+
+
+def check_op(what: str, op: Any) -> None:
+    """Raises ArgumentError unless `op` names a reduction."""
+    if not isinstance(op, str) or op not in REDUCTIONS:
+        raise base.bad_argument(
+            what, f"was given op={op!r}", f"op is one of {', '.join(REDUCTIONS)}."
+        )
+
+
+def _kind(dtype: tf.DType) -> str:
+    """Returns the kind of a dtype, "" if it is none of numbers."""
+    if dtype == tf.bool:
+        return "bool"
+    kinds = ("integer", "complex", "floating")
+    return next((kind for kind in kinds if getattr(dtype, f"is_{kind}")), "")
+
+
+def results(op: str, tensors: Sequence[tf.Tensor]) -> list[Value]:
+    """Returns dtype and static shape of what reducing the tensors gives.
+
+    For "argmin" and "argmax" all values come first, then all owners.
+    """
+    values = [Value.of(tensor) for tensor in tensors]
+    if not REDUCTIONS[op].located:
+        return values
+    return [*values, *(Value("int32", value.shape) for value in values)]
+
+
+def as_leaves(op: str, received: Sequence[Any]) -> list[Any]:
+    """Returns what stands in the user's nest, from what `results` describes."""
+    if not REDUCTIONS[op].located:
+        return list(received)
+    count = len(received) // 2
+    return list(map(Extremum, received[:count], received[count:]))
+
+
+def of_leaves(
+    received: Sequence[tf.Tensor], leaves: Sequence[int], count: int
+) -> list[tf.Tensor]:
+    """Picks the results of some of `count` leaves: their values, then their owners."""
+    return [
+        received[start + k] for start in range(0, len(received), count) for k in leaves
+    ]
+
+
+def combine(
+    op: str, column: Sequence[tf.Tensor], group: Sequence[int]
+) -> list[tf.Tensor]:
+    """Reduces one tensor per replica, in replica order.
+
+    Args:
+        op: One of REDUCTIONS, with a meaning for the dtype.
+        column: `column[n]` is the tensor of replica `group[n]`.
+        group: The replicas that take part.
+
+    Returns:
+        The result; for "argmin" and "argmax" the owner too. Shapes that differ when it
+        runs are an InvalidArgumentError.
+    """
+    reduction = REDUCTIONS[op]
+    if not reduction.located:
+        return [reduction.combine(column)]
+    value = reduction.combine(column)
+    held = [_holds(x, value) for x in column]
+    owner = tf.fill(tf.shape(value), tf.constant(group[-1], tf.int32))
+    for replica_id, holds in reversed(list(zip(group[:-1], held[:-1], strict=True))):
+        owner = tf.where(holds, replica_id, owner)
+    return [value, base.ensure_shape(owner, value.shape)]
+
+
+def share(
+    op: str,
+    operands: Sequence[tf.Tensor],
+    results: Sequence[tf.Tensor],
+    totals: Sequence[tf.Tensor],
+    of: Call,
+) -> list[tf.Tensor]:
+    """Returns what the operands of a replica get of the gradients of a reduction.
+
+    Every replica that takes part has to call this: it may communicate.
+
+    Args:
+        op: The reduction.
+        operands: What the replica handed in: floating or complex tensors.
+        results: What came of it, as `results` describes.
+        totals: The gradient of the sum of all losses by each value.
+        of: The call that is differentiated.
+
+    Returns:
+        One gradient per operand.
+    """
+    own_share = REDUCTIONS[op].share
+    assert own_share is not None, f"{op} has no gradient"
+    return own_share(operands, results, totals, of)
+
+
+# --- How they combine -----------------------------------------------------------------
+
+
+def divide(total: tf.Tensor, count: int) -> tf.Tensor:
+    """Divides by a number that is not 0.
+
+    Grappler makes a plain division by a constant a multiplication by its reciprocal.
+    """
+    return tf.math.divide_no_nan(total, tf.cast(count, total.dtype))
+
+
+def _mean(column: Sequence[tf.Tensor]) -> tf.Tensor:
+    return divide(base.add_in_order(column), len(column))
+
+
+def _in_float32(combine: Combine) -> Combine:
+    """Lets 16-bit floats be rounded once, at the end."""
+
+    def wide(column: Sequence[tf.Tensor]) -> tf.Tensor:
+        dtype = column[0].dtype
+        if dtype not in base.HALF:
+            return combine(column)
+        return tf.cast(combine([tf.cast(x, tf.float32) for x in column]), dtype)
+
+    return wide
+
+
+def _elementwise(
+    numbers: Callable[..., tf.Tensor], booleans: Callable[..., tf.Tensor] | None = None
+) -> Combine:
+    """Combines pair after pair, by another function where the tensors are bool."""
+
+    def fold(column: Sequence[tf.Tensor]) -> tf.Tensor:
+        if not all(x.shape.is_fully_defined() for x in column):
+            # Packing compares shapes when it runs; an elementwise op would broadcast.
+            column = tf.unstack(tf.stack(column), num=len(column))
+        function = booleans if booleans and column[0].dtype == tf.bool else numbers
+        return base.fold(function, column)
+
+    return fold
+
+
+def _holds(x: tf.Tensor, extremum: tf.Tensor) -> tf.Tensor:
+    """Where a replica's tensor holds the extremum; a NaN is one, and holds itself."""
+    same = tf.equal(x, extremum)
+    if not x.dtype.is_floating:
+        return same
+    return same | (tf.math.is_nan(x) & tf.math.is_nan(extremum))
+
+
+# --- Where gradients go ---------------------------------------------------------------
+
+
+def _sum_share(
+    operands: Sequence[tf.Tensor],
+    results: Sequence[tf.Tensor],
+    totals: Sequence[tf.Tensor],
+    of: Call,
+) -> list[tf.Tensor]:
+    """All of it to each replica."""
+    return list(totals)
+
+
+def _mean_share(
+    operands: Sequence[tf.Tensor],
+    results: Sequence[tf.Tensor],
+    totals: Sequence[tf.Tensor],
+    of: Call,
+) -> list[tf.Tensor]:
+    """The same part of it to each replica."""
+    return [divide(total, len(of.group)) for total in totals]
+
+
+def _extremum_share(
+    operands: Sequence[tf.Tensor],
+    results: Sequence[tf.Tensor],
+    totals: Sequence[tf.Tensor],
+    of: Call,
+) -> list[tf.Tensor]:
+    """To the replicas that hold the extremum; where several do, in equal shares."""
+    held = [
+        tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(operands, results, strict=True)
+    ]
+    holders = all_reduce.reduce_dense(held, "sum", of=of)
+    return [
+        mine * tf.math.divide_no_nan(total, tf.stop_gradient(count))
+        for mine, total, count in zip(held, totals, holders, strict=True)
+    ]
+
+
+def _prod_share(
+    operands: Sequence[tf.Tensor],
+    results: Sequence[tf.Tensor],
+    totals: Sequence[tf.Tensor],
+    of: Call,
+) -> list[tf.Tensor]:
+    """Times the product of the other replicas' values.
+
+    Multiplied out rather than divided by the own value, which may be zero.
+    """
+    everyone = all_gather.gather_dense(operands, None, of=of)
+    count = len(of.group)
+    own = tf.one_hot(of.group.index(of.replica_id), count, True, False)
+    back = []
+    for total, values in zip(totals, everyone, strict=True):
+        rank = tf.concat([[count], tf.ones([tf.rank(total)], tf.int32)], 0)
+        others = tf.where(tf.reshape(own, rank), tf.ones_like(values), values)
+        back.append(total * tf.math.conj(tf.reduce_prod(others, axis=0)))
+    return back
+
+
+def _owner_share(
+    operands: Sequence[tf.Tensor],
+    results: Sequence[tf.Tensor],
+    totals: Sequence[tf.Tensor],
+    of: Call,
+) -> list[tf.Tensor]:
+    """All of it to the owner."""
+    owners = results[len(results) // 2 :]
+    return [
+        tf.where(tf.equal(owner, of.replica_id), total, tf.zeros_like(total))
+        for owner, total in zip(owners, totals, strict=True)
+    ]
+
+
+# --- The table ------------------------------------------------------------------------
+
+_BITS = (
+    ("integer", "bool"),
+    "only integers and booleans are combined bit by bit; tf.bitcast to integers first.",
+)
+_TRUTH = (
+    ("bool",),
+    "compare first, e.g. x != 0; for the bits of integers see bitwise_*.",
+)
+_ORDER = ("floating", "integer"), "cast booleans to int; complex numbers have no order."
+
+REDUCTIONS = {
+    "sum": Reduction(
+        ("floating", "complex", "integer"),
+        'to count booleans, cast to int; "logical_and" and "logical_or" combine them.',
+        base.add_in_order,
+        _sum_share,
+    ),
+    "mean": Reduction(
+        ("floating", "complex"),
+        "cast to a float first; an integer mean would round.",
+        _in_float32(_mean),
+        _mean_share,
+    ),
+    "min": Reduction(
+        ("floating", "integer", "bool"),
+        "complex numbers have no order.",
+        _elementwise(tf.minimum, tf.logical_and),
+        _extremum_share,
+    ),
+    "max": Reduction(
+        ("floating", "integer", "bool"),
+        "complex numbers have no order.",
+        _elementwise(tf.maximum, tf.logical_or),
+        _extremum_share,
+    ),
+    "prod": Reduction(
+        ("floating", "complex", "integer"),
+        'the product of booleans is "logical_and".',
+        _in_float32(_elementwise(tf.multiply)),
+        _prod_share,
+    ),
+    "argmin": Reduction(*_ORDER, _elementwise(tf.minimum), _owner_share, located=True),
+    "argmax": Reduction(*_ORDER, _elementwise(tf.maximum), _owner_share, located=True),
+    "bitwise_and": Reduction(
+        *_BITS, _elementwise(tf.bitwise.bitwise_and, tf.logical_and)
+    ),
+    "bitwise_or": Reduction(*_BITS, _elementwise(tf.bitwise.bitwise_or, tf.logical_or)),
+    "bitwise_xor": Reduction(
+        *_BITS, _elementwise(tf.bitwise.bitwise_xor, tf.math.logical_xor)
+    ),
+    "logical_and": Reduction(*_TRUTH, _elementwise(tf.logical_and)),
+    "logical_or": Reduction(*_TRUTH, _elementwise(tf.logical_or)),
+}

@@ -1,0 +1,142 @@
+"""scatter: each replica receives its slice of the root's value.
+
+Meaning: the n-th replica of the group receives the n-th entry of the root's tensor, or
+the n-th of its slices along an axis. Dual: the root gathers the gradients. Lowering:
+the root's device cuts the tensor up, each device reads its slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context
+from replicator.graph.placeholder import Call, Placeholder
+from replicator.graph.rewrite import Matched
+from replicator.primitives import axes, base, gather, groups, rooted
+
+
+def scatter(
+    value: Any, root: int = 0, axis: int | None = None, group: Any = None
+) -> Any:
+    """Gives each replica its slice of the root's value.
+
+    Args:
+        value: On the root a nest of tensors of any dtype, [len(group), ...] without an
+            axis. On the others a nest of `tf.TensorSpec` that says dtype and shape of
+            the root's whole tensors, or of tensors like them: their values are not used
+            and their gradients are zeros, but gradients only go back to the root from
+            where a tensor is handed in.
+        root: The replica whose value is cut up, a member of the group.
+        axis: None to give the n-th replica of the group `value[n]`; else the axis to
+            cut along, counted from the end if negative. Where the replicas do not
+            divide its size, the first ones receive one row more.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        A nest like `value` of this replica's slices, on its device: [...] without an
+        axis, else of `value`'s rank.
+
+    Raises:
+        ArgumentError: `root` names no replica, `axis` does not exist, `value` does not
+            have one entry per replica, or a leaf is no dense tensor.
+    """
+    members = groups.members("scatter", group)
+    base.check_root("scatter", root, members)
+    axes.check("scatter", axis, optional=True)
+    operands, leaves = rooted.handed_in("scatter", value, root)
+    if not leaves:
+        return value
+    index = members.index(context.require("scatter").replica_id)
+    wholes = rooted.values(leaves)
+    received = base.communicate(
+        "scatter",
+        {"root": root, "axis": axis},
+        operands,
+        [
+            axes.slice_of("scatter", whole, axis, index, len(members))
+            for whole in wholes
+        ],
+        gradient,
+        agreed=wholes,
+        group=members,
+    )
+    return tf.nest.pack_sequence_as(value, received)
+
+
+def send_slices(
+    wholes: Sequence[tf.Tensor],
+    like: Sequence[tf.Tensor],
+    witnesses: Sequence[tf.Tensor],
+    root: int,
+    axis: int | None,
+    of: Call,
+) -> list[tf.Tensor]:
+    """Puts the scatter call of a gradient into the graph.
+
+    Args:
+        wholes: On the root, what is cut up: joined from all replicas along `axis`.
+        like: `like[k]` has the shape of this replica's slice of `wholes[k]`.
+        witnesses: One per result: tensors whose values are not used, which put the call
+            on the tapes that watch them.
+        root: The replica that sends.
+        axis: As it was given to gather.
+        of: The call that is differentiated.
+
+    Returns:
+        One tensor per entry of `like`, of its shape.
+    """
+    sizes = [] if axis is None else [tf.shape(template)[axis] for template in like]
+    slices = rooted.values(like)
+    return base.communicate(
+        "scatter",
+        {"root": root, "axis": axis, "gathered": True},
+        [*wholes, *witnesses, *sizes],
+        slices,
+        gradient,
+        agreed=[axes.joined("scatter", value, axis, len(of.group)) for value in slices],
+        of=of,
+    )
+
+
+def gradient(
+    placed: Placeholder, upstream: Sequence[tf.Tensor]
+) -> Sequence[tf.Tensor | None]:
+    """Gathers the gradients of the slices on the root."""
+    options, operands = placed.call.options, placed.operands
+    root, axis = options["root"], options["axis"]
+    flowing = [k for k, d in enumerate(upstream) if base.is_differentiable(d)]
+    if not flowing:
+        return [None] * len(operands)
+    arrived = [upstream[k] for k in flowing]
+    wholes = gather.gather_dense(arrived, root, axis, of=placed.call)
+    if not rooted.is_root(root):
+        return rooted.zeros(operands, tied=True)
+    gradients = rooted.zeros(operands, tied=False)
+    for k, d in zip(flowing, wholes, strict=True):
+        gradients[k] = d
+    return gradients
+
+
+def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
+    """Cuts on the root's device. Moves the slices of the others to them."""
+    options = matched.options
+    root, axis = matched.group.index(options["root"]), options["axis"]
+    count = len(matched.calls[root].agreed)
+    results: list[list[tf.Tensor]] = [[] for _ in matched.operands]
+    with tf.device(matched.devices[root]):
+        for k in range(count):
+            sizes = None
+            if not options.get("gathered"):
+                whole = rooted.as_agreed(matched, k)
+            else:
+                whole = matched.operands[root][k]
+                if axis is not None:
+                    sizes = tf.stack([own[k - count] for own in matched.operands])
+            pieces = axes.cut(whole, axis, len(results), sizes)
+            for own, piece in zip(results, pieces, strict=True):
+                own.append(piece)
+    return results

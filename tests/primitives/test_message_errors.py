@@ -1,0 +1,280 @@
+"""send and recv: what is refused, while the step is built or when it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+from tests import helpers
+
+SCALAR = tf.TensorSpec([])
+
+
+def _ones(size: int) -> np.ndarray:
+    return np.ones([size], np.float32)
+
+
+# What replica 0 does, what replica 1 does, and what is said of it.
+MISMATCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
+    "no recv": (
+        lambda repl: repl.send(1.0, 1),
+        lambda repl: None,
+        r"Message 0 from 0 to 1, tag 0, of replica 0 has no partner: send .*tag=0 "
+        r"float32\[\] at LINE\..*replica 1: 0 calls\s+Fix: .*as often",
+    ),
+    "no send": (
+        lambda repl: None,
+        lambda repl: repl.recv(tf.TensorSpec([2, None]), 0, tag=3),
+        r"Message 0 from 0 to 1, tag 3, of replica 1 has no partner: recv .*tag=3 "
+        r"float32\[2, \?\] at LINE\..*replica 0: 0 calls\s",
+    ),
+    "one send more": (
+        lambda repl: (repl.send(1.0, 1), repl.send(1.0, 1)),
+        lambda repl: repl.recv(SCALAR, 0),
+        r"Message 1 from 0 to 1.* of replica 0 has no partner.*replica 1: 1 calls, "
+        r"the last one: recv .* at LINE\s",
+    ),
+    "one recv more": (
+        lambda repl: repl.send(1.0, 1),
+        lambda repl: (repl.recv(SCALAR, 0), repl.recv(SCALAR, 0)),
+        r"Message 1 from 0 to 1.* of replica 1 has no partner.*replica 0: 1 calls, "
+        r"the last one: send .* at LINE\s",
+    ),
+    "tag": (
+        lambda repl: repl.send(1.0, 1, tag=1),
+        lambda repl: repl.recv(SCALAR, 0, tag=2),
+        r"Message 0 from 0 to 1, tag 1, of replica 0 has no partner.*same tag",
+    ),
+    "direction": (
+        lambda repl: repl.send(1.0, 1),
+        lambda repl: repl.send(1.0, 0),
+        r"Message 0 from 0 to 1, tag 0, of replica 0 has no partner",
+    ),
+    "dtype": (
+        lambda repl: repl.send(1, 1),
+        lambda repl: repl.recv(SCALAR, 0),
+        r"Message 0 from 0 to 1, tag 0, differs between replicas: not the same dtype "
+        r"\(int32\[\] and float32\[\]\)\..*send .* at LINE\s.*recv .* at LINE\s+Fix: ",
+    ),
+    "shape": (
+        lambda repl: repl.send(_ones(2), 1),
+        lambda repl: repl.recv(_ones(1), 0),
+        r"not the same shape \(float32\[2\] and float32\[1\]\)\..*LINE\s.*LINE\s",
+    ),
+    "rank": (
+        lambda repl: repl.send(_ones(2), 1),
+        lambda repl: repl.recv(tf.TensorSpec([None, None]), 0),
+        r"not the same shape \(float32\[2\] and float32\[\?, \?\]\)",
+    ),
+    "number": (
+        lambda repl: repl.send([1.0, 2.0], 1),
+        lambda repl: repl.recv([SCALAR] * 3, 0),
+        r"not the same number of tensors",
+    ),
+    "leaf": (
+        lambda repl: repl.send([1.0, 2], 1),
+        lambda repl: repl.recv([1.0, SCALAR], 0),
+        r"not the same dtype of tensor 1 \(int32\[\] and float32\[\]\)",
+    ),
+    "place": (
+        lambda repl: tf.cond(
+            helpers.opaque(True), lambda: repl.send(1.0, 1) or 0, lambda: 0
+        ),
+        lambda repl: repl.recv(SCALAR, 0),
+        r"different places of the control flow: inside a conditional on replica 0, at "
+        r"the top level on replica 1\..*LINE\s.*LINE\s+Fix: ",
+    ),
+    "branch": (
+        lambda repl: tf.cond(
+            helpers.opaque(True), lambda: repl.send(1.0, 1) or 0.0, lambda: 0.0
+        ),
+        lambda repl: tf.cond(
+            helpers.opaque(True), lambda: 0.0, lambda: repl.recv(SCALAR, 0)
+        ),
+        r"replica 0 makes a call at a place of the control flow where there is none of "
+        r"replica 1: .*another branch.*LINE\s+Fix: .*same branches",
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_messages_that_do_not_pair_name_the_lines(name: str, mode: str) -> None:
+    one, two, said = MISMATCHES[name]
+    repl = helpers.make(3)
+
+    def step() -> tf.Tensor:
+        if repl.replica_id == 0:
+            one(repl)
+        elif repl.replica_id == 1:
+            two(repl)
+        return tf.constant(0.0)
+
+    said = said.replace(
+        "LINE", r"tests.primitives.test_message_errors\.py:\d+ in <lambda>"
+    )
+    with pytest.raises(errors.MismatchError, match=rf"(?s){said}"):
+        helpers.run(mode, repl, lambda: step)
+
+
+def _exchange(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor:
+    repl.send(x, 1 - repl.replica_id)
+    return repl.recv(x, 1 - repl.replica_id)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_branches_that_only_one_side_takes_are_an_error_of_the_step(mode: str) -> None:
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        taken = helpers.opaque(repl.replica_id == 0)
+        x = helpers.opaque(1.0)
+        return tf.cond(taken, lambda: _exchange(repl, x), lambda: x)
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"(?s)disagree in a conditional .*send source=0 destination=1 "
+        r"tag=0.*test_message_errors\.py:\d+ in _exchange",
+    ):
+        helpers.run(mode, repl, lambda: step)
+
+
+@pytest.mark.parametrize("handed_in", ["spec", "tensor"])
+def test_a_shape_that_turns_out_different_is_an_error_of_the_step(
+    handed_in: str,
+) -> None:
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        x = helpers.opaque(tf.ones([2 + repl.replica_id]), [None])
+        if repl.replica_id == 0:
+            repl.send(x, 1)
+            return x
+        return repl.recv(x if handed_in == "tensor" else tf.TensorSpec([3]), 0)
+
+    said = {
+        "spec": r"\[2\] is not compatible with expected shape \[3\]",
+        "tensor": r"recv on replica 1, at tests.primitives.test_message_errors\.py:\d+ "
+        r"in step: what was sent differs in shape",
+    }
+    with pytest.raises(tf.errors.InvalidArgumentError, match=said[handed_in]):
+        repl.run(step)
+
+
+SPARSE = tf.IndexedSlices(tf.ones([1]), [0], [3])
+BAD_ARGUMENTS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "to nobody": (
+        lambda repl: repl.send(1.0, 2),
+        r"send on replica 0 was given destination=2, but there are 2 replicas",
+    ),
+    "from nobody": (
+        lambda repl: repl.recv(SCALAR, -1),
+        r"recv on replica 0 was given source=-1, but there are 2 replicas",
+    ),
+    "to no id": (
+        lambda repl: repl.send(1.0, tf.constant(1)),
+        r"send on replica 0 was given destination=<tf.*a Python int",
+    ),
+    "to itself": (
+        lambda repl: repl.send(1.0, 0),
+        r"send on replica 0 was given destination=0, which is itself.*Python variable",
+    ),
+    "from itself": (
+        lambda repl: repl.recv(SCALAR, 0),
+        r"recv on replica 0 was given source=0, which is itself",
+    ),
+    "negative tag": (lambda repl: repl.send(1.0, 1, tag=-1), r"was given tag=-1"),
+    "tag of text": (lambda repl: repl.recv(SCALAR, 1, tag="a"), r"was given tag='a'"),
+    "tag of truth": (lambda repl: repl.send(1.0, 1, tag=True), r"was given tag=True"),
+    "slices sent": (
+        lambda repl: repl.send(SPARSE, 1),
+        r"send on replica 0 cannot send IndexedSlices.*values and indices",
+    ),
+    "slices received": (
+        lambda repl: repl.recv(SPARSE, 1),
+        r"recv on replica 0 cannot receive IndexedSlices.*values and indices",
+    ),
+    "no spec": (lambda repl: repl.recv(object(), 1), r"which is no tensor"),
+    "ragged spec": (
+        lambda repl: repl.recv(tf.RaggedTensorSpec([None]), 1),
+        r"RaggedTensorSpec.*which is no tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARGUMENTS)
+def test_arguments_without_a_meaning(name: str) -> None:
+    call, said = BAD_ARGUMENTS[name]
+    repl = helpers.make(2)
+
+    def step() -> float:
+        if repl.replica_id == 0:
+            call(repl)
+        return 0.0
+
+    with pytest.raises(
+        errors.ArgumentError,
+        match=r"(?s)at tests.primitives.test_message_errors\.py:\d+ in <.*Fix: ",
+    ) as caught:
+        repl.run(step)
+    assert re.search(rf"(?s){said}", str(caught.value))
+
+
+@pytest.mark.parametrize("name", ["send", "recv"])
+def test_outside_a_step(name: str) -> None:
+    call = getattr(helpers.make(2), name)
+    with pytest.raises(
+        errors.ContextError, match=rf"(?s)^{name} was called outside.*Fix: "
+    ):
+        call(1.0, 1)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_gradient_on_one_side_only_says_how_to_get_it_on_the_other(
+    linked: bool,
+) -> None:
+    """It needs `linked` where one sends, and a watched tensor where one receives."""
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        x = helpers.opaque(1.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            if repl.replica_id == 0:
+                repl.send(x, 1)
+                loss = repl.linked(x) if linked else x
+            else:
+                loss = x + repl.recv(SCALAR if linked else x, 0)
+        return tape.gradient(loss, x)
+
+    with pytest.raises(
+        errors.MismatchError,
+        match=rf"(?s)A gradient of message 0 from 0 to 1, tag 0, of replica "
+        rf"{0 if linked else 1} has no partner.*"
+        r"Fix: .*repl\.linked\(loss\).*in place of the TensorSpec",
+    ):
+        repl.run(step)
+
+
+def test_without_link_and_watched_tensor_no_gradient_flows() -> None:
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        x = helpers.opaque(2.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            if repl.replica_id == 0:
+                repl.send(x, 1)
+                loss = x
+            else:
+                loss = x * repl.recv(SCALAR, 0)
+        return tape.gradient(loss, x)
+
+    assert [float(d) for d in repl.run(step)] == [1.0, 2.0]
