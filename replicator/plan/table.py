@@ -1,0 +1,132 @@
+"""A plan as tables in the terminal, by rich."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+import rich.box
+import rich.console
+import rich.table
+
+from replicator.graph.placeholder import Value
+from replicator.plan.rows import Plan, Row, Total
+
+_MOST_TENSORS = 3  # of one call that are shown
+_WIDTH = 150  # where there is no terminal that has one
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def show(plan: Plan, file: TextIO | None = None) -> None:
+    """Prints a plan.
+
+    Args:
+        plan: What to print.
+        file: Where to; standard output, unless given.
+    """
+    console = rich.console.Console(file=file, highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    console.print(_rows(plan))
+    console.print(_totals(plan))
+
+
+def size(nbytes: int | None) -> str:
+    """Returns a number of bytes as it is shown, e.g. "1.5 KiB", or "?"."""
+    if nbytes is None:
+        return "?"
+    number, unit = float(nbytes), 0
+    while number >= 1024 and unit + 1 < len(_UNITS):
+        number, unit = number / 1024, unit + 1
+    return f"{number:.1f} {_UNITS[unit]}" if unit else f"{nbytes} B"
+
+
+def title(row: Row) -> str:
+    """Returns what a row is called: "all_reduce sum", "broadcast root=1"."""
+    options = (f"{name}={value}" for name, value in row.options.items())
+    return " ".join(filter(None, [row.primitive, row.reduction, *options]))
+
+
+def tensors(row: Row) -> str:
+    """Returns what is handed in, said once for replicas that hand in alike."""
+    return _by_replica(row.group, [_listed(own) for own in row.operands])
+
+
+def sent(row: Row) -> str:
+    """Returns how much each replica sends, said once for those that send as much."""
+    return _by_replica(row.group, [size(nbytes) for nbytes in row.sent])
+
+
+def _listed(values: Sequence[Value]) -> str:
+    shown = ", ".join(map(str, values[:_MOST_TENSORS]))
+    more = len(values) - _MOST_TENSORS
+    return f"{shown}, {more} more" if more > 0 else shown or "nothing"
+
+
+def _by_replica(group: Sequence[int], texts: Sequence[str]) -> str:
+    """Returns a line for each different text and whose it is, or the only text."""
+    owners: dict[str, list[int]] = {}
+    for replica_id, text in zip(group, texts, strict=True):
+        owners.setdefault(text, []).append(replica_id)
+    if len(owners) == 1:
+        return texts[0]
+    return "\n".join(f"{_ids(own)}: {text}" for text, own in owners.items())
+
+
+def _ids(replica_ids: Sequence[int]) -> str:
+    return ", ".join(map(str, replica_ids))
+
+
+def _rows(plan: Plan) -> rich.table.Table:
+    """Returns the table with one row per communication."""
+    table = _table(f"Communication of {len(plan.devices)} replicas")
+    for name in ("", "primitive", "replicas", "tensors", "each sends", "algorithm"):
+        table.add_column(name, justify="right" if name == "" else "left")
+    for name in ("where", "times", "pass", "line"):
+        table.add_column(name, overflow="fold")
+    for number, row in enumerate(plan):
+        table.add_row(
+            str(number),
+            title(row),
+            "all" if len(row.group) == len(plan.devices) else _ids(row.group),
+            tensors(row),
+            sent(row),
+            row.algorithm,
+            row.place,
+            "?" if row.times is None else str(row.times),
+            "backward" if row.backward else "forward",
+            "\n".join(row.lines),
+        )
+    return table
+
+
+def _totals(plan: Plan) -> rich.table.Table:
+    """Returns the table of what the rows come to."""
+    table = _table("Totals over all replicas")
+    table.caption = (
+        "per step: what is certain to happen, counted loops by their turns. each time: "
+        "what stands in conditionals and in loops of unknown length (times: ?), taken "
+        "once."
+    )
+    table.add_column("primitive")
+    for when in ("per step", "each time"):
+        table.add_column(f"{when}: number", justify="right")
+        table.add_column(f"{when}: bytes", justify="right")
+    lines = [*plan.by_primitive.items(), ("all", plan.totals)]
+    for name, totals in lines:
+        cells = [_cells(total) for total in (totals.per_step, totals.per_turn)]
+        table.add_row(name, *cells[0], *cells[1])
+    return table
+
+
+def _cells(total: Total) -> tuple[str, str]:
+    if not total.communications:
+        return "-", "-"
+    more = f" and {total.unknown} of unknown size" if total.unknown else ""
+    return str(total.communications), size(total.nbytes) + more
+
+
+def _table(name: str) -> rich.table.Table:
+    return rich.table.Table(
+        title=name, title_justify="left", caption_justify="left", box=rich.box.SIMPLE
+    )

@@ -1,0 +1,174 @@
+"""The program `python -m replicator.plan`, on good and on bad arguments."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from absl.testing import flagsaver
+
+from replicator.plan import Plan, __main__
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+_MODULE = """
+import replicator
+import tensorflow as tf
+
+ran = []
+number = 3
+
+
+def _repl():
+    return replicator.Replicator(["CPU:0", "CPU:1"])
+
+
+def make():
+    repl = _repl()
+
+    def step_fn(x):
+        tf.py_function(lambda: ran.append(1), [], [])
+        return repl.all_reduce(x, "max")
+
+    return repl, step_fn, lambda: tf.ones([3])
+
+
+def without_inputs():
+    repl = _repl()
+    return repl, lambda: repl.broadcast(tf.ones([2]), 1)
+
+
+class Nested:
+    make = staticmethod(without_inputs)
+
+
+def fails():
+    raise RuntimeError("no\\nluck")
+
+
+def a_list():
+    return [1, 2]
+
+
+def no_replicator():
+    return 1, make
+
+
+def no_step():
+    return _repl(), 2
+
+
+def mismatch():
+    repl = _repl()
+    return repl, lambda: repl.all_reduce(1.0) if repl.replica_id else tf.ones([])
+"""
+
+
+_numbers = itertools.count()  # Python imports no module anew under the same name
+
+
+def _line(fragment: str) -> int:
+    """Returns the number of the only line of a module that holds a fragment."""
+    lines = _MODULE.splitlines()
+    (number,) = [n for n, line in enumerate(lines, 1) if fragment in line]
+    return number
+
+
+@pytest.fixture
+def module(tmp_path: pathlib.Path, monkeypatch: Any) -> str:
+    """Returns the name of a module in the working directory."""
+    name = f"made_{next(_numbers)}"
+    (tmp_path / f"{name}.py").write_text(_MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def _status(*arguments: str) -> int:
+    """Runs the program in this process, as absl would."""
+    with flagsaver.flagsaver():
+        try:
+            return __main__.main(__main__._parse(["plan", *arguments]))
+        except SystemExit as end:
+            return end.code
+
+
+def test_the_program_prints_and_writes_without_running(
+    module: str, capsys: Any
+) -> None:
+    arguments = ("--json=plan.json", "--plot=plan.svg", f"{module}:make")
+    assert _status(*arguments) == 0
+    printed, line = capsys.readouterr().out, _line('"max"')
+    assert "all_reduce max" in printed and f"{module}.py:{line} in step_fn" in printed
+    plan = Plan.from_json(pathlib.Path("plan.json").read_text())
+    assert [(r.primitive, r.nbytes) for r in plan] == [("all_reduce", 24)]
+    assert "all_reduce max, 24 B" in pathlib.Path("plan.svg").read_text()
+    assert not sys.modules[module].ran
+
+
+@pytest.mark.parametrize("name", ["without_inputs", "Nested.make"])
+def test_the_input_fn_may_be_left_away(name: str, module: str, capsys: Any) -> None:
+    assert _status(f"{module}:{name}") == 0
+    assert "broadcast root=1" in capsys.readouterr().out
+
+
+def test_programs_of_sessions_have_plans_too(module: str, capsys: Any) -> None:
+    with tf.Graph().as_default():
+        assert _status(f"{module}:without_inputs") == 0
+    assert "broadcast root=1" in capsys.readouterr().out
+
+
+BAD = {
+    "": "usage: python -m replicator.plan module:make",
+    "MODULE:make MODULE:make": "usage: python -m replicator.plan module:make",
+    "MODULE": "'MODULE' is not of the form module:make",
+    ":make": "':make' is not of the form module:make",
+    "MODULE:": "'MODULE:' is not of the form module:make",
+    "no_such_module:make": "ModuleNotFoundError: No module named 'no_such_module'",
+    "MODULE:nothing": "module MODULE has no nothing",
+    "MODULE:Nested.nothing": "module MODULE has no Nested.nothing",
+    "MODULE:number": "MODULE:number is a int; expected a function",
+    "MODULE:fails": "MODULE:fails(): RuntimeError: no luck (raised at MODULE.py:",
+    "MODULE:a_list": "returned a list; expected a tuple (repl, step_fn) or (repl, ",
+    "MODULE:no_replicator": "returned a int first; expected a Replicator",
+    "MODULE:no_step": "returned a int second; expected the step_fn",
+    "MODULE:mismatch": "the step of MODULE:mismatch: MismatchError: Communication call",
+    "MODULE:make --plot=plan.pdf": "--plot: ArgumentError: a plan cannot be plotted",
+    "MODULE:make --json=no/such/folder": "--json: FileNotFoundError: [Errno 2] No such",
+    "MODULE:make --plot=no/folder.png": "--plot: FileNotFoundError: [Errno 2] No such",
+    "MODULE:make --no_flag=1": "Unknown command line flag 'no_flag'",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_bad_input_is_one_line_and_status_2(
+    arguments: str, module: str, capsys: Any
+) -> None:
+    assert _status(*arguments.replace("MODULE", module).split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert BAD[arguments].replace("MODULE", module) in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "status", "text"), [("make", 0, "all_reduce max"), ("fails", 2, "no luck")]
+)
+def test_as_a_program_it_neither_warns_nor_traces_back(
+    name: str, status: int, text: str, module: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "replicator.plan", f"{module}:{name}"],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == status, done.stderr
+    assert text in (done.stdout if status == 0 else done.stderr)
+    assert "Traceback" not in done.stderr and "RuntimeWarning" not in done.stderr

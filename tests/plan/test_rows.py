@@ -1,0 +1,412 @@
+"""The rows and the totals of plans, against what was written and counted by hand."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+from replicator import plan as plans
+from replicator.graph.placeholder import Value
+from replicator.graph.record import Link
+from replicator.plan import Plan, Row, Total
+from tests import helpers
+from tests.plan import examples
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+def _plan(num_replicas: int, make: Callable[[replicator.Replicator], Any]) -> Plan:
+    repl = helpers.make(num_replicas)
+    return repl.build(make(repl)).plan
+
+
+def _one(num_replicas: int, call: Callable[[replicator.Replicator], Any]) -> Row:
+    """Returns the only row of a step that makes one call."""
+    (row,) = _plan(num_replicas, lambda repl: lambda: call(repl))
+    return row
+
+
+def _marked(row: Row) -> str:
+    """Returns the comment at the end of the line that a row names."""
+    (line,) = row.lines
+    place, _, _ = line.partition(" in ")
+    filename, _, number = place.rpartition(":")
+    return linecache.getline(filename, int(number)).rpartition("# ")[2].strip()
+
+
+# --- Rows ----------------------------------------------------------------------------
+
+
+def test_the_rows_of_a_step_that_communicates_everywhere() -> None:
+    plan = _plan(2, examples.everywhere)
+    conditional = "function inner > conditional (true)"
+    assert [
+        (r.primitive, r.reduction, r.place, r.times, r.backward, _marked(r))
+        for r in plan
+    ] == [
+        ("all_reduce", "mean", "top level", 1, False, "at the top"),
+        ("all_reduce", "sum", "loop body", 6, False, "in the counted loop"),
+        ("broadcast", "", conditional, None, False, "in the cond"),
+        ("all_gather", "", "loop body", None, False, "in the other loop"),
+        ("reduce_scatter", "sum", "loop body", None, True, "the gradients"),
+        ("all_reduce", "sum", conditional, None, True, "the gradients"),
+        ("all_reduce", "sum", "loop body", None, True, "the gradients"),
+        ("all_reduce", "mean", "top level", 1, True, "the gradients"),
+    ]
+    assert plan[2].options == {"root": 1}
+    assert {r.group for r in plan} == {(0, 1)}
+    assert plan[0].operands == ((Value("float32", (2,)),),) * 2
+    assert [r.algorithm for r in plan[:5]] == ["hub"] * 2 + ["direct", "hub", "direct"]
+
+
+def test_the_plan_is_the_same_in_all_modes() -> None:
+    found = []
+    for mode in helpers.MODES:
+        repl = helpers.make(2)
+        helpers.run(mode, repl, lambda repl=repl: examples.everywhere(repl))
+        found.append([(r.primitive, r.place, r.nbytes, r.lines) for r in repl.plan])
+    assert found[0] == found[1] == found[2]
+
+
+def test_counted_loops_multiply_and_a_turn_is_one_row() -> None:
+    def make(repl: replicator.Replicator) -> Any:
+        def step() -> Any:
+            x = helpers.opaque(1.0)
+            for _ in tf.range(8):  # several turns are taken at once
+                x = repl.all_reduce(x, "mean")
+                for _ in tf.range(5):
+                    x = repl.all_reduce(x, "max")
+            return x
+
+        return step
+
+    outer, inner = _plan(2, make)
+    assert (outer.place, outer.times) == ("loop body", 8)
+    assert (inner.place, inner.times) == ("loop body > loop body", 40)
+
+
+def test_each_branch_has_its_rows() -> None:
+    def make(repl: replicator.Replicator) -> Any:
+        def call(op: str) -> Any:
+            return lambda: repl.all_reduce(1.0, op)
+
+        def step() -> Any:
+            index = helpers.opaque(1)
+            x = tf.switch_case(index, [call("sum"), call("min"), call("max")])
+            return x + tf.cond(index > 0, lambda: 0.0, call("prod"))
+
+        return step
+
+    assert [(r.reduction, r.place, r.times) for r in _plan(2, make)] == [
+        ("sum", "conditional (branch 0)", None),
+        ("min", "conditional (branch 1)", None),
+        ("max", "conditional (branch 2)", None),
+        ("prod", "conditional (false)", None),
+    ]
+
+
+def test_what_an_optimizer_accumulates_is_sent_when_it_is_due() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        variable = tf.keras.Variable([1.0, 2.0])
+        optimizer = repl.wrap_optimizer(
+            tf.keras.optimizers.SGD(0.1), accumulation_steps=2
+        )
+
+    def step() -> None:
+        optimizer.apply([variable * 1.0], [variable])
+
+    (row,) = repl.build(step).plan
+    assert (row.place, row.times) == ("conditional (when due)", None)
+    assert row.options == {}
+    assert row.nbytes == 2 * 8
+
+
+def test_a_function_has_rows_for_each_time_that_it_is_called() -> None:
+    def make(repl: replicator.Replicator) -> Any:
+        @tf.function
+        def total(x: tf.Tensor) -> tf.Tensor:
+            return repl.all_reduce(x)
+
+        return lambda: total(total(helpers.opaque(1.0)))
+
+    assert [r.place for r in _plan(2, make)] == ["function total"] * 2
+
+
+def test_what_is_built_twice_has_one_row() -> None:
+    """A function that creates variables is traced twice."""
+    made: list[tf.Variable] = []
+
+    def step() -> Any:
+        if len(made) <= repl.replica_id:
+            made.append(tf.Variable(1.0))
+        return repl.all_reduce(made[repl.replica_id])
+
+    repl = helpers.make(2)
+    assert len(repl.build(step).plan) == 1
+
+
+def test_replicas_that_ask_from_different_lines_have_them_all() -> None:
+    def make(repl: replicator.Replicator) -> Any:
+        def step() -> Any:
+            if repl.replica_id:
+                return repl.all_reduce(1.0)
+            return repl.all_reduce(2.0)
+
+        return step
+
+    (row,) = _plan(3, make)
+    first, second = (int(line.split(":")[-1].split()[0]) for line in row.lines)
+    assert first == second + 1
+
+
+# --- Bytes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max"])
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_an_all_reduce_goes_to_a_hub_and_back(num_replicas: int, op: str) -> None:
+    row = _one(num_replicas, lambda repl: repl.all_reduce(tf.ones([5, 7]), op))
+    own, others = 5 * 7 * 4, num_replicas - 1
+    assert sorted(row.sent) == [own] * others + [others * own]
+    assert row.nbytes == 2 * others * own
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_a_broadcast_leaves_the_root(num_replicas: int) -> None:
+    root = num_replicas - 1
+    row = _one(
+        num_replicas, lambda repl: repl.broadcast(tf.ones([6], tf.float64), root)
+    )
+    assert row.sent == (0,) * root + (root * 6 * 8,)
+    assert row.links == tuple(Link(root, r, 48) for r in range(root))
+
+
+def test_an_all_gather_goes_to_a_hub_and_comes_back_joined() -> None:
+    def call(repl: replicator.Replicator) -> Any:
+        return repl.all_gather(tf.ones([repl.replica_id + 1, 2]), axis=0)
+
+    row = _one(3, call)
+    own, joined = (8, 16, 24), 48
+    hub = max(range(3), key=lambda r: row.sent[r] or 0)
+    expected = [2 * joined if r == hub else own[r] for r in range(3)]
+    assert list(row.sent) == expected
+    assert row.operands[1] == (Value("float32", (2, 2)),)
+
+
+def test_a_reduce_scatter_sends_each_replica_its_slice() -> None:
+    def make(repl: replicator.Replicator) -> Any:
+        def step() -> Any:
+            x = helpers.opaque([1.0, 2.0])
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.reduce_sum(repl.all_gather(x) ** 2)
+            return tape.gradient(y, x)
+
+        return step
+
+    row = _plan(3, make)[1]
+    assert (row.primitive, row.backward) == ("reduce_scatter", True)
+    assert row.sent == (16, 16, 16)  # two others, two floats each
+
+
+def test_tensors_that_travel_together_add_up() -> None:
+    def call(repl: replicator.Replicator) -> Any:
+        return repl.all_reduce([tf.ones([3]), tf.ones([4]), tf.ones([], tf.int64)])
+
+    row = _one(2, call)
+    assert row.nbytes == 2 * (12 + 16 + 8)
+
+
+def test_only_the_group_sends() -> None:
+    def call(repl: replicator.Replicator) -> Any:
+        if repl.replica_id == 1:
+            return tf.constant(0.0)
+        return repl.all_reduce(tf.constant(1.0), group=repl.group([0, 2]))
+
+    row = _one(3, call)
+    assert row.group == (0, 2)
+    assert row.links == (Link(0, 2, 4), Link(2, 0, 4))
+
+
+def test_a_message_has_one_row_with_the_lines_of_both_ends() -> None:
+    def make(repl: replicator.Replicator) -> Any:
+        def step() -> Any:
+            x = tf.ones([4])
+            if repl.replica_id == 2:
+                repl.send(x, 0, tag=5)  # the send
+            elif repl.replica_id == 0:
+                x = repl.recv(tf.TensorSpec([4]), 2, tag=5)  # the recv
+            return x
+
+        return step
+
+    (row,) = _plan(3, make)
+    assert (row.primitive, row.algorithm, row.group) == ("message", "direct", (0, 2))
+    assert row.options == {"source": 2, "destination": 0, "tag": 5}
+    assert row.operands == ((), (Value("float32", (4,)),))
+    assert row.links == (Link(2, 0, 16),)
+    assert row.sent == (0, 16)
+    numbers = [int(line.split(":")[-1].split()[0]) for line in row.lines]
+    assert numbers[0] == numbers[1] + 2
+
+
+def test_a_barrier_sends_nothing() -> None:
+    def call(repl: replicator.Replicator) -> Any:
+        repl.barrier()
+        return tf.constant(1.0)
+
+    row = _one(3, call)
+    assert (row.primitive, row.algorithm, row.nbytes) == ("barrier", "order", 0)
+
+
+def test_unknown_sizes_are_none_and_counted_apart() -> None:
+    def make(repl: replicator.Replicator) -> Any:
+        def step() -> Any:
+            unknown = helpers.opaque([1.0, 2.0], [None])
+            return repl.all_reduce(unknown), repl.all_reduce(1.0)
+
+        return step
+
+    plan = _plan(2, make)
+    assert plan[0].sent == (None, None)
+    assert plan[0].nbytes is None
+    assert plan[0].operands[0] == (Value("float32", (None,)),)
+    assert plan.totals.per_step == Total(communications=2, nbytes=8, unknown=1)
+
+
+# --- Plans ---------------------------------------------------------------------------
+
+
+def _row(primitive: str, nbytes: int | None, times: int | None) -> Row:
+    return Row(
+        primitive=primitive,
+        reduction="",
+        options={},
+        group=(0, 1),
+        operands=((), ()),
+        links=(Link(0, 1, nbytes),),
+        algorithm="direct",
+        path=(),
+        times=times,
+        lines=("train.py:1 in step",),
+        backward=False,
+    )
+
+
+def test_totals_by_hand() -> None:
+    rows = (
+        _row("message", 10, 1),
+        _row("message", 7, 3),
+        _row("message", None, 2),
+        _row("message", 5, None),
+        _row("broadcast", 100, None),
+    )
+    plan = Plan(rows, ("/device:CPU:0", "/device:CPU:1"))
+    assert plan.totals.per_step == Total(6, 31, 2)
+    assert plan.totals.per_turn == Total(2, 105, 0)
+    assert list(plan.by_primitive) == ["broadcast", "message"]
+    assert plan.by_primitive["message"].per_step == Total(6, 31, 2)
+    assert plan.by_primitive["message"].per_turn == Total(1, 5, 0)
+    assert plan.by_primitive["broadcast"].per_step == Total()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_totals_are_the_sums_over_the_primitives(seed: int) -> None:
+    plan = examples.made_up(50, 4, seed)
+    for kind in ("per_step", "per_turn"):
+        whole = getattr(plan.totals, kind)
+        parts = [getattr(totals, kind) for totals in plan.by_primitive.values()]
+        for name in ("communications", "nbytes", "unknown"):
+            assert getattr(whole, name) == sum(getattr(p, name) for p in parts)
+
+
+def test_a_plan_is_a_sequence_of_rows() -> None:
+    plan = examples.made_up(5, 2)
+    assert len(plan) == 5
+    assert list(plan) == [plan[n] for n in range(5)] == list(plan.rows)
+    assert plan[-2:] == plan.rows[3:]
+    assert plan[0] in plan
+    assert not Plan((), ())
+
+
+# --- JSON ----------------------------------------------------------------------------
+
+
+def test_json_gives_the_plan_back() -> None:
+    for plan in (_plan(2, examples.everywhere), examples.made_up(40, 4)):
+        assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_json_holds_what_follows_from_the_rows_too() -> None:
+    plan = examples.made_up(9, 3)
+    read = json.loads(plan.to_json())
+    assert read["devices"] == list(plan.devices)
+    assert [tuple(row["sent"]) for row in read["rows"]] == [r.sent for r in plan]
+    assert [row["nbytes"] for row in read["rows"]] == [r.nbytes for r in plan]
+    totals = read["totals"]["per_step"]
+    assert totals["communications"] == plan.totals.per_step.communications
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"rows": [{}], "devices": []}', '{"rows": 3}']
+)
+def test_what_is_no_plan_is_an_error(text: str) -> None:
+    with pytest.raises(errors.ArgumentError, match="not the JSON text of a plan") as e:
+        Plan.from_json(text)
+    assert "Fix: hand in what `Plan.to_json` returned." in str(e.value)
+
+
+# --- Packages that may be missing ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("package", "room", "use"),
+    [
+        ("rich", "table", lambda plan, folder: plan.print()),
+        ("matplotlib", "lanes", lambda plan, folder: plan.plot(folder / "x.png")),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    package: str, room: str, use: Any, monkeypatch: Any, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.delitem(sys.modules, f"replicator.plan.{room}", raising=False)
+    monkeypatch.delattr(plans, room, raising=False)
+    for name in list(sys.modules):
+        if name.partition(".")[0] == package:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(errors.DependencyError) as caught:
+        use(examples.made_up(3, 2), tmp_path)
+    assert isinstance(caught.value, ImportError)
+    assert f"{package} is needed to" in str(caught.value)
+    assert f"pip install {package}, or pip install 'replicator[plan]'" in str(
+        caught.value
+    )
+
+
+def test_the_library_imports_neither_rich_nor_matplotlib() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules.update({'rich': None, 'matplotlib': None})\n"
+        "import replicator, replicator.plan\n"
+        "repl = replicator.Replicator(['CPU:0'])\n"
+        "assert len(repl.build(lambda: repl.all_reduce(1.0)).plan) == 1\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        check=True,
+        timeout=120,
+    )

@@ -1,0 +1,103 @@
+"""What `Plan.print` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any
+
+import pytest
+
+from replicator.graph.placeholder import Value
+from replicator.graph.record import Link
+from replicator.plan import Plan, Row, table
+from tests import helpers
+from tests.plan import examples
+
+
+def _printed(plan: Plan) -> str:
+    file = io.StringIO()
+    plan.print(file)
+    return file.getvalue()
+
+
+def _row(**changes: Any) -> Row:
+    return dataclasses.replace(examples.made_up(1, 3)[0], group=(0, 1, 2), **changes)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (3 * 2**20, "3.0 MiB"),
+        (5 * 2**30, "5.0 GiB"),
+        (7 * 2**40, "7.0 TiB"),
+        (2**60, "1048576.0 TiB"),
+        (None, "?"),
+    ],
+)
+def test_sizes_are_shown_in_their_unit(nbytes: int | None, text: str) -> None:
+    assert table.size(nbytes) == text
+
+
+def test_a_row_is_called_by_what_the_replicas_agreed_on() -> None:
+    row = _row(primitive="reduce", reduction="sum", options={"root": 1})
+    assert table.title(row) == "reduce sum root=1"
+    assert table.title(_row(primitive="barrier", options={})) == "barrier"
+
+
+def test_replicas_that_hand_in_or_send_alike_are_named_together() -> None:
+    floats = (Value("float32", (2, None)),)
+    row = _row(operands=((), floats, floats), links=(Link(1, 0, 5), Link(2, 0, 5)))
+    assert table.tensors(row) == "0: nothing\n1, 2: float32[2, ?]"
+    assert table.sent(row) == "0: 0 B\n1, 2: 5 B"
+    alike = dataclasses.replace(row, operands=(floats,) * 3, links=())
+    assert (table.tensors(alike), table.sent(alike)) == ("float32[2, ?]", "0 B")
+
+
+def test_many_tensors_are_counted() -> None:
+    many = tuple(Value("int32", (n,)) for n in range(5))
+    expected = "int32[0], int32[1], int32[2], 2 more"
+    assert table.tensors(_row(operands=(many,) * 3)) == expected
+
+
+def test_the_tables_of_a_step() -> None:
+    repl = helpers.make(2)
+    lines = _printed(repl.build(examples.everywhere(repl)).plan).splitlines()
+    shown = [" ".join(line.split()) for line in lines]
+    assert "Communication of 2 replicas" in shown
+    (first,) = (line for line in shown if line.startswith("0 all_reduce mean"))
+    assert "all_reduce mean all float32[2] 8 B hub top level 1 forward tests" in first
+    (third,) = (line for line in shown if line.startswith("2 broadcast"))
+    assert "function inner >" in third and "? forward" in third
+    assert sum(" backward " in line for line in shown) == 4
+    # 8 top-level all_reduces (6 of them in the loop) of 16 bytes, and one elsewhere.
+    start = shown.index("Totals over all replicas")
+    totals = {line.split()[0]: line for line in shown[start:] if line}
+    assert totals["all_reduce"] == "all_reduce 8 128 B 2 32 B"
+    assert totals["broadcast"] == "broadcast - - 1 8 B"
+    assert totals["all"].startswith("all 8 128 B 5 ")
+
+
+def test_unknown_sizes_show_in_the_totals() -> None:
+    row = _row(times=1, links=(Link(0, 1, None), Link(0, 2, 4)), path=())
+    text = _printed(Plan((row,), ("/device:CPU:0",) * 3))
+    assert "0 B and 1 of unknown size" in text
+
+
+def test_what_looks_like_markup_is_printed_as_it_is() -> None:
+    row = _row(lines=("train.py:1 in [bold]step[/bold]",))
+    assert "[bold]step[/bold]" in _printed(Plan((row,), ("/device:CPU:0",) * 3))
+
+
+def test_an_empty_plan_prints() -> None:
+    assert "Communication of 2 replicas" in _printed(Plan((), ("CPU:0", "CPU:1")))
+
+
+def test_standard_output_is_the_default(capsys: Any) -> None:
+    plan = examples.made_up(3, 2)
+    plan.print()
+    assert capsys.readouterr().out == _printed(plan)
