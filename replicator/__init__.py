@@ -9,6 +9,8 @@ from replicator.errors import (
     ReplicatorError,
 )
 from replicator.inputs import InputContext
+from replicator.primitives.groups import Group, Partition
+from replicator.primitives.reductions import Extremum
 from replicator.replicator import Replicator
 from replicator.values import PerReplica
 from replicator.variables import ReplicatedVariable
@@ -17,9 +19,12 @@ __all__ = [
     "ContextError",
     "DeadlockError",
     "DeviceError",
+    "Extremum",
+    "Group",
     "InputContext",
     "InputError",
     "MismatchError",
+    "Partition",
     "PerReplica",
     "ReplicatedVariable",
     "Replicator",

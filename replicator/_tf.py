@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,13 +21,19 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.impl import api as autograph_api
+from tensorflow.python.distribute import distribute_lib as _distribute
 from tensorflow.python.eager import lift_to_graph as _lift
 from tensorflow.python.eager import record
 from tensorflow.python.framework import auto_control_deps as _acd
 from tensorflow.python.framework import auto_control_deps_utils as _acd_utils
 from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops import control_flow_ops as _control_flow
+from tensorflow.python.ops import control_flow_util_v2 as _control_flow_v2
+from tensorflow.python.ops import handle_data_util
 from tensorflow.python.ops import resource_variable_ops as _rvo
+from tensorflow.python.ops.control_flow_v2_func_graphs import (
+    ControlFlowFuncGraph as _ControlFlowFuncGraph,
+)
 from tensorflow.python.saved_model import save_context as _save_context
 from tensorflow.python.training.saving import saveable_object
 from tensorflow.python.util import tf_stack
@@ -62,10 +70,14 @@ def operation_count(graph: tf.Graph) -> int:
     return graph.num_operations()
 
 
-def in_v1_control_flow(graph: tf.Graph) -> bool:
-    """Whether ops are being added to a v1 cond or while context of `graph`."""
+def control_flow_context(graph: tf.Graph) -> str | None:
+    """Returns in which context ops are being added to `graph`: "v1", "xla" or None."""
     inside = graph._get_control_flow_context()
-    return inside is not None and not isinstance(inside, _Apart)
+    while isinstance(inside, _Apart):
+        inside = inside.outer_context
+    if inside is None:
+        return None
+    return "xla" if inside.IsXLAContext() else "v1"
 
 
 class _Apart(_control_flow.XLAControlFlowContext):
@@ -81,37 +93,61 @@ class _Apart(_control_flow.XLAControlFlowContext):
 _apart = functools.cache(lambda key: _Apart())  # for good: TensorFlow keeps its id()
 
 
+@functools.cache
+def _same_device(key: Any) -> Callable[[tf.Operation], str]:
+    """Returns a device function that leaves ops where they are, one for each key."""
+    return lambda op: op.device
+
+
 @contextlib.contextmanager
-def tracing_apart(graph: tf.Graph, key: Any) -> Iterator[None]:
+def tracing_apart(graph: tf.Graph, key: Any) -> Iterator[Callable[[], None]]:
     """In this block, tf.functions that are called are traced for this `key`.
 
     What a tf.function keys its traces by, beside its arguments, is not open to the
     public: in a tf.Graph the device functions count, in a function only the XLA context
     and the strategy do.
+
+    Yields:
+        A function; what is called after a call of it is traced anew.
     """
-    if not graph.building_function or graph._get_control_flow_context() is not None:
-        yield
+    versions = itertools.count(1)
+    if not graph.building_function:
+        with graph.device(_same_device((key, 0))):
+            entry = graph._device_function_stack.peek_top_obj()
+
+            def anew_in_graph() -> None:
+                entry.function = _same_device((key, next(versions)))
+
+            yield anew_in_graph
         return
-    inside, start = _apart(key), graph.num_operations()
-    graph._set_control_flow_context(inside)
+    start, outside = graph.num_operations(), graph._get_control_flow_context()
+    if outside is not None:
+        yield lambda: None
+        return
+
+    def anew() -> None:
+        graph._set_control_flow_context(_apart((key, next(versions))))
+
+    graph._set_control_flow_context(_apart((key, 0)))
     try:
-        yield
+        yield anew
     finally:
         graph._set_control_flow_context(None)
         # Automatic control dependencies would not order ops that stand in a context.
         for op in graph.get_operations()[start:]:
-            if op._get_control_flow_context() is inside:
+            if isinstance(op._get_control_flow_context(), _Apart):
                 op._set_control_flow_context(None)
 
 
 def called_graphs(op: tf.Operation) -> list[tuple[str, tf.Graph]]:
-    """Returns (attribute, body) of each function that `op` calls.
+    """Returns (attribute, body) of each function that `op` calls, in a fixed order.
 
     Bodies are the Python FuncGraphs that were traced; functions that only exist in C++
     (loaded models, tf.data) are left out. There is no public way from op to body.
     """
     found = []
-    for name, value in op.node_def.attr.items():
+    # Backwards: TensorFlow traces cond before body and then_branch before else_branch.
+    for name, value in sorted(op.node_def.attr.items(), reverse=True):
         names = [value.func.name] if value.HasField("func") else []
         names += [function.name for function in value.list.func]
         for function in names:
@@ -119,6 +155,91 @@ def called_graphs(op: tf.Operation) -> list[tuple[str, tf.Graph]]:
             if body is not None:
                 found.append((name, body))
     return found
+
+
+# --- Merging --------------------------------------------------------------------------
+
+
+def new_function_graph(name: str) -> Any:
+    """Returns an empty graph of a function that the default graph will call.
+
+    `tf.function` would trace a Python function, order its effects across replicas and
+    put identities around its results; the body of a merged op is put together as it is.
+    """
+    return _MergedGraph(f"{name}_{_ops.uid()}")
+
+
+class _MergedGraph(tf.__internal__.FuncGraph):
+    """A function graph out of which ops can be left.
+
+    Ops cannot be removed from a graph, and those that have an effect would run.
+    """
+
+    def get_operations(self) -> list[tf.Operation]:
+        """Returns the ops that the function consists of."""
+        return [op for op in super().get_operations() if not is_abandoned(op)]
+
+
+def add_input(graph: Any, like: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Adds an argument to a function graph, with what is known of `like`'s resource."""
+    with graph.as_default(), tf.device(None):
+        argument = tf.compat.v1.placeholder(like.dtype, shape)
+    handle_data_util.copy_handle_data(like, argument)
+    graph.inputs.append(argument)
+    return argument
+
+
+def finish_function(
+    graph: Any, outputs: Sequence[tf.Tensor], must_run: Sequence[tf.Operation]
+) -> str:
+    """Makes a function of a graph, adds it to the outer graph and returns its name."""
+    graph.outputs = list(outputs)
+    graph.structured_outputs = list(outputs)
+    graph.control_outputs = list(must_run)
+    return _control_flow_v2.create_new_tf_function(graph)
+
+
+def function_body(
+    op: tf.Operation, attribute: str, position: int = 0
+) -> tuple[Any, list[tf.Tensor]]:
+    """Returns the graph of a function that `op` calls, and its results.
+
+    Gradients add results to the graphs of functions that exist already, at their ends.
+    """
+    value = op.node_def.attr[attribute]
+    name = value.list.func[position].name if value.list.func else value.func.name
+    function = op.graph._get_function(name)
+    count = len(function.function_type.flat_outputs)
+    return function.graph, function.graph.outputs[:count]
+
+
+def copy_functions(source: Any, target: tf.Graph) -> None:
+    """Makes the functions that ops of one graph call known to another."""
+    for function in list(source._functions.values()):
+        target._add_function_recursive(function)
+
+
+def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
+    """Tells `target`, a resource or a variant, the shapes that `source` knows of."""
+    handle_data_util.copy_handle_data(source, target)
+
+
+def set_read_only_inputs(op: tf.Operation, indices: Sequence[int]) -> None:
+    """Says which resources `op` only reads; control flow ops say so in an attribute."""
+    _ops.set_int_list_attr(op, _acd_utils.READ_ONLY_RESOURCE_INPUTS_ATTR, list(indices))
+
+
+def lower_in_place(op: tf.Operation) -> None:
+    """Lets the runtime take a conditional or a loop apart, as TensorFlow's own are."""
+    _control_flow_v2.maybe_set_lowering_attr(op)
+
+
+def move_control_outputs(old: tf.Operation, new: tf.Operation) -> None:
+    """Makes what runs after `old` run after `new` instead."""
+    for consumer in list(old._control_outputs):
+        kept = [op for op in consumer.control_inputs if op is not old]
+        consumer._remove_all_control_inputs()
+        consumer._add_control_inputs([*kept, new])
 
 
 # --- Effects: what must run, and in which order ---------------------------------------
@@ -180,6 +301,11 @@ class _Abandoned:
         return True
 
 
+def is_abandoned(op: tf.Operation) -> bool:
+    """Whether `abandon` was called for an op."""
+    return isinstance(op._get_control_flow_context(), _Abandoned)
+
+
 def abandon(ops: Sequence[tf.Operation]) -> None:
     """Makes sure that no function runs `ops` for their effects.
 
@@ -211,6 +337,62 @@ def stop_recording() -> Any:
     return record.stop_recording()
 
 
+# --- Functions that XLA compiles ------------------------------------------------------
+
+
+def compiled_function(graph: Any, outermost: tf.Graph) -> Any:
+    """Returns the function that ops of `graph` belong to, if XLA compiles it.
+
+    Such a function is traced once for all keys of `tracing_apart`: what counts is the
+    innermost XLA context, and each call makes a new one that asks for no trace.
+
+    Args:
+        graph: Where ops are being added; it may be a branch or the body of a loop.
+        outermost: A graph around it, as far as it is of interest.
+
+    Returns:
+        The function's graph, inside `outermost`, or None.
+    """
+    function = graph
+    while function is not outermost and isinstance(function, _ControlFlowFuncGraph):
+        function = function.outer_graph
+    around = function
+    while around is not None and around is not outermost:
+        around = getattr(around, "outer_graph", None)
+        if around is not None and control_flow_context(around) == "xla":
+            return function
+    return None
+
+
+def capture_by_call(
+    graph: Any, key: str, like: tf.Tensor, closure: Callable[[], tf.Tensor]
+) -> tf.Tensor:
+    """Returns the resource that `closure` gives whenever the function is called.
+
+    `FuncGraph.capture_call_time_value` would ask it when the outermost function is
+    called, and not where this one is called in the graph of another.
+
+    Args:
+        graph: The graph of the function, which is being traced.
+        key: Tells its captures apart.
+        like: Such a resource.
+        closure: Called for each call, in the graph around.
+    """
+    captures = graph._function_captures
+    if key not in captures.by_ref_internal:
+        with graph.as_default(), tf.device(None), tf.control_dependencies(None):
+            inside = tf.compat.v1.placeholder(tf.resource, [])
+        handle_data_util.copy_handle_data(like, inside)
+        captures.add_or_replace(
+            key=key,
+            external=closure,
+            internal=inside,
+            tracetype=tf.TensorSpec([], tf.resource),
+            is_by_ref=True,
+        )
+    return captures.by_ref_internal[key]
+
+
 # --- The user's code ------------------------------------------------------------------
 
 _LIBRARIES = tuple(
@@ -218,11 +400,12 @@ _LIBRARIES = tuple(
     for name in ("tensorflow", "keras", "tf_keras", "sonnet", "tree", "optree")
 )
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_GENERATED = "__autograph_generated_file"
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
 def _is_library(filename: str) -> bool:
-    if filename.startswith(_HERE) or filename.startswith("<"):
+    if filename.startswith((_HERE, "<")) or _GENERATED in filename:
         return True
     packages = "site-packages" + os.sep
     if packages in filename:
@@ -230,14 +413,21 @@ def _is_library(filename: str) -> bool:
     return filename.startswith(_STANDARD)
 
 
-def user_frames(op: tf.Operation | None = None) -> list[tuple[str, int, str]]:
+def user_frames(
+    of: tf.Operation | BaseException | None = None,
+) -> list[tuple[str, int, str]]:
     """Returns (file, line, function) of the user's frames, outermost first.
 
-    Of the frames that made `op`, or of those running now. `traceback.extract_stack`
-    would show the files that autograph generates; TensorFlow's own stack maps them back
-    to what the user wrote.
+    Of the frames that made an op or that an exception has left, or of those running
+    now. `traceback.extract_stack` would show the files that autograph generates;
+    TensorFlow's own stack maps them back to what the user wrote. Of an exception's
+    frames, they are left out.
     """
-    frames = tf_stack.extract_stack() if op is None else op.traceback
+    frames: Any
+    if isinstance(of, BaseException):
+        frames = traceback.extract_tb(of.__traceback__)
+    else:
+        frames = tf_stack.extract_stack() if of is None else of.traceback
     return [
         (frame.filename, frame.lineno, frame.name)
         for frame in frames
@@ -316,6 +506,41 @@ def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
             if hasattr(error, "ag_error_metadata"):
                 del error.ag_error_metadata
             raise
+
+
+# --- tf.distribute --------------------------------------------------------------------
+
+
+def default_strategy() -> Any:
+    """Returns the strategy of code that runs under none.
+
+    `tf.distribute.get_strategy()` returns that of the scope around, if there is one.
+    """
+    return _distribute._get_default_strategy()
+
+
+@contextlib.contextmanager
+def distribution_mode(replica: Any = None, cross_replica: Any = None) -> Iterator[None]:
+    """In this block, tf.distribute answers as told, under the default strategy.
+
+    Entering a strategy's scope, or a ReplicaContext, also changes what variables are
+    created, and what summaries are written.
+
+    Args:
+        replica: What `get_replica_context()` returns.
+        cross_replica: The strategy of a cross-replica context, where it returns None.
+            With neither: as outside of all scopes.
+    """
+    if replica is None and cross_replica is None:
+        mode = _distribute._get_default_replica_mode()
+    else:
+        mode = _distribute._ThreadMode(default_strategy(), cross_replica, replica)
+    stack = _ops.get_default_graph()._distribution_strategy_stack
+    stack.append(mode)
+    try:
+        yield
+    finally:
+        stack.pop()
 
 
 # --- Variables ------------------------------------------------------------------------

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, checks, context, inputs, outputs
+from replicator import _tf, checks, context, distribute, inputs, outputs
 from replicator.creation import VariableFactory
-from replicator.graph import effects, random, reads, rewrite
-from replicator.primitives import table
+from replicator.graph import effects, ordering, random, reads, record, rewrite
+from replicator.primitives import objects, table
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,14 +33,26 @@ class Settings:
         check: Whether integers taken as equal are checked to be so.
         factory: Makes the variables.
         ledger: Where writes that keep replicas equal are entered.
-        placers: `placers[r]` is the device function of replica r.
     """
 
     devices: tuple[str, ...]
     check: bool
     factory: VariableFactory
     ledger: effects.Ledger
-    placers: tuple[Callable[[tf.Operation], str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A step that stands in a graph.
+
+    Attributes:
+        returned: `returned[r]` is what step_fn returned for replica r, as tensors.
+        communications: What the replicas communicate, calls before gradients on each
+            level of the graph.
+    """
+
+    returned: list[Any]
+    communications: tuple[record.Communication, ...]
 
 
 def placer(device: str) -> Callable[[tf.Operation], str]:
@@ -48,7 +60,8 @@ def placer(device: str) -> Callable[[tf.Operation], str]:
 
     A function and not a string: in a tf.Graph, a tf.function that is called inside the
     step is traced anew for each device function, and so gets each replica's own
-    variables. Where the step itself is a function, `_tf.tracing_apart` sees to that.
+    variables and communicates in each build for itself. Where the step itself is a
+    function, `_tf.tracing_apart` sees to that.
     """
     default = tf.DeviceSpec.from_string(device)
 
@@ -67,7 +80,7 @@ def build_step(
     step_fn: Callable[..., Any],
     feed: inputs.Feed | None,
     graph: tf.Graph,
-) -> list[Any]:
+) -> Built:
     """Builds a step into `graph`, with all of its communication in place.
 
     Args:
@@ -75,9 +88,6 @@ def build_step(
         step_fn: The user's function, of one element if there is a feed.
         feed: Gives each replica its element.
         graph: The default graph.
-
-    Returns:
-        What step_fn returned for each replica, as tensors.
     """
     knowledge: dict[Any, Any] = {}
     while True:
@@ -133,7 +143,7 @@ def _attempt(
     step_fn: Callable[..., Any],
     feed: inputs.Feed | None,
     build: context.Build,
-) -> list[Any]:
+) -> Built:
     graph = build.graph
     with tf.name_scope("inputs"):
         elements = None if feed is None else feed.pull()
@@ -141,8 +151,11 @@ def _attempt(
     for replica_id in range(build.num_replicas):
         start = _tf.operation_count(graph)
         arguments = [] if elements is None else [elements[replica_id]]
-        returned.append(_build_replica(settings, step_fn, arguments, build, replica_id))
+        with contextlib.suppress(context.Waiting):
+            own = _build_replica(settings, step_fn, arguments, build, replica_id)
+            returned.append(own)
         ranges.append((start, _tf.operation_count(graph)))
+    objects.check(build)
     checks.check_outputs(returned, build.devices)
     start = _tf.operation_count(graph)
     ops = graph.get_operations()
@@ -152,18 +165,23 @@ def _attempt(
         checks.check_writes(settings.factory, settings.ledger, replicas)
         checks.check_circles(replicas)
     random.check(replicas)
-    rewrite.lower_and_rewire(replicas, build.devices, table.LOWERINGS)
+    earlier = [op for op in ops[: ranges[0][0]] if not _tf.is_abandoned(op)]
+    initializers = ordering.with_sources(settings.factory.initializers, replicas)
+    rewritten = rewrite.rewrite(replicas, build.devices, table.LOWERINGS, initializers)
+    replicas = rewritten.replicas
     lowered = graph.get_operations()[start:]
-    reads.join_reads(replicas, settings.factory.initializers)
+    reads.join_reads(replicas, initializers)
     ready = [] if elements is None else inputs.ready(elements)
-    done = _order_effects(settings, [*replicas, lowered], ready, graph)
+    done = _order_effects(initializers, replicas, lowered, earlier, ready)
     if build.num_replicas > 1:
         returned = tf.nest.map_structure(outputs.seal, returned)
-    if graph.building_function:
-        return returned
-    # Whatever is fetched, the whole step happens, on all replicas: half of it would let
-    # their variables drift apart.
-    return tf.nest.map_structure(lambda leaf: outputs.after(done, leaf), returned)
+    if not graph.building_function:
+        # Whatever is fetched, the whole step happens, on all replicas: half of it would
+        # let their variables drift apart.
+        returned = tf.nest.map_structure(
+            lambda leaf: outputs.after(done, leaf), returned
+        )
+    return Built(returned, rewritten.communications)
 
 
 def _build_replica(
@@ -178,10 +196,10 @@ def _build_replica(
     function = _tf.function_of(step_fn)
     with (
         _kept_caching_device(),
-        graph.device(settings.placers[replica_id]),
+        graph.device(placer(build.devices[replica_id])),
         tf.name_scope(f"replica_{replica_id}") as scope,
         random.separate_seeds(graph, replica_id),
-        _tf.tracing_apart(graph, (build.devices, replica_id)),
+        _tf.tracing_apart(graph, (build.number, replica_id)) as trace_anew,
         _shared_v1_variables(build, replica_id),
     ):
         replica = context.ReplicaContext(
@@ -190,8 +208,9 @@ def _build_replica(
             step_key=(id(step_fn), None if graph.building_function else graph),
             scope=scope,
             depth=_tf.stack_depth(),
+            trace_anew=trace_anew,
         )
-        with context.building(replica):
+        with context.building(replica), distribute.answering(replica):
             if graph.building_function:
                 returned = _tf.call_converted(function, arguments)
             else:
@@ -233,27 +252,33 @@ def _shared_v1_variables(build: context.Build, replica_id: int) -> Iterator[None
 
 
 def _order_effects(
-    settings: Settings,
-    groups: Sequence[Sequence[tf.Operation]],
+    initializers: Set[tf.Operation],
+    replicas: Sequence[Sequence[tf.Operation]],
+    lowered: Sequence[tf.Operation],
+    earlier: Sequence[tf.Operation],
     ready: Sequence[tf.Operation],
-    graph: tf.Graph,
 ) -> tf.Operation | None:
     """Orders the side effects of a step, none before all inputs are there.
+
+    Args:
+        initializers: Ops that initialise variables, which are no part of the step.
+        replicas: The ops of each replica.
+        lowered: The ops that were added once all replicas were built.
+        earlier: The ops that stand in the graph before the step.
+        ready: Run when all inputs are there.
 
     Returns:
         In a plain tf.Graph, an op that runs when all effects have happened, if there
         are any; a function runs them by itself.
     """
-    initializers = settings.factory.initializers
-    if ready:
-        for ops in groups:
-            for op in ops:
-                if _tf.has_effect(op) and op not in initializers:
-                    _tf.add_control_inputs(op, ready)
-    if graph.building_function:
-        effects.order_within_replicas(groups)
+    merged = {op for ops in replicas for op in ops}.intersection(lowered)
+    added = [op for op in lowered if op not in merged and not _tf.is_abandoned(op)]
+    for ops in [*replicas, added] if ready else ():
+        for op in ops:
+            if _tf.has_effect(op) and op not in initializers:
+                _tf.add_control_inputs(op, ready)
+    if tf.compat.v1.get_default_graph().building_function:
+        ordering.order_in_function(replicas, added, merged, earlier, initializers)
         return None
-    must_run = [
-        op for ops in groups for op in effects.order_in_session(ops, initializers)
-    ]
+    must_run = ordering.order_in_session(replicas, added, initializers)
     return tf.group(*must_run, name="step") if must_run else None

@@ -119,7 +119,9 @@ def check_components(
                         [f"at {errors.line_of(op)}"],
                         "call the tf.function itself, which is traced per replica, "
                         "and not its concrete function (a loaded SavedModel has no "
-                        "others); and without jit_compile=True.",
+                        "others). One with jit_compile=True is traced once: make "
+                        "another one for what is called outside of steps, and take "
+                        "gradients of tf.recompute_grad inside of it.",
                     )
                 )
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicator import errors
@@ -30,6 +31,14 @@ class BuildAgain(BaseException):
     """
 
 
+class Waiting(BaseException):
+    """Raised by a replica that lacks what later replicas have to say.
+
+    The builder goes on with the others. What the replica itself had to say stands in
+    `Build.knowledge`; see primitives/objects.py.
+    """
+
+
 @dataclasses.dataclass
 class Build:
     """What all replicas of one build of a step share.
@@ -41,6 +50,8 @@ class Build:
         ledger: Where writes to variables that keep the replicas equal are entered.
         knowledge: Facts learned in an earlier attempt at this build.
         findings: Facts that replicas leave for later replicas of the same attempt.
+        number: Tells this build from all others; what a tf.function traced for another
+            one communicates in the places of that one.
     """
 
     devices: tuple[str, ...]
@@ -49,6 +60,7 @@ class Build:
     ledger: Ledger
     knowledge: dict[Any, Any] = dataclasses.field(default_factory=dict)
     findings: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
     @property
     def num_replicas(self) -> int:
@@ -63,8 +75,6 @@ class ReplicaContext:
     Attributes:
         build: What it shares with its siblings.
         replica_id: 0 <= replica_id < build.num_replicas.
-        position: How many communication calls the replica has made so far, those in
-            gradients left out.
         updating: True while updates are made that are equal on all replicas by
             construction, so that no assignment needs to communicate.
         backward: True while a gradient is being built.
@@ -72,6 +82,9 @@ class ReplicaContext:
         step_key: Identifies the step being built, equal in all builds of it.
         scope: The name scope of the replica's sub-graph, with the final "/".
         depth: The depth of the Python stack at which step_fn is called.
+        trace_anew: Has tf.functions that were traced for this replica traced anew.
+        receipts: A scalar zero for each call that handed something to other replicas
+            and received nothing, for `Replicator.linked`.
     """
 
     build: Build
@@ -79,10 +92,11 @@ class ReplicaContext:
     step_key: Any = None
     scope: str = ""
     depth: int = 0
-    position: int = 0
     updating: bool = False
     backward: bool = False
     counts: dict[Any, int] = dataclasses.field(default_factory=dict)
+    trace_anew: Callable[[], None] = lambda: None
+    receipts: list[Any] = dataclasses.field(default_factory=list)
 
     @property
     def device(self) -> str:

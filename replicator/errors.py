@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from replicator import _tf
 
+UNKNOWN = "an unknown line"  # where no line of the user is on the stack
+
 # Autograph re-creates exceptions that cross converted code and turns those with a
 # constructor of their own into StagingError; `__init__ = Exception.__init__` tells it
 # that a class is safe to re-create from its message alone.
@@ -60,6 +62,18 @@ class ArgumentError(ReplicatorError, ValueError):
     __init__ = Exception.__init__
 
 
+class UnsupportedError(ReplicatorError, AttributeError):
+    """Code for tf.distribute asks for what has no meaning in a step."""
+
+    __init__ = Exception.__init__
+
+
+class DependencyError(ReplicatorError, ImportError):
+    """A package that only some of the library needs is not installed."""
+
+    __init__ = Exception.__init__
+
+
 def compose(problem: str, sites: Sequence[str] = (), fix: str = "") -> str:
     """Puts a message together: the problem, one line per site, the way out.
 
@@ -82,14 +96,14 @@ def user_line() -> str:
     return _innermost(_tf.user_frames())
 
 
-def line_of(op: tf.Operation) -> str:
-    """Returns the user's line that made a graph op, and its function."""
-    return _innermost(_tf.user_frames(op))
+def line_of(what: tf.Operation | BaseException) -> str:
+    """Returns the user's line that made a graph op or raised, and its function."""
+    return _innermost(_tf.user_frames(what))
 
 
 def _innermost(frames: Sequence[tuple[str, int, str]]) -> str:
     if not frames:
-        return "an unknown line"
+        return UNKNOWN
     filename, line, function = frames[-1]
     near = os.path.relpath(filename)
     place = f"{filename if near.startswith('..') else near}:{line}"

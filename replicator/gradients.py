@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import context, errors
+from replicator import _tf, context, errors
 from replicator.accumulators import Accumulator, Gradient
 from replicator.primitives import all_gather, all_reduce
 
@@ -101,7 +101,8 @@ class Combiner:
             everyone: list[Gradient | None] = [None] * len(grads)
             for k, gradient in zip(used, combined, strict=True):
                 everyone[k] = gradient
-            with replica.equal_updates():
+            # Keras would sum them over the replicas of tf.distribute once more.
+            with replica.equal_updates(), _tf.distribution_mode():
                 return apply(everyone)
 
         if own:

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
+from replicator.graph import control_flow
 
 
 def as_output(leaf: Any) -> Any:
@@ -22,9 +23,9 @@ def as_output(leaf: Any) -> Any:
     if leaf is None or isinstance(leaf, tf.Operation):
         return leaf
     if isinstance(leaf, tf.IndexedSlices | tf.SparseTensor | tf.RaggedTensor):
-        return leaf
+        return tf.nest.map_structure(control_flow.held, leaf, expand_composites=True)
     try:
-        return tf.convert_to_tensor(leaf)
+        return control_flow.held(tf.convert_to_tensor(leaf))
     except (TypeError, ValueError) as error:
         raise errors.ReplicatorError(
             errors.compose(

@@ -10,10 +10,35 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from replicator import building, context, devices, optimizers, steps
+from replicator import (
+    building,
+    compiled,
+    context,
+    devices,
+    errors,
+    optimizers,
+    steps,
+)
 from replicator.creation import VariableFactory
 from replicator.graph.effects import Ledger
-from replicator.primitives import all_gather, all_reduce, base, broadcast
+from replicator.plan import rows
+from replicator.primitives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    base,
+    broadcast,
+    conveniences,
+    gather,
+    groups,
+    message,
+    objects,
+    permute,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 
 _MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once
 _do_not_convert = tf.autograph.experimental.do_not_convert
@@ -66,10 +91,10 @@ class Replicator:
             check=check,
             factory=VariableFactory(first),
             ledger=Ledger(),
-            placers=tuple(building.placer(device) for device in first),
         )
         self._steps: dict[Any, steps.Step] = {}
         self._builds: collections.Counter[Any] = collections.Counter()
+        self._plan: rows.Plan | None = None
 
     # --- Who am I ---------------------------------------------------------------------
 
@@ -92,7 +117,9 @@ class Replicator:
         Raises:
             ContextError: Read outside a step.
         """
-        return context.require("replica_id").replica_id
+        replica = context.require("replica_id")
+        compiled.refuse_to_tell("replica_id")
+        return replica.replica_id
 
     @_do_not_convert
     def logical_device(self, index: int) -> Any:
@@ -179,9 +206,36 @@ class Replicator:
         alike = (steps.comparable(step_fn), feed, input_mode)
         if alike not in self._steps:
             self._warn_of_new_functions(step_fn)
-            step = steps.Step(self._settings, step_fn, input_fn, input_mode)
+            step = steps.Step(
+                self._settings, step_fn, input_fn, input_mode, self._keep_plan
+            )
             self._steps[same] = self._steps[alike] = step  # it keeps the functions
         return self._steps[alike]
+
+    @property
+    def plan(self) -> rows.Plan:
+        """What the replicas communicate in the step that was built last.
+
+        `repl.build(step_fn, input_fn).plan` is that of a step of your choice, which
+        need not have run.
+
+        Raises:
+            ContextError: No step was built yet.
+        """
+        if self._plan is None:
+            raise errors.ContextError(
+                errors.compose(
+                    "the plan was asked for before any step was built.",
+                    [f"at {errors.user_line()}"],
+                    "run a step first, or ask for repl.build(step_fn, input_fn).plan, "
+                    "which builds a step without running it.",
+                )
+            )
+        return self._plan
+
+    def _keep_plan(self, plan: rows.Plan) -> None:
+        """Called by each Step when it is built."""
+        self._plan = plan
 
     def _warn_of_new_functions(self, step_fn: Callable[..., Any]) -> None:
         """Warns of a step_fn that is made anew, and so built, for each call."""
@@ -230,11 +284,58 @@ class Replicator:
             optimizer, self.num_replicas, op, accumulation_steps
         )
 
+    # --- Groups -----------------------------------------------------------------------
+
+    @_do_not_convert
+    def group(self, members: Sequence[int]) -> groups.Group:
+        """Returns a group of replicas, to hand to collectives as `group=`.
+
+        Args:
+            members: The ids of its replicas.
+
+        Raises:
+            ArgumentError: A replica does not exist, or stands twice.
+        """
+        return groups.make_group(members, self.num_replicas)
+
+    @_do_not_convert
+    def groups(self, members: Sequence[Sequence[int]]) -> groups.Partition:
+        """Returns a partition of all replicas, to hand to collectives as `group=`.
+
+        Each replica communicates in its own group; `.own` is that group.
+
+        Args:
+            members: The ids of the replicas of each group.
+
+        Raises:
+            ArgumentError: A replica stands in no group, or in two.
+        """
+        return groups.make_partition(members, self.num_replicas)
+
     # --- Primitives -------------------------------------------------------------------
 
     all_reduce = staticmethod(_do_not_convert(all_reduce.all_reduce))
     broadcast = staticmethod(_do_not_convert(broadcast.broadcast))
     all_gather = staticmethod(_do_not_convert(all_gather.all_gather))
+    reduce = staticmethod(_do_not_convert(reduce.reduce))
+    gather = staticmethod(_do_not_convert(gather.gather))
+    scatter = staticmethod(_do_not_convert(scatter.scatter))
+    reduce_scatter = staticmethod(_do_not_convert(reduce_scatter.reduce_scatter))
+    all_to_all = staticmethod(_do_not_convert(all_to_all.all_to_all))
+    # In this order: the method `permute` hides the module.
+    shift = staticmethod(_do_not_convert(permute.shift))
+    permute = staticmethod(_do_not_convert(permute.permute))
+    broadcast_object = staticmethod(_do_not_convert(objects.broadcast_object))
+    all_gather_object = staticmethod(_do_not_convert(objects.all_gather_object))
+    send = staticmethod(_do_not_convert(message.send))
+    recv = staticmethod(_do_not_convert(message.recv))
+    barrier = staticmethod(_do_not_convert(barrier.barrier))
+    all_sum = staticmethod(_do_not_convert(conveniences.all_sum))
+    all_min = staticmethod(_do_not_convert(conveniences.all_min))
+    all_max = staticmethod(_do_not_convert(conveniences.all_max))
+    map_reduce = staticmethod(_do_not_convert(conveniences.map_reduce))
+    map_gather = staticmethod(_do_not_convert(conveniences.map_gather))
+    linked = staticmethod(_do_not_convert(base.linked))
 
 
 def _resolve(

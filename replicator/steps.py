@@ -14,6 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, building, context, errors, inputs, values
+from replicator.plan import rows
+from replicator.primitives import table
 
 _FEED = "replicator_feed"
 _do_not_convert = tf.autograph.experimental.do_not_convert
@@ -32,11 +34,14 @@ class Step:
         step_fn: Callable[..., Any],
         input_fn: Callable[..., Any] | None,
         input_mode: str,
+        keep_plan: Callable[[rows.Plan], None] = lambda plan: None,
     ) -> None:
         self._settings = settings
         self._step_fn = step_fn
         self._input_fn = input_fn
         self._input_mode = input_mode
+        self._keep_plan = keep_plan
+        self._plan: rows.Plan | None = None
         self._traced: tuple[Any, Any] | None = None
         self._eager_feed: inputs.Feed | None = None
 
@@ -63,9 +68,7 @@ class Step:
             )
         if not tf.executing_eagerly():
             return self._build(tf.compat.v1.get_default_graph())
-        if self._traced is None:
-            self._traced = self._trace()
-        function, structure = self._traced
+        function, structure = self._eager_function()
         with _tf.stop_recording():  # no gradient passes; see outputs.seal
             returned = function()
         columns = [values.PerReplica(column) for column in zip(*returned, strict=True)]
@@ -84,6 +87,33 @@ class Step:
         if feed is not None:
             feed.initialize(session)
 
+    @property
+    def plan(self) -> rows.Plan:
+        """What the replicas communicate in this step, as it was last built.
+
+        Eagerly, a step that was not built yet is built, and not run.
+
+        Raises:
+            ContextError: In a graph or inside a step, before the step is built.
+        """
+        if self._plan is None and context.current() is None and tf.executing_eagerly():
+            self._eager_function()
+        if self._plan is None:
+            raise errors.ContextError(
+                errors.compose(
+                    "the plan of a step was asked for before the step was built.",
+                    [f"at {errors.user_line()}"],
+                    "call the step first, which builds it into the graph at hand.",
+                )
+            )
+        return self._plan
+
+    def _eager_function(self) -> tuple[Any, Any]:
+        """Returns (function, structure of its outputs), traced at the first call."""
+        if self._traced is None:
+            self._traced = self._trace()
+        return self._traced
+
     def _trace(self) -> tuple[Any, Any]:
         """Traces the step once; returns (function, structure of its outputs)."""
         structures: list[Any] = []
@@ -91,9 +121,9 @@ class Step:
 
         def traced() -> list[list[Any]]:
             graph = tf.compat.v1.get_default_graph()
-            built = building.build_step(self._settings, self._step_fn, feed, graph)
-            structures.append(built[0])
-            return [_returnable(tf.nest.flatten(own)) for own in built]
+            returned = self._build_into(graph, feed)
+            structures.append(returned[0])
+            return [_returnable(tf.nest.flatten(own)) for own in returned]
 
         function = tf.function(traced, autograph=False).get_concrete_function()
         structure = structures[-1]
@@ -102,9 +132,16 @@ class Step:
 
     def _build(self, graph: tf.Graph) -> Any:
         """Builds the step into the graph at hand; returns symbolic values."""
-        feed = self._feed()
+        return values.transpose(self._build_into(graph, self._feed()))
+
+    def _build_into(self, graph: tf.Graph, feed: inputs.Feed | None) -> list[Any]:
+        """Builds the step into a graph, notes its plan, returns what step_fn did."""
         built = building.build_step(self._settings, self._step_fn, feed, graph)
-        return values.transpose(built)
+        self._plan = rows.make_plan(
+            built.communications, self._settings.devices, table.ALGORITHMS
+        )
+        self._keep_plan(self._plan)
+        return built.returned
 
     def _feed(self) -> inputs.Feed | None:
         """Returns the inputs, which live outside of the function being traced."""

@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, agreement, context, errors
+from replicator import _tf, agreement, compiled, context, errors
 from replicator.primitives import base
 from replicator.seeds import Seed
 
@@ -77,6 +77,9 @@ class ReplicatedVariable(_tf.HandleVariable):
                     "create it under the context() of the Replicator that runs it.",
                 )
             )
+        function = compiled.function_around()
+        if function is not None:
+            return compiled.handle_by_call(function, self, self._unique_id)
         return self.components[replica.replica_id].handle
 
     def _refuse_v1_update(self) -> None:

@@ -304,3 +304,37 @@ def test_a_step_fn_that_is_new_each_time_is_warned_of_once(caplog):
     said = [r.getMessage() for r in caplog.records if "new function" in r.getMessage()]
     assert len(said) == 1
     assert "test_replicator.py:" in said[0] and "outside of the loop" in said[0]
+
+
+# --- Plans ----------------------------------------------------------------------------
+
+
+def test_the_plan_is_that_of_the_step_built_last() -> None:
+    repl = helpers.make(2)
+    first = repl.build(lambda: repl.all_reduce(1.0))
+    second = repl.build(lambda: repl.broadcast(1.0))
+    for step, primitive in ((first, "all_reduce"), (second, "broadcast")):
+        step()
+        assert repl.plan is step.plan
+        assert [row.primitive for row in repl.plan] == [primitive]
+    first()  # built already
+    assert repl.plan is second.plan
+
+
+def test_a_build_that_fails_leaves_the_plan_as_it_was() -> None:
+    repl = helpers.make(2)
+    repl.run(lambda: repl.all_reduce(1.0))
+    before = repl.plan
+    with pytest.raises(replicator.MismatchError):
+        repl.run(lambda: repl.all_reduce(1.0) if repl.replica_id else tf.ones([]))
+    assert repl.plan is before
+
+
+def test_a_plan_before_any_build_is_an_error() -> None:
+    repl = helpers.make(2)
+    with pytest.raises(replicator.ContextError) as caught:
+        _ = repl.plan
+    message = str(caught.value)
+    assert "the plan was asked for before any step was built" in message
+    assert "test_replicator.py:" in message
+    assert "Fix: run a step first, or ask for repl.build(step_fn, input_fn)" in message

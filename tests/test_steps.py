@@ -1,4 +1,4 @@
-"""Which functions count as the same step; the rest of Step is in test_replicator.py."""
+"""Which functions count as the same step, and plans; more is in test_replicator.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import functools
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
+import replicator
 from replicator import steps
+from tests import helpers
 
 
 class _Thing:
@@ -60,3 +63,36 @@ def test_a_function_that_waits_for_its_variable_is_comparable() -> None:
     assert hash(steps.comparable(recursive, by_content=True))
     later = recursive
     assert later() is recursive
+
+
+# --- Plans ----------------------------------------------------------------------------
+
+
+def test_the_plan_of_a_step_is_made_without_running_it() -> None:
+    repl = helpers.make(2)
+    ran = []
+
+    def step() -> Any:
+        tf.py_function(lambda: ran.append(1), [], [])
+        return repl.all_reduce(helpers.opaque(1.0))
+
+    built = repl.build(step)
+    assert [row.primitive for row in built.plan] == ["all_reduce"]
+    assert built.plan is built.plan
+    assert not ran
+    assert built()[0].numpy() == 2.0
+    assert len(ran) == 2
+
+
+def test_a_step_in_a_graph_has_a_plan_once_it_is_built() -> None:
+    repl = helpers.make(2)
+    with tf.Graph().as_default():
+        built = repl.build(lambda: repl.broadcast(1.0))
+        with pytest.raises(replicator.ContextError) as caught:
+            _ = built.plan  # asked for here
+        message = str(caught.value)
+        assert "the plan of a step was asked for before the step was built" in message
+        assert f"{__file__.rpartition('/')[2]}:" in message
+        assert "Fix: call the step first, which builds it into the graph" in message
+        built()
+        assert [row.primitive for row in built.plan] == ["broadcast"]

@@ -108,22 +108,27 @@ def test_operation_count_counts():
             tf.constant(0)
 
 
-def test_in_v1_control_flow():
-    with tf.Graph().as_default() as graph:
-        seen = [_tf.in_v1_control_flow(graph)]
+def test_control_flow_context_tells_v1_and_xla_from_all_else():
+    seen = []
 
-        def body(x):
-            seen.append(_tf.in_v1_control_flow(graph))
-            return x + 1
+    def note(*_):
+        seen.append(_tf.control_flow_context(tf.compat.v1.get_default_graph()))
+        return tf.constant(1)
 
-        with tf.compat.v1.variable_scope(""):
-            tf.compat.v1.disable_control_flow_v2()
-            try:
-                tf.compat.v1.while_loop(lambda x: x < 3, body, [tf.constant(0)])
-            finally:
-                tf.compat.v1.enable_control_flow_v2()
-        seen.append(_tf.in_v1_control_flow(graph))
-    assert seen == [False, True, False]
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default():
+            note()
+            tf.compat.v1.while_loop(lambda x: x < 1, note, [tf.constant(0)])
+            tf.compat.v1.cond(tf.constant(True), note, lambda: tf.constant(2))
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
+    assert seen == [None, "v1", "v1"]
+    seen.clear()
+    tf.function(note)()
+    tf.function(note, jit_compile=True).get_concrete_function()
+    tf.function(lambda: tf.while_loop(lambda x: x < 1, note, [tf.constant(0)]))()
+    assert seen == [None, "xla", None]
 
 
 def test_tracing_apart_gives_a_function_one_trace_per_key():
@@ -140,11 +145,57 @@ def test_tracing_apart_gives_a_function_one_trace_per_key():
         results = []
         for key in ("a", "b", "a"):
             with _tf.tracing_apart(graph, key):
-                assert not _tf.in_v1_control_flow(graph)
+                assert _tf.control_flow_context(graph) is None
                 results.append(inner())
         return results
 
     assert [int(x) for x in outer()] == [1, 2, 1]
+
+
+def test_tracing_apart_does_so_in_a_plain_graph_too():
+    traced = []
+
+    @tf.function(autograph=False)
+    def inner():
+        traced.append(0)
+        return tf.constant(len(traced))
+
+    with tf.Graph().as_default() as graph:
+        results = []
+        for key in ("a", "b", "a"):
+            with _tf.tracing_apart(graph, key):
+                results.append(inner())
+        with tf.compat.v1.Session() as session:
+            assert session.run(results) == [1, 2, 1]
+
+
+@pytest.mark.parametrize("plain_graph", [True, False])
+def test_tracing_apart_traces_anew_when_asked_to(plain_graph):
+    traced = []
+
+    @tf.function(autograph=False)
+    def inner():
+        traced.append(0)
+        if len(traced) == 1:
+            again()  # while it is traced
+        return tf.constant(0)
+
+    def outer():
+        nonlocal again
+        graph = tf.compat.v1.get_default_graph()
+        with _tf.tracing_apart(graph, (plain_graph, "anew")) as again:
+            for _ in range(3):
+                inner()
+        return tf.constant(0)
+
+    again = None
+
+    if plain_graph:
+        with tf.Graph().as_default():
+            outer()
+    else:
+        tf.function(outer, autograph=False)()
+    assert len(traced) == 2
 
 
 def test_called_graphs_finds_the_bodies_of_functional_ops():
@@ -163,6 +214,150 @@ def test_called_graphs_finds_the_bodies_of_functional_ops():
     assert "Mul" in bodies["f"]
     assert "Sin" in bodies["then_branch"]
     assert "Cos" in bodies["else_branch"]
+
+
+# --- Merging --------------------------------------------------------------------------
+
+
+def _call_of(function, *args):
+    """Returns the op that calls a function, in a graph of its own."""
+    with tf.Graph().as_default() as graph:
+        function(*map(tf.constant, args))
+        return [op for op in graph.get_operations() if "Call" in op.type][-1]
+
+
+def test_called_graphs_come_in_the_order_in_which_they_are_traced():
+    def turn(x):
+        return tf.cond(x > 1.0, lambda: x + 1.0, lambda: x + 2.0)
+
+    with tf.Graph().as_default() as graph:
+        tf.while_loop(lambda x: x < 9.0, turn, [tf.constant(0.0)])
+        loop = [op for op in graph.get_operations() if "While" in op.type][0]
+    found = dict(_tf.called_graphs(loop))
+    assert list(found) == ["cond", "body"]
+    inner = [op for op in found["body"].get_operations() if "If" in op.type][0]
+    assert [name for name, _ in _tf.called_graphs(inner)] == [
+        "then_branch",
+        "else_branch",
+    ]
+
+
+def test_a_function_put_together_op_by_op():
+    with tf.Graph().as_default() as graph:
+        like = tf.constant([1.0, 2.0])
+        joint = _tf.new_function_graph("mine")
+        x = _tf.add_input(joint, like, tf.TensorShape([None]))
+        assert x.graph is joint and x.shape.rank == 1 and joint.inputs == [x]
+        with joint.as_default():
+            log = []
+            tf.py_function(lambda: log.append("left out"), [], [])
+            _tf.abandon(joint.get_operations()[1:])
+            start = len(joint.get_operations())
+            tf.py_function(lambda: log.append("runs"), [], [])
+            must_run = joint.get_operations()[start:]
+            result = x * 2.0
+        f = _tf.finish_function(joint, [result], must_run)
+        assert "mine" in f
+        (called,) = tf.raw_ops.StatefulPartitionedCall(
+            args=[like], Tout=[tf.float32], f=f
+        )
+        assert _evaluate(called[1], graph) == 4.0
+    assert log == ["runs"]
+
+
+def test_an_added_input_knows_of_its_resource():
+    with tf.Graph().as_default():
+        variable = tf.Variable([1.0, 2.0])
+        joint = _tf.new_function_graph("reads")
+        handle = _tf.add_input(joint, variable.handle, variable.handle.shape)
+        with joint.as_default():
+            read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+        assert read.shape == [2]
+
+
+def test_copy_handle_data_tells_a_resource_what_another_knows():
+    with tf.Graph().as_default():
+        variable = tf.Variable([1.0, 2.0])
+        bare = tf.compat.v1.placeholder(tf.resource, [])
+        _tf.copy_handle_data(variable.handle, bare)
+        read = tf.raw_ops.ReadVariableOp(resource=bare, dtype=tf.float32)
+        assert read.shape == [2]
+
+
+def test_function_body_has_the_results_of_the_function_only():
+    op = _call_of(tf.function(lambda x: x * 2.0), 1.0)
+    graph, outputs = _tf.function_body(op, "f")
+    assert "Mul" in {o.type for o in graph.get_operations()}
+    assert len(outputs) == len(op.outputs)
+    with graph.as_default():
+        graph.outputs.append(outputs[0] + 1.0)  # as gradients do
+    assert len(_tf.function_body(op, "f")[1]) == len(op.outputs)
+
+
+def test_function_body_by_position():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(1.0)
+        tf.switch_case(tf.constant(1), [lambda: tf.sin(x), lambda: tf.cos(x)])
+        case = [op for op in graph.get_operations() if "Case" in op.type][0]
+    types = [
+        {o.type for o in _tf.function_body(case, "branches", n)[0].get_operations()}
+        for n in range(2)
+    ]
+    assert "Sin" in types[0] and "Cos" in types[1]
+
+
+def test_copy_functions_makes_them_known_with_those_that_they_call():
+    inner = tf.function(lambda x: x * 3.0)
+    op = _call_of(tf.function(lambda x: inner(x) + 1.0), 2.0)
+    definition = op.graph.as_graph_def()
+    definition.library.Clear()
+    with tf.Graph().as_default() as graph:
+        _tf.copy_functions(op.graph, graph)
+        (result,) = tf.graph_util.import_graph_def(
+            definition, return_elements=[op.outputs[0].name], name=""
+        )
+        assert _evaluate(result, graph) == 7.0
+
+
+def test_read_only_inputs_are_what_tensorflow_takes_them_for():
+    def body(x):
+        return x + variable
+
+    with tf.Graph().as_default() as graph:
+        variable = tf.Variable(1.0)
+        tf.while_loop(lambda x: x < 3.0, body, [tf.constant(0.0)])
+        loop = [op for op in graph.get_operations() if "While" in op.type][0]
+        handle = id(variable.handle)
+        assert _tf.resources_touched(loop) == ({handle}, set())
+        _tf.set_read_only_inputs(loop, [])
+        assert _tf.resources_touched(loop) == (set(), {handle})
+
+
+def test_lower_in_place_lets_the_runtime_take_it_apart():
+    @tf.function(autograph=False)
+    def function(x):
+        branch = tf.function(lambda x: x + 1.0).get_concrete_function(x)
+        taken = tf.raw_ops.StatelessIf(
+            cond=x > 0.0,
+            input=[x],
+            Tout=[tf.float32],
+            then_branch=branch,
+            else_branch=branch,
+        )
+        _tf.lower_in_place(taken[0].op)
+        assert taken[0].op.get_attr("_lower_using_switch_merge")
+        return taken
+
+    assert float(function(tf.constant(1.0))[0]) == 2.0
+
+
+def test_move_control_outputs_keeps_what_else_is_waited_for():
+    with tf.Graph().as_default():
+        old, new, other = tf.no_op("old"), tf.no_op("new"), tf.no_op("other")
+        with tf.control_dependencies([old, other]):
+            late = tf.no_op("late")
+        _tf.move_control_outputs(old, new)
+        assert set(late.control_inputs) == {new, other}
 
 
 # --- Effects --------------------------------------------------------------------------
@@ -225,8 +420,12 @@ def test_abandoned_ops_do_not_run():
         graph = tf.compat.v1.get_default_graph()
         start = _tf.operation_count(graph)
         tf.py_function(lambda: calls.append("abandoned"), [], [])
-        _tf.abandon(graph.get_operations()[start:])
+        abandoned = graph.get_operations()[start:]
+        _tf.abandon(abandoned)
         tf.py_function(lambda: calls.append("kept"), [], [])
+        assert [_tf.is_abandoned(op) for op in graph.get_operations()[start:]] == [
+            op in abandoned for op in graph.get_operations()[start:]
+        ]
         return tf.constant(0)
 
     function()
@@ -286,6 +485,22 @@ def test_user_frames_of_an_op_are_those_that_made_it():
     filename, line, name = frames[-1]
     assert (filename, name) == (__file__, "make")
     assert linecache.getline(filename, line).strip().endswith("# the op is made here")
+
+
+def test_user_frames_of_an_exception_are_those_that_it_left():
+    @tf.autograph.experimental.do_not_convert
+    def plain():
+        raise KeyError("here")  # raised here
+
+    def converted():
+        if tf.constant(1) > 0:  # in a generated file
+            plain()
+
+    with pytest.raises(KeyError) as caught:
+        _tf.call_converted(converted, [])
+    frames = _tf.user_frames(caught.value)
+    assert {filename for filename, _, _ in frames} == {__file__}
+    assert linecache.getline(__file__, frames[-1][1]).strip().endswith("# raised here")
 
 
 def test_user_frames_see_through_autograph():
@@ -558,3 +773,87 @@ def test_v1_optimizer_applying_is_seen_from_the_handle():
     Probe(0.1).apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
     assert seen == [True]
     assert not _tf.v1_optimizer_applying()
+
+
+def test_distribution_mode_answers_for_tf_distribute():
+    before = tf.distribute.get_replica_context()
+    ours = tf.distribute.ReplicaContext(_tf.default_strategy(), 1)
+    with tf.Graph().as_default():
+        with _tf.distribution_mode(replica=ours):
+            assert tf.distribute.get_replica_context() is ours
+            assert not tf.distribute.has_strategy()
+            with _tf.distribution_mode():
+                assert tf.distribute.get_replica_context() is before
+            with _tf.distribution_mode(cross_replica="a strategy"):
+                assert tf.distribute.in_cross_replica_context()
+                assert not tf.distribute.has_strategy()
+        assert tf.distribute.get_replica_context() is before
+
+
+def test_distribution_mode_is_left_by_an_error():
+    with tf.Graph().as_default():
+        with pytest.raises(ZeroDivisionError), _tf.distribution_mode(replica="ours"):
+            raise ZeroDivisionError
+        assert tf.distribute.get_replica_context() != "ours"
+
+
+def test_default_strategy_is_found_in_the_scope_of_another():
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        assert tf.distribute.has_strategy()
+        with _tf.distribution_mode(replica="ours"):
+            assert tf.distribute.get_strategy() is _tf.default_strategy()
+
+
+def test_compiled_function_finds_what_xla_compiles():
+    seen = {}
+
+    def look(name):
+        graph = tf.compat.v1.get_default_graph()
+        seen[name] = graph, _tf.compiled_function(graph, outer.graph)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(x):
+        look("compiled")
+        tf.cond(x > 0, lambda: (look("branch"), x)[1], lambda: x)
+        return x
+
+    @tf.function(autograph=False)
+    def plain(x):
+        look("plain")
+        return x
+
+    outer = tf.__internal__.FuncGraph("outer")
+    with outer.as_default():
+        outer.graph = outer
+        x = helpers.opaque(1.0)
+        look("outer")
+        plain(x)
+        compiled(x)
+    assert seen["outer"][1] is None
+    assert seen["plain"][1] is None
+    function = seen["compiled"][0]
+    assert seen["compiled"][1] is function
+    assert seen["branch"][0] is not function
+    assert seen["branch"][1] is function
+
+
+def test_capture_by_call_asks_at_each_call():
+    variables = [tf.Variable(1.0), tf.Variable(2.0)]
+    current = variables[0]
+
+    @tf.function(autograph=False)
+    def function():
+        graph = tf.compat.v1.get_default_graph()
+        handles = [
+            _tf.capture_by_call(
+                graph, "key", variables[0].handle, lambda: current.handle
+            )
+            for _ in range(2)
+        ]
+        assert handles[0] is handles[1]
+        return tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=tf.float32)
+
+    assert float(function()) == 1.0
+    current = variables[1]
+    assert float(function()) == 2.0
+    assert function.experimental_get_tracing_count() == 1

@@ -247,7 +247,11 @@ def test_bad_accumulation_steps(steps: Any) -> None:
         helpers.make(1).wrap_optimizer(kopt.SGD(), accumulation_steps=steps)
 
 
-@pytest.mark.parametrize("thing", ["sgd", None, kopt.SGD, tf.Module()], ids=str)
+@pytest.mark.parametrize(
+    "thing",
+    ["sgd", None, kopt.SGD, tf.Module()],
+    ids=["name", "None", "class", "module"],
+)
 def test_not_an_optimizer(thing: Any) -> None:
     with pytest.raises(
         replicator.ReplicatorError,

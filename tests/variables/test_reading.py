@@ -299,17 +299,10 @@ def test_several_replicators_work_side_by_side() -> None:
         helpers.assert_replicas_equal([variable])
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"jit_compile": True}], ids=["concrete", "jit"]
-)
-def test_functions_that_cannot_be_traced_per_replica_are_refused(
-    options: dict[str, bool],
-) -> None:
+def test_functions_that_cannot_be_traced_per_replica_are_refused() -> None:
     repl = helpers.make(2)
     variable = make(repl, name="weights")
-    function = tf.function(lambda: variable * 2.0, **options)
-    if not options:
-        function = function.get_concrete_function()
+    function = tf.function(lambda: variable * 2.0).get_concrete_function()
 
     def step_fn() -> tf.Tensor:
         return function()
