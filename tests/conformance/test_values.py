@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 from tests import helpers
-from tests.conformance.battery import CASES, Case
+from tests.conformance.battery import CASES, DISTINCT, REDUCED, Case
 
 ALIKE = [name for name, case in CASES.items() if not case.may_differ]
 # Shapes as a graph may know them: a scalar has no axis to join along.
-NO_AXIS = [name for name in ALIKE if name != "concat_last"]
+NO_AXIS = [name for name in ALIKE if CASES[name].axis is None]
 
 
 def _run(mode: str, case: Case, arrays: Any, shape: Any = ()) -> list[np.ndarray]:
@@ -23,7 +23,7 @@ def _run(mode: str, case: Case, arrays: Any, shape: Any = ()) -> list[np.ndarray
     repl = helpers.make(len(arrays))
 
     def step() -> tf.Tensor:
-        return case.call(repl, helpers.opaque(arrays[repl.replica_id], shape))
+        return case.run(repl, helpers.opaque(arrays[repl.replica_id], shape))
 
     return list(helpers.run(mode, repl, lambda: step))
 
@@ -33,7 +33,8 @@ def _assert_plain(case: Case, arrays: Any, got: list[np.ndarray]) -> None:
     for r, (one, two) in enumerate(zip(got, want, strict=True)):
         assert one.shape == two.shape, r
         np.testing.assert_allclose(one, two, rtol=1e-13, err_msg=f"replica {r}")
-        assert one.tobytes() == got[0].tobytes(), f"replica {r} holds other bits"
+        if case.same:
+            assert one.tobytes() == got[0].tobytes(), f"replica {r} holds other bits"
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
@@ -71,13 +72,13 @@ def test_gradients_of_unknown_rank(name: str) -> None:
         x = helpers.opaque(arrays[repl.replica_id], shape)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            loss = tf.reduce_sum(case.call(repl, x) ** 2)
+            loss = repl.linked(tf.reduce_sum(case.run(repl, x) ** 2))
         return tape.gradient(loss, x)
 
     known = helpers.run("eager", repl, lambda: lambda: step(()))
     unknown = helpers.run("eager", repl, lambda: lambda: step(None))
     for one, two in zip(known, unknown, strict=True):
-        np.testing.assert_array_equal(one, two)
+        np.testing.assert_allclose(one, two, rtol=1e-15)
 
 
 DIFFERENT = [([3], [1]), ([1], [3]), ([], [3]), ([3, 3], [3]), ([2], [3])]
@@ -85,16 +86,17 @@ DIFFERENT = [([3], [1]), ([1], [3]), ([], [3]), ([3, 3], [3]), ([2], [3])]
 
 def _disagreements() -> Iterator[tuple[str, Any, int | None]]:
     """Yields a case, two shapes, and which replica knows its own when it is built."""
-    for name, shapes, known in itertools.product(ALIKE, DIFFERENT, [0, 1, None]):
-        if name == "concat_last":
-            if len(shapes[0]) == len(shapes[1]) == 1:
-                continue  # these sizes may differ
-            if known is not None and not shapes[known]:
-                continue  # a scalar without an axis is refused when the step is built
+    names = [name for name in ALIKE if name in DISTINCT or name in REDUCED]
+    for name, shapes, known in itertools.product(names, DIFFERENT, [0, 1, None]):
+        case = CASES[name]
+        if case.axis is not None and known is not None and not shapes[known]:
+            continue  # a scalar without an axis is refused when the step is built
+        if case.joins and len(shapes[0]) == len(shapes[1]) == 1:
+            continue  # these sizes may differ
         yield name, shapes, known
 
 
-@pytest.mark.parametrize(("name", "shapes", "known"), _disagreements(), ids=str)
+@pytest.mark.parametrize(("name", "shapes", "known"), list(_disagreements()), ids=str)
 def test_shapes_that_differ_when_run_are_an_error(
     name: str, shapes: Any, known: int | None
 ) -> None:
@@ -104,7 +106,7 @@ def test_shapes_that_differ_when_run_are_an_error(
     def step() -> tf.Tensor:
         r = repl.replica_id
         static = shapes[r] if r == known else None
-        return CASES[name].call(repl, helpers.opaque(tf.ones(shapes[r]), static))
+        return CASES[name].run(repl, helpers.opaque(tf.ones(shapes[r]), static))
 
     with pytest.raises(tf.errors.InvalidArgumentError):
         repl.run(step)
@@ -116,7 +118,7 @@ def test_shapes_that_differ_when_run_are_an_error_in_a_session(name: str) -> Non
 
     def step() -> tf.Tensor:
         x = tf.ones([2, 3] if repl.replica_id else [1, 3])
-        return CASES[name].call(repl, helpers.opaque(x, [None, 3]))
+        return CASES[name].run(repl, helpers.opaque(x, [None, 3]))
 
     with pytest.raises(tf.errors.InvalidArgumentError):
         helpers.run("session", repl, lambda: step)
@@ -141,7 +143,7 @@ def test_results_keep_what_is_known_of_the_shape(name: str) -> None:
     shapes = []
 
     def step() -> tf.Tensor:
-        y = case.call(repl, helpers.opaque(arrays[repl.replica_id]))
+        y = case.run(repl, helpers.opaque(arrays[repl.replica_id]))
         shapes.append(y.shape)
         return y
 
@@ -155,7 +157,8 @@ def test_runs_are_bitwise_equal(name: str) -> None:
     case = CASES[name]
     repl = helpers.make(8)
     arrays = [array.astype(np.float32) for array in case.inputs(8)]
-    step = repl.build(lambda: case.call(repl, helpers.opaque(arrays[repl.replica_id])))
+    step = repl.build(lambda: case.run(repl, helpers.opaque(arrays[repl.replica_id])))
     seen = {tuple(y.numpy().tobytes() for y in step()) for _ in range(10)}
     assert len(seen) == 1
-    assert len(set(next(iter(seen)))) == 1
+    if case.same:
+        assert len(set(next(iter(seen)))) == 1
