@@ -10,10 +10,11 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits test lint format bench clean
+.PHONY: help digits torch-style test lint format bench clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
+	@echo "make torch-style  run a tutorial on torch.distributed, and check its numbers"
 	@echo "make test     run the whole test suite, with the coverage of replicator/"
 	@echo "make lint     check formatting, lint rules and types"
 	@echo "make format   format the code and mend what ruff can mend"
@@ -23,8 +24,11 @@ help:
 digits: $(VENV)/.examples
 	$(BIN)/python examples/digits.py
 
+torch-style: $(VENV)/.examples
+	$(BIN)/python examples/torch_style.py
+
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --cov --cov-report=term
+	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --cov --cov-report=term
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check --quiet

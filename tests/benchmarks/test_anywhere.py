@@ -1,0 +1,77 @@
+"""Every primitive works at every place; and the program can say otherwise."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from absl import app
+
+from benchmarks import anywhere
+from benchmarks.places import PLACES
+from benchmarks.programs import PROGRAMS
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_primitive_works_at_every_place(name: str, place: str) -> None:
+    assert anywhere.try_replicator(PROGRAMS[name], PLACES[place]) == anywhere.WORKS
+
+
+def test_a_wrong_result_is_called_wrong() -> None:
+    right = [np.ones(2), np.zeros(2)]
+    assert anywhere.judge(right, right) == anywhere.WORKS
+    assert anywhere.judge(right[::-1], right) == anywhere.WRONG
+    assert anywhere.judge([np.ones(1), np.zeros(1)], right) == anywhere.WRONG
+
+
+def test_what_raises_is_called_refused() -> None:
+    program = PROGRAMS["broadcast"]
+    broken = type(program)(lambda repl, x: repl.broadcast(x, 7), program.plain)
+    said = anywhere.try_replicator(broken, PLACES["cond"])
+    assert said == f"{anywhere.REFUSED} (ArgumentError)"
+
+
+CELLS = {"all_reduce": dict.fromkeys(PLACES, ("works", "hangs"))}
+
+
+def test_the_table_of_a_file_is_replaced(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "README.md"
+    file.write_text(f"before\n{anywhere.BEGIN}\nold\n{anywhere.END}\nafter\n")
+    for _ in range(2):
+        anywhere.update(file, anywhere.markdown(CELLS))
+        text = file.read_text()
+        assert text.startswith("before\n") and text.endswith("after\n")
+        assert "old" not in text
+        assert text.count("| all_reduce | works · hangs |") == 1
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_file_without_a_table_is_refused(
+    tmp_path: pathlib.Path, exists: bool
+) -> None:
+    file = tmp_path / "README.md"
+    if exists:
+        file.write_text("nothing here")
+    with pytest.raises(app.UsageError, match="README.md: "):
+        anywhere.update(file, "text")
+
+
+def test_the_terminal_table_has_a_row_per_primitive() -> None:
+    assert anywhere.table(CELLS).row_count == 1
+
+
+def test_the_rival_is_tried_in_a_process_of_its_own() -> None:
+    assert anywhere.try_mirrored_apart("all_reduce", "cond", 60).startswith("refused")
+    assert anywhere.try_mirrored_apart("shift", "cond", 60) == anywhere.ABSENT
+
+
+def test_an_unknown_primitive_is_one_line() -> None:
+    command = [sys.executable, "-m", "benchmarks.anywhere", "--only=allreduce"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "unknown: allreduce" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
