@@ -43,7 +43,9 @@ def agree(variable: Any, value: Any, replica: context.ReplicaContext) -> Any:
     has_mean = variable.dtype.is_floating or variable.dtype.is_complex
     if how == tf.VariableAggregation.MEAN or has_mean:
         return all_reduce.all_reduce(value, "mean")
-    return _checked_equal(value, variable.name) if replica.build.check else value
+    return (
+        _checked_equal(value, variable.name) if replica.build.options.check else value
+    )
 
 
 def refuse_unwrapped(variable: Any) -> None:

@@ -21,6 +21,7 @@ import tensorflow as tf
 from replicator import _tf, checks, context, distribute, inputs, outputs
 from replicator.creation import VariableFactory
 from replicator.graph import effects, ordering, random, reads, record, rewrite
+from replicator.options import Options
 from replicator.primitives import objects, table
 
 
@@ -30,13 +31,13 @@ class Settings:
 
     Attributes:
         devices: `devices[r]` is where replica r runs.
-        check: Whether integers taken as equal are checked to be so.
+        options: What the user chose.
         factory: Makes the variables.
         ledger: Where writes that keep replicas equal are entered.
     """
 
     devices: tuple[str, ...]
-    check: bool
+    options: Options
     factory: VariableFactory
     ledger: effects.Ledger
 
@@ -94,7 +95,7 @@ def build_step(
         known = dict(knowledge)
         start = _tf.operation_count(graph)
         build = context.Build(
-            settings.devices, settings.check, graph, settings.ledger, knowledge
+            settings.devices, settings.options, graph, settings.ledger, knowledge
         )
         try:
             with _creating_variables(settings.factory), _tf.ordered_branches(graph):
@@ -167,7 +168,13 @@ def _attempt(
     random.check(replicas)
     earlier = [op for op in ops[: ranges[0][0]] if not _tf.is_abandoned(op)]
     initializers = ordering.with_sources(settings.factory.initializers, replicas)
-    rewritten = rewrite.rewrite(replicas, build.devices, table.LOWERINGS, initializers)
+    rewritten = rewrite.rewrite(
+        replicas,
+        build.devices,
+        table.LOWERINGS,
+        initializers,
+        settings.options.policy,
+    )
     replicas = rewritten.replicas
     lowered = graph.get_operations()[start:]
     reads.join_reads(replicas, initializers)

@@ -16,6 +16,7 @@ from typing import Any
 
 from replicator import errors
 from replicator.graph.effects import Ledger
+from replicator.options import Options
 
 _current: contextvars.ContextVar[ReplicaContext | None] = contextvars.ContextVar(
     "replicator_replica", default=None
@@ -45,7 +46,7 @@ class Build:
 
     Attributes:
         devices: `devices[r]` is where replica r is built, e.g. "/device:CPU:0".
-        check: Whether integers that are taken as equal are checked to be so.
+        options: What the user chose.
         graph: The tf.Graph (or FuncGraph) that the step is built into.
         ledger: Where writes to variables that keep the replicas equal are entered.
         knowledge: Facts learned in an earlier attempt at this build.
@@ -55,7 +56,7 @@ class Build:
     """
 
     devices: tuple[str, ...]
-    check: bool
+    options: Options
     graph: Any
     ledger: Ledger
     knowledge: dict[Any, Any] = dataclasses.field(default_factory=dict)

@@ -21,6 +21,7 @@ from replicator import (
 )
 from replicator.creation import VariableFactory
 from replicator.graph.effects import Ledger
+from replicator.options import Options
 from replicator.plan import rows
 from replicator.primitives import (
     all_gather,
@@ -73,9 +74,16 @@ class Replicator:
             not started yet.
         check: Whether integers and booleans that a step assigns to mirrored variables,
             which are taken as equal, are checked to be so in each step.
+        variables: "mirrored": each replica holds all variables.
+        algorithm: How reductions are done, unless a call says: "hub", one device
+            reduces and hands out the result. None: the cheapest for each.
+        fusion: Whether small tensors that are reduced together travel together.
+        factors: Whether sums of matrix products may move the factors instead.
+        build: "trace": step_fn is called once per replica.
 
     Raises:
         DeviceError: A device does not exist, or stands twice.
+        ArgumentError: An option has a value that it cannot have.
     """
 
     def __init__(
@@ -83,12 +91,18 @@ class Replicator:
         devices: Sequence[str | Sequence[str]] | None = None,
         *,
         check: bool = False,
+        variables: str = "mirrored",
+        algorithm: str | None = None,
+        fusion: bool = True,
+        factors: bool = True,
+        build: str = "trace",
     ) -> None:
+        chosen = Options(check, variables, algorithm, fusion, factors, build)
         self._devices = _resolve(devices)
         first = tuple(own[0] for own in self._devices)
         self._settings = building.Settings(
             devices=first,
-            check=check,
+            options=chosen,
             factory=VariableFactory(first),
             ledger=Ledger(),
         )

@@ -1,13 +1,20 @@
 """Splits the CPU into eight logical devices before anything of TensorFlow runs.
 
 Helpers that several test files share are in tests/helpers.py.
+
+`--with variables=sharded --with fusion=False` runs the tests with other defaults of
+Replicator: what it computes does not depend on them.
 """
 
+import ast
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import pytest
 import tensorflow as tf
+
+import replicator
 
 NUM_CPUS = 8
 
@@ -15,3 +22,25 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * NUM_CPUS,
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option --with."""
+    parser.addoption(
+        "--with",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="another default for an option of Replicator, e.g. variables=sharded",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives Replicator the defaults that --with asks for."""
+    defaults = replicator.Replicator.__init__.__kwdefaults__
+    for assignment in config.getoption("--with"):
+        name, _, value = assignment.partition("=")
+        if name not in defaults:
+            raise pytest.UsageError(f"--with {name}: have {', '.join(defaults)}")
+        literal = value in ("True", "False", "None")
+        defaults[name] = ast.literal_eval(value) if literal else value

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import context
+from replicator.options import Options
 from tests import helpers
 
 
@@ -125,7 +126,7 @@ def test_threads_may_build_at_the_same_time() -> None:
 
 
 def replica_context() -> context.ReplicaContext:
-    build = context.Build(("a", "b"), False, None, _NoLedger())
+    build = context.Build(("a", "b"), Options(), None, _NoLedger())
     return context.ReplicaContext(build, 1)
 
 

@@ -7,6 +7,7 @@ too.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,25 @@ import tensorflow as tf
 _BUCKET_BYTES = 120_000
 
 _UNKNOWN_BYTES = 1 << 10  # tensors of unknown size are mostly small: losses, counts
+
+
+ALGORITHMS = ("hub",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What the user leaves to be decided here, and what not.
+
+    Attributes:
+        algorithm: By which all reductions are done, one of ALGORITHMS; None: by the
+            cheapest for each.
+        fusion: Whether small tensors that are reduced together travel together.
+        factors: Whether sums of matrix products may move the factors instead.
+    """
+
+    algorithm: str | None = None
+    fusion: bool = True
+    factors: bool = True
 
 
 def tensor_bytes(tensor: tf.Tensor) -> int:
@@ -34,17 +54,20 @@ def known_bytes(tensor: tf.Tensor) -> int | None:
     return math.prod(tensor.shape.as_list()) * tensor.dtype.size
 
 
-def buckets(columns: Sequence[Sequence[tf.Tensor]]) -> list[list[int]]:
+def buckets(columns: Sequence[Sequence[tf.Tensor]], policy: Policy) -> list[list[int]]:
     """Decides which tensors of one communication travel together.
 
     Args:
         columns: `columns[k][r]` is the k-th operand of replica r.
+        policy: Whether any of them may.
 
     Returns:
         The indices k, each once, in groups of one dtype and one shape of their rows, so
         that they can be joined as they are. A group of several holds at most
         _BUCKET_BYTES; a tensor of unknown size is alone.
     """
+    if not policy.fusion:
+        return [[k] for k in range(len(columns))]
     groups: list[list[int]] = []
     open_groups: dict[Any, tuple[list[int], int]] = {}
     for k, column in enumerate(columns):

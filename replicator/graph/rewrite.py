@@ -36,12 +36,14 @@ class Matched:
         operands: `operands[n][k]` is the k-th tensor that this replica hands in.
         devices: `devices[n]` is where it runs.
         hubs: Deals out the devices on which shared work is done.
+        policy: What else decides how it is lowered.
     """
 
     calls: tuple[Call, ...]
     operands: tuple[tuple[tf.Tensor, ...], ...]
     devices: tuple[str, ...]
     hubs: cost.Hubs
+    policy: cost.Policy
 
     @property
     def options(self) -> dict:
@@ -74,6 +76,7 @@ class Target:
         devices: `devices[r]` is where replica r runs.
         lowerings: For each primitive, how it becomes real ops.
         hubs: Deals out the devices on which shared work is done.
+        policy: What else decides how communication is lowered.
         labels: Knows which values are the same on all replicas.
         initializers: Ops that initialise variables, which are no part of the step.
         communications: What was lowered so far.
@@ -82,6 +85,7 @@ class Target:
     devices: tuple[str, ...]
     lowerings: Mapping[str, Lowering]
     hubs: cost.Hubs
+    policy: cost.Policy
     labels: sameness.Labels
     initializers: Set[tf.Operation]
     communications: list[Communication] = dataclasses.field(default_factory=list)
@@ -106,6 +110,7 @@ def rewrite(
     devices: Sequence[str],
     lowerings: Mapping[str, Lowering],
     initializers: Set[tf.Operation],
+    policy: cost.Policy,
 ) -> Rewritten:
     """Matches, lowers and rewires all communication of one build.
 
@@ -114,6 +119,7 @@ def rewrite(
         devices: `devices[r]` is where replica r runs.
         lowerings: For each primitive, how it becomes real ops.
         initializers: Ops that initialise variables, which are no part of the step.
+        policy: What the user says of how communication is lowered.
 
     Raises:
         MismatchError: The replicas do not communicate alike.
@@ -123,7 +129,7 @@ def rewrite(
     sites = [control_flow.find_sites(ops, r) for r, ops in enumerate(replicas)]
     match.check([_all_calls(own) for own in sites])
     hubs, labels = cost.Hubs(devices), sameness.Labels()
-    target = Target(tuple(devices), lowerings, hubs, labels, initializers)
+    target = Target(tuple(devices), lowerings, hubs, policy, labels, initializers)
     rewritten = _rewrite_level(replicas, range(len(replicas)), target, Place())
     return Rewritten(rewritten, tuple(target.communications))
 
@@ -180,6 +186,7 @@ def _lower(
         operands=tuple(p.operands for p in matched),
         devices=tuple(target.devices[p.replica_id] for p in matched),
         hubs=target.hubs,
+        policy=target.policy,
     )
     call = matched[0].call
     # What the user made a call wait for, every participant's result waits for.

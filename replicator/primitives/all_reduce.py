@@ -232,7 +232,8 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
         when = matched.operands[0][count]
     # made[n][k] is what participant n receives for its k-th tensor: value, and owner.
     made: list[list[Any]] = [[None] * count for _ in matched.operands]
-    for bucket in cost.buckets([matched.column(k) for k in range(count)]):
+    columns = [matched.column(k) for k in range(count)]
+    for bucket in cost.buckets(columns, matched.policy):
         for own, reduced in zip(made, _reduce(matched, bucket, when), strict=True):
             for k, tensors in zip(bucket, reduced, strict=True):
                 own[k] = tensors

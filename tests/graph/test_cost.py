@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from replicator.graph import cost
 
+POLICY = cost.Policy()
+
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "nbytes"),
@@ -47,7 +49,7 @@ def test_hubs_share_even_empty_tensors() -> None:
 @pytest.mark.parametrize("sizes", [[10] * 7, [40_000, 1, 20_000, 1, 9_000], [], [0, 0]])
 def test_buckets_hold_each_tensor_once_and_stay_small(sizes: list[int]) -> None:
     columns = [[tf.zeros([size])] * 2 for size in sizes]
-    buckets = cost.buckets(columns)
+    buckets = cost.buckets(columns, POLICY)
     assert sorted(k for bucket in buckets for k in bucket) == list(range(len(sizes)))
     for bucket in buckets:
         assert bucket == sorted(bucket)
@@ -57,13 +59,13 @@ def test_buckets_hold_each_tensor_once_and_stay_small(sizes: list[int]) -> None:
 def test_small_tensors_of_one_dtype_share_a_bucket() -> None:
     column = [tf.zeros([5])] * 2
     other = [tf.zeros([5], tf.float16)] * 2
-    assert cost.buckets([column, other, column, other]) == [[0, 2], [1, 3]]
+    assert cost.buckets([column, other, column, other], POLICY) == [[0, 2], [1, 3]]
 
 
 def test_tensors_share_a_bucket_only_if_their_rows_are_alike() -> None:
     shapes = [[5, 3], [2, 3], [5, 4], [3], [], [0, 3]]
     columns = [[tf.zeros(shape)] * 2 for shape in shapes]
-    assert cost.buckets(columns) == [[0, 1, 5], [2], [3, 4]]
+    assert cost.buckets(columns, POLICY) == [[0, 1, 5], [2], [3, 4]]
 
 
 def test_a_tensor_of_unknown_size_has_a_bucket_of_its_own() -> None:
@@ -71,4 +73,10 @@ def test_a_tensor_of_unknown_size_has_a_bucket_of_its_own() -> None:
         known = tf.zeros([5])
         unknown = tf.compat.v1.placeholder(tf.float32, [None])
         columns = [[known, known], [known, unknown], [unknown, known], [known, known]]
-        assert cost.buckets(columns) == [[0, 3], [1], [2]]
+        assert cost.buckets(columns, POLICY) == [[0, 3], [1], [2]]
+
+
+def test_without_fusion_each_tensor_travels_alone() -> None:
+    columns = [[tf.zeros([2])] * 2, [tf.zeros([2])] * 2]
+    assert cost.buckets(columns, POLICY) == [[0, 1]]
+    assert cost.buckets(columns, cost.Policy(fusion=False)) == [[0], [1]]

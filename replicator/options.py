@@ -1,0 +1,65 @@
+"""What a user can choose about how a Replicator does its work; never what it computes.
+
+The arguments of `Replicator` that are kept, checked once, and handed to whoever does
+the work: creation.py asks for `variables`, building.py for `build`, the lowerings for
+`policy`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from replicator import errors
+from replicator.graph.cost import ALGORITHMS, Policy
+
+VARIABLES = ("mirrored",)
+BUILDS = ("trace",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of one Replicator; see its arguments.
+
+    Attributes:
+        check: Whether integers taken as equal are checked to be so.
+        variables: Where variables live, one of VARIABLES.
+        algorithm: By which algorithm reductions are done, one of ALGORITHMS; None: the
+            cheapest for each.
+        fusion: Whether small tensors that are reduced together travel together.
+        factors: Whether sums of matrix products may move the factors instead.
+        build: How the replicas' sub-graphs come to be, one of BUILDS.
+
+    Raises:
+        ArgumentError: An option has a value that it cannot have.
+    """
+
+    check: bool = False
+    variables: str = "mirrored"
+    algorithm: str | None = None
+    fusion: bool = True
+    factors: bool = True
+    build: str = "trace"
+
+    def __post_init__(self) -> None:
+        _check("variables", self.variables, VARIABLES)
+        _check("algorithm", self.algorithm, (None, *ALGORITHMS))
+        _check("build", self.build, BUILDS)
+        for name in ("check", "fusion", "factors"):
+            _check(name, getattr(self, name), (False, True))
+
+    @property
+    def policy(self) -> Policy:
+        """What the lowerings ask for."""
+        return Policy(self.algorithm, self.fusion, self.factors)
+
+
+def _check(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if not any(value is choice or value == choice for choice in choices):
+        raise errors.ArgumentError(
+            errors.compose(
+                f"Replicator was given {name}={value!r}.",
+                [f"at {errors.user_line()}"],
+                f"{name} is one of {', '.join(map(repr, choices))}.",
+            )
+        )

@@ -1,0 +1,27 @@
+"""The options of a Replicator: checked once, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import replicator
+from replicator.graph import cost
+from replicator.options import Options
+from tests.helpers import make
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Options), ids=lambda f: f.name)
+def test_a_value_that_an_option_cannot_have(field: dataclasses.Field) -> None:
+    with pytest.raises(replicator.errors.ArgumentError) as caught:
+        make(2, **{field.name: "no such thing"})
+    message = str(caught.value)
+    assert f"{field.name}='no such thing'" in message
+    assert f"Fix: {field.name} is one of" in message
+    assert "tests/helpers.py" in message
+
+
+def test_what_the_lowerings_ask_for() -> None:
+    chosen = Options(algorithm="hub", fusion=False, factors=False)
+    assert chosen.policy == cost.Policy("hub", False, False)
