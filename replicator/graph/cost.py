@@ -54,12 +54,18 @@ def known_bytes(tensor: tf.Tensor) -> int | None:
     return math.prod(tensor.shape.as_list()) * tensor.dtype.size
 
 
-def buckets(columns: Sequence[Sequence[tf.Tensor]], policy: Policy) -> list[list[int]]:
+def buckets(
+    columns: Sequence[Sequence[tf.Tensor]],
+    policy: Policy,
+    owners: Sequence[int | None] | None = None,
+) -> list[list[int]]:
     """Decides which tensors of one communication travel together.
 
     Args:
         columns: `columns[k][r]` is the k-th operand of replica r.
         policy: Whether any of them may.
+        owners: `owners[k]` is the replica that needs the k-th; tensors of different
+            owners never travel together.
 
     Returns:
         The indices k, each once, in groups of one dtype and one shape of their rows, so
@@ -73,7 +79,8 @@ def buckets(columns: Sequence[Sequence[tf.Tensor]], policy: Policy) -> list[list
     for k, column in enumerate(columns):
         nbytes = tensor_bytes(column[0])
         shape = column[0].shape
-        kind = (column[0].dtype, tuple(shape[1:]) if shape.rank else ())
+        owner = owners[k] if owners else None
+        kind = (column[0].dtype, tuple(shape[1:]) if shape.rank else (), owner)
         group, filled = open_groups.get(kind, ([], 0))
         known = all(tensor.shape.is_fully_defined() for tensor in column)
         if group and known and filled + nbytes <= _BUCKET_BYTES:

@@ -114,7 +114,7 @@ class Call:
         options = "".join(
             f" {name}={value}"
             for name, value in self.options.items()
-            if value is not None
+            if value is not None and name != "owners"  # as many as operands
         )
         if self.channel and self.kind != "message":
             options += f" group={list(self.group)}"

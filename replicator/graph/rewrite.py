@@ -59,9 +59,22 @@ class Matched:
         """Returns the k-th operand of every participant, in replica order."""
         return [own[k] for own in self.operands]
 
-    def hub(self, nbytes: int) -> str:
-        """Returns the participants' device with the least shared work so far."""
-        return self.hubs.next(nbytes, self.devices)
+    def hub(self, nbytes: int, owner: int | None = None) -> str:
+        """Returns the device on which to work for all participants.
+
+        Args:
+            nbytes: How much it will have to do.
+            owner: The participant that needs the result, by its replica's id. Its
+                device; unless given, that with the least shared work so far.
+        """
+        if owner is None:
+            return self.hubs.next(nbytes, self.devices)
+        return self.hubs.next(nbytes, [self.devices[self.group.index(owner)]])
+
+    def owner(self, k: int) -> int | None:
+        """Returns the replica that needs what becomes of the k-th operands, if one."""
+        owners = self.options.get("owners")
+        return owners[k] if owners else None
 
 
 # A lowering returns `results[n][k]`, what participant n receives as its k-th result.

@@ -234,6 +234,7 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 
 def _row(kept: Communication, algorithm: str) -> Row:
     options = {k: v for k, v in kept.calls[0].options.items() if v is not None}
+    options.pop("owners", None)  # as many as operands; the links say the same
     place = kept.place
     if options.pop("when", False):  # an operand says whether, when the step runs
         place = place.inside("conditional (when due)", None)

@@ -57,6 +57,7 @@ def gather_dense(
     axis: int | None,
     of: Call | None = None,
     group: tuple[int, ...] | None = None,
+    owners: Sequence[int | None] | None = None,
 ) -> list[tf.Tensor]:
     """Puts one all_gather call for several tensors into the graph.
 
@@ -65,6 +66,8 @@ def gather_dense(
         axis: As for `all_gather`.
         of: Inside a gradient: the call that is differentiated.
         group: The replicas that take part; needed unless inside a gradient.
+        owners: For each tensor, the replica on whose device it is joined, because it is
+            needed there; None for any.
 
     Returns:
         The gathered tensors.
@@ -73,8 +76,9 @@ def gather_dense(
         assert of is not None, "a call says who takes part, or whose gradient it is"
         group = of.group
     joined = [axes.joined("all_gather", Value.of(t), axis, len(group)) for t in tensors]
+    options = {"axis": axis} | ({"owners": list(owners)} if owners else {})
     return base.communicate(
-        "all_gather", {"axis": axis}, tensors, joined, gradient, joined, of, group
+        "all_gather", options, tensors, joined, gradient, joined, of, group
     )
 
 
@@ -106,6 +110,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     results = []
     for k in range(len(matched.operands[0])):
         column = matched.column(k)
-        with tf.device(matched.hub(len(column) * cost.tensor_bytes(column[0]))):
+        nbytes = len(column) * cost.tensor_bytes(column[0])
+        with tf.device(matched.hub(nbytes, matched.owner(k))):
             results.append(axes.join(column, axis))
     return [results for _ in matched.operands]

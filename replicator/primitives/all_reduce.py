@@ -61,26 +61,64 @@ def all_reduce(
         reductions.check("all_reduce", leaf, op)
     if not leaves:
         return value
-    reduced = (
-        _reduce_leaves(leaves, op, members)
-        if weight is None
-        else _weighted_mean(leaves, op, weight, members)
-    )
+    reduced = _reduce_leaves(leaves, op, weight, members)
     return tf.nest.pack_sequence_as(value, reduced)
 
 
+def combine(
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices],
+    op: str,
+    weight: Any,
+    owners: Sequence[int | None] | None = None,
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Reduces gradients over all replicas, each where it is needed.
+
+    Args:
+        gradients: Any number of them, dense and sparse.
+        op: "sum" or "mean".
+        weight: As for `all_reduce`.
+        owners: For each gradient, the replica on whose device it is reduced, because it
+            is needed there; None for any.
+
+    Returns:
+        The reduced gradients, on every replica: what nothing reads is not sent.
+    """
+    return _reduce_leaves(
+        base.flatten(list(gradients), "all_reduce"),
+        op,
+        weight,
+        groups.members("all_reduce", None),
+        owners,
+    )
+
+
 def _reduce_leaves(
-    leaves: Sequence[tf.Tensor | tf.IndexedSlices], op: str, group: tuple[int, ...]
+    leaves: Sequence[tf.Tensor | tf.IndexedSlices],
+    op: str,
+    weight: Any,
+    group: tuple[int, ...],
+    owners: Sequence[int | None] | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces dense leaves in one call and sparse ones by gathering their rows."""
-    dense = [leaf for leaf in leaves if not isinstance(leaf, tf.IndexedSlices)]
-    reduced = reduce_dense(dense, op, group=group) if dense else []
+    if weight is not None:
+        return _weighted_mean(leaves, op, weight, group, owners)
+    owners = owners or [None] * len(leaves)
+    sparse = [isinstance(leaf, tf.IndexedSlices) for leaf in leaves]
+    dense = [k for k in range(len(leaves)) if not sparse[k]]
+    reduced = (
+        reduce_dense(
+            [leaves[k] for k in dense],
+            op,
+            group=group,
+            owners=[owners[k] for k in dense],
+        )
+        if dense
+        else []
+    )
     results = iter(reductions.as_leaves(op, reduced))
     return [
-        _reduce_sparse(leaf, op, group)
-        if isinstance(leaf, tf.IndexedSlices)
-        else next(results)
-        for leaf in leaves
+        _reduce_sparse(leaf, op, group, owner) if is_sparse else next(results)
+        for leaf, is_sparse, owner in zip(leaves, sparse, owners, strict=True)
     ]
 
 
@@ -90,6 +128,7 @@ def reduce_dense(
     when: tf.Tensor | None = None,
     of: Call | None = None,
     group: tuple[int, ...] | None = None,
+    owners: Sequence[int | None] | None = None,
 ) -> list[tf.Tensor]:
     """Puts one all_reduce call for several tensors into the graph.
 
@@ -100,26 +139,34 @@ def reduce_dense(
             run time nothing is reduced, and zeros come back.
         of: Inside a gradient: the call that is differentiated.
         group: The replicas that take part; all, unless given, or those of `of`.
+        owners: For each tensor, the replica on whose device it is reduced, because it
+            is needed there; None for any.
 
     Returns:
         The reduced tensors; for "argmin" and "argmax" all owners behind all values.
     """
     results = reductions.results(op, tensors)
+    options: dict[str, Any] = {"op": op}
+    if owners is not None and any(owner is not None for owner in owners):
+        options["owners"] = list(owners)
     if when is None:
         return base.communicate(
-            "all_reduce", {"op": op}, tensors, results, gradient, of=of, group=group
+            "all_reduce", options, tensors, results, gradient, of=of, group=group
         )
     return base.communicate(
-        "all_reduce", {"op": op, "when": True}, [*tensors, when], results, None
+        "all_reduce", {**options, "when": True}, [*tensors, when], results, None
     )
 
 
 def _reduce_sparse(
-    slices: tf.IndexedSlices, op: str, group: tuple[int, ...]
+    slices: tf.IndexedSlices, op: str, group: tuple[int, ...], owner: int | None
 ) -> tf.IndexedSlices:
     """Puts the rows of all replicas behind one another; duplicates add up when used."""
     values, indices = all_gather.gather_dense(
-        [slices.values, slices.indices], axis=0, group=group
+        [slices.values, slices.indices],
+        axis=0,
+        group=group,
+        owners=None if owner is None else [owner, owner],
     )
     if op == "mean":
         values = reductions.divide(values, len(group))
@@ -131,6 +178,7 @@ def _weighted_mean(
     op: str,
     weight: Any,
     group: tuple[int, ...],
+    owners: Sequence[int | None] | None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Sums the weighted values and the weights in one call, and divides."""
     if op != "mean":
@@ -150,7 +198,9 @@ def _weighted_mean(
         return tf.where(spoils, tf.zeros_like(x), x) * factor
 
     scaled = [_map_values(weighted, leaf) for leaf in leaves]
-    *sums, total = _reduce_leaves([*scaled, weight], "sum", group)
+    *sums, total = _reduce_leaves(
+        [*scaled, weight], "sum", None, group, owners and [*owners, None]
+    )
 
     def divided(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         return tf.cast(tf.math.divide_no_nan(x, tf.cast(total, x.dtype)), dtype)
@@ -233,7 +283,8 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     # made[n][k] is what participant n receives for its k-th tensor: value, and owner.
     made: list[list[Any]] = [[None] * count for _ in matched.operands]
     columns = [matched.column(k) for k in range(count)]
-    for bucket in cost.buckets(columns, matched.policy):
+    owners = matched.options.get("owners")
+    for bucket in cost.buckets(columns, matched.policy, owners):
         for own, reduced in zip(made, _reduce(matched, bucket, when), strict=True):
             for k, tensors in zip(bucket, reduced, strict=True):
                 own[k] = tensors
@@ -246,15 +297,16 @@ def _reduce(
     matched: Matched, bucket: Sequence[int], when: tf.Tensor | None
 ) -> Sequence[Sequence[Sequence[tf.Tensor]]]:
     """Reduces the tensors of one bucket; returns what comes of each, by replica."""
+    owner = matched.owner(bucket[0])
     if len(bucket) == 1:
-        reduced = [_on_hub(matched, matched.column(bucket[0]), when)]
+        reduced = [_on_hub(matched, matched.column(bucket[0]), when, owner)]
         return [reduced for _ in matched.operands]
     shapes = [matched.operands[0][k].shape for k in bucket]
     packs = []
     for device, own in zip(matched.devices, matched.operands, strict=True):
         with tf.device(device):
             packs.append(tf.concat([_as_rows(own[k]) for k in bucket], 0))
-    parts = _on_hub(matched, packs, when)
+    parts = _on_hub(matched, packs, when, owner)
     return [
         list(zip(*[_unpack(part, shapes, device) for part in parts], strict=True))
         for device in matched.devices
@@ -279,11 +331,14 @@ def _as_rows(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _on_hub(
-    matched: Matched, column: Sequence[tf.Tensor], when: tf.Tensor | None
+    matched: Matched,
+    column: Sequence[tf.Tensor],
+    when: tf.Tensor | None,
+    owner: int | None,
 ) -> list[tf.Tensor]:
-    """Reduces one tensor per replica on the device with the least to do so far."""
+    """Reduces one tensor per replica, at the owner or where there is least to do."""
     op = matched.options["op"]
-    hub = matched.hub(cost.tensor_bytes(column[0]))
+    hub = matched.hub(cost.tensor_bytes(column[0]), owner)
     with tf.device(hub):
         if when is None:
             return reductions.combine(op, column, matched.group)
