@@ -22,8 +22,10 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.impl import api as autograph_api
 from tensorflow.python.distribute import distribute_lib as _distribute
+from tensorflow.python.eager import context as _context
 from tensorflow.python.eager import lift_to_graph as _lift
 from tensorflow.python.eager import record
+from tensorflow.python.eager.polymorphic_function import atomic_function as _atomic
 from tensorflow.python.framework import auto_control_deps as _acd
 from tensorflow.python.framework import auto_control_deps_utils as _acd_utils
 from tensorflow.python.framework import ops as _ops
@@ -314,6 +316,73 @@ def abandon(ops: Sequence[tf.Operation]) -> None:
     """
     for op in ops:
         op._set_control_flow_context(_Abandoned())
+
+
+# --- Tracing and calling --------------------------------------------------------------
+
+
+def trace(build: Callable[[], Any]) -> Any:
+    """Traces a function without arguments; returns its ConcreteFunction.
+
+    Unlike those of a tf.function, its results do not wait for its effects, which would
+    take them through one device after the other once the step is done. A call waits for
+    all of them anyway. What a tf.function does about effects is open to the public only
+    as a whole.
+    """
+
+    def traced() -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        with _acd.AutomaticControlDependencies() as effects:
+            returned = build()
+        graph.control_outputs.extend(effects.ops_which_must_run)
+        graph.collective_manager_ids_used = effects.collective_manager_ids_used
+        return returned
+
+    attributes = {"_disable_acd": True}
+    return tf.function(
+        traced, autograph=False, experimental_attributes=attributes
+    ).get_concrete_function()
+
+
+def prepare_call(function: Any) -> Callable[[], Any]:
+    """Returns what runs a ConcreteFunction without arguments, eagerly, on no tape.
+
+    Its own call binds arguments, asks all tapes about all captured tensors and packs
+    the results by their types, which takes longer than a small step. None of this can
+    differ from call to call here. What TensorFlow adds to an error is kept.
+
+    Returns:
+        A function that returns the flat results, in a list.
+    """
+    inference = function.inference_fn
+    outputs = inference.function_type.flat_outputs
+    name, count = inference.name, len(outputs)
+    handles = [
+        (index, known.shape_inference)
+        for index, known in enumerate(spec.dtype._handle_data for spec in outputs)
+        if known is not None
+    ]
+    runtime = _context.context()
+    later = bool(function.graph.deferred_external_captures)
+    captured = [] if later else function.captured_inputs
+
+    def call() -> Any:
+        inputs = function.captured_inputs if later else captured
+        with (
+            tf.profiler.experimental.Trace(function.graph.name),
+            _atomic.InterpolateRuntimeError(inference),
+        ):
+            results = runtime.call_function(name, inputs, count)
+        for index, known in handles:
+            handle_data_util.set_handle_data(results[index], known)
+        return results or []
+
+    return call
+
+
+def pack_results(function: Any, flat: Sequence[tf.Tensor]) -> Any:
+    """Makes of flat results what the Python function of a ConcreteFunction returned."""
+    return function.function_type.pack_output(flat)
 
 
 # --- Gradients ------------------------------------------------------------------------

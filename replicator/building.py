@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
@@ -34,12 +35,14 @@ class Settings:
         options: What the user chose.
         factory: Makes the variables.
         ledger: Where writes that keep replicas equal are entered.
+        lock: Held while a step is built: variables and writes are those of all steps.
     """
 
     devices: tuple[str, ...]
     options: Options
     factory: VariableFactory
     ledger: effects.Ledger
+    lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +181,7 @@ def _attempt(
     replicas = rewritten.replicas
     lowered = graph.get_operations()[start:]
     reads.join_reads(replicas, initializers)
-    ready = [] if elements is None else inputs.ready(elements)
+    ready = [] if feed is None or elements is None else feed.ready(elements)
     done = _order_effects(initializers, replicas, lowered, earlier, ready)
     if build.num_replicas > 1:
         returned = tf.nest.map_structure(outputs.seal, returned)

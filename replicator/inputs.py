@@ -70,6 +70,12 @@ class Feed(abc.ABC):
     def pull(self) -> list[Any]:
         """Adds the ops to the default graph; returns one element per replica."""
 
+    def ready(self, elements: Sequence[Any]) -> list[tf.Operation]:
+        """Returns the ops after which every replica has its element, which may fail."""
+        return list(
+            dict.fromkeys(op for element in elements for op in _ops_of(element))
+        )
+
     @abc.abstractmethod
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
         """Starts from the first element again, if the feed has a state."""
@@ -84,8 +90,8 @@ class ValuesFeed(Feed):
     def pull(self) -> list[Any]:
         """Calls the functions, on their devices, and copies the tensors to theirs."""
         elements: list[Any] = []
+        before: list[tf.Operation] = []
         for source, device in zip(self._sources, self._devices, strict=True):
-            before = _ops_of(elements[-1]) if elements else []
             with tf.device(device), tf.control_dependencies(before):
                 if _kind(source) == "a function":
                     element = source()
@@ -93,8 +99,14 @@ class ValuesFeed(Feed):
                 else:
                     element = source
                 elements.append(_identities(element))
+            before = [] if _is_there(source) else _ops_of(elements[-1])
         _check_alike([_specs(element) for element in elements])
         return elements
+
+    def ready(self, elements: Sequence[Any]) -> list[tf.Operation]:
+        """Returns the ops of what may fail; other tensors are there in any case."""
+        pairs = zip(self._sources, elements, strict=True)
+        return super().ready([e for source, e in pairs if not _is_there(source)])
 
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
         """Does nothing: functions are called anew in each step anyway."""
@@ -358,14 +370,15 @@ def _ops_of(element: Any) -> list[tf.Operation]:
     return list(dict.fromkeys(t.op for t in tensors if tf.is_symbolic_tensor(t)))
 
 
+def _is_there(source: Any) -> bool:
+    """Whether a source consists of values, and not of what has yet to be computed."""
+    leaves = tf.nest.flatten(source, expand_composites=True)
+    return _kind(source) != "a function" and not any(map(tf.is_symbolic_tensor, leaves))
+
+
 def _identities(element: Any) -> Any:
     """Makes an element of tensors that belong to the graph being built."""
     return tf.nest.map_structure(tf.identity, element, expand_composites=True)
-
-
-def ready(elements: Sequence[Any]) -> list[tf.Operation]:
-    """Returns the ops after which every replica has its element."""
-    return list(dict.fromkeys(op for element in elements for op in _ops_of(element)))
 
 
 def _name(input_fn: Callable[..., Any]) -> str:

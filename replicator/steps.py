@@ -42,7 +42,7 @@ class Step:
         self._input_mode = input_mode
         self._keep_plan = keep_plan
         self._plan: rows.Plan | None = None
-        self._traced: tuple[Any, Any] | None = None
+        self._prepared: Callable[[], Any] | None = None
         self._eager_feed: inputs.Feed | None = None
 
     @_do_not_convert
@@ -68,13 +68,7 @@ class Step:
             )
         if not tf.executing_eagerly():
             return self._build(tf.compat.v1.get_default_graph())
-        function, structure = self._eager_function()
-        with _tf.stop_recording():  # no gradient passes; see outputs.seal
-            returned = function()
-        columns = [values.PerReplica(column) for column in zip(*returned, strict=True)]
-        if structure is None:  # one leaf, the most common structure
-            return columns[0]
-        return values.pack(structure, columns)
+        return self._eager_call()()
 
     @_do_not_convert
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
@@ -97,7 +91,7 @@ class Step:
             ContextError: In a graph or inside a step, before the step is built.
         """
         if self._plan is None and context.current() is None and tf.executing_eagerly():
-            self._eager_function()
+            self._eager_call()
         if self._plan is None:
             raise errors.ContextError(
                 errors.compose(
@@ -108,27 +102,27 @@ class Step:
             )
         return self._plan
 
-    def _eager_function(self) -> tuple[Any, Any]:
-        """Returns (function, structure of its outputs), traced at the first call."""
-        if self._traced is None:
-            self._traced = self._trace()
-        return self._traced
+    def _eager_call(self) -> Callable[[], Any]:
+        """Returns what runs the step, which is traced at the first call."""
+        if self._prepared is None:
+            with self._settings.lock:  # a thread that waits here finds it traced
+                if self._prepared is None:
+                    self._prepared = self._trace()
+        return self._prepared
 
-    def _trace(self) -> tuple[Any, Any]:
-        """Traces the step once; returns (function, structure of its outputs)."""
+    def _trace(self) -> Callable[[], Any]:
+        """Traces the step once; returns what runs it and packs what it returns."""
         structures: list[Any] = []
         feed = self._feed()  # outside: variables that it makes are not the function's
 
         def traced() -> list[list[Any]]:
             graph = tf.compat.v1.get_default_graph()
             returned = self._build_into(graph, feed)
-            structures.append(returned[0])
+            structures.append(tf.nest.map_structure(_kind, returned[0]))
             return [_returnable(tf.nest.flatten(own)) for own in returned]
 
-        function = tf.function(traced, autograph=False).get_concrete_function()
-        structure = structures[-1]
-        single = not tf.nest.is_nested(structure)
-        return function, None if single else tf.nest.map_structure(_forget, structure)
+        function = _tf.trace(traced)
+        return _packed_call(function, structures[-1])
 
     def _build(self, graph: tf.Graph) -> Any:
         """Builds the step into the graph at hand; returns symbolic values."""
@@ -136,7 +130,8 @@ class Step:
 
     def _build_into(self, graph: tf.Graph, feed: inputs.Feed | None) -> list[Any]:
         """Builds the step into a graph, notes its plan, returns what step_fn did."""
-        built = building.build_step(self._settings, self._step_fn, feed, graph)
+        with self._settings.lock:
+            built = building.build_step(self._settings, self._step_fn, feed, graph)
         self._plan = rows.make_plan(
             built.communications, self._settings.devices, table.ALGORITHMS
         )
@@ -206,9 +201,30 @@ def _held_by(cell: types.CellType) -> int | None:
         return None  # a variable without a value yet
 
 
-def _forget(leaf: Any) -> None:
+def _packed_call(function: Any, kinds: Any) -> Callable[[], Any]:
+    """Returns what runs a traced step and returns a structure of PerReplica.
+
+    Args:
+        function: Returns a list of the leaves of each replica.
+        kinds: What one replica returned, with the type of each leaf in its place.
+    """
+    leaves = tf.nest.flatten(kinds)
+    run, count, pack = _tf.prepare_call(function), len(leaves), values.packer(kinds)
+    plain = all(issubclass(leaf, tf.Tensor) for leaf in leaves)
+
+    def call() -> Any:
+        flat = run()  # no gradient passes, as in outputs.seal
+        if plain:
+            return pack([values.PerReplica(flat[i::count]) for i in range(count)])
+        rows = _tf.pack_results(function, flat)
+        return pack([values.PerReplica(column) for column in zip(*rows, strict=True)])
+
+    return call
+
+
+def _kind(leaf: Any) -> type:
     """Stands for a leaf in a structure that outlives the graph."""
-    return None
+    return type(leaf)
 
 
 def _returnable(leaves: Sequence[Any]) -> list[Any]:

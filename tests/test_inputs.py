@@ -199,6 +199,50 @@ def test_tensors_are_fed_as_they_are(mode):
     assert list(words) == [b"word", b"word"]
 
 
+@pytest.mark.parametrize("function", [False, True], ids=["values", "functions"])
+def test_nothing_waits_for_values_that_are_there(function):
+    """Waiting would take each step through all devices before it starts."""
+    value = tf.constant(1.0)
+    feed = inputs.make_feed(
+        lambda: (lambda: value) if function else value,
+        helpers.make(2).devices,
+        "per_replica",
+    )
+
+    @tf.function(autograph=False)
+    def step():
+        elements = feed.pull()
+        assert len(feed.ready(elements)) == (2 if function else 0)
+        assert bool(elements[1].op.control_inputs) == function
+        return elements
+
+    assert [float(element) for element in step()] == [1.0, 1.0]
+
+
+def test_effects_wait_for_tensors_that_have_yet_to_be_computed():
+    """As those of an iterator that the user made are, in a tf.Graph."""
+    repl = helpers.make(2)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        with repl.context():
+            count = tf.Variable(0, dtype=tf.int64)
+        iterator = tf.compat.v1.data.make_one_shot_iterator(tf.data.Dataset.range(3))
+
+        def input_fn():
+            return iterator.get_next()
+
+        def step_fn(element):
+            count.assign_add(1)
+            return element
+
+        fetches = repl.run(step_fn, input_fn)
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(fetches)
+        for _ in range(3):
+            with pytest.raises(tf.errors.OutOfRangeError):
+                session.run(fetches)
+        assert [session.run(part) for part in count.components] == [1, 1]
+
+
 # --- Elements ------------------------------------------------------------------------
 
 

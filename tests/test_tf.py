@@ -432,6 +432,77 @@ def test_abandoned_ops_do_not_run():
     assert calls == ["kept"]
 
 
+# --- Tracing and calling --------------------------------------------------------------
+
+
+def test_trace_orders_and_runs_effects_for_which_no_result_waits():
+    variable = tf.Variable(0.0)
+    seen: list[int] = []
+
+    def build():
+        variable.assign_add(2.0)
+        tf.py_function(lambda: seen.append(1), [], [])
+        variable.assign(variable * 3.0)
+        return [tf.constant(5.0), variable.read_value(), None]
+
+    function = _tf.trace(build)
+    assert not any(tensor.op.control_inputs for tensor in function.graph.outputs[:1])
+    five, value, nothing = function()
+    assert (float(five), float(value), nothing) == (5.0, 6.0, None)
+    assert (float(variable), seen) == (6.0, [1])
+
+
+def test_prepare_call_returns_flat_results_and_pack_results_what_was_returned():
+    variable = tf.Variable([1.0, 2.0])
+    function = _tf.trace(lambda: [variable + 1.0, None, tf.sparse.eye(2), [3]])
+    call = _tf.prepare_call(function)
+    variable.assign([2.0, 3.0])
+    flat = call()
+    assert [tensor.shape.rank for tensor in flat] == [1, 2, 1, 1, 0]
+    dense, nothing, sparse, (three,) = _tf.pack_results(function, flat)
+    assert dense.numpy().tolist() == [3.0, 4.0]
+    assert (nothing, int(three)) == (None, 3)
+    assert tf.sparse.to_dense(sparse).numpy().tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert _tf.prepare_call(_tf.trace(lambda: None))() == []
+
+
+def test_prepare_call_returns_resources_with_their_shapes():
+    variable = tf.Variable([1.0, 2.0])
+    (handle,) = _tf.prepare_call(_tf.trace(lambda: variable.handle))()
+
+    @tf.function
+    def read():
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+
+    assert read.get_concrete_function().output_shapes == [2]
+
+
+def test_prepare_call_asks_for_what_is_captured_at_each_call():
+    now = [tf.constant(1.0)]
+
+    def build():
+        graph = tf.compat.v1.get_default_graph()
+        return graph.capture_call_time_value(lambda: now[0], tf.TensorSpec([])) + 1.0
+
+    call = _tf.prepare_call(_tf.trace(build))
+    assert float(call()[0]) == 2.0
+    now[0] = tf.constant(5.0)
+    assert float(call()[0]) == 6.0
+
+
+def test_prepare_call_raises_what_the_function_would():
+    fine = tf.Variable(False)
+    function = _tf.trace(lambda: [tf.debugging.assert_equal(fine, True, "told")][1:])
+    with pytest.raises(tf.errors.InvalidArgumentError) as expected:
+        function()
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        _tf.prepare_call(function)()
+    assert "Detected at node" in caught.value.message
+    assert __file__ in caught.value.message
+    lines = [e.value.message.splitlines()[:3] for e in (expected, caught)]
+    assert lines[0] == lines[1]
+
+
 # --- Gradients ------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import pickle
 
@@ -117,3 +118,22 @@ def test_pack_replaces_the_leaves(structure):
     counted = iter(leaves)
     expected = tf.nest.map_structure(lambda _: next(counted), structure)
     assert packed == expected
+
+
+Pair = collections.namedtuple("Pair", ["left", "right"])
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [0, [], {}, (), {"b": 0, "a": [0, (0,)]}, Pair(0, [0]), [Pair(0, 0)]],
+    ids=repr,
+)
+def test_packer_packs_again_and_again(structure):
+    pack = values.packer(structure)
+    for start in (0, 7):
+        leaves = [(start, k) for k in range(len(tf.nest.flatten(structure)))]
+        expected = values.pack(structure, leaves)
+        assert pack(leaves) == expected
+        assert type(pack(leaves)) is type(expected)
+        if isinstance(expected, dict):
+            assert list(pack(leaves)) == list(expected)
