@@ -236,6 +236,11 @@ def lower_in_place(op: tf.Operation) -> None:
     _control_flow_v2.maybe_set_lowering_attr(op)
 
 
+def control_outputs(op: tf.Operation) -> list[tf.Operation]:
+    """Returns the ops that wait for `op`; the public API only has what it waits for."""
+    return list(op._control_outputs)
+
+
 def move_control_outputs(old: tf.Operation, new: tf.Operation) -> None:
     """Makes what runs after `old` run after `new` instead."""
     for consumer in list(old._control_outputs):

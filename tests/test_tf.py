@@ -356,8 +356,10 @@ def test_move_control_outputs_keeps_what_else_is_waited_for():
         old, new, other = tf.no_op("old"), tf.no_op("new"), tf.no_op("other")
         with tf.control_dependencies([old, other]):
             late = tf.no_op("late")
+        assert _tf.control_outputs(old) == [late]
         _tf.move_control_outputs(old, new)
         assert set(late.control_inputs) == {new, other}
+        assert _tf.control_outputs(old) == []
 
 
 # --- Effects --------------------------------------------------------------------------

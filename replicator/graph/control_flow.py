@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.graph import placeholder
+from replicator.graph import factors, placeholder
 from replicator.graph.kinds import kind_of
 from replicator.graph.placeholder import Call, Placeholder
 
@@ -174,8 +174,15 @@ def _calls_in(op: tf.Operation) -> Iterable[Call]:
 
 
 def held(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a value that stays in place when the op that makes it is replaced."""
-    if placeholder.read(tensor.op) is None and not kind_of(tensor.op).calls:
+    """Returns a value that stays in place when the op that makes it is replaced.
+
+    Where communication could replace a product by its factors, it also shows, as a
+    consumer, that the product is returned and so needed itself.
+    """
+    op = tensor.op
+    if not (
+        placeholder.read(op) or kind_of(op).calls or op.type in factors.TAKEN_APART
+    ):
         return tensor
     with tf.device(tensor.device):
         return tf.identity(tensor)

@@ -111,3 +111,35 @@ class Hubs:
         least = min(places, key=self._load.__getitem__)
         self._load[least] += nbytes + 1
         return self._devices[least]
+
+
+def share_memory(devices: Sequence[str]) -> bool:
+    """Whether tensors are handed from device to device without being copied."""
+    specs = [tf.DeviceSpec.from_string(device) for device in devices]
+    tasks = {(spec.job, spec.replica, spec.task) for spec in specs}
+    return len(tasks) == 1 and all(spec.device_type == "CPU" for spec in specs)
+
+
+def factors_pay(products: Sequence[Any], policy: Policy) -> bool:
+    """Decides whether to move the factors of matrix products, and not the products.
+
+    Args:
+        products: One per replica, of graph/factors.py.
+        policy: Whether small products would travel together, which is cheaper still.
+    """
+    left, right = products[0].left, products[0].right
+    m, n = left.width, right.width
+    if policy.fusion and m * n * left.tensor.dtype.size < _BUCKET_BYTES:
+        return False
+    rows = sum(product.left.rows for product in products)
+    # Joining writes the factors and scaling one of them, where without it each replica
+    # writes a product of its own and the hub passes over all of them.
+    return 2 * rows * (m + n) < len(products) * m * n
+
+
+def work(products: Sequence[Any]) -> int:
+    """Returns how many bytes pass through the device that joins and multiplies."""
+    left, right = products[0].left, products[0].right
+    rows = sum(product.left.rows for product in products)
+    numbers = rows * (left.width + right.width) + left.width * right.width
+    return numbers * left.tensor.dtype.size

@@ -74,11 +74,13 @@ class Communication:
         calls: The call of each participant, in replica order.
         links: Who sends how much to whom.
         place: Where in the control flow it stands.
+        algorithms: How it is done; empty: as the primitive always is.
     """
 
     calls: tuple[Call, ...]
     links: tuple[Link, ...]
     place: Place
+    algorithms: tuple[str, ...] = ()
 
 
 def function_name(op: tf.Operation) -> str:

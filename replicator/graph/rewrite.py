@@ -27,6 +27,19 @@ from replicator.graph.placeholder import Call, Placeholder
 from replicator.graph.record import Communication, Place, links
 
 
+@dataclasses.dataclass
+class Notes:
+    """What a lowering has to say of its work, for plans.
+
+    Attributes:
+        algorithms: How it is done, if not as the primitive always is.
+        moved: (participant, tensor) for what is sent in place of operands.
+    """
+
+    algorithms: list[str] = dataclasses.field(default_factory=list)
+    moved: list[tuple[int, tf.Tensor]] = dataclasses.field(default_factory=list)
+
+
 @dataclasses.dataclass(frozen=True)
 class Matched:
     """One communication, with all of its participants, ready to be lowered.
@@ -37,6 +50,7 @@ class Matched:
         devices: `devices[n]` is where it runs.
         hubs: Deals out the devices on which shared work is done.
         policy: What else decides how it is lowered.
+        notes: What the lowering says of its work.
     """
 
     calls: tuple[Call, ...]
@@ -44,6 +58,7 @@ class Matched:
     devices: tuple[str, ...]
     hubs: cost.Hubs
     policy: cost.Policy
+    notes: Notes = dataclasses.field(default_factory=Notes)
 
     @property
     def options(self) -> dict:
@@ -208,10 +223,15 @@ def _lower(
         with tf.name_scope(f"communicate/{call.kind}"):
             results = target.lowerings[call.primitive](communication)
     if not place.repeated:
-        sent = links(
-            communication.group, communication.operands, results, target.devices
+        notes = communication.notes
+        given = [list(own) for own in communication.operands]
+        for n, tensor in notes.moved:
+            given[n].append(tensor)
+        sent = links(communication.group, given, results, target.devices)
+        algorithms = tuple(dict.fromkeys(notes.algorithms))
+        target.communications.append(
+            Communication(communication.calls, sent, place, algorithms)
         )
-        target.communications.append(Communication(communication.calls, sent, place))
     return results
 
 

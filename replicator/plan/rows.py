@@ -30,7 +30,8 @@ class Row:
         operands: `operands[n]` is the dtype and shape of each tensor that replica
             `group[n]` hands in.
         links: Who sends how many bytes to whom, each time.
-        algorithm: How it is done: "hub", "direct", ...
+        algorithm: How it is done: "hub", "direct", ...; "factors, hub" if some tensors
+            are done by the one, some by the other.
         path: The control flow around it, outermost first; empty at the top level.
         times: How often it happens in a step; None where that is only known when the
             step runs: in a conditional, or in a loop whose turns cannot be counted.
@@ -245,7 +246,7 @@ def _row(kept: Communication, algorithm: str) -> Row:
         group=tuple(call.replica_id for call in kept.calls),
         operands=tuple(call.operands for call in kept.calls),
         links=kept.links,
-        algorithm=algorithm,
+        algorithm=", ".join(kept.algorithms) or algorithm,
         path=place.path,
         times=place.times,
         lines=_lines(kept.calls),

@@ -21,7 +21,7 @@ import tensorflow as tf
 from replicator.graph import cost
 from replicator.graph.placeholder import Call, Placeholder
 from replicator.graph.rewrite import Matched
-from replicator.primitives import all_gather, base, groups, reductions
+from replicator.primitives import all_gather, base, groups, reductions, sufficient
 
 
 def all_reduce(
@@ -283,8 +283,21 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     # made[n][k] is what participant n receives for its k-th tensor: value, and owner.
     made: list[list[Any]] = [[None] * count for _ in matched.operands]
     columns = [matched.column(k) for k in range(count)]
-    owners = matched.options.get("owners")
-    for bucket in cost.buckets(columns, matched.policy, owners):
+    plain = list(range(count))
+    if (
+        matched.policy.factors
+        and matched.options["op"] in ("sum", "mean")
+        and when is None
+    ):
+        for k, received in sufficient.reduce(matched, columns).items():
+            plain.remove(k)
+            for own, tensor in zip(made, received, strict=True):
+                own[k] = [tensor]
+        if plain and len(plain) < count:
+            matched.notes.algorithms.append("hub")
+    owners = [matched.owner(k) for k in plain]
+    for places in cost.buckets([columns[k] for k in plain], matched.policy, owners):
+        bucket = [plain[place] for place in places]
         for own, reduced in zip(made, _reduce(matched, bucket, when), strict=True):
             for k, tensors in zip(bucket, reduced, strict=True):
                 own[k] = tensors

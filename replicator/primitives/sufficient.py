@@ -1,0 +1,189 @@
+"""Sums of matrix products, made from the products' thin factors.
+
+What graph/factors.py has recognised, and graph/cost.py finds to pay, is put together
+here: the replicas' factors are joined in replica order, each once per device, and
+multiplied once. A mean divides one of the joined factors, so that nothing passes over
+the large product. Products of 16-bit floats are made in float32.
+
+Where devices share a memory, the product is made on one of them (the hub, or the owner
+of what it is for) and read by all; else each device joins and multiplies for itself,
+and nothing but factors travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.graph import cost, factors
+from replicator.graph.factors import After, Factor, Product, RowSum
+from replicator.graph.rewrite import Matched
+from replicator.primitives import base
+
+
+def reduce(
+    matched: Matched, columns: Sequence[Sequence[tf.Tensor]]
+) -> dict[int, list[tf.Tensor]]:
+    """Reduces, by sum or mean, the operands whose factors are better moved.
+
+    Args:
+        matched: The communication.
+        columns: `columns[k][n]` is the k-th operand of participant n.
+
+    Returns:
+        By k, what each participant receives. What is left out is to be reduced as it
+        is.
+    """
+    found = {k: factors.find(column) for k, column in enumerate(columns)}
+    joiner = _Joiner(matched)
+    made: dict[int, list[tf.Tensor]] = {}
+    for k, own in found.items():
+        if own and isinstance(own[0], Product):
+            if cost.factors_pay(own, matched.policy):
+                devices = joiner.devices(own, matched.owner(k))
+                made[k] = [joiner.multiply(own, device) for device in devices]
+    for k, own in found.items():
+        if own and isinstance(own[0], RowSum):
+            devices = joiner.holders([Factor(one.rows, 0) for one in own])
+            if devices:
+                made[k] = [joiner.add_rows(own, device) for device in devices]
+    if made:
+        matched.notes.algorithms.append("factors")
+    return {
+        k: results if len(results) > 1 else results * len(matched.devices)
+        for k, results in made.items()
+    }
+
+
+class _Joiner:
+    """Joins factors on devices, each once.
+
+    Args:
+        matched: The communication.
+    """
+
+    def __init__(self, matched: Matched) -> None:
+        self._matched = matched
+        mean = matched.options["op"] == "mean"
+        self._constant = 1.0 / len(matched.group) if mean else 1.0
+        self._joined: dict[Any, tf.Tensor] = {}
+        self._holders: dict[Any, Sequence[str]] = {}
+
+    def devices(self, products: Sequence[Product], owner: int | None) -> Sequence[str]:
+        """Returns the devices that multiply: where a factor is already, if any is."""
+        sides = [[p.left for p in products], [p.right for p in products]]
+        size = cost.work(products)
+        if owner is not None:
+            devices: Sequence[str] = [self._matched.hub(size, owner)]
+        elif not cost.share_memory(self._matched.devices):
+            devices = self._matched.devices
+        else:
+            holders = [self.holders(side) for side in sides]
+            devices = holders[1] or holders[0] or [self._matched.hub(size)]
+        for side in sides:
+            self._holders.setdefault(_key(side), devices)
+        return devices
+
+    def holders(self, column: Sequence[Factor]) -> Sequence[str]:
+        """Returns the devices on which a factor of all replicas is joined, if any."""
+        return self._holders.get(_key(column), [])
+
+    def multiply(self, products: Sequence[Product], device: str) -> tf.Tensor:
+        """Makes the sum, or mean, of the replicas' products on a device."""
+        left, right = [p.left for p in products], [p.right for p in products]
+        after = [p.after for p in products]
+        # What adds up the rows of the right factor, a bias' gradient, shares the scale.
+        if products[0].right.width <= 4 * products[0].left.width:
+            sides = self._join(left, device), self._scaled(right, after, device)
+        else:
+            sides = self._scaled(left, after, device), self._join(right, device)
+        with tf.device(device):
+            product = tf.linalg.matmul(
+                *sides, transpose_a=left[0].axis == 0, transpose_b=right[0].axis == 1
+            )
+            return _again(after[0], product)
+
+    def add_rows(self, sums: Sequence[RowSum], device: str) -> tf.Tensor:
+        """Makes the sum, or mean, of the sums of the replicas' rows on a device."""
+        after = [one.after for one in sums]
+        rows = self._scaled([Factor(one.rows, 0) for one in sums], after, device)
+        with tf.device(device):
+            return _again(after[0], tf.reduce_sum(rows, 0))
+
+    def _scaled(
+        self, column: Sequence[Factor], after: Sequence[After], device: str
+    ) -> tf.Tensor:
+        """Joins one factor per replica, multiplied by what scales the product."""
+        own = tuple(a.scales for a in after)
+        key = device, _key(column), tuple(_scale_key(scales) for scales in own)
+        if key not in self._joined:
+            joined = self._join(column, device, own)
+            if self._constant != 1.0:
+                with tf.device(device):
+                    joined = joined * tf.constant(self._constant, joined.dtype)
+            self._joined[key] = joined
+        return self._joined[key]
+
+    def _join(
+        self, column: Sequence[Factor], device: str, scales: Sequence[Any] = ()
+    ) -> tf.Tensor:
+        """Joins one factor per replica, in replica order; its rows along its axis."""
+        if not any(scales):
+            scales = [()] * len(column)
+        key = device, _key(column), "joined", tuple(map(_scale_key, scales))
+        if key not in self._joined:
+            parts = [
+                _multiplied(_matrix(factor), own, place)
+                for factor, own, place in zip(
+                    column, scales, self._matched.devices, strict=True
+                )
+            ]
+            self._matched.notes.moved.extend(enumerate(parts))
+            with tf.device(device):
+                joined = tf.concat(parts, column[0].axis)
+                if joined.dtype in base.HALF:
+                    joined = tf.cast(joined, tf.float32)
+            self._joined[key] = joined
+        return self._joined[key]
+
+
+def _key(column: Sequence[Factor]) -> Any:
+    """Returns what is the same for factors that hold the same rows."""
+    axis = column[0].axis
+    tensors = [factors.origin(f.tensor) if axis == 0 else f.tensor for f in column]
+    return axis, tuple(map(id, tensors))
+
+
+def _scale_key(scales: Sequence[tuple[str, tf.Tensor]]) -> Any:
+    return tuple((kind, id(scalar)) for kind, scalar in scales)
+
+
+def _matrix(factor: Factor) -> tf.Tensor:
+    """Returns a factor with all but its last axis made one."""
+    if factor.tensor.shape.rank == 2:
+        return factor.tensor
+    with tf.device(factor.tensor.device):
+        return tf.reshape(factor.tensor, [-1, factor.tensor.shape[-1]])
+
+
+def _multiplied(
+    factor: tf.Tensor, scales: Sequence[tuple[str, tf.Tensor]], device: str
+) -> tf.Tensor:
+    """Scales a replica's factor as its product was, on its device."""
+    with tf.device(device):
+        for kind, scalar in reversed(scales):
+            if factor.dtype in base.HALF:
+                factor = tf.cast(factor, tf.float32)
+            scalar = tf.cast(scalar, factor.dtype)
+            factor = factor * scalar if kind == "Mul" else factor / scalar
+    return factor
+
+
+def _again(after: After, tensor: tf.Tensor) -> tf.Tensor:
+    """Does to the reduced tensor what was done to each replica's."""
+    for kind, argument in reversed(after.steps):
+        change = tf.transpose if kind == "Transpose" else tf.reshape
+        tensor = change(tensor, argument)
+    return tf.cast(tensor, after.dtype)
