@@ -210,7 +210,19 @@ def function_body(
     """
     value = op.node_def.attr[attribute]
     name = value.list.func[position].name if value.list.func else value.func.name
+    found = function_called(op, name)
+    assert found is not None, name
+    return found
+
+
+def function_called(op: tf.Operation, name: str) -> tuple[Any, list[tf.Tensor]] | None:
+    """Returns the graph of a function that `op` calls by name, and its results.
+
+    None if the function only exists in C++.
+    """
     function = op.graph._get_function(name)
+    if getattr(function, "graph", None) is None:
+        return None
     count = len(function.function_type.flat_outputs)
     return function.graph, function.graph.outputs[:count]
 
@@ -260,11 +272,6 @@ def is_stateful(op: tf.Operation) -> bool:
 def only_reads(op: tf.Operation) -> bool:
     """Whether `op` leaves the variables that it is given as they are."""
     return op.type in _acd_utils.RESOURCE_READ_OPS
-
-
-def has_effect(op: tf.Operation) -> bool:
-    """Whether `op` does something besides computing and reading variables."""
-    return is_stateful(op) and not only_reads(op)
 
 
 def resources_touched(op: tf.Operation) -> tuple[set[int], set[int]]:

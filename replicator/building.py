@@ -22,6 +22,7 @@ import tensorflow as tf
 from replicator import _tf, checks, context, distribute, inputs, outputs
 from replicator.creation import VariableFactory
 from replicator.graph import effects, ordering, random, reads, record, rewrite
+from replicator.graph.kinds import has_effect
 from replicator.options import Options
 from replicator.primitives import objects, table
 
@@ -284,9 +285,13 @@ def _order_effects(
     merged = {op for ops in replicas for op in ops}.intersection(lowered)
     added = [op for op in lowered if op not in merged and not _tf.is_abandoned(op)]
     for ops in [*replicas, added] if ready else ():
-        for op in ops:
-            if _tf.has_effect(op) and op not in initializers:
-                _tf.add_control_inputs(op, ready)
+        waiting = [op for op in ops if has_effect(op) and op not in initializers]
+        if not waiting:
+            continue
+        with tf.device(waiting[0].device), tf.control_dependencies(ready):
+            gate = tf.no_op("inputs_are_there")  # one edge per replica between devices
+        for op in waiting:
+            _tf.add_control_inputs(op, [gate])
     if tf.compat.v1.get_default_graph().building_function:
         ordering.order_in_function(replicas, added, merged, earlier, initializers)
         return None

@@ -14,6 +14,7 @@ import tensorflow as tf
 from replicator import errors
 from replicator.creation import VariableFactory
 from replicator.graph import effects, placeholder
+from replicator.graph.kinds import resource_inputs
 
 
 def check_outputs(outputs: Sequence[Any], devices: Sequence[str]) -> None:
@@ -107,7 +108,7 @@ def check_components(
         for op in ops:
             if op in initializers:
                 continue
-            for resource in [t for t in op.inputs if t.dtype == tf.resource]:
+            for _, resource in resource_inputs(op):
                 handle = outermost(resource)
                 variable = owners.get(id(handle))
                 if variable is None or handle is variable.components[replica_id].handle:

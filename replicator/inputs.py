@@ -144,6 +144,10 @@ class DatasetFeed(Feed):
                 elements.append(iterator.get_next())
         return elements
 
+    def ready(self, elements: Sequence[Any]) -> list[tf.Operation]:
+        """Returns the ops that pull the last element, after all others."""
+        return super().ready(elements[-1:])
+
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
         """Starts the iterators over, in a session or eagerly."""
         if session is not None:

@@ -97,8 +97,7 @@ class Hubs:
     """Deals hubs to devices so that each one adds up about the same number of bytes."""
 
     def __init__(self, devices: Sequence[str]) -> None:
-        self._devices = tuple(devices)
-        self._load = [0] * len(self._devices)
+        self._load = dict.fromkeys(devices, 0)
 
     def next(self, nbytes: int, among: Sequence[str] | None = None) -> str:
         """Returns the device with the least load so far and gives it `nbytes` more.
@@ -107,10 +106,9 @@ class Hubs:
             nbytes: How much it will have to do.
             among: The devices to choose from; all, unless given.
         """
-        places = [self._devices.index(device) for device in among or self._devices]
-        least = min(places, key=self._load.__getitem__)
+        least = min(among or self._load, key=self._load.__getitem__)
         self._load[least] += nbytes + 1
-        return self._devices[least]
+        return least
 
 
 def share_memory(devices: Sequence[str]) -> bool:

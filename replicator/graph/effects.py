@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph import placeholder
+from replicator.graph.kinds import resource_inputs
 
 _VARIABLE_WRITERS = re.compile(
     r"Assign(Add|Sub)?VariableOp|Resource(Sparse)?Apply\w+|ResourceScatter\w+"
@@ -44,8 +45,11 @@ class Ledger:
         try:
             yield
         finally:
-            ranges = self._ranges.setdefault(graph, [])
-            ranges.append((start, _tf.operation_count(graph)))
+            self.enter(graph, start, _tf.operation_count(graph))
+
+    def enter(self, graph: tf.Graph, start: int, end: int) -> None:
+        """Says that the ops of `graph` from `start` on write what all replicas do."""
+        self._ranges.setdefault(graph, []).append((start, end))
 
     def agreed_ops(self, graph: tf.Graph) -> set[tf.Operation]:
         """Returns the ops of `graph` that were added in an `agreed` block."""
@@ -69,8 +73,8 @@ def find_writes(
     """
     agreed: set[tf.Operation] | None = None
     for op in ops:
-        for index, tensor in enumerate(op.inputs):
-            if tensor.dtype != tf.resource or not _writes(op, index, None):
+        for index, tensor in resource_inputs(op):
+            if not _writes(op, index, None):
                 continue
             if agreed is None:
                 agreed = ledger.agreed_ops(op.graph)

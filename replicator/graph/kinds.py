@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
+
+from replicator import _tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,11 +19,15 @@ class Kind:
         seeded: Whether seeds are written into its ops.
         calls: Whether its ops call functions.
         stateful: Whether its ops may do more than compute results from their inputs.
+        effect: Whether TensorFlow would make its ops run, and in order.
+        resources: Whether its ops may be given resources.
     """
 
     seeded: bool
     calls: bool
     stateful: bool
+    effect: bool
+    resources: bool
 
 
 _kinds: dict[str, Kind] = {}  # by op type; op.op_def is a costly copy
@@ -30,10 +38,39 @@ def kind_of(op: tf.Operation) -> Kind:
     kind = _kinds.get(op.type)
     if kind is None:
         definition = op.op_def
-        attributes = definition.attr
+        attributes = {a.name: a for a in definition.attr}
         kind = _kinds[op.type] = Kind(
-            seeded={"seed", "seed2"} <= {a.name for a in attributes},
-            calls=any(a.type in ("func", "list(func)") for a in attributes),
+            seeded={"seed", "seed2"} <= attributes.keys(),
+            calls=any(a.type in ("func", "list(func)") for a in attributes.values()),
             stateful=definition.is_stateful,
+            effect=_tf.is_stateful(op),
+            resources=any(
+                _may_be_resource(argument, attributes)
+                for argument in definition.input_arg
+            ),
         )
     return kind
+
+
+def has_effect(op: tf.Operation) -> bool:
+    """Whether an op does something besides computing and reading variables."""
+    return kind_of(op).effect and not _tf.only_reads(op)
+
+
+def _may_be_resource(argument: Any, attributes: Mapping[str, Any]) -> bool:
+    """Whether an op's definition lets resources in at one of its arguments."""
+    given = argument.type_attr or argument.type_list_attr
+    if not given:
+        return argument.type == tf.resource.as_datatype_enum
+    allowed = attributes[given].allowed_values.list.type
+    return not allowed or tf.resource.as_datatype_enum in allowed
+
+
+def resource_inputs(op: tf.Operation) -> list[tuple[int, tf.Tensor]]:
+    """Returns (index, tensor) of the resources among an op's inputs.
+
+    Most ops cannot be given any, and asking each input of a large graph takes long.
+    """
+    if not kind_of(op).resources:
+        return []
+    return [(k, t) for k, t in enumerate(op.inputs) if t.dtype == tf.resource]

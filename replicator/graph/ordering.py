@@ -14,6 +14,7 @@ from collections.abc import Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.graph.kinds import has_effect, kind_of, resource_inputs
 
 
 @dataclasses.dataclass
@@ -35,10 +36,10 @@ class _Order:
 
     def enter(self, op: tf.Operation) -> set[tf.Operation]:
         """Notes what `op` does; returns the ops that have to come before it."""
-        read, written = _tf.resources_touched(op)
+        read, written = _touched(op)
         touched: list[tuple[object, bool]] = [(key, False) for key in read]
         touched += [(key, True) for key in written]
-        if not touched and _tf.is_stateful(op):
+        if not touched and kind_of(op).effect:
             touched = [(None, True)]
         before: set[tf.Operation] = set()
         for key, writes in touched:
@@ -91,11 +92,16 @@ def _put_in_order(
             continue
         before = order.enter(op)
         _tf.add_control_inputs(op, sorted(before, key=lambda o: o.name))
-        if _tf.is_stateful(op):
-            read, written = _tf.resources_touched(op)
+        if kind_of(op).effect:
+            read, written = _touched(op)
             if written or not read:
                 must_run.append(op)
     return must_run
+
+
+def _touched(op: tf.Operation) -> tuple[set[int], set[int]]:
+    """Returns the ids of the resources that an op reads, and that it writes."""
+    return _tf.resources_touched(op) if resource_inputs(op) else (set(), set())
 
 
 def order_in_session(
@@ -118,7 +124,9 @@ def order_in_session(
     must_run = [
         op for ops in replicas for op in _put_in_order(ops, _Order(), initializers)
     ]
-    return list(dict.fromkeys([*must_run, *filter(_tf.is_stateful, lowered)]))
+    return list(
+        dict.fromkeys([*must_run, *(op for op in lowered if kind_of(op).effect)])
+    )
 
 
 def order_in_function(
@@ -145,11 +153,11 @@ def order_in_function(
         earlier: The ops that stand in the function before the step.
         initializers: Ops that initialise variables, which are no part of the step.
     """
-    if any(t.dtype == tf.resource for op in merged for t in op.inputs):
+    if any(map(resource_inputs, merged)):
         chains = _order_all(replicas, earlier, initializers)
     else:
         chains = _order_chains(replicas)
-    for op in filter(_tf.is_stateful, lowered):
+    for op in [op for op in lowered if kind_of(op).effect]:
         _tf.run_independently(op.graph, op)
         chains.append([op])
     if chains:
@@ -170,9 +178,9 @@ def _order_chains(
     for ops in replicas:
         chain: list[tf.Operation] = []
         for op in ops:
-            if not _tf.is_stateful(op):
+            if not kind_of(op).effect:
                 continue
-            resources = {id(t) for t in op.inputs if t.dtype == tf.resource}
+            resources = {id(tensor) for _, tensor in resource_inputs(op)}
             if resources and not resources & shared:
                 continue
             _tf.run_independently(op.graph, op)
@@ -201,12 +209,12 @@ def _order_all(
         order = start.copy()
         must_run = _put_in_order(ops, order, initializers)
         for op in ops:
-            if _tf.has_effect(op) and op not in initializers:
+            if has_effect(op) and op not in initializers:
                 _tf.run_independently(op.graph, op)
-                resources.update({id(t): t for t in op.inputs if _is_resource(t)})
+                resources.update({id(t): t for _, t in resource_inputs(op)})
         for key in resources:
             users.setdefault(key, []).extend(order.since_the_last_write(key))
-        chain = [op for op in must_run if not any(map(_is_resource, op.inputs))]
+        chain = [op for op in must_run if not resource_inputs(op)]
         if chain:
             chains.append(chain)
     # To TensorFlow these write the resources, once the step has: what follows waits.
@@ -214,10 +222,6 @@ def _order_all(
         with tf.control_dependencies(None), tf.control_dependencies(users[key]):
             tf.identity(resource)
     return chains
-
-
-def _is_resource(tensor: tf.Tensor) -> bool:
-    return tensor.dtype == tf.resource
 
 
 def _marker(name: str) -> tf.Operation:
@@ -231,15 +235,14 @@ def _written_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
     users: dict[int, set[int]] = {}
     for r, ops in enumerate(replicas):
         for op in ops:
-            for tensor in op.inputs:
-                if tensor.dtype == tf.resource:
-                    users.setdefault(id(tensor), set()).add(r)
+            for _, tensor in resource_inputs(op):
+                users.setdefault(id(tensor), set()).add(r)
     # Few resources are shared, so few ops are asked what they write, which is slow.
     shared = {resource for resource, who in users.items() if len(who) > 1}
     writers: dict[int, set[int]] = {}
     for r, ops in enumerate(replicas) if shared else ():
         for op in ops:
-            if any(id(tensor) in shared for tensor in op.inputs):
+            if any(id(tensor) in shared for _, tensor in resource_inputs(op)):
                 for resource in _tf.resources_touched(op)[1]:
                     writers.setdefault(resource, set()).add(r)
     return {resource for resource, who in writers.items() if len(who) > 1}

@@ -13,6 +13,7 @@ from collections.abc import Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.graph.kinds import resource_inputs
 
 
 def join_reads(
@@ -35,8 +36,8 @@ def join_reads(
             if op in initializers:
                 continue
             if op.type != "ReadVariableOp":
-                for tensor in op.inputs:
-                    if tensor.dtype == tf.resource and not _tf.only_reads(op):
+                for _, tensor in resource_inputs(op):
+                    if not _tf.only_reads(op):
                         values.pop(id(tensor), None)
                 if op.type == "AssignVariableOp":
                     resource, value = op.inputs
