@@ -6,6 +6,7 @@ step: no gradient passes it, and in a session it waits for the whole step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -50,6 +51,11 @@ def seal(leaf: Any) -> Any:
             return tf.stop_gradient(tensor)
 
     return tf.nest.map_structure(stopped, leaf, expand_composites=True)
+
+
+def returnable(leaves: Sequence[Any]) -> list[Any]:
+    """A traced function runs all of its ops, and cannot return them."""
+    return [None if isinstance(leaf, tf.Operation) else leaf for leaf in leaves]
 
 
 def after(done: tf.Operation | None, leaf: Any) -> Any:

@@ -168,6 +168,7 @@ class Replicator:
         step_fn: Callable[..., Any],
         input_fn: Callable[..., Any] | None = None,
         input_mode: str = "per_replica",
+        steps_per_call: int = 1,
     ) -> Any:
         """Runs one step on all replicas, or builds it where a graph is being built.
 
@@ -183,17 +184,22 @@ class Replicator:
                 element, or an element. A Dataset made without an InputContext is dealt
                 to the replicas: replica i sees elements i, i + R, i + 2R, ...
             input_mode: "per_replica", or "per_worker": one pipeline, dealt.
+            steps_per_call: How many steps to run, each with inputs of its own, in a
+                loop inside the graph. For small steps that is faster than as many
+                calls, and otherwise the same.
 
         Returns:
-            The structure that step_fn returned, with a PerReplica at each leaf.
+            The structure that step_fn returned, with a PerReplica at each leaf; with
+            several steps per call, of their stacked values, [steps_per_call, ...].
 
         Raises:
-            tf.errors.OutOfRangeError: The input is exhausted; no variable was changed.
+            tf.errors.OutOfRangeError: The input is exhausted. No variable was changed
+                by the step that lacks it; those before it in the same call are done.
             MismatchError: The replicas communicate or return differently.
             InputError: The input_fn cannot feed a step.
             ContextError: Called inside a step.
         """
-        return self.build(step_fn, input_fn, input_mode)()
+        return self.build(step_fn, input_fn, input_mode, steps_per_call)()
 
     @_do_not_convert
     def build(
@@ -201,6 +207,7 @@ class Replicator:
         step_fn: Callable[..., Any],
         input_fn: Callable[..., Any] | None = None,
         input_mode: str = "per_replica",
+        steps_per_call: int = 1,
     ) -> steps.Step:
         """Returns the callable that `run` calls; the same one for the same functions.
 
@@ -208,20 +215,27 @@ class Replicator:
             step_fn: As for `run`.
             input_fn: As for `run`.
             input_mode: As for `run`.
+            steps_per_call: As for `run`.
 
         Returns:
             A callable without arguments; its `initialize()` starts the inputs over.
         """
-        same = (id(step_fn), id(input_fn), input_mode)
+        same = (id(step_fn), id(input_fn), input_mode, steps_per_call)
         if same in self._steps:
             return self._steps[same]
         # A new `lambda: dataset` in each turn of a loop must not start over each time.
         feed = steps.comparable(input_fn, by_content=True)
-        alike = (steps.comparable(step_fn), feed, input_mode)
+        alike = (steps.comparable(step_fn), feed, input_mode, steps_per_call)
         if alike not in self._steps:
+            _check_count(steps_per_call)
             self._warn_of_new_functions(step_fn)
             step = steps.Step(
-                self._settings, step_fn, input_fn, input_mode, self._keep_plan
+                self._settings,
+                step_fn,
+                input_fn,
+                input_mode,
+                steps_per_call,
+                self._keep_plan,
             )
             self._steps[same] = self._steps[alike] = step  # it keeps the functions
         return self._steps[alike]
@@ -357,3 +371,14 @@ def _resolve(
 ) -> tuple[tuple[str, ...], ...]:
     """Resolves device names; apart, because the class has a property `devices`."""
     return devices.resolve(names)
+
+
+def _check_count(steps_per_call: Any) -> None:
+    """Raises ArgumentError unless it is a number of steps."""
+    whole = isinstance(steps_per_call, int) and not isinstance(steps_per_call, bool)
+    if not whole or steps_per_call < 1:
+        raise base.bad_argument(
+            "build",
+            f"was given steps_per_call={steps_per_call!r}",
+            "steps_per_call is a positive int, how many steps one call runs.",
+        )

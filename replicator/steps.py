@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, building, context, errors, inputs, values
+from replicator import _tf, building, context, errors, inputs, loops, outputs, values
 from replicator.plan import rows
 from replicator.primitives import table
 
@@ -34,12 +34,14 @@ class Step:
         step_fn: Callable[..., Any],
         input_fn: Callable[..., Any] | None,
         input_mode: str,
+        steps_per_call: int = 1,
         keep_plan: Callable[[rows.Plan], None] = lambda plan: None,
     ) -> None:
         self._settings = settings
         self._step_fn = step_fn
         self._input_fn = input_fn
         self._input_mode = input_mode
+        self._steps_per_call = steps_per_call
         self._keep_plan = keep_plan
         self._plan: rows.Plan | None = None
         self._prepared: Callable[[], Any] | None = None
@@ -119,7 +121,7 @@ class Step:
             graph = tf.compat.v1.get_default_graph()
             returned = self._build_into(graph, feed)
             structures.append(tf.nest.map_structure(_kind, returned[0]))
-            return [_returnable(tf.nest.flatten(own)) for own in returned]
+            return [outputs.returnable(tf.nest.flatten(own)) for own in returned]
 
         function = _tf.trace(traced)
         return _packed_call(function, structures[-1])
@@ -129,7 +131,17 @@ class Step:
         return values.transpose(self._build_into(graph, self._feed()))
 
     def _build_into(self, graph: tf.Graph, feed: inputs.Feed | None) -> list[Any]:
-        """Builds the step into a graph, notes its plan, returns what step_fn did."""
+        """Builds what one call does into a graph; returns what step_fn returned."""
+        if self._steps_per_call == 1:
+            return self._build_step(graph, feed)
+        return loops.repeat(
+            lambda: self._build_step(tf.compat.v1.get_default_graph(), feed),
+            self._steps_per_call,
+            self._settings.devices,
+        )
+
+    def _build_step(self, graph: tf.Graph, feed: inputs.Feed | None) -> list[Any]:
+        """Builds one step into a graph, notes its plan, returns what step_fn did."""
         with self._settings.lock:
             built = building.build_step(self._settings, self._step_fn, feed, graph)
         self._plan = rows.make_plan(
@@ -225,8 +237,3 @@ def _packed_call(function: Any, kinds: Any) -> Callable[[], Any]:
 def _kind(leaf: Any) -> type:
     """Stands for a leaf in a structure that outlives the graph."""
     return type(leaf)
-
-
-def _returnable(leaves: Sequence[Any]) -> list[Any]:
-    """A traced function runs all of its ops, and cannot return them."""
-    return [None if isinstance(leaf, tf.Operation) else leaf for leaf in leaves]
