@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any
 
 from replicator import errors
+from replicator.graph import rates
 from replicator.graph.cost import ALGORITHMS, Policy
 
 VARIABLES = ("mirrored",)
@@ -29,6 +30,7 @@ class Options:
         fusion: Whether small tensors that are reduced together travel together.
         factors: Whether sums of matrix products may move the factors instead.
         build: How the replicas' sub-graphs come to be, one of BUILDS.
+        calibration: What work costs.
 
     Raises:
         ArgumentError: An option has a value that it cannot have.
@@ -40,6 +42,7 @@ class Options:
     fusion: bool = True
     factors: bool = True
     build: str = "trace"
+    calibration: rates.Calibration = rates.Calibration()
 
     def __post_init__(self) -> None:
         _check("variables", self.variables, VARIABLES)
@@ -51,7 +54,7 @@ class Options:
     @property
     def policy(self) -> Policy:
         """What the lowerings ask for."""
-        return Policy(self.algorithm, self.fusion, self.factors)
+        return Policy(self.algorithm, self.fusion, self.factors, self.calibration)
 
 
 def _check(name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from replicator import (
     steps,
 )
 from replicator.creation import VariableFactory
+from replicator.graph import rates
 from replicator.graph.effects import Ledger
 from replicator.options import Options
 from replicator.plan import rows
@@ -75,15 +77,24 @@ class Replicator:
         check: Whether integers and booleans that a step assigns to mirrored variables,
             which are taken as equal, are checked to be so in each step.
         variables: "mirrored": each replica holds all variables.
-        algorithm: How reductions are done, unless a call says: "hub", one device
-            reduces and hands out the result. None: the cheapest for each.
+        algorithm: How all_reduce is done, unless a call says: "hub", one device reduces
+            and hands out the result; "shuffled", each device does so with one slice;
+            "tree", neighbours combine, then pairs of neighbours; "ring", slices travel
+            from each device to the next; "nccl", NVIDIA's library does it, among the
+            GPUs of one host. None: the cheapest for each. All give every replica the
+            same bits, but not all the same as one another: hub and shuffled add up in
+            replica order.
         fusion: Whether small tensors that are reduced together travel together.
         factors: Whether sums of matrix products may move the factors instead.
         build: "trace": step_fn is called once per replica.
+        calibration: A file that `python -m replicator.calibrate` wrote, which says what
+            work costs here. None: the one that the environment variable
+            REPLICATOR_CALIBRATION names, if any, else what was measured elsewhere.
 
     Raises:
         DeviceError: A device does not exist, or stands twice.
-        ArgumentError: An option has a value that it cannot have.
+        ArgumentError: An option has a value that it cannot have, or the calibration
+            cannot be read.
     """
 
     def __init__(
@@ -96,8 +107,17 @@ class Replicator:
         fusion: bool = True,
         factors: bool = True,
         build: str = "trace",
+        calibration: str | os.PathLike[str] | None = None,
     ) -> None:
-        chosen = Options(check, variables, algorithm, fusion, factors, build)
+        chosen = Options(
+            check=check,
+            variables=variables,
+            algorithm=algorithm,
+            fusion=fusion,
+            factors=factors,
+            build=build,
+            calibration=rates.load(calibration),
+        )
         self._devices = _resolve(devices)
         first = tuple(own[0] for own in self._devices)
         self._settings = building.Settings(

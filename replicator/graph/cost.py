@@ -1,8 +1,9 @@
-"""Where a communication is computed.
+"""Where and how a communication is computed.
 
-Two questions today: which device adds up a matched set of tensors (the hub), and which
-small tensors travel together (a bucket). The choice between algorithms will live here
-too.
+Which device adds up a matched set of tensors (the hub), which small tensors travel
+together (a bucket), and by which algorithm they are reduced: the one that is cheapest
+by a small model (graph/rates.py), whose constants `python -m replicator.calibrate`
+measures.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator.graph import rates
+
 # Each tensor that is sent costs some time, however small it is. Measured on CPUs with
 # 100 layers of 64 units, buckets of 64 and of 256 KiB were slower than these. The
 # reason may be that glibc's malloc asks the system for each buffer from 128 KiB on.
@@ -22,7 +25,7 @@ _BUCKET_BYTES = 120_000
 _UNKNOWN_BYTES = 1 << 10  # tensors of unknown size are mostly small: losses, counts
 
 
-ALGORITHMS = ("hub",)
+ALGORITHMS = ("hub", "shuffled", "tree", "ring", "nccl")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,15 +33,17 @@ class Policy:
     """What the user leaves to be decided here, and what not.
 
     Attributes:
-        algorithm: By which all reductions are done, one of ALGORITHMS; None: by the
-            cheapest for each.
+        algorithm: By which all_reduce is done, one of ALGORITHMS; None: by the cheapest
+            for each.
         fusion: Whether small tensors that are reduced together travel together.
         factors: Whether sums of matrix products may move the factors instead.
+        calibration: What work costs on each kind of device.
     """
 
     algorithm: str | None = None
     fusion: bool = True
     factors: bool = True
+    calibration: rates.Calibration = rates.Calibration()
 
 
 def tensor_bytes(tensor: tf.Tensor) -> int:
@@ -52,6 +57,41 @@ def known_bytes(tensor: tf.Tensor) -> int | None:
     if not tensor.shape.is_fully_defined() or not tensor.dtype.size:
         return None
     return math.prod(tensor.shape.as_list()) * tensor.dtype.size
+
+
+def choose(
+    policy: Policy,
+    asked: str | None,
+    able: Sequence[str],
+    nbytes: int | None,
+    devices: Sequence[str],
+) -> str:
+    """Says by which algorithm one tensor per participant is reduced.
+
+    Args:
+        policy: Holds what work costs.
+        asked: What the call or the user asks for, if anything.
+        able: The algorithms that can do it; "hub" always can.
+        nbytes: The size of the tensor; None if it is only known when the step runs.
+        devices: Where the participants run.
+
+    Returns:
+        What was asked for, if that can do it, else the hub; and if nothing was, the
+        cheapest. A tensor of unknown size is taken for a small one.
+    """
+    if len(devices) == 1:
+        return "hub"
+    if asked is not None:
+        return asked if asked in able else "hub"
+    kind = rates.kind_of(devices)
+    costs = {
+        name: policy.calibration.seconds(
+            name, kind, len(devices), _UNKNOWN_BYTES if nbytes is None else nbytes
+        )
+        for name in able
+        if name != "nccl" or kind == "gpu"
+    }
+    return min(costs, key=lambda name: (costs[name], name != "hub"))
 
 
 def buckets(

@@ -210,7 +210,8 @@ def make_plan(
     Args:
         communications: What was kept while it was built.
         devices: `devices[r]` is where replica r runs.
-        algorithms: For each primitive, how it is done.
+        algorithms: For each primitive, how it is done where the communication itself
+            does not say.
     """
     return Plan(
         tuple(
@@ -235,6 +236,7 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 
 def _row(kept: Communication, algorithm: str) -> Row:
     options = {k: v for k, v in kept.calls[0].options.items() if v is not None}
+    options.pop("algorithm", None)  # how it is done says that
     options.pop("owners", None)  # as many as operands; the links say the same
     place = kept.place
     if options.pop("when", False):  # an operand says whether, when the step runs

@@ -3,8 +3,8 @@
 Meaning: every replica receives op(x_0, x_1, ..., x_{R-1}), element by element.
 Dual: the gradients of all replicas are summed, and each one takes its share of them
 (reductions.py); sum and mean are their own duals.
-Lowering: one device (the hub) reduces in replica order, every device reads the result,
-so that all replicas hold the same bits.
+Lowering: by one of several algorithms (algorithms.py), each of which gives all replicas
+the same bits.
 
 Source: the convention that what is differentiated is the sum of all replicas' losses is
 that of JAX's psum and torch's functional collectives; Horovod averages some.
@@ -21,11 +21,22 @@ import tensorflow as tf
 from replicator.graph import cost
 from replicator.graph.placeholder import Call, Placeholder
 from replicator.graph.rewrite import Matched
-from replicator.primitives import all_gather, base, groups, reductions, sufficient
+from replicator.primitives import (
+    algorithms,
+    all_gather,
+    base,
+    groups,
+    reductions,
+    sufficient,
+)
 
 
 def all_reduce(
-    value: Any, op: str = "sum", weight: Any = None, group: Any = None
+    value: Any,
+    op: str = "sum",
+    weight: Any = None,
+    group: Any = None,
+    algorithm: str | None = None,
 ) -> Any:
     """Reduces over all replicas and gives every replica the result.
 
@@ -43,6 +54,10 @@ def all_reduce(
             not contribute, whatever its value (NaN included); if all weigh 0, it is 0.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
+        algorithm: "hub", "shuffled", "tree", "ring" or "nccl", see `Replicator`; None:
+            as the Replicator was told, else the cheapest, which may be to move factors
+            of matrix products in place of the value. Gradients take the same way.
+            IndexedSlices, whose rows are gathered, take none.
 
     Returns:
         A nest like `value`, the same bits on every replica, on this replica's device.
@@ -51,17 +66,19 @@ def all_reduce(
         do), to which alone the gradient of `value` goes.
 
     Raises:
-        ArgumentError: `op` is unknown or has no meaning for a dtype.
+        ArgumentError: `op` is unknown or has no meaning for a dtype; or the algorithm
+            is, or cannot do it.
         ContextError: Called outside a step.
     """
     members = groups.members("all_reduce", group)
     reductions.check_op("all_reduce", op)
+    algorithms.check("all_reduce", algorithm)
     leaves = base.flatten(value, "all_reduce")
     for leaf in leaves:
         reductions.check("all_reduce", leaf, op)
     if not leaves:
         return value
-    reduced = _reduce_leaves(leaves, op, weight, members)
+    reduced = _reduce_leaves(leaves, op, weight, members, algorithm=algorithm)
     return tf.nest.pack_sequence_as(value, reduced)
 
 
@@ -98,10 +115,11 @@ def _reduce_leaves(
     weight: Any,
     group: tuple[int, ...],
     owners: Sequence[int | None] | None = None,
+    algorithm: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces dense leaves in one call and sparse ones by gathering their rows."""
     if weight is not None:
-        return _weighted_mean(leaves, op, weight, group, owners)
+        return _weighted_mean(leaves, op, weight, group, owners, algorithm)
     owners = owners or [None] * len(leaves)
     sparse = [isinstance(leaf, tf.IndexedSlices) for leaf in leaves]
     dense = [k for k in range(len(leaves)) if not sparse[k]]
@@ -111,6 +129,7 @@ def _reduce_leaves(
             op,
             group=group,
             owners=[owners[k] for k in dense],
+            algorithm=algorithm,
         )
         if dense
         else []
@@ -129,6 +148,7 @@ def reduce_dense(
     of: Call | None = None,
     group: tuple[int, ...] | None = None,
     owners: Sequence[int | None] | None = None,
+    algorithm: str | None = None,
 ) -> list[tf.Tensor]:
     """Puts one all_reduce call for several tensors into the graph.
 
@@ -141,6 +161,8 @@ def reduce_dense(
         group: The replicas that take part; all, unless given, or those of `of`.
         owners: For each tensor, the replica on whose device it is reduced, because it
             is needed there; None for any.
+        algorithm: As for `all_reduce`; inside a gradient, that of the call which is
+            differentiated.
 
     Returns:
         The reduced tensors; for "argmin" and "argmax" all owners behind all values.
@@ -149,6 +171,10 @@ def reduce_dense(
     options: dict[str, Any] = {"op": op}
     if owners is not None and any(owner is not None for owner in owners):
         options["owners"] = list(owners)
+    if of is not None and of.primitive == "all_reduce":
+        algorithm = of.options.get("algorithm")
+    if algorithm is not None:
+        options["algorithm"] = algorithm
     if when is None:
         return base.communicate(
             "all_reduce", options, tensors, results, gradient, of=of, group=group
@@ -179,6 +205,7 @@ def _weighted_mean(
     weight: Any,
     group: tuple[int, ...],
     owners: Sequence[int | None] | None,
+    algorithm: str | None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Sums the weighted values and the weights in one call, and divides."""
     if op != "mean":
@@ -199,7 +226,7 @@ def _weighted_mean(
 
     scaled = [_map_values(weighted, leaf) for leaf in leaves]
     *sums, total = _reduce_leaves(
-        [*scaled, weight], "sum", None, group, owners and [*owners, None]
+        [*scaled, weight], "sum", None, group, owners and [*owners, None], algorithm
     )
 
     def divided(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -269,11 +296,10 @@ def gradient(
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Reduces on a hub, in replica order; all devices read the result.
+    """Reduces each bucket of tensors by one of the algorithms.
 
-    Small tensors are packed into buckets first, which leaves the order of each
-    element's sum as it is. Moves 2 * (replicas - 1) * bytes(value): in to the hub, and
-    out again.
+    Small tensors are packed into buckets first. With the hub that leaves the order of
+    each element's sum as it is; see algorithms.py for the order of the others.
     """
     count = len(matched.operands[0])
     when = None
@@ -288,13 +314,12 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
         matched.policy.factors
         and matched.options["op"] in ("sum", "mean")
         and when is None
+        and "algorithm" not in matched.options
     ):
         for k, received in sufficient.reduce(matched, columns).items():
             plain.remove(k)
             for own, tensor in zip(made, received, strict=True):
                 own[k] = [tensor]
-        if plain and len(plain) < count:
-            matched.notes.algorithms.append("hub")
     owners = [matched.owner(k) for k in plain]
     for places in cost.buckets([columns[k] for k in plain], matched.policy, owners):
         bucket = [plain[place] for place in places]
@@ -312,17 +337,19 @@ def _reduce(
     """Reduces the tensors of one bucket; returns what comes of each, by replica."""
     owner = matched.owner(bucket[0])
     if len(bucket) == 1:
-        reduced = [_on_hub(matched, matched.column(bucket[0]), when, owner)]
-        return [reduced for _ in matched.operands]
+        return [
+            [own]
+            for own in _reduce_one(matched, matched.column(bucket[0]), when, owner)
+        ]
     shapes = [matched.operands[0][k].shape for k in bucket]
     packs = []
     for device, own in zip(matched.devices, matched.operands, strict=True):
         with tf.device(device):
             packs.append(tf.concat([_as_rows(own[k]) for k in bucket], 0))
-    parts = _on_hub(matched, packs, when, owner)
+    reduced = _reduce_one(matched, packs, when, owner)
     return [
         list(zip(*[_unpack(part, shapes, device) for part in parts], strict=True))
-        for device in matched.devices
+        for parts, device in zip(reduced, matched.devices, strict=True)
     ]
 
 
@@ -343,20 +370,20 @@ def _as_rows(tensor: tf.Tensor) -> tf.Tensor:
     return tensor if tensor.shape.rank else tf.reshape(tensor, [1])
 
 
-def _on_hub(
+def _reduce_one(
     matched: Matched,
     column: Sequence[tf.Tensor],
     when: tf.Tensor | None,
     owner: int | None,
-) -> list[tf.Tensor]:
-    """Reduces one tensor per replica, at the owner or where there is least to do."""
-    op = matched.options["op"]
-    hub = matched.hub(cost.tensor_bytes(column[0]), owner)
-    with tf.device(hub):
-        if when is None:
-            return reductions.combine(op, column, matched.group)
-        return tf.cond(
+) -> algorithms.Received:
+    """Reduces one tensor per replica; what may not be due is reduced on a hub."""
+    if when is None:
+        return algorithms.reduce(matched, column, owner)
+    matched.notes.algorithms.append("hub")
+    with tf.device(matched.hub(cost.tensor_bytes(column[0]), owner)):
+        parts = tf.cond(
             when,
-            lambda: reductions.combine(op, column, matched.group),
+            lambda: reductions.combine(matched.options["op"], column, matched.group),
             lambda: [tf.zeros_like(column[0])],
         )
+    return [parts for _ in column]

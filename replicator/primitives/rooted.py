@@ -119,8 +119,8 @@ def same_shape(value: tf.Tensor, others: Sequence[tf.Tensor], what: str) -> tf.T
     """Returns `value`, after comparing its shape with the others' when it runs."""
     alike = [
         tf.debugging.assert_equal(
-            _rank_and_shape(other),
-            _rank_and_shape(value),
+            rank_and_shape(other),
+            rank_and_shape(value),
             message=f"{what}: the replicas' tensors differ in shape",
         )
         for other in others
@@ -129,7 +129,7 @@ def same_shape(value: tf.Tensor, others: Sequence[tf.Tensor], what: str) -> tf.T
         return tf.identity(value)
 
 
-def _rank_and_shape(tensor: tf.Tensor) -> tf.Tensor:
+def rank_and_shape(tensor: tf.Tensor) -> tf.Tensor:
     """Returns [rank, *shape]: shapes alone compare as equal where they broadcast."""
     return tf.concat([[tf.rank(tensor)], tf.shape(tensor)], 0)
 

@@ -2,6 +2,7 @@
 
 TensorFlow's graph optimizer (Grappler) reorders sums where it may: operands by name,
 constants together, equal operands into a multiple. Each of its occasions is a case.
+Trees and rings combine in orders of their own, see test_algorithms.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ import replicator
 from tests import helpers
 
 Operands = Callable[[replicator.Replicator, Sequence[np.ndarray]], Callable[[], Any]]
+
+
+def _make(num_replicas: int, algorithm: str = "hub") -> replicator.Replicator:
+    return helpers.make(num_replicas, algorithm=algorithm)
 
 
 def _arrays(num_replicas: int, dtype: Any = np.float32, spread: int = 4) -> Any:
@@ -112,17 +117,18 @@ def _assert_bits(repl: Any, operand: Callable[[], Any], op: str, want: Any) -> N
 @pytest.mark.parametrize("op", ["sum", "mean", "prod", "min", "max"])
 def test_bits_of_numpy(op: str, num_replicas: int) -> None:
     arrays = _arrays(num_replicas, spread=2)
-    repl = helpers.make(num_replicas)
+    repl = _make(num_replicas)
     _assert_bits(repl, _opaque(repl, arrays), op, _from_left(op, arrays))
 
 
+@pytest.mark.parametrize("algorithm", ["hub", "shuffled"])
 @pytest.mark.parametrize("op", ["sum", "prod"])
 @pytest.mark.parametrize("operands", OPERANDS[1:], ids=lambda f: f.__name__)
 def test_bits_of_numpy_whatever_the_optimizer_may_fold(
-    operands: Operands, op: str
+    operands: Operands, op: str, algorithm: str
 ) -> None:
     arrays = _arrays(8, spread=2)
-    repl = helpers.make(8)
+    repl = _make(8, algorithm)
     _assert_bits(repl, operands(repl, arrays), op, _from_left(op, arrays))
 
 
@@ -136,14 +142,14 @@ def test_the_order_of_the_arrays_shows() -> None:
 def test_a_common_factor_is_not_taken_out() -> None:
     arrays = _arrays(3)
     factors = [(a / np.float32(0.1)) * np.float32(0.1) for a in arrays]
-    repl = helpers.make(3)
+    repl = _make(3)
     operand = _common_factor(repl, arrays)
     _assert_bits(repl, operand, "sum", _from_left("sum", factors))
 
 
 @pytest.mark.parametrize("num_replicas", [3, 7, 8])
 def test_equal_operands_are_not_multiplied(num_replicas: int) -> None:
-    repl = helpers.make(num_replicas)
+    repl = _make(num_replicas)
     (array,) = _arrays(1)
     captured = tf.constant(array)
     want = _from_left("sum", [array] * num_replicas)
@@ -155,7 +161,7 @@ def test_equal_operands_are_not_multiplied(num_replicas: int) -> None:
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_equal_operands_in_control_flow(num_replicas: int, op: str, place: str) -> None:
     """Where Grappler's 2 * x for x + x hangs, or gives an empty tensor."""
-    repl = helpers.make(num_replicas)
+    repl = _make(num_replicas)
 
     def reduced(x: tf.Tensor) -> tf.Tensor:
         return repl.all_reduce(repl.broadcast(x), op)
@@ -177,7 +183,7 @@ def test_equal_operands_in_control_flow(num_replicas: int, op: str, place: str) 
 def test_arguments_whose_names_do_not_sort(mode: str) -> None:
     arrays = _arrays(3)
     want = _from_left("sum", arrays).tobytes()
-    repl = helpers.make(3)
+    repl = _make(3)
     names = ["z", "y", "x"]
     if mode == "session":
         with tf.Graph().as_default():
@@ -204,7 +210,7 @@ def test_arguments_whose_names_do_not_sort(mode: str) -> None:
 def test_many_16_bit_tensors_are_added_up_in_float32(op: str, dtype: str) -> None:
     """More ops of one name than ten, so that their names do not sort either."""
     narrow = tf.as_dtype(dtype).as_numpy_dtype
-    repl = helpers.make(4)
+    repl = _make(4)
     rng = np.random.RandomState(0)
     columns = [
         [(rng.randn(32) * 10 ** rng.uniform(-1, 1, 32)).astype(narrow) for _ in "0123"]
@@ -224,7 +230,7 @@ def test_many_16_bit_tensors_are_added_up_in_float32(op: str, dtype: str) -> Non
 @pytest.mark.parametrize("num_tensors", [1, 5])
 def test_gradients_of_gathers_are_summed_in_order(num_tensors: int) -> None:
     arrays = [_arrays(4, spread=4) for _ in range(num_tensors)]
-    repl = helpers.make(4)
+    repl = _make(4)
 
     def step() -> Any:
         xs = [helpers.opaque(tf.zeros([16])) for _ in range(num_tensors)]

@@ -1,0 +1,346 @@
+"""The ways to reduce one tensor per replica and give all of them the result.
+
+Each gives all replicas the same bits, the same from run to run: an element is combined
+once, in an order that only the algorithm and the number of replicas decide. Hub and
+shuffled combine in replica order, and so give the same bits as one another.
+
+graph/cost.py chooses between them. What an algorithm cannot do is done by the hub:
+tree, ring and nccl do no "argmin" or "argmax", and nccl only the sum, mean, min, max
+and prod of floating numbers and of int32 and int64.
+
+Sources: the ring is that of Patarasuk and Yuan 2009, Bandwidth optimal all-reduce
+algorithms for clusters of workstations; "shuffled" is the name in Google's
+cross-device operations for the reduce-scatter and all-gather of Thakur, Rabenseifner
+and Gropp 2005, Optimization of collective communication operations in MPICH.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.graph import cost
+from replicator.graph.rewrite import Matched
+from replicator.primitives import base, reductions, rooted
+
+# TensorFlow cuts a tensor without a copy where the cut falls on a multiple of these.
+_ALIGNED_BYTES = 64
+
+_NCCL_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
+_NCCL_OPS = {"sum": "sum", "mean": "sum", "min": "min", "max": "max", "prod": "prod"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is to be reduced.
+
+    Attributes:
+        op: One of REDUCTIONS, with a meaning for the dtype.
+        column: `column[n]` is the tensor of the n-th participant.
+        devices: `devices[n]` is where that runs.
+        group: `group[n]` is its replica's id.
+        hub: Which participant does what is done once.
+        name: Names the communication, alike for nothing else in the graph.
+    """
+
+    op: str
+    column: Sequence[tf.Tensor]
+    devices: Sequence[str]
+    group: Sequence[int]
+    hub: int
+    name: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many participants there are."""
+        return len(self.column)
+
+    @property
+    def steps(self) -> reductions.Steps:
+        """The reduction, taken apart."""
+        return reductions.take_apart(self.op, self.column[0].dtype, self.count)
+
+
+# `received[n]` are the parts of the result that participant n receives, on its device
+# or to be read by it: the value, and for "argmin" and "argmax" the owner.
+Received = list[list[tf.Tensor]]
+
+
+def check(what: str, algorithm: Any) -> None:
+    """Raises ArgumentError unless `algorithm` names one, or is None."""
+    if algorithm is not None and algorithm not in cost.ALGORITHMS:
+        raise base.bad_argument(
+            what,
+            f"was given algorithm={algorithm!r}",
+            f"algorithm is one of {', '.join(cost.ALGORITHMS)}, or None.",
+        )
+
+
+def reduce(
+    matched: Matched, column: Sequence[tf.Tensor], owner: int | None = None
+) -> Received:
+    """Reduces one tensor per participant by the algorithm that is cheapest or named.
+
+    Args:
+        matched: The communication, whose option "op" says what to do.
+        column: `column[n]` is the tensor of the n-th participant.
+        owner: The replica that needs the result, if only one does.
+
+    Raises:
+        ArgumentError: The algorithm that the call names cannot do it.
+    """
+    op, dtype = matched.options["op"], column[0].dtype
+    named = matched.options.get("algorithm")
+    asked = named or matched.policy.algorithm
+    if asked == "nccl":
+        _check_gpus(matched)
+    if named and not supports(named, op, dtype):
+        raise _unsupported(matched, named, f"cannot do the {op} of {dtype.name}")
+    able = [name for name in ALGORITHMS if supports(name, op, dtype)]
+    name = "hub"
+    if owner is None:
+        name = cost.choose(
+            matched.policy, asked, able, cost.known_bytes(column[0]), matched.devices
+        )
+    matched.notes.algorithms.append(name)
+    hub = matched.hub(cost.tensor_bytes(column[0]), owner)
+    unique = f"{matched.calls[0].key}:{column[0].name}"
+    job = Job(
+        op, column, matched.devices, matched.group, matched.devices.index(hub), unique
+    )
+    return ALGORITHMS[name](job)
+
+
+def supports(name: str, op: str, dtype: tf.DType) -> bool:
+    """Whether an algorithm can do a reduction of tensors of a dtype."""
+    if name in ("hub", "shuffled"):
+        return True
+    if name == "nccl":
+        return op in _NCCL_OPS and dtype in _NCCL_DTYPES
+    return not reductions.REDUCTIONS[op].located
+
+
+def hub(job: Job) -> Received:
+    """One device reduces in replica order, and all read the result from it.
+
+    Moves 2 * (replicas - 1) * bytes(value): in to the hub, and out again.
+    """
+    with tf.device(job.devices[job.hub]):
+        parts = reductions.combine(job.op, job.column, job.group)
+    return [parts for _ in job.column]
+
+
+def shuffled(job: Job) -> Received:
+    """Each device reduces one slice in replica order, and all set the slices together.
+
+    A reduce-scatter and an all-gather. Moves 2 * (replicas - 1) * bytes(value), as the
+    hub does, but no device sends or receives more than the others.
+    """
+    job = _checked(job)
+    slices = _slices(job)
+    reduced = []
+    for k, column in enumerate(zip(*slices, strict=True)):
+        with tf.device(job.devices[(job.hub + k) % job.count]):
+            reduced.append(reductions.combine(job.op, column, job.group))
+    parts = list(zip(*reduced, strict=True))
+    return [
+        [_whole(part, x, device) for part in parts]
+        for x, device in zip(job.column, job.devices, strict=True)
+    ]
+
+
+def tree(job: Job) -> Received:
+    """Neighbours combine, then pairs of neighbours; results go back the same way.
+
+    Moves 2 * (replicas - 1) * bytes(value), in 2 * log2(replicas) steps.
+    """
+    job = _checked(job)
+    steps = job.steps
+    results: list[Any] = [None] * job.count
+
+    def leader(low: int, high: int) -> int:
+        return job.hub if low <= job.hub < high else low
+
+    def up(low: int, high: int) -> tf.Tensor:
+        if high - low == 1:
+            with tf.device(job.devices[low]):
+                return steps.widen(job.column[low])
+        middle = _middle(low, high)
+        lower, upper = up(low, middle), up(middle, high)
+        with tf.device(job.devices[leader(low, high)]):
+            return steps.pair(_hop(lower), _hop(upper))
+
+    def down(low: int, high: int, result: tf.Tensor) -> None:
+        if high - low == 1:
+            results[low] = result
+            return
+        middle = _middle(low, high)
+        for part in ((low, middle), (middle, high)):
+            at = leader(*part)
+            if at == leader(low, high):
+                down(*part, result)
+                continue
+            with tf.device(job.devices[at]):
+                down(*part, _hop(result))
+
+    combined = up(0, job.count)
+    with tf.device(job.devices[job.hub]):
+        down(0, job.count, steps.finish(combined))
+    return [[result] for result in results]
+
+
+def _middle(low: int, high: int) -> int:
+    """Returns where a range is halved: the first half is the largest power of two."""
+    return low + (1 << (high - low - 1).bit_length() - 1)
+
+
+def ring(job: Job) -> Received:
+    """Slices travel around a ring: once to be combined, once to be handed out.
+
+    Each device sends to the next one only, in 2 * (replicas - 1) steps a slice each.
+    Moves 2 * (replicas - 1) * bytes(value). Slice k is combined in the order
+    k, k + 1, ..., k - 1.
+    """
+    job = _checked(job)
+    steps, count = job.steps, job.count
+    slices = _slices(job)
+    gathered: list[list[tf.Tensor]] = [[] for _ in job.column]
+    for k in range(len(slices[0])):
+        order = [(k + step) % count for step in range(count)]
+        with tf.device(job.devices[order[0]]):
+            travelling = steps.widen(slices[order[0]][k])
+        for n in order[1:]:
+            with tf.device(job.devices[n]):
+                own = steps.widen(slices[n][k])
+                travelling = steps.pair(_hop(travelling), own)
+        with tf.device(job.devices[order[-1]]):
+            travelling = steps.finish(travelling)
+        gathered[order[-1]].append(travelling)
+        for n in order[:-1]:
+            with tf.device(job.devices[n]):
+                travelling = _hop(travelling)
+            gathered[n].append(travelling)
+    return [
+        [_whole(own, x, device)]
+        for own, x, device in zip(gathered, job.column, job.devices, strict=True)
+    ]
+
+
+def nccl(job: Job) -> Received:
+    """NVIDIA's library does it, among the GPUs of one host.
+
+    Which order it adds up in is up to the library; the same on all GPUs, and from run
+    to run on the same machine. No CPU can run it.
+    """
+    job = _checked(job)
+    steps, results = job.steps, []
+    for x, device in zip(job.column, job.devices, strict=True):
+        with tf.device(device):
+            reduced = tf.raw_ops.NcclAllReduce(
+                input=steps.widen(x),
+                reduction=_NCCL_OPS[job.op],
+                num_devices=job.count,
+                shared_name=f"replicator:{job.name}",
+            )
+            results.append([steps.finish(reduced)])
+    return results
+
+
+ALGORITHMS: dict[str, Callable[[Job], Received]] = {
+    "hub": hub,
+    "shuffled": shuffled,
+    "tree": tree,
+    "ring": ring,
+    "nccl": nccl,
+}
+
+
+def _hop(tensor: tf.Tensor) -> tf.Tensor:
+    """Reads a tensor on the current device, and keeps the order of a sum.
+
+    Grappler takes an identity away, and lets the tensor travel from where it was made.
+    """
+    return base.ensure_shape(tensor, tensor.shape)
+
+
+def _checked(job: Job) -> Job:
+    """Compares shapes when the step runs, where they are not known before."""
+    if all(x.shape.is_fully_defined() for x in job.column):
+        return job
+    shapes = []
+    for x, device in zip(job.column, job.devices, strict=True):
+        with tf.device(device):
+            shapes.append(rooted.rank_and_shape(x))
+    column = [job.column[0]]
+    for n in range(1, job.count):
+        with tf.device(job.devices[n]):
+            alike = tf.debugging.assert_equal(
+                shapes[n],
+                shapes[0],
+                message="the replicas' tensors differ in shape",
+            )
+            with tf.control_dependencies([] if alike is None else [alike]):
+                column.append(tf.identity(job.column[n]))
+    return dataclasses.replace(job, column=column)
+
+
+def _slices(job: Job) -> list[list[tf.Tensor]]:
+    """Cuts the tensor of each participant, flattened, on its device.
+
+    Returns:
+        `slices[n][k]` is the k-th slice of participant n: of one size but for the last
+        ones, which may be smaller, or empty where the size is not known. There are as
+        many as participants, or fewer of a tensor with few elements.
+    """
+    slices = []
+    for x, device in zip(job.column, job.devices, strict=True):
+        with tf.device(device):
+            flat, size = tf.reshape(x, [-1]), x.shape.num_elements()
+            unit = max(1, _ALIGNED_BYTES // max(1, x.dtype.size))
+            if size is None:
+                total = tf.size(flat)
+                width = -(-total // (job.count * unit)) * unit
+                starts = [tf.minimum(k * width, total) for k in range(job.count)]
+                ends = [tf.minimum(start + width, total) for start in starts]
+            else:
+                width = max(1, -(-size // (job.count * unit)) * unit)
+                starts = list(range(0, size, width)) or [0]
+                ends = [min(start + width, size) for start in starts]
+            slices.append(
+                [
+                    flat if len(starts) == 1 else tf.slice(flat, [start], [end - start])
+                    for start, end in zip(starts, ends, strict=True)
+                ]
+            )
+    return slices
+
+
+def _whole(slices: Sequence[tf.Tensor], like: tf.Tensor, device: str) -> tf.Tensor:
+    """Sets slices together to a tensor of the shape of `like`, on a device."""
+    with tf.device(device):
+        flat = tf.concat(slices, 0) if len(slices) > 1 else _hop(slices[0])
+        known = like.shape.is_fully_defined()
+        whole = tf.reshape(flat, like.shape if known else tf.shape(like))
+        return whole if known else base.ensure_shape(whole, like.shape)
+
+
+def _check_gpus(matched: Matched) -> None:
+    """Raises ArgumentError unless the participants run on GPUs of one host."""
+    specs = [tf.DeviceSpec.from_string(device) for device in matched.devices]
+    hosts = {(spec.job, spec.replica, spec.task) for spec in specs}
+    if {spec.device_type for spec in specs} != {"GPU"} or len(hosts) > 1:
+        raise _unsupported(matched, "nccl", "needs GPUs of one host")
+
+
+def _unsupported(matched: Matched, name: str, problem: str) -> errors.ArgumentError:
+    return errors.ArgumentError(
+        errors.compose(
+            f"algorithm={name!r} {problem}.",
+            [call.site() for call in matched.calls],
+            "name another algorithm, or none for the cheapest one.",
+        )
+    )
