@@ -3,6 +3,7 @@
 # targets work without a network from then on.
 
 VENV ?= .venv
+PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 # A Python 3.11 or newer for which TensorFlow has wheels; override with PYTHON=...
 CHECK := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -10,7 +11,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits torch-style test lint format bench clean
+.PHONY: help digits torch-style test lint format bench bench-peers clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
@@ -18,8 +19,9 @@ help:
 	@echo "make test     run the whole test suite, with the coverage of replicator/"
 	@echo "make lint     check formatting, lint rules and types"
 	@echo "make format   format the code and mend what ruff can mend"
-	@echo "make bench    measure against one device and MirroredStrategy"
-	@echo "make clean    remove .venv and all caches"
+	@echo "make bench    measure against one device and MirroredStrategy; 20 minutes"
+	@echo "make bench-peers  measure torch and JAX, in an environment of their own"
+	@echo "make clean    remove .venv, .venv-peers and all caches"
 
 digits: $(VENV)/.examples
 	$(BIN)/python examples/digits.py
@@ -39,11 +41,16 @@ format: $(VENV)/.test
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+# Each writes benchmarks/RESULTS.md anew. BENCH=--quick only tries whether all runs.
 bench: $(VENV)/.bench
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH)
+
+bench-peers: $(VENV)/.bench $(PEERS)/.peers
+	$(PEERS)/bin/python -m benchmarks.peers $(BENCH)
+	$(BIN)/python -m benchmarks.report $(BENCH)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info htmlcov .coverage .coverage.*
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info htmlcov .coverage .coverage.*
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -61,6 +68,13 @@ $(VENV)/.examples: setup.cfg pyproject.toml | $(BIN)/python
 $(VENV)/.bench: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "Installing replicator and what its benchmarks need into $(VENV) ..."
 	$(PIP_INSTALL) --editable '.[bench]'
+	@touch $@
+
+$(PEERS)/.peers: benchmarks/peers/requirements.txt | $(BIN)/python
+	@echo "Installing torch and JAX into $(PEERS) ..."
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--requirement $<
 	@touch $@
 
 # The test extra holds the others.

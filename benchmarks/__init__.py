@@ -1,11 +1,27 @@
-"""Side-by-side programs: Replicator against what else TensorFlow offers.
+"""Side-by-side programs: Replicator against what else there is.
 
-`python -m benchmarks` runs them all and prints tables. In four small rooms:
+`python -m benchmarks` runs those that measure, and writes RESULTS.md. The programs,
+each a table:
 
-- `workloads.py`: what is trained (models, batches, the step that everyone takes);
+- `steps.py`: the time of a training step, for six networks;
+- `scaling.py`: the same over the number of replicas;
+- `allreduce.py`: all-reduce alone, over sizes;
+- `build.py`: the time until a step's first result, over the number of replicas;
+- `memory.py`: what variables and optimizer slots take;
+- `peers/`: torch and JAX, in an environment of their own;
+- `loops.py`: what communication in a loop costs;
+- `anywhere.py`: what works where. It times nothing.
+
+What they share:
+
+- `networks.py`: what is trained, in numbers; also the peers use it, so it and all that
+  it needs know nothing of TensorFlow;
+- `workloads.py`: the same as Keras models, and the step that everyone takes;
 - `contenders.py`: the ways of running that step;
 - `timing.py`: how contenders are measured against one another on a noisy machine;
-- `report.py`: the tables and the JSON file.
+- `cli.py`: flags, and processes of their own;
+- `results.py`, `tables.py`: JSON, Markdown and what stands in the terminal;
+- `targets.py`, `plots.py`, `report.py`: what RESULTS.md is made of.
 
 Times are reported, never asserted: they say something about one machine on one day.
 """

@@ -22,12 +22,10 @@ import tensorflow as tf
 from absl import app, flags
 
 import replicator
-from benchmarks import contenders
+from benchmarks import cli, contenders
 from benchmarks.places import PLACES, Call, Place
 from benchmarks.programs import PROGRAMS, Program
 
-_CELL = flags.DEFINE_string("cell", None, "Run one cell of MirroredStrategy's only.")
-_ONLY = flags.DEFINE_list("only", list(PROGRAMS), "The primitives to try.")
 _UPDATE = flags.DEFINE_string("update", None, "A Markdown file whose table to replace.")
 _SECONDS = flags.DEFINE_integer(
     "seconds", 60, "After how long a cell is said to hang.", lower_bound=1
@@ -166,33 +164,30 @@ def update(path: pathlib.Path, text: str) -> None:
     """Replaces what stands between the two marks of a file.
 
     Raises:
-        app.UsageError: There is no such file, or it has no such marks.
+        SystemExit: There is no such file, or it has no such marks.
     """
     try:
         before, _, rest = path.read_text().partition(BEGIN)
     except OSError as error:
-        raise app.UsageError(f"--update={path}: {error.strerror}") from error
+        cli.fail(f"--update={path}: {error.strerror}")
     _, found, after = rest.partition(END)
     if not found:
-        raise app.UsageError(f"--update={path}: no lines {BEGIN} and {END} in it")
+        cli.fail(f"--update={path}: no lines {BEGIN} and {END} in it")
     path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
 def main(argv: list[str]) -> None:
     """Tries everything, prints the table and updates the file that was asked for."""
-    unknown = [*argv[1:], *(set(_ONLY.value) - set(PROGRAMS))]
-    if unknown:
-        raise app.UsageError(
-            f"unknown: {', '.join(unknown)}; have {', '.join(PROGRAMS)}"
-        )
+    cli.refuse_arguments(argv)
+    chosen = cli.chosen(PROGRAMS)
     tf.get_logger().setLevel("ERROR")
     contenders.split_cpu()
-    if _CELL.value is not None:
-        name, _, place = _CELL.value.partition("/")
+    if cli.CELL.value is not None:
+        name, _, place = cli.CELL.value.partition("/")
         print(json.dumps(try_mirrored(PROGRAMS[name], PLACES[place])))
         return
     console = rich.console.Console(width=max(160, rich.console.Console().width))
-    cells = try_all(_ONLY.value, _SECONDS.value, console)
+    cells = try_all(chosen, _SECONDS.value, console)
     console.print(table(cells))
     if _UPDATE.value is not None:
         update(pathlib.Path(_UPDATE.value), markdown(cells))

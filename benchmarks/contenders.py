@@ -15,7 +15,8 @@ averages the moving statistics over the replicas in each step, where MirroredStr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,20 +24,30 @@ import tensorflow as tf
 import replicator
 from benchmarks import workloads
 from benchmarks.workloads import Workload
+from replicator.options import BUILDS, VARIABLES
 
+BASELINE, RIVAL = "one device", "MirroredStrategy"
+OURS, SHARDED, CLONED = "Replicator", "Replicator, sharded", "Replicator, clone"
 DEVICES = ("CPU:0", "CPU:1")
 
 # Runs one step and returns the loss, a scalar.
-Contender = Callable[[], tf.Tensor]
+Step = Callable[[], tf.Tensor]
 Weights = list[np.ndarray]
+# Makes a step of a workload, on so many replicas, from these weights.
+Factory = Callable[[Workload, int, Weights], Step]
 
 
-def split_cpu() -> None:
+def devices(replicas: int) -> list[str]:
+    """Returns one logical CPU per replica."""
+    return [f"CPU:{r}" for r in range(replicas)]
+
+
+def split_cpu(replicas: int = len(DEVICES)) -> None:
     """Makes one logical CPU per replica, unless TensorFlow has started already."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is None:
         tf.config.set_logical_device_configuration(
-            cpu, [tf.config.LogicalDeviceConfiguration()] * len(DEVICES)
+            cpu, [tf.config.LogicalDeviceConfiguration()] * replicas
         )
 
 
@@ -46,17 +57,17 @@ def initial_weights(workload: Workload) -> Weights:
     return workload.make_model().get_weights()
 
 
-def one_device(workload: Workload, weights: Weights) -> Contender:
+def one_device(workload: Workload, replicas: int, weights: Weights) -> Step:
     """Plain TensorFlow: the global batch on one device, in one tf.function.
 
-    The device is one logical CPU of two, but its ops may use all cores.
+    The device is one logical CPU of several, but its ops may use all cores.
     """
+    del replicas
     with tf.device(DEVICES[0]):
         model = workload.make_model()
-        optimizer = workloads.make_optimizer(model)
+        optimizer = workloads.make_optimizer(workload, model)
         model.set_weights(weights)
-        parts = zip(*workload.batches(len(DEVICES)), strict=True)
-        batch = tuple(tf.constant(np.concatenate(part)) for part in parts)
+        batch = tf.nest.map_structure(tf.constant, workload.parts(1)[0])
 
     @tf.function
     def step() -> tf.Tensor:
@@ -66,18 +77,20 @@ def one_device(workload: Workload, weights: Weights) -> Contender:
     return step
 
 
-def mirrored_strategy(workload: Workload, weights: Weights) -> Contender:
+def mirrored_strategy(workload: Workload, replicas: int, weights: Weights) -> Step:
     """tf.distribute.MirroredStrategy, as its guide for custom training loops has it."""
-    strategy = _strategy()
+    strategy = strategy_of(replicas)
     with strategy.scope():
         model = workload.make_model()
-        optimizer = workloads.make_optimizer(model)
+        optimizer = workloads.make_optimizer(workload, model)
     model.set_weights(weights)
-    batches = workload.batches(len(DEVICES))
+    parts = workload.parts(replicas)
     batch = strategy.experimental_distribute_values_from_function(
-        lambda ctx: tuple(map(tf.constant, batches[ctx.replica_id_in_sync_group]))
+        lambda ctx: tf.nest.map_structure(
+            tf.constant, parts[ctx.replica_id_in_sync_group]
+        )
     )
-    scale = 1 / len(DEVICES)  # Keras sums the gradients of a strategy's replicas
+    scale = 1 / replicas  # Keras sums the gradients of a strategy's replicas
 
     @tf.function
     def step() -> tf.Tensor:
@@ -90,33 +103,63 @@ def mirrored_strategy(workload: Workload, weights: Weights) -> Contender:
 
 
 @functools.cache
-def _strategy() -> tf.distribute.Strategy:
+def strategy_of(replicas: int) -> tf.distribute.Strategy:
     """Returns the process's one strategy: a second one's collectives would clash."""
-    return tf.distribute.MirroredStrategy(DEVICES)
+    return tf.distribute.MirroredStrategy(devices(replicas))
 
 
-def replicated(workload: Workload, weights: Weights) -> Contender:
-    """Replicator: `repl.run` of the step, with its loss reduced to the mean."""
-    repl = replicator.Replicator(list(DEVICES))
+def replicated(
+    workload: Workload, replicas: int, weights: Weights, **options: Any
+) -> Step:
+    """Replicator: the built step, with its loss reduced to the mean.
+
+    Args:
+        workload: What is trained.
+        replicas: On how many logical CPUs.
+        weights: What it starts from.
+        **options: Of the Replicator.
+    """
+    repl = replicator.Replicator(devices(replicas), **options)
     with repl.context():
         model = workload.make_model()
-        optimizer = repl.wrap_optimizer(workloads.make_optimizer(model))
+        optimizer = repl.wrap_optimizer(workloads.make_optimizer(workload, model))
     model.set_weights(weights)
-    batches = workload.batches(len(DEVICES))
+    parts = workload.parts(replicas)
 
     def input_fn(ctx: replicator.InputContext) -> workloads.Batch:
-        with tf.device(DEVICES[ctx.replica_id]):
-            examples, labels = map(tf.constant, batches[ctx.replica_id])
-        return examples, labels
+        with tf.device(repl.devices[ctx.replica_id]):
+            return tf.nest.map_structure(tf.constant, parts[ctx.replica_id])
 
     def step_fn(batch: workloads.Batch) -> tf.Tensor:
         return repl.all_reduce(workloads.train_step(model, optimizer, batch), "mean")
 
-    return lambda: repl.run(step_fn, input_fn)[0]
+    step = repl.build(step_fn, input_fn)
+    return lambda: step()[0]
 
 
-CONTENDERS: dict[str, Callable[[Workload, Weights], Contender]] = {
-    "one device": one_device,
-    "MirroredStrategy": mirrored_strategy,
-    "Replicator": replicated,
+# What this Replicator can do of what is compared.
+_OPTIONS: Mapping[str, tuple[dict[str, Any], bool]] = {
+    OURS: ({}, True),
+    SHARDED: ({"variables": "sharded"}, "sharded" in VARIABLES),
+    CLONED: ({"build": "clone"}, "clone" in BUILDS),
 }
+OPTIONS: Mapping[str, dict[str, Any]] = {
+    name: options for name, (options, exists) in _OPTIONS.items() if exists
+}
+
+
+def factories(*names: str) -> dict[str, Factory]:
+    """Returns how to make contenders, by name; without those that do not exist yet.
+
+    Args:
+        *names: Of Replicators: OURS, SHARDED, CLONED.
+    """
+    return {
+        BASELINE: one_device,
+        RIVAL: mirrored_strategy,
+        **{
+            name: functools.partial(replicated, **OPTIONS[name])
+            for name in names
+            if name in OPTIONS
+        },
+    }

@@ -6,31 +6,25 @@ the time of a turn, and its ratio to the time of one unrolled all-reduce, over s
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import rich.console
-import rich.table
 import tensorflow as tf
-from absl import app, flags
+from absl import app
 
 import replicator
-from benchmarks import contenders, timing
+from benchmarks import cli, contenders, results, timing
+from benchmarks.tables import Table
 
-_STEPS = flags.DEFINE_integer("steps", 60, "Timed steps of each.", lower_bound=1)
-_ROUNDS = flags.DEFINE_integer(
-    "rounds", 20, "How often they take turns.", lower_bound=1
-)
-
+NAME = "loops"
 TURNS = 100
 SIZES = (1, 1_000, 10_000, 100_000)  # float32 numbers
-LOOP, UNROLLED = "loop", "unrolled"
-
-Step = Callable[[], tf.Tensor]
+STEPS = LOOP, UNROLLED = "loop", "unrolled"
 
 
-def steps(size: int) -> dict[str, Step]:
+def steps(size: int) -> dict[str, timing.Run]:
     """Returns both ways to all-reduce TURNS times, ready to be called."""
     repl = replicator.Replicator(contenders.DEVICES)
 
@@ -55,7 +49,10 @@ def steps(size: int) -> dict[str, Step]:
         return tf.reduce_mean(x)
 
     built = {LOOP: repl.build(looped), UNROLLED: repl.build(unrolled)}
-    return {name: functools.partial(_first, step) for name, step in built.items()}
+    return {
+        name: timing.in_turn(functools.partial(_first, step))
+        for name, step in built.items()
+    }
 
 
 def _first(step: Callable[[], Any]) -> tf.Tensor:
@@ -63,37 +60,48 @@ def _first(step: Callable[[], Any]) -> tf.Tensor:
     return step()[0]
 
 
-def table(measured: dict[int, dict[str, timing.Measured]]) -> rich.table.Table:
-    """Returns the table of times per all-reduce, in microseconds, and their ratio."""
-    shown = rich.table.Table(
-        title="One all-reduce of two replicas, in us",
-        caption="Ratios are medians over rounds. Noise: how far the middle half of the "
-        "unrolled rounds lies apart.",
-    )
-    for name in ("numbers", LOOP, UNROLLED, f"{LOOP} / {UNROLLED}", "noise"):
-        shown.add_column(name, justify="right")
-    for size, by_name in measured.items():
-        loop, unrolled = by_name[LOOP], by_name[UNROLLED]
-        shown.add_row(
-            f"{size:,}",
-            f"{loop.median / TURNS * 1e6:.1f}",
-            f"{unrolled.median / TURNS * 1e6:.1f}",
-            f"{timing.ratio(loop, unrolled):.2f}",
-            f"{unrolled.spread:.1%}",
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Returns the table of times per all-reduce, in microseconds, and their ratio.
+
+    Args:
+        found: `found[numbers][LOOP or UNROLLED]` is a Measured as a dict.
+    """
+    rows = []
+    for size, by_name in found.items():
+        loop, unrolled = (timing.Measured.from_json(by_name[n]) for n in STEPS)
+        rows.append(
+            [
+                f"{int(size):,}",
+                f"{loop.median / TURNS * 1e6:.1f}",
+                f"{unrolled.median / TURNS * 1e6:.1f}",
+                f"{timing.ratio(loop, unrolled):.2f}",
+                f"{unrolled.spread:.1%}",
+            ]
         )
-    return shown
+    return [
+        Table(
+            "An all-reduce in a loop, in us",
+            ["float32 numbers", *STEPS, " / ".join(STEPS), "noise"],
+            rows,
+            f"{TURNS} turns in a tf.while_loop, beside as many all-reduces without it.",
+        )
+    ]
 
 
 def main(argv: list[str]) -> None:
-    """Measures all sizes and prints the table."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown: {', '.join(argv[1:])}")
+    """Measures all sizes, prints the table and writes the JSON file."""
+    cli.refuse_arguments(argv)
+    chosen = cli.chosen(map(str, SIZES))
     contenders.split_cpu()
-    measured = {
-        size: timing.measure(steps(size), _STEPS.value, _ROUNDS.value, warm_up=5)
-        for size in SIZES
-    }
-    rich.console.Console(width=100).print(table(measured))
+    about = results.facts()
+    found = {}
+    for size in chosen:
+        cli.progress(f"loops: measuring {size} numbers ...")
+        measured = timing.measure(
+            steps(int(size)), cli.steps(60), cli.rounds(), warm_up=5
+        )
+        found[size] = {name: dataclasses.asdict(one) for name, one in measured.items()}
+    cli.finish(NAME, about, found, tables(found))
 
 
 if __name__ == "__main__":

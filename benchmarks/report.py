@@ -1,103 +1,96 @@
-"""What comes out of a run: tables for people, a JSON file for comparing runs."""
+"""Writes RESULTS.md and its plots: `python -m benchmarks.report [--quick]`.
+
+From the JSON files of all programs that have run, benchmarks.peers included. Quick
+results make a RESULTS.md of their own, beside them.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
-import json
-import os
 import pathlib
-import platform
-import sys
 from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
 
-import keras
-import rich.table
-import tensorflow as tf
+from absl import app, flags
 
-import replicator
-from benchmarks import timing
-from benchmarks.workloads import WORKLOADS
+from benchmarks import (
+    allreduce,
+    build,
+    cli,
+    loops,
+    memory,
+    plots,
+    results,
+    scaling,
+    steps,
+    targets,
+)
+from benchmarks.peers import ratios
 
-BASELINE, RIVAL, OURS = "one device", "MirroredStrategy", "Replicator"
-# Ratios that are shown: how many times as long the first takes as the second.
-RATIOS = ((RIVAL, OURS), (OURS, BASELINE))
+_INTO = flags.DEFINE_string(
+    "into",
+    None,
+    "The folder that RESULTS.md and plots/ are written into; by default benchmarks, or "
+    "that of the JSON files where it is not benchmarks/results.",
+)
 
-Results = Mapping[str, Mapping[str, timing.Measured]]
+PROGRAMS: Mapping[str, ModuleType] = {
+    module.NAME: module
+    for module in (steps, ratios, scaling, allreduce, build, memory, loops)
+}
+
+_HEAD = """# What was measured
+
+Written by `python -m benchmarks.report`; `make bench` and `make bench-peers` measure
+anew. Times are medians over rounds in which the contenders take turns. They say
+something about one machine on one day; ratios say more than times.
+"""
 
 
-def step_table(results: Results) -> rich.table.Table:
-    """Returns the table of step times.
+def machine(facts: Mapping[str, Any]) -> str:
+    """Returns what a program was run on and when, as a paragraph."""
+    versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
+    return (
+        f"{facts['time'][:16].replace('T', ' ')} UTC, {facts['machine']}, "
+        f"{facts['cores']} cores, {facts['memory'] / 2**30:.0f} GiB of memory; "
+        f"load at the start {facts['load']:.2f}; {versions}."
+    )
+
+
+def markdown(
+    measured: Mapping[str, Mapping[str, Any]], drawn: Mapping[str, list[str]]
+) -> str:
+    """Returns the text of RESULTS.md.
 
     Args:
-        results: `results[workload][contender]` is what was measured.
+        measured: By program, its JSON file.
+        drawn: By program, the files of its plots.
     """
-    table = rich.table.Table(
-        title="Median step, in ms",
-        caption="Ratios are medians over rounds. Noise: how far the middle half of the "
-        "rounds on one device lies apart.",
-    )
-    table.add_column("workload")
-    for name in (BASELINE, RIVAL, OURS, *map(" / ".join, RATIOS), "noise"):
-        table.add_column(name, justify="right")
-    for workload, measured in results.items():
-        table.add_row(
-            workload,
-            *(f"{measured[name].median * 1e3:.3f}" for name in (BASELINE, RIVAL, OURS)),
-            *(f"{timing.ratio(measured[a], measured[b]):.2f}" for a, b in RATIOS),
-            f"{measured[BASELINE].spread:.1%}",
-        )
-    return table
+    found = {name: one["results"] for name, one in measured.items()}
+    parts = [_HEAD, targets.table(targets.judge(found)).markdown()]
+    for name, one in measured.items():
+        parts += [table.markdown() for table in PROGRAMS[name].tables(one["results"])]
+        parts += [f"![{file}](plots/{file})\n" for file in drawn.get(name, ())]
+        parts.append(f"*{name}: {machine(one)}*\n")
+    return "\n".join(parts)
 
 
-def build_table(results: Results) -> rich.table.Table:
-    """Returns the table of first calls, which trace and build the step."""
-    table = rich.table.Table(title="First call, in s")
-    table.add_column("workload")
-    for name in (BASELINE, RIVAL, OURS):
-        table.add_column(name, justify="right")
-    for workload, measured in results.items():
-        names = (BASELINE, RIVAL, OURS)
-        table.add_row(workload, *(f"{measured[n].first_call:.2f}" for n in names))
-    return table
+def main(argv: list[str]) -> None:
+    """Reads what there is, and writes the report."""
+    cli.refuse_arguments(argv)
+    folder = cli.results_dir()
+    files = {name: results.read(folder, name) for name in PROGRAMS}
+    measured = {name: one for name, one in files.items() if one is not None}
+    if not measured:
+        cli.fail(f"{folder} holds no results; run python -m benchmarks first")
+    whole = folder == cli.FOLDER / "results"
+    into = pathlib.Path(_INTO.value or (cli.FOLDER if whole else folder))
+    found = {name: one["results"] for name, one in measured.items()}
+    drawn = plots.draw(found, into / "plots")
+    (into / "RESULTS.md").write_text(markdown(measured, drawn))
+    targets.table(targets.judge(found)).show()
+    cli.progress(f"written to {into / 'RESULTS.md'}")
 
 
-def as_json(results: Results) -> str:
-    """Returns all results, and what they were measured on, as JSON; in seconds."""
-    facts = {
-        "command": ["python", "-m", "benchmarks", *sys.argv[1:]],
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "devices": [device.name for device in tf.config.list_logical_devices()],
-        "versions": {
-            "python": platform.python_version(),
-            "tensorflow": tf.__version__,
-            "keras": keras.__version__,
-            "replicator": getattr(replicator, "__version__", None),
-        },
-        "workloads": {
-            w.name: {"per_replica_batch": w.per_replica_batch}
-            for w in WORKLOADS
-            if w.name in results
-        },
-        "results": {
-            workload: {
-                **{name: dataclasses.asdict(one) for name, one in measured.items()},
-                "ratios": {
-                    f"{a} / {b}": timing.ratio(measured[a], measured[b])
-                    for a, b in RATIOS
-                },
-            }
-            for workload, measured in results.items()
-        },
-    }
-    return json.dumps(facts, indent=2)
-
-
-def write(results: Results, folder: pathlib.Path) -> pathlib.Path:
-    """Writes the JSON into `folder`, named by the time; returns the file's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
-    path.write_text(as_json(results) + "\n")
-    return path
+if __name__ == "__main__":
+    app.run(main)

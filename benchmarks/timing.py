@@ -1,21 +1,32 @@
 """How contenders are measured against one another on a machine that is never quiet.
 
-Contenders take turns in short blocks within one process, so that a disturbance or a
-change of the clock rate meets all of them. What is compared are the contenders' median
-step times within one round; the ratio of two contenders is the median of their ratios
-over the rounds, which is steadier than the ratio of two medians.
+Contenders take turns in short blocks, so that a disturbance or a change of the clock
+rate meets all of them. What is compared are the contenders' median step times within
+one round; the ratio of two contenders is the median of their ratios over the rounds,
+which is steadier than the ratio of two medians.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, SupportsFloat
 
-import tensorflow as tf
+Step = Callable[[], SupportsFloat]
 
-Step = Callable[[], tf.Tensor]
+
+class Sample(NamedTuple):
+    """One step: how long it took, in seconds, and its loss."""
+
+    seconds: float
+    loss: float
+
+
+# Runs as many steps as it is told. A contender may live in another process.
+Run = Callable[[int], list[Sample]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +42,13 @@ class Measured:
     first_call: float
     losses: tuple[float, ...]
     rounds: tuple[float, ...]
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Measured:
+        """Returns what `dataclasses.asdict` and JSON made a dict of."""
+        return cls(
+            fields["first_call"], tuple(fields["losses"]), tuple(fields["rounds"])
+        )
 
     @property
     def median(self) -> float:
@@ -57,13 +75,32 @@ def ratio(one: Measured, other: Measured) -> float:
     )
 
 
+def in_turn(step: Step) -> Run:
+    """Returns what runs a step of this process.
+
+    Args:
+        step: Runs one step and returns the loss when all of it has happened.
+    """
+
+    def run(count: int) -> list[Sample]:
+        samples = []
+        for _ in range(count):
+            start = time.perf_counter()
+            loss = step()
+            seconds = time.perf_counter() - start
+            samples.append(Sample(seconds, float(loss)))
+        return samples
+
+    return run
+
+
 def measure(
-    contenders: Mapping[str, Step], steps: int, rounds: int, warm_up: int
+    contenders: Mapping[str, Run], steps: int, rounds: int, warm_up: int
 ) -> dict[str, Measured]:
     """Measures all contenders in alternating blocks.
 
     Args:
-        contenders: By name, what runs one step and returns the loss.
+        contenders: By name, what runs steps.
         steps: How many steps of each contender are timed, over all rounds.
         rounds: How many turns each contender gets; no more than there are steps.
         warm_up: How many steps each takes before it is timed; their losses are kept.
@@ -72,30 +109,34 @@ def measure(
         By name, what was measured.
     """
     rounds = min(rounds, steps)
-    first_calls, losses = {}, {}
-    for name, step in contenders.items():
-        start = time.perf_counter()
-        loss = float(step())
-        first_calls[name] = time.perf_counter() - start
-        losses[name] = (loss, *(float(step()) for _ in range(warm_up - 1)))
+    first = {name: run(warm_up) for name, run in contenders.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     order = list(contenders)
     for _ in range(rounds):
         for name in order:
-            times[name].append(_block(contenders[name], steps // rounds))
+            # The step that is left out brings the weights back into the caches.
+            samples = contenders[name](1 + steps // rounds)[1:]
+            times[name].append(statistics.median(s.seconds for s in samples))
         order = [*order[1:], order[0]]  # nobody always follows the same neighbour
     return {
-        name: Measured(first_calls[name], losses[name], tuple(times[name]))
+        name: Measured(
+            first[name][0].seconds,
+            tuple(sample.loss for sample in first[name]),
+            tuple(times[name]),
+        )
         for name in contenders
     }
 
 
-def _block(step: Step, count: int) -> float:
-    """Runs some steps; returns the median time of one, in seconds."""
-    step()  # brings its weights back into the caches
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def agree(measured: Mapping[str, Measured], names: Sequence[str]) -> bool:
+    """Says whether contenders computed the same losses in their first steps.
+
+    They add up in different orders, in float32, which the steps then carry on.
+    """
+    return all(
+        math.isclose(one, other, rel_tol=1e-3)
+        for name in names
+        for one, other in zip(
+            measured[names[0]].losses, measured[name].losses, strict=True
+        )
+    )

@@ -1,24 +1,17 @@
-"""What is trained: four workloads, and the one step that every contender takes.
-
-The three multi-layer perceptrons are those of DESIGN.md, section 6. Each stresses
-something else: the small one the cost of a step that computes next to nothing, the
-large one memory traffic (10 million parameters), the deep one the number of ops and of
-variables. The residual network adds convolutions and batch normalization.
-"""
+"""What is trained: the networks as Keras models, and the one step everyone takes."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-NUM_CLASSES = 10
-LEARNING_RATE = 1e-3
-MOMENTUM = 0.9
+from benchmarks import networks
 
-Batch = tuple[tf.Tensor, tf.Tensor]
+Batch = tuple[Any, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,66 +19,67 @@ class Workload:
     """One thing to train.
 
     Attributes:
-        name: For tables and flags.
-        make_model: Returns a new Keras model: images or features to logits.
-        input_shape: Of one example.
-        per_replica_batch: Examples per replica and step.
+        name: For flags and files.
+        title: For tables.
+        network: What it is in numbers; makes the examples.
+        make: Returns a new Keras model of the network: examples to logits.
+        batch: Examples per step, on all replicas together.
         steps: How many steps of each contender are measured by default.
+        momentum: Of the optimizer, SGD.
         batch_norm: Whether the model normalizes by batch: replicas then normalize by
             their own examples, so their losses are not those of one device.
     """
 
     name: str
-    make_model: Callable[[], tf.keras.Model]
-    input_shape: tuple[int, ...]
-    per_replica_batch: int
+    title: str
+    network: Any
+    make: Callable[[Any], tf.keras.Model]
+    batch: int
     steps: int
+    momentum: float = networks.MOMENTUM
     batch_norm: bool = False
 
-    def batches(self, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns `count` batches of random examples, the same in each call.
+    def make_model(self) -> tf.keras.Model:
+        """Returns a new model, with weights of its own."""
+        return self.make(self.network)
 
-        Each is (float32 [per_replica_batch, *input_shape], int32 [per_replica_batch]).
-        """
-        rng = np.random.default_rng(0)
-        size = self.per_replica_batch
+    def parts(self, replicas: int) -> list[networks.Batch]:
+        """Returns the batch, cut into one part per replica."""
+        batch = self.network.batch(self.batch)
+        cut = [np.array_split(leaf, replicas) for leaf in tf.nest.flatten(batch)]
         return [
-            (
-                rng.standard_normal((size, *self.input_shape), np.float32),
-                rng.integers(0, NUM_CLASSES, size, np.int32),
-            )
-            for _ in range(count)
+            tf.nest.pack_sequence_as(batch, part) for part in zip(*cut, strict=True)
         ]
 
 
-def mlp(inputs: int, hidden: int, layers: int) -> tf.keras.Model:
-    """Returns a perceptron with `layers` hidden layers of `hidden` units."""
-    dense = [
-        tf.keras.layers.Dense(hidden, "relu", kernel_initializer="he_normal")
-        for _ in range(layers)
+def mlp(network: networks.Perceptron) -> tf.keras.Model:
+    """Returns a perceptron."""
+    hidden = [
+        tf.keras.layers.Dense(size, "relu", kernel_initializer="he_normal")
+        for size in network.sizes[1:-1]
     ]
+    logits = tf.keras.layers.Dense(network.sizes[-1])
     return tf.keras.Sequential(
-        [tf.keras.layers.Input((inputs,)), *dense, tf.keras.layers.Dense(NUM_CLASSES)]
+        [tf.keras.layers.Input((network.inputs,)), *hidden, logits]
     )
 
 
-def resnet20() -> tf.keras.Model:
-    """Returns the 20-layer residual network for 32x32 images.
+def resnet(network: networks.ResNet) -> tf.keras.Model:
+    """Returns a residual network.
 
-    Source: He et al. 2015, arXiv:1512.03385, section 4.2; n = 3. The shortcut between
-    stages is a 1x1 convolution.
+    The shortcut between stages is a 1x1 convolution.
     """
-    images = tf.keras.layers.Input((32, 32, 3))
-    x = _convolution(images, 16, 3, 1, relu=True)
-    for stage, filters in enumerate((16, 32, 64)):
-        for block in range(3):
+    images = tf.keras.layers.Input(network.image)
+    x = _convolution(images, network.filters[0], 3, 1, relu=True)
+    for stage, filters in enumerate(network.filters):
+        for block in range(network.n):
             stride = 2 if stage and not block else 1
             shortcut = _convolution(x, filters, 1, stride) if stride > 1 else x
             y = _convolution(x, filters, 3, stride, relu=True)
             y = _convolution(y, filters, 3, 1)
             x = tf.keras.layers.ReLU()(tf.keras.layers.Add()([shortcut, y]))
     x = tf.keras.layers.GlobalAveragePooling2D()(x)
-    return tf.keras.Model(images, tf.keras.layers.Dense(NUM_CLASSES)(x))
+    return tf.keras.Model(images, tf.keras.layers.Dense(networks.CLASSES)(x))
 
 
 def _convolution(
@@ -97,17 +91,99 @@ def _convolution(
     return tf.keras.layers.ReLU()(x) if relu else x
 
 
+def language_model(network: networks.LanguageModel) -> tf.keras.Model:
+    """Returns a model of text: characters [batch, length] to logits of the next."""
+    layers = tf.keras.layers
+    lstm = [
+        layers.LSTM(network.units, return_sequences=True) for _ in range(network.layers)
+    ]
+    return tf.keras.Sequential(
+        [
+            layers.Input((network.length,), dtype="int32"),
+            layers.Embedding(network.characters, network.units),
+            *lstm,
+            layers.Dense(network.characters),
+        ]
+    )
+
+
+class Rows(tf.keras.layers.Layer):
+    """Looks up rows of a variable.
+
+    As tf.keras.layers.Embedding and tf.nn.embedding_lookup do, but those read the whole
+    variable: the one by itself, the other where the variable is a distributed one. Once
+    something scatters to it, TensorFlow copies it at each such read.
+    """
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self._shape = (rows, columns)
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the variable."""
+        del input_shape
+        self._rows = self.add_weight(shape=self._shape, initializer="uniform")
+
+    def call(self, numbers: tf.Tensor) -> tf.Tensor:
+        """Returns rows [..., columns], given their numbers [...]."""
+        return tf.gather(self._rows.value, numbers)
+
+
+def wide_and_deep(network: networks.WideAndDeep) -> tf.keras.Model:
+    """Returns a wide and deep model of two classes."""
+    layers = tf.keras.layers
+    numbers = layers.Input((network.features,), dtype="int32")
+    values = layers.Input((network.values,))
+    embedded = Rows(network.rows, network.columns)(numbers)
+    x = layers.Concatenate()([layers.Flatten()(embedded), values])
+    for size in network.hidden:
+        x = layers.Dense(size, "relu")(x)
+    deep = layers.Dense(2)(x)
+    weights = Rows(network.rows, 1)(numbers)
+    wide = layers.Dense(2)(layers.Concatenate()([layers.Flatten()(weights), values]))
+    return tf.keras.Model([numbers, values], layers.Add()([deep, wide]))
+
+
 WORKLOADS = (
-    Workload("small", lambda: mlp(32, 64, 2), (32,), 64, steps=2000),
-    Workload("large", lambda: mlp(1024, 2048, 3), (1024,), 64, steps=60),
-    Workload("deep", lambda: mlp(64, 64, 100), (64,), 64, steps=400),
-    Workload("resnet20", resnet20, (32, 32, 3), 32, steps=30, batch_norm=True),
+    Workload("small", "32-64-64-10 MLP", networks.SMALL, mlp, 128, 2000),
+    Workload("large", "1024-2048x3-10 MLP", networks.LARGE, mlp, 128, 60),
+    Workload("deep", "100-layer MLP", networks.DEEP, mlp, 128, 400),
+    Workload(
+        "resnet20",
+        "Keras ResNet-20",
+        networks.RESNET20,
+        resnet,
+        batch=64,
+        steps=40,
+        batch_norm=True,
+    ),
+    Workload(
+        "lstm",
+        "LSTM language model",
+        networks.LANGUAGE,
+        language_model,
+        batch=64,
+        steps=40,
+    ),
+    Workload(
+        "wide",
+        "wide and deep, 1,000,000 x 64",
+        networks.CLICKS,
+        wide_and_deep,
+        batch=256,
+        steps=60,
+        momentum=0.0,  # it would update all rows, not only those of the step
+    ),
 )
 
 
-def make_optimizer(model: tf.keras.Model) -> tf.keras.optimizers.Optimizer:
-    """Returns the optimizer of all workloads, SGD with momentum, its slots created."""
-    optimizer = tf.keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM)
+def make_optimizer(
+    workload: Workload, model: tf.keras.Model
+) -> tf.keras.optimizers.Optimizer:
+    """Returns the optimizer of a workload, SGD, with its slots created."""
+    optimizer = tf.keras.optimizers.SGD(
+        networks.LEARNING_RATE, momentum=workload.momentum
+    )
     optimizer.build(model.trainable_variables)
     return optimizer
 

@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-from absl import app
 
 from benchmarks import anywhere
 from benchmarks.places import PLACES
@@ -56,7 +55,7 @@ def test_a_file_without_a_table_is_refused(
     file = tmp_path / "README.md"
     if exists:
         file.write_text("nothing here")
-    with pytest.raises(app.UsageError, match="README.md: "):
+    with pytest.raises(SystemExit, match="README.md: "):
         anywhere.update(file, "text")
 
 

@@ -1,0 +1,168 @@
+"""All-reduce alone, over sizes: `python -m benchmarks.allreduce [--only=1MiB,64MiB]`.
+
+Each replica holds a tensor and gets the sum. Compared are the algorithms of Replicator,
+what MirroredStrategy does, and one device that adds up all tensors by itself, which is
+as fast as an all-reduce can be where all memory is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+
+import replicator
+from benchmarks import cli, contenders, results, timing
+from benchmarks.contenders import OURS, RIVAL
+from benchmarks.tables import Table
+from replicator.options import ALGORITHMS
+
+_REPLICAS = flags.DEFINE_integer(
+    "reducers", 2, "How many replicas.", lower_bound=2, upper_bound=64
+)
+
+NAME = "allreduce"
+BASELINE = "added on one device"
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = {
+    **{f"{n}KiB": n * KIB for n in (1, 4, 16, 64, 256)},
+    **{f"{n}MiB": n * MIB for n in (1, 4, 16, 64, 256)},
+}
+QUICK = ("1KiB", "1MiB")
+
+# Returns one tensor per replica.
+Reduce = Callable[[], Any]
+
+
+def steps(nbytes: int) -> int:
+    """Returns how many all-reduces of a size are timed: for a second or so."""
+    return min(600, max(20, 1024 * MIB // nbytes))
+
+
+def operands(nbytes: int, replicas: int) -> list[np.ndarray]:
+    """Returns what each replica starts from, float32 [nbytes / 4]; sums are exact."""
+    return [np.full(nbytes // 4, 2.0**r, np.float32) for r in range(replicas)]
+
+
+def added(values: list[np.ndarray]) -> Reduce:
+    """Plain TensorFlow: one device adds up all tensors."""
+    with tf.device(contenders.DEVICES[0]):
+        tensors = [tf.constant(value) for value in values]
+
+    @tf.function
+    def step() -> tf.Tensor:
+        with tf.device(contenders.DEVICES[0]):
+            return tf.add_n(tensors)
+
+    return lambda: [step()]
+
+
+def mirrored(values: list[np.ndarray]) -> Reduce:
+    """MirroredStrategy: its ReplicaContext.all_reduce, in strategy.run."""
+    strategy = contenders.strategy_of(len(values))
+    operand = strategy.experimental_distribute_values_from_function(
+        lambda ctx: tf.constant(values[ctx.replica_id_in_sync_group])
+    )
+
+    def reduce(x: tf.Tensor) -> tf.Tensor:
+        return tf.distribute.get_replica_context().all_reduce("sum", x)
+
+    @tf.function
+    def step() -> Any:
+        return strategy.run(reduce, args=(operand,))
+
+    return lambda: strategy.experimental_local_results(step())
+
+
+def replicated(values: list[np.ndarray], algorithm: str | None = None) -> Reduce:
+    """Replicator: `all_reduce`, by an algorithm or by its own choice."""
+    repl = replicator.Replicator(contenders.devices(len(values)), algorithm=algorithm)
+
+    def input_fn(ctx: replicator.InputContext) -> tf.Tensor:
+        with tf.device(repl.devices[ctx.replica_id]):
+            return tf.constant(values[ctx.replica_id])
+
+    return repl.build(lambda x: repl.all_reduce(x), input_fn)
+
+
+def checked(reduce: Reduce, values: list[np.ndarray], name: str) -> timing.Run:
+    """Returns what runs an all-reduce, once its results have been found right."""
+    total = np.sum(values, axis=0)
+    for result in reduce():
+        if not np.array_equal(result.numpy(), total):
+            cli.fail(f"{name} gives a wrong sum of {total.nbytes} bytes")
+
+    def step() -> float:
+        reduce()
+        return 0.0  # there is no loss
+
+    return timing.in_turn(step)
+
+
+def measure(nbytes: int, replicas: int) -> dict[str, timing.Measured]:
+    """Measures all contenders on tensors of one size."""
+    values = operands(nbytes, replicas)
+    found = {BASELINE: added(values), RIVAL: mirrored(values), OURS: replicated(values)}
+    for algorithm in ALGORITHMS:
+        found[f"{OURS}, {algorithm}"] = replicated(values, algorithm)
+    runs = {name: checked(reduce, values, name) for name, reduce in found.items()}
+    return timing.measure(runs, cli.steps(steps(nbytes)), cli.rounds(), warm_up=2)
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Returns the table of times and ratios.
+
+    Args:
+        found: `found[size][contender]` is a Measured as a dict.
+    """
+    names = list(next(iter(found.values())))
+    rows = []
+    for size, by_name in found.items():
+        measured = {n: timing.Measured.from_json(by_name[n]) for n in names}
+        rows.append(
+            [
+                size,
+                *(_time(measured[name].median) for name in names),
+                f"{SIZES[size] / measured[OURS].median / 1e9:.2f}",
+                f"{timing.ratio(measured[RIVAL], measured[OURS]):.2f}",
+                f"{measured[BASELINE].spread:.1%}",
+            ]
+        )
+    last = [f"{OURS}, GB/s", f"{RIVAL} / {OURS}", "noise"]
+    return [
+        Table(
+            "All-reduce alone",
+            ["size of each replica's tensor", *names, *last],
+            rows,
+            "Median times; GB/s are bytes of one replica's tensor by the time.",
+        )
+    ]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
+
+
+def main(argv: list[str]) -> None:
+    """Measures all sizes, prints the table and writes the JSON file."""
+    cli.refuse_arguments(argv)
+    chosen = cli.chosen(SIZES)
+    if cli.QUICK.value and cli.ONLY.value is None:
+        chosen = list(QUICK)
+    tf.get_logger().setLevel("ERROR")
+    contenders.split_cpu(_REPLICAS.value)
+    about = results.facts()
+    found = {}
+    for size in chosen:
+        cli.progress(f"allreduce: measuring {size} ...")
+        measured = measure(SIZES[size], _REPLICAS.value)
+        found[size] = {name: dataclasses.asdict(one) for name, one in measured.items()}
+    cli.finish(NAME, about, found, tables(found))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,58 @@
+"""A table of text: for the terminal, and for a Markdown file."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import rich.console
+import rich.table
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A title, a row of headings, rows of cells, and what a reader has to know.
+
+    The first column is set to the left, the others to the right.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    caption: str = ""
+
+    def markdown(self) -> str:
+        """Returns the table as a section of a Markdown file."""
+        rule = ["---", *["---:"] * (len(self.columns) - 1)]
+        lines = [
+            "| " + " | ".join(cells) + " |"
+            for cells in (self.columns, rule, *self.rows)
+        ]
+        parts = [f"## {self.title}", self.caption, "\n".join(lines)]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def show(self) -> None:
+        """Prints the table."""
+        shown = rich.table.Table(title=self.title, caption=self.caption)
+        for place, column in enumerate(self.columns):
+            shown.add_column(column, justify="right" if place else "left")
+        for row in self.rows:
+            shown.add_row(*row)
+        # Wide enough in a log file too, where the width is not known.
+        console = rich.console.Console()
+        rich.console.Console(width=max(160, console.width)).print(shown)
+
+
+def milliseconds(seconds: float) -> str:
+    """Returns a time with three or so digits that say something."""
+    value = seconds * 1e3
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def size(nbytes: float) -> str:
+    """Returns a number of bytes in the unit that suits it."""
+    units = ["B", "KiB", "MiB", "GiB"]
+    while nbytes >= 1024 and len(units) > 1:
+        nbytes /= 1024
+        del units[0]
+    digits = 0 if nbytes >= 100 or nbytes % 1 == 0 else 1
+    return f"{nbytes:.{digits}f} {units[0]}"

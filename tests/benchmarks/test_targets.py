@@ -1,0 +1,80 @@
+"""Targets are judged by what was measured, and say so when nothing was."""
+
+import dataclasses
+
+import pytest
+
+from benchmarks import allreduce, build, memory, steps, targets
+from benchmarks.contenders import BASELINE, CLONED, OURS, RIVAL, SHARDED
+from tests.benchmarks.helpers import as_dict
+
+
+def judged(found):
+    return {target.what: target for target in targets.judge(found)}
+
+
+def test_without_results_no_target_is_reached():
+    lines = judged({})
+    assert len(lines) == 2 * len(targets.STEPS) + 8
+    assert all(target.reached is None for target in lines.values())
+    rows = targets.table(list(lines.values())).rows
+    assert {row[-1] for row in rows} == {"not measured"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "sharded", "reached"), [(1.3, 1.1, True), (1.3, 1.3, False)]
+)
+def test_a_step_is_judged_by_the_better_variant(ours, sharded, reached):
+    measured = {BASELINE: 1.0, RIVAL: 2.0, OURS: ours, SHARDED: sharded}
+    found = {"deep": {name: as_dict(time) for name, time in measured.items()}}
+    lines = judged({steps.NAME: found})
+    of_one = lines["100-layer MLP: step, of one device's"]
+    assert of_one.bound == 1.15 and of_one.reached is reached
+    times = lines["100-layer MLP: times faster than MirroredStrategy"]
+    assert times.values == {OURS: 2.0 / ours, SHARDED: 2.0 / sharded}
+    assert times.reached is (2.0 / sharded >= 1.8)
+
+
+@pytest.mark.parametrize(("rival", "reached"), [(3.6, True), (3.4, False)])
+def test_all_reduce_is_judged_at_64_mib(rival, reached):
+    by_name = {RIVAL: as_dict(rival), OURS: as_dict(1.0)}
+    lines = judged({allreduce.NAME: {"1MiB": {}, "64MiB": by_name}})
+    assert lines["all-reduce of 64MiB: times faster than MirroredStrategy"].reached is (
+        reached
+    )
+
+
+def built(total, passes=None):
+    return dataclasses.asdict(build.Built(total, 0.0, None, passes))
+
+
+def test_builds_are_judged():
+    found = {
+        "deep": {
+            RIVAL: {"32": built(140.0)},
+            OURS: {"32": built(70.0, 3.0)},
+            CLONED: {
+                "1": built(4.0, 1.0),
+                "2": built(8.0, 1.0),
+                "32": built(20.0, 9.0),
+            },
+        },
+        "small": {OURS: {"32": built(4.0, 0.32), "128": built(20.0, 2.56)}},
+    }
+    lines = [t for t in targets.judge({build.NAME: found}) if t.values]
+    assert [(t.reached, round(min(t.values.values()), 3)) for t in lines] == [
+        (False, 2.0),
+        (True, 7.0),
+        (True, 0.1),
+        (True, 0.043),
+        (False, 2.0),
+    ]
+
+
+def test_memory_is_judged_by_both_kinds_of_bytes():
+    found = {
+        OURS: {"counted": 100, "resident": 100, "peak": 100},
+        SHARDED: {"counted": 51, "resident": 60, "peak": 90},
+    }
+    lines = [t for t in targets.judge({memory.NAME: found}) if t.values]
+    assert [target.reached for target in lines] == [True, False]
