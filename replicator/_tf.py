@@ -21,6 +21,7 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.impl import api as autograph_api
+from tensorflow.python.client import pywrap_tf_session as _c_api
 from tensorflow.python.distribute import distribute_lib as _distribute
 from tensorflow.python.eager import context as _context
 from tensorflow.python.eager import lift_to_graph as _lift
@@ -28,6 +29,8 @@ from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import atomic_function as _atomic
 from tensorflow.python.framework import auto_control_deps as _acd
 from tensorflow.python.framework import auto_control_deps_utils as _acd_utils
+from tensorflow.python.framework import c_api_util as _c_api_util
+from tensorflow.python.framework import importer as _importer
 from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops import control_flow_ops as _control_flow
 from tensorflow.python.ops import control_flow_util_v2 as _control_flow_v2
@@ -213,6 +216,41 @@ def function_body(
     found = function_called(op, name)
     assert found is not None, name
     return found
+
+
+def import_nodes(
+    graph: tf.Graph, definition: Any, inputs: dict[str, tf.Tensor], scope: str
+) -> list[tf.Operation]:
+    """Adds the nodes of a GraphDef to a graph; returns their ops in order.
+
+    `tf.graph_util.import_graph_def` copies the definition, fills in defaults and asks
+    each new op for its colocation and the device functions, in Python: several times
+    what the import itself takes.
+
+    Args:
+        graph: Where the nodes go.
+        definition: Complete nodes, each behind its inputs, with their devices.
+        inputs: By name, "x:0", what nodes are given that are not in the definition.
+        scope: The name scope, with the final "/".
+    """
+    options = _c_api_util.ScopedTFImportGraphDefOptions()
+    _importer._PopulateTFImportGraphDefOptions(
+        options.options, scope.removesuffix("/"), inputs, None, False
+    )
+    with graph._mutation_lock():
+        buffer = _c_api.TF_NewBufferFromString(definition.SerializeToString())
+        try:
+            with graph._c_graph.get() as c_graph:
+                results = _c_api.TF_GraphImportGraphDefWithResults(
+                    c_graph, buffer, options.options
+                )
+            _c_api_util.ScopedTFImportGraphDefResults(results)
+        finally:
+            _c_api.TF_DeleteBuffer(buffer)
+        return [
+            graph._create_op_from_tf_operation(c_op, compute_device=False)
+            for c_op in graph.new_operations()
+        ]
 
 
 def function_called(op: tf.Operation, name: str) -> tuple[Any, list[tf.Tensor]] | None:

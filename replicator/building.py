@@ -21,7 +21,16 @@ import tensorflow as tf
 
 from replicator import _tf, checks, context, distribute, inputs, outputs
 from replicator.creation import VariableFactory
-from replicator.graph import effects, ordering, random, reads, record, rewrite
+from replicator.graph import (
+    alike,
+    clone,
+    effects,
+    ordering,
+    random,
+    reads,
+    record,
+    rewrite,
+)
 from replicator.graph.kinds import has_effect
 from replicator.options import Options
 from replicator.primitives import objects, table
@@ -152,24 +161,30 @@ def _attempt(
     graph = build.graph
     with tf.name_scope("inputs"):
         elements = None if feed is None else feed.pull()
-    returned, ranges = [], []
-    for replica_id in range(build.num_replicas):
+    returned, ranges, scopes = [], [], []
+    for replica_id in range(build.num_traced):
         start = _tf.operation_count(graph)
         arguments = [] if elements is None else [elements[replica_id]]
         with contextlib.suppress(context.Waiting):
-            own = _build_replica(settings, step_fn, arguments, build, replica_id)
+            own, scope = _build_replica(settings, step_fn, arguments, build, replica_id)
             returned.append(own)
+            scopes.append(scope)
         ranges.append((start, _tf.operation_count(graph)))
     objects.check(build)
     checks.check_outputs(returned, build.devices)
-    start = _tf.operation_count(graph)
     ops = graph.get_operations()
     replicas = [ops[begin:end] for begin, end in ranges]
+    if build.num_traced < build.num_replicas:
+        copies = _copies(settings, build, elements, replicas, returned, scopes)
+        for own_ops, own in copies:
+            replicas.append(own_ops)
+            returned.append(own)
     if build.num_replicas > 1:
         checks.check_components(settings.factory, replicas)
         checks.check_writes(settings.factory, settings.ledger, replicas)
         checks.check_circles(replicas)
     random.check(replicas)
+    start = _tf.operation_count(graph)
     earlier = [op for op in ops[: ranges[0][0]] if not _tf.is_abandoned(op)]
     initializers = ordering.with_sources(settings.factory.initializers, replicas)
     rewritten = rewrite.rewrite(
@@ -201,8 +216,8 @@ def _build_replica(
     arguments: Sequence[Any],
     build: context.Build,
     replica_id: int,
-) -> Any:
-    """Calls step_fn for one replica; returns its outputs as tensors."""
+) -> tuple[Any, str]:
+    """Calls step_fn for one replica; returns its outputs as tensors, and its scope."""
     graph = build.graph
     function = _tf.function_of(step_fn)
     with (
@@ -226,7 +241,52 @@ def _build_replica(
                 returned = _tf.call_converted(function, arguments)
             else:
                 returned = function(*arguments)
-            return tf.nest.map_structure(outputs.as_output, returned)
+            return tf.nest.map_structure(outputs.as_output, returned), scope
+
+
+def _copies(
+    settings: Settings,
+    build: context.Build,
+    elements: Sequence[Any] | None,
+    replicas: Sequence[Sequence[tf.Operation]],
+    returned: Sequence[Any],
+    scopes: Sequence[str],
+) -> Iterator[tuple[list[tf.Operation], Any]]:
+    """Adds copies of replica 1 for those that are not built by calling step_fn.
+
+    Args:
+        settings: What all steps of the Replicator share.
+        build: The build.
+        elements: What each replica is fed, if there is a feed.
+        replicas: The ops of replicas 0 and 1.
+        returned: What step_fn returned for them.
+        scopes: Their name scopes.
+
+    Yields:
+        The ops of each copy, and what step_fn would have returned.
+    """
+    initializers = ordering.with_sources(settings.factory.initializers, replicas)
+    variables = settings.factory.owners().values()
+    own = inputs.columns(elements) if elements else []
+    own += [
+        [component.handle for component in variable.components]
+        for variable in {id(variable): variable for variable in variables}.values()
+    ]
+    flat = [tf.nest.flatten(leaves, expand_composites=True) for leaves in returned]
+    copier = clone.Copier(
+        [[op for op in ops if op not in initializers] for ops in replicas],
+        [[leaf for leaf in leaves if leaf is not None] for leaves in flat],
+        own,
+        alike.Replicas(build.devices, (scopes[0], scopes[1])),
+        settings.ledger,
+    )
+    for replica_id in range(build.num_traced, build.num_replicas):
+        with tf.name_scope(f"replica_{replica_id}") as scope:
+            copy = copier.copy(replica_id, scope)
+        yield (
+            copy.ops,
+            tf.nest.map_structure(copy.leaf, returned[1], expand_composites=True),
+        )
 
 
 @contextlib.contextmanager

@@ -68,6 +68,31 @@ class Build:
         """How many replicas there are."""
         return len(self.devices)
 
+    @property
+    def num_traced(self) -> int:
+        """For how many replicas step_fn is called; the others are copies."""
+        copies = self.options.build == "clone"
+        return min(self.num_replicas, 2) if copies else self.num_replicas
+
+    def refuse_copies(self, what: str) -> None:
+        """Raises CloneError if a replica whose copies there will be asks for `what`.
+
+        Args:
+            what: What would be another one on each of the copies, e.g. "replica_id".
+        """
+        if self.num_traced < self.num_replicas:
+            raise errors.CloneError(
+                errors.compose(
+                    f'with build="clone", {what} cannot be known: step_fn is called '
+                    f"for replicas 0 and 1, and the other {self.num_replicas - 2} are "
+                    "copies.",
+                    [f"at {errors.user_line()}"],
+                    "hand in what differs by the inputs, as a tensor (an input_fn "
+                    "knows ctx.replica_id); or build every replica by itself, "
+                    'build="trace".',
+                )
+            )
+
 
 @dataclasses.dataclass
 class ReplicaContext:

@@ -47,6 +47,9 @@ class ReplicaContext(tf.distribute.ReplicaContext):
     def replica_id_in_sync_group(self) -> tf.Tensor:
         """Which replica is built, an int32 scalar of a value known by then."""
         compiled.refuse_to_tell("replica_id_in_sync_group")
+        context.require("replica_id_in_sync_group").build.refuse_copies(
+            "replica_id_in_sync_group"
+        )
         return tf.constant(self._own_id, tf.int32)
 
     @_do_not_convert

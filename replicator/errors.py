@@ -68,6 +68,12 @@ class UnsupportedError(ReplicatorError, AttributeError):
     __init__ = Exception.__init__
 
 
+class CloneError(ReplicatorError, ValueError):
+    """Replicas cannot be copies of one another, as build="clone" would have them."""
+
+    __init__ = Exception.__init__
+
+
 class DependencyError(ReplicatorError, ImportError):
     """A package that only some of the library needs is not installed."""
 

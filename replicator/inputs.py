@@ -385,5 +385,34 @@ def _identities(element: Any) -> Any:
     return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
 
+def columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
+    """Returns the tensors of all replicas' elements, [k][r], if their shapes are alike.
+
+    Raises:
+        CloneError: A static shape differs; what a step builds may depend on it.
+    """
+    flat = [tf.nest.flatten(element, expand_composites=True) for element in elements]
+    made = [list(column) for column in zip(*flat, strict=True)]
+    for column in made:
+        for r, tensor in enumerate(column):
+            if str(tensor.shape) != str(
+                column[0].shape
+            ):  # unknown ones are never equal
+                raise errors.CloneError(
+                    errors.compose(
+                        'with build="clone", all replicas are fed tensors of one '
+                        "static shape.",
+                        [
+                            f"replica 0: {column[0].shape}",
+                            f"replica {r}: {tensor.shape}",
+                        ],
+                        "let input_fn give equal shapes (of a Dataset, "
+                        "drop_remainder=True); or build every replica by itself, "
+                        'build="trace".',
+                    )
+                )
+    return made
+
+
 def _name(input_fn: Callable[..., Any]) -> str:
     return getattr(input_fn, "__name__", repr(input_fn))

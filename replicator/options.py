@@ -15,7 +15,7 @@ from replicator.graph import rates
 from replicator.graph.cost import ALGORITHMS, Policy
 
 VARIABLES = ("mirrored",)
-BUILDS = ("trace",)
+BUILDS = ("trace", "clone")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,7 +86,10 @@ class Replicator:
             replica order.
         fusion: Whether small tensors that are reduced together travel together.
         factors: Whether sums of matrix products may move the factors instead.
-        build: "trace": step_fn is called once per replica.
+        build: "trace": step_fn is called once per replica. "clone": for replicas 0 and
+            1 only, which are proven alike; the others are copies, for a fraction of the
+            time. step_fn then cannot ask which replica it builds: what differs comes by
+            the inputs, and groups, messages and objects are refused.
         calibration: A file that `python -m replicator.calibrate` wrote, which says what
             work costs here. None: the one that the environment variable
             REPLICATOR_CALIBRATION names, if any, else what was measured elsewhere.
@@ -153,6 +156,7 @@ class Replicator:
         """
         replica = context.require("replica_id")
         compiled.refuse_to_tell("replica_id")
+        replica.build.refuse_copies("replica_id")
         return replica.replica_id
 
     @_do_not_convert
@@ -162,7 +166,9 @@ class Replicator:
         Args:
             index: Which one, in the nested list that was given as `devices`.
         """
-        own = self._devices[context.require("logical_device").replica_id]
+        replica = context.require("logical_device")
+        replica.build.refuse_copies("the replica's own devices")
+        own = self._devices[replica.replica_id]
         if not 0 <= index < len(own):
             raise base.bad_argument(
                 "logical_device",

@@ -8,6 +8,7 @@ Replicator: what it computes does not depend on them.
 
 import ast
 import os
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -15,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
+import replicator.errors
 
 NUM_CPUS = 8
 
@@ -44,3 +46,19 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--with {name}: have {', '.join(defaults)}")
         literal = value in ("True", "False", "None")
         defaults[name] = ast.literal_eval(value) if literal else value
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
+    """Under --with build=clone, skips a test whose replicas cannot be copies.
+
+    A step that asks who it is builds every replica by itself; that clone refuses it is
+    what tests/graph/test_clone.py is about.
+    """
+    outcome = yield
+    refused = outcome.excinfo is not None and isinstance(
+        outcome.excinfo[1], replicator.errors.CloneError
+    )
+    if refused and "build=clone" in pyfuncitem.config.getoption("--with"):
+        reason = str(outcome.excinfo[1]).partition("\n")[0]
+        outcome.force_exception(pytest.skip.Exception(f"refused: {reason}"))

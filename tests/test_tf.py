@@ -306,6 +306,33 @@ def test_function_body_by_position():
     assert "Sin" in types[0] and "Cos" in types[1]
 
 
+def test_import_nodes_adds_ops_in_order_with_devices_and_inputs():
+    with tf.Graph().as_default() as graph:
+        with tf.device("CPU:1"):
+            x = tf.constant(2.0, name="x")
+            tf.multiply(tf.sin(x, name="y"), x, name="z")
+        definition = graph.as_graph_def()
+        del definition.node[0]
+        for node in definition.node:
+            node.input[:] = ["given:0" if n == "x" else n for n in node.input]
+        given = tf.constant(3.0)
+        ops = _tf.import_nodes(graph, definition, {"given:0": given}, "again/")
+        assert [op.name for op in ops] == ["again/y", "again/z"]
+        assert {op.device for op in ops} == {x.op.device}
+        assert ops[1].inputs[1] is given
+        assert graph.get_operation_by_name("again/z") is ops[1]
+        assert _evaluate(ops[1].outputs[0], graph) == tf.sin(3.0).numpy() * 3
+
+
+def test_function_called_is_its_graph_and_results():
+    op = _call_of(tf.function(lambda x: x * 3.0), 2.0)
+    graph, outputs = _tf.function_called(op, op.get_attr("f").name)
+    assert graph.building_function
+    assert len(outputs) == 1
+    assert outputs[0].graph is graph
+    assert _tf.function_called(op, "no such function") is None
+
+
 def test_copy_functions_makes_them_known_with_those_that_they_call():
     inner = tf.function(lambda x: x * 3.0)
     op = _call_of(tf.function(lambda x: inner(x) + 1.0), 2.0)

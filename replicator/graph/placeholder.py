@@ -193,7 +193,7 @@ def put(
     with tf.device(None), override:
         outputs = tf.raw_ops.PyFuncStateless(
             input=list(operands),
-            token=_MARK + json.dumps(dataclasses.asdict(call)),
+            token=token_of(call),
             Tout=[tf.as_dtype(value.dtype) for value in results],
             name=call.primitive,
         )
@@ -203,14 +203,24 @@ def put(
     return op
 
 
+def token_of(call: Call) -> str:
+    """Returns the attribute by which a placeholder describes itself."""
+    return _MARK + json.dumps(dataclasses.asdict(call))
+
+
 def read(op: tf.Operation) -> Call | None:
     """Returns what a placeholder op says of itself, or None if it is another op."""
     if op.type != _OP_TYPE:
         return None
-    token = op.get_attr("token").decode()
-    if not token.startswith(_MARK):
+    return call_of(op.get_attr("token"))
+
+
+def call_of(token: bytes) -> Call | None:
+    """Returns the call that a placeholder's attribute describes, if it does."""
+    text = token.decode()
+    if not text.startswith(_MARK):
         return None
-    facts = json.loads(token.removeprefix(_MARK))
+    facts = json.loads(text.removeprefix(_MARK))
     facts["group"] = tuple(facts["group"])
     for name in ("operands", "agreed"):
         facts[name] = tuple(

@@ -18,7 +18,7 @@ from replicator import _tf, errors
 from replicator.graph.kinds import kind_of
 
 OFFSET = 1_000_003  # between replicas; a prime, far from hand-picked differences
-_SEPARATED = "_replicator_seed"  # the attribute of an op whose seed was offset
+SEPARATED = "_replicator_seed"  # the attribute of an op whose seed was offset
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def _separate(op: tf.Operation, replica_id: int) -> None:
     if replica_id and _draws_alike(op):
         seed2 = op.get_attr("seed2") + replica_id * OFFSET
         _tf.set_int_attr(op, "seed2", seed2)
-        _tf.set_int_attr(op, _SEPARATED, replica_id)
+        _tf.set_int_attr(op, SEPARATED, replica_id)
 
 
 def _draws_alike(op: tf.Operation) -> bool:
@@ -62,7 +62,7 @@ def _draws_alike(op: tf.Operation) -> bool:
         return False
     if not op.get_attr("seed") and not op.get_attr("seed2"):
         return False
-    return _SEPARATED not in op.node_def.attr
+    return SEPARATED not in op.node_def.attr
 
 
 def check(replicas: Sequence[Sequence[tf.Operation]]) -> None:

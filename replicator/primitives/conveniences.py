@@ -169,7 +169,9 @@ def _check_values(what: str, values: Any, empty: bool = False) -> None:
 
 def _place(what: str, members: Sequence[int]) -> tuple[int, int]:
     """Returns the place of the replica being built in the group, and its size."""
-    return members.index(context.require(what).replica_id), len(members)
+    replica = context.require(what)
+    replica.build.refuse_copies(f"which share of {what} is the replica's own")
+    return members.index(replica.replica_id), len(members)
 
 
 def _dense(what: str, result: Any) -> list[tf.Tensor]:

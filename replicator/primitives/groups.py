@@ -68,6 +68,7 @@ class Partition:
     def group_of(self, what: str) -> Group:
         """Returns `own`; errors name `what` was called."""
         replica = context.require(what)
+        replica.build.refuse_copies("the replica's own group")
         count = sum(map(len, self.groups))
         if count != replica.num_replicas:
             raise base.bad_argument(
@@ -154,6 +155,8 @@ def members(what: str, group: Any) -> tuple[int, ...]:
         return group.group_of(what).members
     # A Group may be that of a Replicator with more replicas.
     own = make_group(group, replica.num_replicas, what)
+    if len(own) < replica.num_replicas:
+        replica.build.refuse_copies("whether a replica is in the group")
     if replica.replica_id not in own:
         raise base.bad_argument(
             what,

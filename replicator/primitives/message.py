@@ -38,7 +38,9 @@ def send(value: Any, destination: int, tag: int = 0) -> None:
             as something else.
         DeadlockError: When the step is built: replicas wait for one another.
     """
-    source = context.require("send").replica_id
+    replica = context.require("send")
+    replica.build.refuse_copies("who sends")
+    source = replica.replica_id
     _check("send", "destination", destination, tag)
     leaves = base.flatten(value, "send")
     if any(isinstance(leaf, tf.IndexedSlices) for leaf in leaves):
@@ -73,7 +75,9 @@ def recv(spec: Any, source: int, tag: int = 0) -> Any:
         tf.errors.InvalidArgumentError: When the step runs: a shape that was unknown
             turns out to be another one.
     """
-    destination = context.require("recv").replica_id
+    replica = context.require("recv")
+    replica.build.refuse_copies("who receives")
+    destination = replica.replica_id
     _check("recv", "source", source, tag)
     leaves = [_as_spec(leaf) for leaf in tf.nest.flatten(spec)]
     if not leaves:

@@ -154,6 +154,7 @@ def _exchange(
     """Says what this replica has to say; returns the objects of the speakers."""
     replica = context.require(primitive)
     build, own_id = replica.build, replica.replica_id
+    build.refuse_copies(f"what {primitive} is given on all replicas")
     number = replica.count(("objects", group))
     data = _pickled(primitive, obj) if own_id in speakers else b""
     own = _Said(primitive, root, group, number, own_id, errors.user_line(), data)

@@ -1,0 +1,442 @@
+"""Proves that two replicas built the same, so that further ones can be copies.
+
+Goes through the ops of replicas 0 and 1 side by side, also inside the functions that
+they call, and finds the first difference: in type, attributes or inputs. What has to
+differ does not count: devices, names, the components of variables, the elements of the
+inputs, seeds that were separated, and who calls in a communication. Ops on which
+nothing depends are left out. It reads graphs and changes none; `clone.py` makes the
+copies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.graph import placeholder, random
+from replicator.graph.kinds import kind_of
+from replicator.graph.placeholder import Call
+
+_WAY_OUT = (
+    "let step_fn build the same on every replica, and hand in what differs by the "
+    'inputs, as tensors; or build every replica by itself, build="trace".'
+)
+# Where ops stand, what follows from inputs, and how they would be differentiated.
+_UNCOMPARED = ("_class", "_output_shapes", "_gradient_op_type")
+_CUT = {"reduce_scatter": "axis", "scatter": "axis", "all_to_all": "split_axis"}
+
+Node = Any  # a NodeDef
+Key = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """What two replicas have in one graph: the step's, or that of a function.
+
+    Attributes:
+        ops: `ops[s]` are those of replica s on which something depends, in order.
+        own: `own[s]` has the place among what belongs to a replica from outside, for
+            the id of each such tensor: inputs, handles of variables, arguments.
+        functions: The functions that the ops call, by the name that replica 1 has for
+            it; those that both call are left out.
+    """
+
+    ops: tuple[list[tf.Operation], list[tf.Operation]]
+    own: tuple[Mapping[int, int], Mapping[int, int]]
+    functions: dict[str, Function] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A function of replica 1 that is like one of replica 0.
+
+    Attributes:
+        graph: Its graph.
+        outputs: What it returns.
+        level: The ops of both.
+    """
+
+    graph: Any
+    outputs: list[tf.Tensor]
+    level: Level
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicas:
+    """What is known of the two replicas.
+
+    Attributes:
+        devices: Where all replicas are.
+        scopes: The name scopes of the two, with the final "/".
+    """
+
+    devices: tuple[str, ...]
+    scopes: tuple[str, str]
+
+
+def captures(graph: tf.Graph) -> dict[int, tf.Tensor]:
+    """Returns what the inputs of a function being traced stand for, by their ids."""
+    found: dict[int, tf.Tensor] = {}
+    outer, known = graph, []
+    while getattr(outer, "building_function", False):
+        known.append({id(inner): external for external, inner in outer.captures})
+        outer = outer.outer_graph
+    for tensor_id, external in known[0].items() if known else ():
+        for more in known[1:]:
+            external = more.get(id(external), external)
+        found[tensor_id] = external
+    return found
+
+
+def prove(
+    ops: Sequence[Sequence[tf.Operation]],
+    returned: Sequence[Sequence[Any]],
+    own: Sequence[Sequence[tf.Tensor]],
+    replicas: Replicas,
+) -> Level:
+    """Raises unless replicas 0 and 1 are alike; returns what they consist of.
+
+    Args:
+        ops: `ops[s]` are the ops of replica s, in build order.
+        returned: `returned[s]` are the leaves of what step_fn returned.
+        own: `own[k][r]` is what replica r has as its k-th tensor from outside.
+        replicas: What is known of the two.
+
+    Raises:
+        CloneError: They differ; the message names the first difference.
+    """
+    captured = captures(tf.compat.v1.get_default_graph())
+    places: tuple[dict[int, int], dict[int, int]] = ({}, {})
+    for k, column in enumerate(own):
+        for s in (0, 1):
+            places[s][id(column[s])] = k
+    for tensor_id, external in captured.items():
+        for s in (0, 1):
+            if id(external) in places[s]:
+                places[s][tensor_id] = places[s][id(external)]
+    live = [
+        _live(own_ops, roots, captured)
+        for own_ops, roots in zip(ops, returned, strict=True)
+    ]
+    _refuse_leaks(live[1], set(ops[0]), captured)
+    level = Level((live[0], live[1]), places)
+    proof = _Proof(replicas, captured)
+    proof.compare(level)
+    for one, two in zip(*returned, strict=True):
+        proof.compare_sources("what step_fn returns", one, two)
+    return level
+
+
+def _live(
+    ops: Sequence[tf.Operation], roots: Iterable[Any], captured: Mapping[int, Any]
+) -> list[tf.Operation]:
+    """Returns the ops that do something, or on which such ops depend, in order."""
+    own = set(ops)
+    found: set[tf.Operation] = set()
+    stack = [root if isinstance(root, tf.Operation) else root.op for root in roots]
+    for op in ops:
+        kind = kind_of(op)
+        if kind.stateful or kind.calls or placeholder.read(op) is not None:
+            stack.append(op)
+    while stack:
+        op = stack.pop()
+        if op in own and op not in found:
+            if op.type == "Placeholder" and id(op.outputs[0]) in captured:
+                continue
+            found.add(op)
+            stack += [tensor.op for tensor in op.inputs]
+            stack += op.control_inputs
+    return [op for op in ops if op in found]
+
+
+def _refuse_leaks(
+    ops: Iterable[tf.Operation],
+    other: Container[tf.Operation],
+    captured: Container[int],
+) -> None:
+    """Raises if replica 1 uses what replica 0 has built."""
+    for op in ops:
+        used = [tensor.op for tensor in op.inputs if id(tensor) not in captured]
+        for source in [*used, *op.control_inputs]:
+            if source in other and source.type != "Placeholder":
+                raise errors.CloneError(
+                    errors.compose(
+                        "replica 1 uses what replica 0 has built.",
+                        [_site(0, source), _site(1, op)],
+                        "do not keep tensors of one call of step_fn for the next; or "
+                        'build every replica by itself, build="trace".',
+                    )
+                )
+
+
+class _Proof:
+    """Compares levels; knows which ops and tensors correspond."""
+
+    def __init__(self, replicas: Replicas, captured: Container[int]) -> None:
+        self._replicas = replicas
+        self._captured = captured  # ids of tensors that stand for some from outside
+        self._places: tuple[dict[tf.Operation, Any], dict[tf.Operation, Any]] = ({}, {})
+        self._own: list[tuple[Mapping[int, int], Mapping[int, int]]] = []
+        self._functions: dict[tuple[str, str], Function] = {}
+        self._drawn: int | None = None
+
+    def compare(self, level: Level) -> None:
+        """Raises unless the ops of a level are alike, one by one."""
+        number = len(self._own)
+        self._own.append(level.own)
+        for s in (0, 1):
+            for n, op in enumerate(level.ops[s]):
+                self._places[s][op] = (number, n)
+        for one, two in zip(*level.ops, strict=False):
+            self._compare_ops(one, two, level, number)
+        counts = [len(ops) for ops in level.ops]
+        if counts[0] != counts[1]:
+            s = 0 if counts[0] > counts[1] else 1
+            extra = level.ops[s][min(counts)]
+            raise errors.CloneError(
+                errors.compose(
+                    f"replica {s} builds more than replica {1 - s}.",
+                    [_site(s, extra)],
+                    _WAY_OUT,
+                )
+            )
+
+    def _compare_ops(
+        self, one: tf.Operation, two: tf.Operation, level: Level, number: int
+    ) -> None:
+        if one.type != two.type:
+            self._refuse("not the same op", one, two)
+        if one.type == "Placeholder":
+            self._refuse("a placeholder, which cannot be fed on copies", one, two)
+        own = level.own
+        ins = [list(op.inputs) for op in (one, two)]
+        keys = [
+            [self._key(s, tensor, own) for tensor in inputs]
+            for s, inputs in enumerate(ins)
+        ]
+        if keys[0] != keys[1]:
+            self._refuse("not the same inputs", one, two)
+        waits = [
+            {self._op_key(s, source, own) for source in op.control_inputs}
+            for s, op in enumerate((one, two))
+        ]
+        if waits[0] != waits[1]:
+            self._refuse("not the same control dependencies", one, two)
+        if [t.dtype for t in one.outputs] != [t.dtype for t in two.outputs]:
+            self._refuse("not the same dtypes", one, two)
+        if place(one.device, two.device, self._replicas.devices, 1) is None:
+            self._refuse("not on corresponding devices", one, two)
+        self._compare_attributes(one, two, level)
+
+    def compare_sources(self, what: str, one: Any, two: Any) -> None:
+        """Raises unless two tensors or ops correspond."""
+        keys = []
+        for s, leaf in enumerate((one, two)):
+            is_op = isinstance(leaf, tf.Operation)
+            find = self._op_key if is_op else self._key
+            keys.append(find(s, leaf, self._own[0]))
+        if keys[0] != keys[1]:
+            ops = [x if isinstance(x, tf.Operation) else x.op for x in (one, two)]
+            self._refuse(f"not the same in {what}", *ops)
+
+    def _key(
+        self, s: int, tensor: tf.Tensor, own: tuple[Mapping[int, int], ...]
+    ) -> Key:
+        """Returns what is equal for tensors of the two replicas that correspond."""
+        if not tf.is_symbolic_tensor(tensor):
+            return ("shared", id(tensor))
+        k = own[s].get(id(tensor))
+        if k is not None:
+            return ("own", k)
+        if id(tensor) in self._captured:
+            return ("shared", id(tensor))
+        return (*self._op_key(s, tensor.op, own), tensor.value_index)
+
+    def _op_key(
+        self, s: int, op: tf.Operation, own: tuple[Mapping[int, int], ...]
+    ) -> Key:
+        made = self._places[s].get(op)
+        if made is not None:
+            return ("made", made)
+        for tensor in op.outputs[:1]:  # the op that makes an input
+            if id(tensor) in own[s]:
+                return ("own", own[s][id(tensor)])
+        return ("shared", id(op))
+
+    def _compare_attributes(
+        self, one: tf.Operation, two: tf.Operation, level: Level
+    ) -> None:
+        calls = placeholder.read(one), placeholder.read(two)
+        if calls[0] is not None and calls[1] is not None:
+            count = len(self._replicas.devices)
+            difference = _call_difference(calls[0], calls[1], count)
+            if difference:
+                self._refuse(difference, one, two)
+        nodes = one.node_def.attr, two.node_def.attr
+        for name in sorted({*nodes[0], *nodes[1]}):
+            if name in _UNCOMPARED or (name == "token" and calls[0] is not None):
+                continue
+            if (name in nodes[0]) != (name in nodes[1]):
+                if name != random.SEPARATED:
+                    self._refuse(f"not the same attribute {name}", one, two)
+                continue
+            values = nodes[0][name], nodes[1][name]
+            if values[0] == values[1]:
+                continue
+            if name == "seed2" and random.SEPARATED in nodes[1]:
+                self._compare_seeds(values[0].i, values[1].i, one, two)
+            elif names := _function_names(values):
+                for first, second in zip(*names, strict=True):
+                    self._compare_functions(first, second, one, two, level)
+            elif not self._same_text(values):
+                what = "constant" if one.type == "Const" else f"attribute {name}"
+                self._refuse(f"not the same {what}", one, two)
+
+    def _same_text(self, values: Sequence[Any]) -> bool:
+        """Whether two values differ by the names of the replicas' scopes only."""
+        renamed = [rename(value, scope, "/") for value, scope in self._named(values)]
+        return renamed[0] == renamed[1]
+
+    def _named(self, values: Sequence[Any]) -> Iterable[tuple[Any, str]]:
+        return zip(values, self._replicas.scopes, strict=True)
+
+    def _compare_seeds(
+        self, first: int, second: int, one: tf.Operation, two: tf.Operation
+    ) -> None:
+        """Seeds that TensorFlow counts up differ by how many a replica draws."""
+        drawn = second - first - random.OFFSET
+        if drawn:
+            if self._drawn is None and drawn > 0 and one.graph.seed is not None:
+                self._drawn = drawn
+            if drawn != self._drawn:
+                self._refuse("not the same seed", one, two)
+
+    def _compare_functions(
+        self,
+        first: str,
+        second: str,
+        one: tf.Operation,
+        two: tf.Operation,
+        level: Level,
+    ) -> None:
+        if first == second:
+            return
+        known = self._functions.get((first, second))
+        if known is None:
+            bodies = [
+                _tf.function_called(op, name)
+                for op, name in ((one, first), (two, second))
+            ]
+            if bodies[0] is None or bodies[1] is None:
+                self._refuse("functions that cannot be compared", one, two)
+            known = self._function(bodies[0], bodies[1], one, two)
+            self._functions[first, second] = known
+        level.functions[second] = known
+
+    def _function(
+        self, first: Any, second: Any, one: tf.Operation, two: tf.Operation
+    ) -> Function:
+        graphs = first[0], second[0]
+        if len(graphs[0].inputs) != len(graphs[1].inputs) or len(first[1]) != len(
+            second[1]
+        ):
+            self._refuse("functions of other arguments or results", one, two)
+        own = tuple(
+            {id(tensor): k for k, tensor in enumerate(graph.inputs)} for graph in graphs
+        )
+        live = [
+            _live(graph.get_operations(), [*outputs, *graph.control_outputs], places)
+            for (graph, outputs), places in zip((first, second), own, strict=True)
+        ]
+        level = Level((live[0], live[1]), own)  # type: ignore[arg-type]
+        self.compare(level)
+        for tensors in zip(first[1], second[1], strict=True):
+            keys = [self._key(s, tensor, own) for s, tensor in enumerate(tensors)]
+            if keys[0] != keys[1]:
+                self._refuse("functions that return something else", one, two)
+        return Function(second[0], second[1], level)
+
+    def _refuse(self, difference: str, one: tf.Operation, two: tf.Operation) -> None:
+        raise errors.CloneError(
+            errors.compose(
+                f"replicas 0 and 1 differ, so that the others cannot be copies: "
+                f"{difference}.",
+                [_site(0, one), _site(1, two)],
+                _WAY_OUT,
+            )
+        )
+
+
+def _site(s: int, op: tf.Operation) -> str:
+    return f"replica {s}: {op.type} {op.name} at {errors.line_of(op)}"
+
+
+def _function_names(values: Sequence[Any]) -> tuple[list[str], list[str]] | None:
+    names = [
+        [value.func.name]
+        if value.HasField("func")
+        else [function.name for function in value.list.func]
+        for value in values
+    ]
+    if not names[0] or len(names[0]) != len(names[1]):
+        return None
+    return names[0], names[1]
+
+
+def rename(value: Any, old: str, new: str) -> Any:
+    """Returns a string attribute, or a string constant, that speaks of another scope.
+
+    Assertions hold the names of tensors.
+    """
+    copy = type(value)()
+    copy.CopyFrom(value)
+    if value.HasField("s"):
+        copy.s = value.s.replace(old.encode(), new.encode())
+    elif value.HasField("tensor"):
+        for n, text in enumerate(value.tensor.string_val):
+            copy.tensor.string_val[n] = text.replace(old.encode(), new.encode())
+    return copy
+
+
+def place(one: str, two: str, devices: Sequence[str], replica_id: int) -> str | None:
+    """Returns where a replica has what replicas 0 and 1 have on devices one and two.
+
+    Returns:
+        None if the two do not correspond.
+    """
+    if (one, two) == tuple(devices[:2]):
+        return devices[replica_id]
+    return two if one == two else None
+
+
+def _call_difference(one: Call, two: Call, count: int) -> str:
+    """Says why the calls of two replicas do not tell those of further ones, or ""."""
+    for field in dataclasses.fields(Call):
+        name = field.name
+        if name not in ("replica_id", "device", "line"):
+            if getattr(one, name) != getattr(two, name):
+                return f"not the same {name} of {one.primitive}"
+    if one.group != tuple(range(count)):
+        return (
+            f"{one.primitive} in the group {list(one.group)}, and not of all replicas"
+        )
+    if one.options.get("root", 0) > 1:
+        return f"{one.primitive} with the root {one.options['root']}, which is a copy"
+    if "splits" in one.options:
+        return f"{one.primitive} with the sizes of slices"
+    if one.primitive in _CUT:
+        axis = one.options.get(_CUT[one.primitive])
+        for value in one.agreed:
+            if (
+                axis is not None
+                and value.shape
+                and -len(value.shape) <= axis < len(value.shape)
+            ):
+                size = value.shape[axis]
+                if size is not None and size % count:
+                    return f"{one.primitive} of slices that are not all of one size"
+    return ""

@@ -1,0 +1,243 @@
+"""With build="clone" a step computes what it computes with build="trace"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from tests import helpers
+
+Step = Callable[..., Any]
+
+
+def batches(ctx: replicator.InputContext) -> tf.Tensor:
+    """Returns another [2, 4] batch for each replica."""
+    values = np.random.default_rng(ctx.replica_id).standard_normal((2, 4))
+    return tf.constant(values, tf.float32)
+
+
+def weights(*shape: int) -> tf.Variable:
+    """Returns a variable with values of all kinds."""
+    size = int(np.prod(shape))
+    return tf.Variable(np.sin(np.arange(size)).reshape(shape).astype(np.float32))
+
+
+def momentum(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """A layer, trained by SGD with momentum."""
+    w = weights(4, 3)
+    optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1, momentum=0.9))
+    optimizer.build([w])
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.matmul(x, w) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, w), w)])
+        return {"own": loss, "mean": repl.all_reduce(loss, "mean"), "none": None}
+
+    return step, [w, *optimizer.variables]
+
+
+def normalization(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """Batch normalization and dropout of Keras, which have variables of their own."""
+    layers = [
+        tf.keras.layers.BatchNormalization(),
+        tf.keras.layers.Dropout(0.5, seed=3),
+    ]
+    for layer in layers:
+        layer.build((None, 4))
+
+    def step(x: tf.Tensor) -> Any:
+        for layer in layers:
+            x = layer(x, training=True)
+        return x
+
+    return step, [v for layer in layers for v in layer.variables]
+
+
+def seeded(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """Random ops with seeds of their own, in a branch too."""
+
+    def step(x: tf.Tensor) -> Any:
+        noise = tf.random.normal([3], seed=5)
+        branch = tf.cond(
+            tf.reduce_sum(x) > -100.0,
+            lambda: tf.random.uniform([2], seed=6),
+            lambda: tf.zeros([2]),
+        )
+        return noise, branch, tf.nn.dropout(x, 0.5, seed=7)
+
+    return step, []
+
+
+def control_flow(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """Communication in a loop and in a branch of it, with gradients."""
+    w = weights(4)
+
+    def step(x: tf.Tensor) -> Any:
+        def turn(n: tf.Tensor, y: tf.Tensor) -> Any:
+            y = tf.cond(
+                tf.equal(n % 2, 0),
+                lambda: repl.all_reduce(y * w, "mean"),
+                lambda: tf.sin(y) + repl.shift(y, 1),
+            )
+            return n + 1, y
+
+        with tf.GradientTape() as tape:
+            _, y = tf.while_loop(lambda n, y: n < 4, turn, [tf.constant(0), x])
+            loss = tf.reduce_sum(y)
+        return y, repl.all_reduce(tape.gradient(loss, w))
+
+    return step, [w]
+
+
+def function(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """A tf.function that writes a variable, and asserts."""
+    total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+
+    @tf.function
+    def add(x: tf.Tensor) -> tf.Tensor:
+        tf.debugging.assert_less(x, 100.0)
+        total.assign(total + repl.all_reduce(tf.reduce_sum(x), "max"))
+        return total.read_value()
+
+    return lambda x: add(x), [total]
+
+
+def sparse(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """Rows of an embedding, trained by a step that returns nothing."""
+    table = weights(6, 2)
+    optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.5))
+    optimizer.build([table])
+
+    def step(x: tf.Tensor) -> None:
+        rows = tf.cast(tf.abs(x[:, 0]) * 100, tf.int32) % 6
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, rows) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    return step, [table]
+
+
+def collectives(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """Collectives and their gradients."""
+    count = repl.num_replicas
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            rows = repl.all_gather(x, axis=0)
+            part = repl.reduce_scatter(rows**2)
+            moved = repl.shift(part, 1)
+            y = repl.all_to_all(tf.concat([moved] * count, 0), 0, 1)
+            loss = tf.reduce_sum(y * tf.cast(tf.range(tf.size(y)), y.dtype)[0])
+        repl.barrier()
+        return rows, part, moved, y, tape.gradient(loss, x)
+
+    return step, []
+
+
+PROBLEMS = {
+    problem.__name__: problem
+    for problem in (
+        momentum,
+        normalization,
+        seeded,
+        control_flow,
+        function,
+        sparse,
+        collectives,
+    )
+}
+
+
+def outcome(build: str, mode: str, name: str, count: int) -> tuple[Any, list[Any]]:
+    """Runs a problem for two steps; returns its results and all components."""
+    repl = helpers.make(count, build=build)
+    kept: list[Any] = []
+
+    def make_step() -> Step:
+        step, variables = PROBLEMS[name](repl)
+        kept[:] = variables
+        return step
+
+    result = helpers.run(mode, repl, make_step, batches, steps=2)
+    inside = kept if mode != "session" else []
+    return result, [c for v in inside for c in helpers.components(v)]
+
+
+@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_copies_compute_what_built_replicas_do(name: str, count: int) -> None:
+    expected, variables = outcome("trace", "eager", name, count)
+    result, copied = outcome("clone", "eager", name, count)
+    tf.nest.assert_same_structure(expected, result)
+    for one, two in zip(
+        tf.nest.flatten(expected), tf.nest.flatten(result), strict=True
+    ):
+        np.testing.assert_array_equal(one, two)
+    for one, two in zip(variables, copied, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("mode", ["function", "session"])
+@pytest.mark.parametrize("name", ["momentum", "control_flow", "function", "seeded"])
+def test_in_functions_and_sessions_too(name: str, mode: str) -> None:
+    expected, _ = outcome("trace", mode, name, 3)
+    result, _ = outcome("clone", mode, name, 3)
+    for one, two in zip(
+        tf.nest.flatten(expected), tf.nest.flatten(result), strict=True
+    ):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_copies_draw_numbers_of_their_own() -> None:
+    noise, branch, _ = outcome("clone", "eager", "seeded", 4)[0]
+    assert len({value.tobytes() for value in noise}) == 4
+    assert len({value.tobytes() for value in branch}) == 4
+
+
+def test_step_fn_is_called_for_two_replicas() -> None:
+    calls = []
+    repl = helpers.make(8, build="clone")
+
+    def step() -> tf.Tensor:
+        calls.append(1)
+        return repl.all_reduce(tf.constant(1))
+
+    assert [int(x) for x in repl.run(step)] == [8] * 8
+    assert len(calls) == 2
+
+
+def test_two_replicas_may_differ_for_none_is_a_copy() -> None:
+    repl = helpers.make(2, build="clone")
+    assert [int(x) for x in repl.run(lambda: tf.constant(repl.replica_id))] == [0, 1]
+
+
+def test_variables_and_accumulators_made_in_a_step() -> None:
+    def run(build: str) -> list[Any]:
+        repl = helpers.make(3, build=build)
+        with repl.context():
+            w = weights(4)
+            optimizer = repl.wrap_optimizer(
+                tf.keras.optimizers.Adam(0.1), accumulation_steps=2
+            )
+
+        def step(x: tf.Tensor) -> tf.Tensor:
+            counter = tf.Variable(0, synchronization=tf.VariableSynchronization.ON_READ)
+            counter.assign_add(1)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(x * w)
+            optimizer.apply_gradients([(tape.gradient(loss, w), w)])
+            return counter
+
+        for _ in range(3):
+            counts = repl.run(step, batches)
+        return [*map(np.asarray, counts), *helpers.components(w)]
+
+    for one, two in zip(run("trace"), run("clone"), strict=True):
+        np.testing.assert_array_equal(one, two)
