@@ -33,6 +33,7 @@ SIZES = {
     **{f"{n}MiB": n * MIB for n in (1, 4, 16, 64, 256)},
 }
 QUICK = ("1KiB", "1MiB")
+CPU_ALGORITHMS = [name for name in ALGORITHMS if name != "nccl"]  # which is for GPUs
 
 # Returns one tensor per replica.
 Reduce = Callable[[], Any]
@@ -107,7 +108,7 @@ def measure(nbytes: int, replicas: int) -> dict[str, timing.Measured]:
     """Measures all contenders on tensors of one size."""
     values = operands(nbytes, replicas)
     found = {BASELINE: added(values), RIVAL: mirrored(values), OURS: replicated(values)}
-    for algorithm in ALGORITHMS:
+    for algorithm in CPU_ALGORITHMS:
         found[f"{OURS}, {algorithm}"] = replicated(values, algorithm)
     runs = {name: checked(reduce, values, name) for name, reduce in found.items()}
     return timing.measure(runs, cli.steps(steps(nbytes)), cli.rounds(), warm_up=2)
