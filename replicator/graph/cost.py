@@ -77,19 +77,21 @@ def choose(
 
     Returns:
         What was asked for, if that can do it, else the hub; and if nothing was, the
-        cheapest. A tensor of unknown size is taken for a small one.
+        cheapest. A tensor of unknown size is taken for a small one. NCCL has to be
+        asked for, unless what GPUs cost was measured, and so NCCL found to work.
     """
     if len(devices) == 1:
         return "hub"
     if asked is not None:
         return asked if asked in able else "hub"
     kind = rates.kind_of(devices)
+    with_nccl = rates.are_gpus(devices) and "gpu" in policy.calibration.rates
     costs = {
         name: policy.calibration.seconds(
             name, kind, len(devices), _UNKNOWN_BYTES if nbytes is None else nbytes
         )
         for name in able
-        if name != "nccl" or kind == "gpu"
+        if name != "nccl" or with_nccl
     }
     return min(costs, key=lambda name: (costs[name], name != "hub"))
 

@@ -125,10 +125,10 @@ class Calibration:
     """What work costs on each kind of device.
 
     Attributes:
-        rates: For each of KINDS; what is left out is as by default.
+        rates: For some of KINDS, as measured; the others are as by default.
     """
 
-    rates: Mapping[str, Rates] = dataclasses.field(default_factory=lambda: _DEFAULTS)
+    rates: Mapping[str, Rates] = dataclasses.field(default_factory=dict)
 
     def seconds(self, algorithm: str, kind: str, replicas: int, nbytes: int) -> float:
         """Returns how long an all_reduce takes by an algorithm.
@@ -155,6 +155,12 @@ def kind_of(devices: Sequence[str]) -> str:
     if len({(spec.job, spec.replica, spec.task) for spec in specs}) > 1:
         return "hosts"
     return "cpu" if {spec.device_type for spec in specs} == {"CPU"} else "gpu"
+
+
+def are_gpus(devices: Sequence[str]) -> bool:
+    """Whether devices are GPUs of one host."""
+    types = {tf.DeviceSpec.from_string(device).device_type for device in devices}
+    return types == {"GPU"} and kind_of(devices) == "gpu"
 
 
 def load(path: str | os.PathLike[str] | None) -> Calibration:

@@ -149,7 +149,7 @@ class Plan(Sequence[Row]):
         Raises:
             DependencyError: rich is not installed.
         """
-        with _needing("rich", "print a plan"):
+        with needing("rich", "print a plan"):
             from replicator.plan import table
         table.show(self, file)
 
@@ -164,7 +164,7 @@ class Plan(Sequence[Row]):
             DependencyError: matplotlib is not installed.
         """
         check_picture(path)
-        with _needing("matplotlib", "plot a plan"):
+        with needing("matplotlib", "plot a plan"):
             from replicator.plan import lanes
         lanes.draw(self, path)
 
@@ -295,7 +295,7 @@ def _total(counted: Iterable[tuple[Row, int]]) -> Total:
 
 
 @contextlib.contextmanager
-def _needing(package: str, to: str) -> Iterator[None]:
+def needing(package: str, to: str) -> Iterator[None]:
     """Says how to install a package that an import in this block does not find."""
     try:
         yield

@@ -23,7 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.graph import cost
+from replicator.graph import cost, rates
 from replicator.graph.rewrite import Matched
 from replicator.primitives import base, reductions, rooted
 
@@ -330,9 +330,7 @@ def _whole(slices: Sequence[tf.Tensor], like: tf.Tensor, device: str) -> tf.Tens
 
 def _check_gpus(matched: Matched) -> None:
     """Raises ArgumentError unless the participants run on GPUs of one host."""
-    specs = [tf.DeviceSpec.from_string(device) for device in matched.devices]
-    hosts = {(spec.job, spec.replica, spec.task) for spec in specs}
-    if {spec.device_type for spec in specs} != {"GPU"} or len(hosts) > 1:
+    if not rates.are_gpus(matched.devices):
         raise _unsupported(matched, "nccl", "needs GPUs of one host")
 
 

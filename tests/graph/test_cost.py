@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from replicator.graph import cost
+from replicator.graph import cost, rates
 
 POLICY = cost.Policy()
 
@@ -80,3 +80,64 @@ def test_without_fusion_each_tensor_travels_alone() -> None:
     columns = [[tf.zeros([2])] * 2, [tf.zeros([2])] * 2]
     assert cost.buckets(columns, POLICY) == [[0, 1]]
     assert cost.buckets(columns, cost.Policy(fusion=False)) == [[0], [1]]
+
+
+# --- By which algorithm ---------------------------------------------------------------
+
+ALL = cost.ALGORITHMS
+GPUS = [f"/job:localhost/replica:0/task:0/device:GPU:{n}" for n in range(8)]
+CPUS = [f"/job:localhost/replica:0/task:0/device:CPU:{n}" for n in range(8)]
+HOSTS = [f"/job:worker/replica:0/task:{n}/device:CPU:0" for n in range(8)]
+
+
+def _with(**costs: float) -> cost.Policy:
+    free = {"op": 0.0, "message": 0.0, "link": 0.0, "add": 0.0, "copy": 0.0}
+    own = rates.Rates(**(free | costs), apart=True)
+    return cost.Policy(calibration=rates.Calibration(dict.fromkeys(rates.KINDS, own)))
+
+
+@pytest.mark.parametrize("asked", ALL)
+def test_what_is_asked_for_is_done_if_it_can_be(asked: str) -> None:
+    assert cost.choose(POLICY, asked, ALL, 100, CPUS) == asked
+    assert cost.choose(POLICY, asked, ["hub"], 100, CPUS) == "hub"
+
+
+@pytest.mark.parametrize("nbytes", [None, 0, 1 << 10, 1 << 20, 1 << 26])
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_where_cores_are_shared_the_hub_does_the_least(
+    count: int, nbytes: int | None
+) -> None:
+    """Shuffled and ring copy, and a tree adds in several passes."""
+    assert cost.choose(POLICY, None, ALL, nbytes, CPUS[:count]) == "hub"
+
+
+def test_one_device_has_nothing_to_choose() -> None:
+    assert cost.choose(POLICY, "ring", ALL, 100, CPUS[:1]) == "hub"
+
+
+@pytest.mark.parametrize("devices", [GPUS, HOSTS], ids=["gpus", "hosts"])
+def test_between_devices_apart_large_tensors_are_cut_up(devices: list[str]) -> None:
+    assert cost.choose(POLICY, None, ALL, 1 << 26, devices) in ("shuffled", "ring")
+
+
+def test_nccl_is_only_for_gpus_that_were_measured() -> None:
+    measured = _with(link=1e-9, message=1e-6)
+    assert cost.choose(measured, None, ALL, 1 << 26, GPUS) == "nccl"
+    assert cost.choose(measured, None, ALL, 1 << 26, [GPUS[0], CPUS[0]]) != "nccl"
+    assert cost.choose(measured, None, ALL, 1 << 26, HOSTS) != "nccl"
+    assert cost.choose(POLICY, None, ALL, 1 << 26, GPUS) != "nccl"
+
+
+def test_the_cheapest_by_what_costs() -> None:
+    able = ["hub", "shuffled", "tree", "ring"]
+    # In a tree, the longest chain has 2 * 3 messages of 8 replicas; elsewhere 14.
+    assert cost.choose(_with(message=1), None, able, 1 << 20, CPUS) == "tree"
+    assert cost.choose(_with(add=1), None, able, 1 << 20, CPUS) == "shuffled"
+    assert cost.choose(_with(), None, able, 1 << 20, CPUS) == "hub"
+
+
+@pytest.mark.parametrize(
+    ("devices", "kind"), [(CPUS, "cpu"), (GPUS, "gpu"), (HOSTS, "hosts")], ids=str
+)
+def test_kinds_of_devices(devices: list[str], kind: str) -> None:
+    assert rates.kind_of(devices) == kind

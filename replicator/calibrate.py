@@ -1,0 +1,307 @@
+"""Measures what work costs here: `python -m replicator.calibrate --output=FILE`.
+
+What `Replicator(..., calibration=FILE)`, or the environment variable
+REPLICATOR_CALIBRATION, then chooses algorithms by. Prints the rates of the cost model
+(graph/rates.py), and beside one another what all_reduce takes by each algorithm, and
+what the model says of it.
+
+A busy machine makes everything slower, but nothing faster: each time is the least of
+several rounds, in which the contenders take turns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import app, flags
+
+from replicator import devices, errors
+from replicator.graph import cost, rates
+from replicator.plan import rows
+from replicator.primitives import base
+from replicator.replicator import Replicator
+
+_DEVICES = flags.DEFINE_list(
+    "devices", None, "Devices of one kind; all accelerators, else 8 logical CPUs."
+)
+_REPLICAS = flags.DEFINE_list("replicas", None, "How many of them; 2, 4, 8, ...")
+_SIZES = flags.DEFINE_list(
+    "kibibytes", ["1", "16", "256", "4096", "65536"], "Sizes of the tensors."
+)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each is measured.", 1)
+_OUTPUT = flags.DEFINE_string("output", None, "A file to write the rates to, as JSON.")
+
+_TINY_OPS = 200  # in a chain, so that the call of the function does not count
+_LARGE_OPS = 8
+_LARGE = 1 << 24  # bytes: large enough to leave the caches of most machines
+_LEAST_SECONDS = 0.02  # that a round of one contender takes, or one call
+
+Function = Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """What all_reduce of one size takes on so many replicas, in seconds.
+
+    Attributes:
+        replicas: How many.
+        nbytes: The size of each replica's tensor.
+        none: What the step takes without communication.
+        measured: What it takes more, by algorithm.
+        expected: What the model says.
+    """
+
+    replicas: int
+    nbytes: int
+    none: float
+    measured: Mapping[str, float]
+    expected: Mapping[str, float]
+
+
+def measure_rates(
+    names: Sequence[str], rounds: int, large: int = _LARGE
+) -> rates.Rates:
+    """Measures what work costs on devices of one kind.
+
+    Args:
+        names: At least two devices, by their full names.
+        rounds: How often each is measured.
+        large: The size of large tensors, in bytes.
+    """
+    here, there = names[:2]
+    with tf.device(here):
+        tiny, tensor = tf.Variable(1.0), tf.Variable(tf.ones([large // 4]))
+        other = tf.Variable(tf.ones([large // 4]))
+
+    def chain(x: tf.Variable, count: int, step: Callable[[int, Any], Any]) -> Function:
+        def body() -> tf.Tensor:
+            with tf.device(here):
+                value = x.read_value()
+                for k in range(count):
+                    value = step(k, value)
+                return tf.reshape(value, [-1])[0]
+
+        return tf.function(body).get_concrete_function()
+
+    def stay(k: int, x: tf.Tensor) -> tf.Tensor:
+        return base.ensure_shape(x, x.shape)
+
+    def hop(k: int, x: tf.Tensor) -> tf.Tensor:
+        with tf.device(here if k % 2 else there):
+            return base.ensure_shape(x, x.shape)
+
+    def add(k: int, x: tf.Tensor) -> tf.Tensor:
+        return tf.add_n([base.ensure_shape(x, x.shape), other.read_value()])
+
+    def copy(k: int, x: tf.Tensor) -> tf.Tensor:
+        half = large // 8
+        return tf.concat([x[half:], x[:half]], 0)
+
+    times = shortest(
+        {
+            "nothing": chain(tiny, 0, stay),
+            "ops": chain(tiny, _TINY_OPS, stay),
+            "hops": chain(tiny, _TINY_OPS, hop),
+            "large": chain(tensor, 0, stay),
+            "large hops": chain(tensor, _LARGE_OPS, hop),
+            "adds": chain(tensor, _LARGE_OPS, add),
+            "copies": chain(tensor, _LARGE_OPS, copy),
+        },
+        rounds,
+    )
+
+    def each(name: str, without: str, count: float) -> float:
+        return max(0.0, (times[name] - times[without]) / count)
+
+    op = each("ops", "nothing", _TINY_OPS)
+    message = each("hops", "ops", _TINY_OPS)
+    per_byte = 1 / (_LARGE_OPS * large)
+    sent = each("large hops", "large", 1) - _LARGE_OPS * (op + message)
+    return rates.Rates(
+        op=op,
+        message=message,
+        # Handing over a reference costs the same whatever the size; what differs is
+        # noise.
+        link=0.0 if rates.kind_of(names) == "cpu" else max(0.0, sent) * per_byte,
+        add=each("adds", "large", 2) * per_byte,
+        copy=each("copies", "large", 1) * per_byte,
+        apart=rates.kind_of(names) != "cpu",
+    )
+
+
+def measure_algorithms(
+    names: Sequence[str], nbytes: int, rounds: int, calibration: rates.Calibration
+) -> Timing:
+    """Measures all_reduce by each algorithm, alone.
+
+    Args:
+        names: Where the replicas run.
+        nbytes: The size of each replica's tensor.
+        rounds: How often each is measured.
+        calibration: What the model reckons with.
+    """
+    kind = rates.kind_of(names)
+    gpus = rates.are_gpus(names)
+    algorithms = [a for a in cost.ALGORITHMS if a != "nccl" or gpus]
+    times = shortest(
+        {None: _step(names, nbytes, None)}
+        | {algorithm: _step(names, nbytes, algorithm) for algorithm in algorithms},
+        rounds,
+    )
+    none = times.pop(None)
+    return Timing(
+        replicas=len(names),
+        nbytes=nbytes,
+        none=none,
+        measured={a: max(0.0, seconds - none) for a, seconds in times.items()},
+        expected={
+            a: calibration.seconds(a, kind, len(names), nbytes) for a in algorithms
+        },
+    )
+
+
+def _step(names: Sequence[str], nbytes: int, algorithm: str | None) -> Function:
+    """Returns a step that reduces one tensor per replica, or reduces none."""
+    repl = Replicator(names, algorithm=algorithm)
+    with repl.context():
+        variable = tf.Variable(tf.ones([max(1, nbytes // 4)]))
+
+    def step_fn() -> tf.Tensor:
+        x = variable.read_value()
+        return (x if algorithm is None else repl.all_reduce(x))[0]
+
+    return repl.build(step_fn)
+
+
+def shortest(functions: Mapping[Any, Function], rounds: int) -> dict[Any, float]:
+    """Returns the least seconds that a call of each takes; they take turns.
+
+    Args:
+        functions: Return tensors, or nests of them.
+        rounds: How often each is measured.
+    """
+    for function in functions.values():
+        function()  # traces and builds
+    best = dict.fromkeys(functions, math.inf)
+    for _ in range(rounds):
+        for name, function in functions.items():
+            end = time.perf_counter() + _LEAST_SECONDS
+            while True:
+                start = time.perf_counter()
+                for tensor in tf.nest.flatten(function()):
+                    tensor.numpy()
+                now = time.perf_counter()
+                best[name] = min(best[name], now - start)
+                if now >= end:
+                    break
+    return best
+
+
+def show(kind: str, measured: rates.Rates, timings: Sequence[Timing]) -> None:
+    """Prints rates and timings as tables.
+
+    Raises:
+        DependencyError: rich is not installed.
+    """
+    with rows.needing("rich", "print a calibration"):
+        import rich.box
+        import rich.console
+        import rich.table
+
+        from replicator.plan import table
+    console = rich.console.Console(highlight=False, markup=False)
+
+    def grid(title: str, *columns: str) -> rich.table.Table:
+        made = rich.table.Table(title=title, box=rich.box.SIMPLE, title_justify="left")
+        for column in columns:
+            made.add_column(column, justify="right")
+        return made
+
+    costs = grid(f"What work costs ({kind})", "work", "costs")
+    for name in ("op", "message"):
+        costs.add_row(name, f"{getattr(measured, name) * 1e6:.2f} us")
+    for name in ("link", "add", "copy"):
+        rate = getattr(measured, name)
+        costs.add_row(name, f"{1e-9 / rate:.1f} GB/s" if rate else "nothing")
+    console.print(costs)
+    names = list(timings[0].measured) if timings else []
+    title = "all_reduce alone, ms, and what the model says"
+    times = grid(title, "replicas", "bytes", *names, "chosen")
+    for timing in timings:
+        times.add_row(
+            str(timing.replicas),
+            table.size(timing.nbytes),
+            *(
+                f"{timing.measured[a] * 1e3:.3f} ({timing.expected[a] * 1e3:.3f})"
+                for a in names
+            ),
+            min(names, key=timing.expected.__getitem__),
+        )
+    console.print(times)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures, prints and writes; returns the exit status."""
+    try:
+        if len(argv) > 1:
+            raise ValueError(f"unknown argument {argv[1]!r}")
+        sizes = [_positive("--kibibytes", size) for size in _SIZES.value]
+        asked = [_positive("--replicas", count) for count in _REPLICAS.value or ()]
+        found = [own[0] for own in devices.resolve(_DEVICES.value or _default())]
+        counts = asked or [n for n in (2, 4, 8) if n <= len(found)]
+        if len(found) < 2 or not all(1 < n <= len(found) for n in counts):
+            raise ValueError(f"{counts or 2} replicas on {len(found)} devices")
+        kind = rates.kind_of(found)
+        measured = measure_rates(found, _ROUNDS.value)
+        calibration = rates.Calibration({kind: measured})
+        timings = [
+            measure_algorithms(found[:n], size << 10, _ROUNDS.value, calibration)
+            for n in counts
+            for size in sizes
+        ]
+        if _OUTPUT.value is not None:
+            facts = json.loads(calibration.to_json())
+            facts["timings"] = [dataclasses.asdict(timing) for timing in timings]
+            pathlib.Path(_OUTPUT.value).write_text(json.dumps(facts, indent=1) + "\n")
+        show(kind, measured, timings)
+    except (errors.ReplicatorError, ValueError, OSError) as error:
+        return _fail(error)
+    return 0
+
+
+def _default() -> list[str]:
+    """Returns all accelerators, if there are several, else logical CPUs."""
+    accelerators = tf.config.list_physical_devices("GPU")
+    if len(accelerators) > 1:
+        return [f"GPU:{k}" for k in range(len(accelerators))]
+    return [f"CPU:{k}" for k in range(8)]
+
+
+def _positive(flag: str, text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"{flag} was given {text!r}, which is no positive number")
+    return int(text)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(_fail(error))
+
+
+def _fail(error: Exception) -> int:
+    print(" ".join(str(error).split()), file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=_parse)
