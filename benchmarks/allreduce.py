@@ -44,15 +44,22 @@ def steps(nbytes: int) -> int:
     return min(600, max(20, 1024 * MIB // nbytes))
 
 
-def operands(nbytes: int, replicas: int) -> list[np.ndarray]:
-    """Returns what each replica starts from, float32 [nbytes / 4]; sums are exact."""
-    return [np.full(nbytes // 4, 2.0**r, np.float32) for r in range(replicas)]
+def operands(nbytes: int, replicas: int) -> list[tf.Tensor]:
+    """Returns what each replica starts from, float32 [nbytes / 4], on its device.
+
+    Sums of them are exact.
+    """
+    values = []
+    for replica_id, device in enumerate(contenders.devices(replicas)):
+        with tf.device(device):
+            values.append(tf.fill([nbytes // 4], 2.0**replica_id))
+    return values
 
 
-def added(values: list[np.ndarray]) -> Reduce:
-    """Plain TensorFlow: one device adds up all tensors."""
+def added(values: list[tf.Tensor]) -> Reduce:
+    """Plain TensorFlow: one device adds up all tensors, which lie there."""
     with tf.device(contenders.DEVICES[0]):
-        tensors = [tf.constant(value) for value in values]
+        tensors = [tf.identity(value) for value in values]
 
     @tf.function
     def step() -> tf.Tensor:
@@ -62,11 +69,11 @@ def added(values: list[np.ndarray]) -> Reduce:
     return lambda: [step()]
 
 
-def mirrored(values: list[np.ndarray]) -> Reduce:
+def mirrored(values: list[tf.Tensor]) -> Reduce:
     """MirroredStrategy: its ReplicaContext.all_reduce, in strategy.run."""
     strategy = contenders.strategy_of(len(values))
     operand = strategy.experimental_distribute_values_from_function(
-        lambda ctx: tf.constant(values[ctx.replica_id_in_sync_group])
+        lambda ctx: values[ctx.replica_id_in_sync_group]
     )
 
     def reduce(x: tf.Tensor) -> tf.Tensor:
@@ -79,20 +86,19 @@ def mirrored(values: list[np.ndarray]) -> Reduce:
     return lambda: strategy.experimental_local_results(step())
 
 
-def replicated(values: list[np.ndarray], algorithm: str | None = None) -> Reduce:
+def replicated(values: list[tf.Tensor], algorithm: str | None = None) -> Reduce:
     """Replicator: `all_reduce`, by an algorithm or by its own choice."""
     repl = replicator.Replicator(contenders.devices(len(values)), algorithm=algorithm)
 
     def input_fn(ctx: replicator.InputContext) -> tf.Tensor:
-        with tf.device(repl.devices[ctx.replica_id]):
-            return tf.constant(values[ctx.replica_id])
+        return values[ctx.replica_id]
 
     return repl.build(lambda x: repl.all_reduce(x), input_fn)
 
 
-def checked(reduce: Reduce, values: list[np.ndarray], name: str) -> timing.Run:
+def checked(reduce: Reduce, values: list[tf.Tensor], name: str) -> timing.Run:
     """Returns what runs an all-reduce, once its results have been found right."""
-    total = np.sum(values, axis=0)
+    total = np.sum([value.numpy() for value in values], axis=0)
     for result in reduce():
         if not np.array_equal(result.numpy(), total):
             cli.fail(f"{name} gives a wrong sum of {total.nbytes} bytes")

@@ -32,7 +32,7 @@ NAME = "build"
 PLANS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "deep": {
         BASELINE: (1,),
-        RIVAL: (1, 2, 8, 32),
+        RIVAL: (2, 8, 32),
         OURS: (1, 2, 8, 32),
         CLONED: (1, 2, 8, 32),
     },

@@ -139,7 +139,7 @@ def replicated(
 
 # What this Replicator can do of what is compared.
 _OPTIONS: Mapping[str, tuple[dict[str, Any], bool]] = {
-    OURS: ({}, True),
+    OURS: ({"variables": "mirrored"}, True),
     SHARDED: ({"variables": "sharded"}, "sharded" in VARIABLES),
     CLONED: ({"build": "clone"}, "clone" in BUILDS),
 }

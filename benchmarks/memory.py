@@ -23,7 +23,7 @@ from benchmarks.contenders import BASELINE, OPTIONS, OURS, RIVAL, SHARDED
 from benchmarks.tables import Table, size
 
 _UNITS = flags.DEFINE_integer(
-    "units", 4096, "Width of the hidden layers; a quick run has 512.", lower_bound=1
+    "units", 3072, "Width of the hidden layers; a quick run has 512.", lower_bound=1
 )
 
 NAME = "memory"

@@ -20,8 +20,7 @@ from benchmarks.tables import Table, milliseconds
 _NUMBERS = flags.DEFINE_list("replica_counts", ["1", "2", "4"], "Numbers of replicas.")
 
 NAME = "scaling"
-WORKLOADS = ("large", "deep")
-STEPS = {"large": 30, "deep": 100}
+STEPS = {"small": 500, "large": 30}  # of each network that is measured
 
 
 def measure(workload: str, replicas: int) -> Any:
@@ -65,7 +64,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 def main(argv: list[str]) -> None:
     """Measures all, prints the table and writes the JSON file."""
     cli.refuse_arguments(argv)
-    chosen = cli.chosen(WORKLOADS)
+    chosen = cli.chosen(STEPS)
     numbers = cli.numbers("replica_counts", _NUMBERS.value) or []
     about = results.facts()
     found: dict[str, dict[str, Any]] = {}

@@ -171,7 +171,7 @@ WORKLOADS = (
         networks.CLICKS,
         wide_and_deep,
         batch=256,
-        steps=60,
+        steps=40,
         momentum=0.0,  # it would update all rows, not only those of the step
     ),
 )

@@ -17,9 +17,9 @@ def test_each_number_of_replicas_is_measured(tmp_path):
 
 
 def test_the_table_has_a_row_per_number():
-    found = {"deep": {"1": {"a": as_dict(0.001)}, "4": {"a": as_dict(0.02)}}}
+    found = {"small": {"1": {"a": as_dict(0.001)}, "4": {"a": as_dict(0.02)}}}
     (table,) = scaling.tables(found)
-    assert table.rows == [["deep, 1", "1.000"], ["deep, 4", "20.0"]]
+    assert table.rows == [["small, 1", "1.000"], ["small, 4", "20.0"]]
 
 
 def test_wrong_numbers_are_refused():
