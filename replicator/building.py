@@ -195,8 +195,9 @@ def _attempt(
         settings.options.policy,
     )
     replicas = rewritten.replicas
-    lowered = graph.get_operations()[start:]
     reads.join_reads(replicas, initializers)
+    replicas = reads.read_rows(replicas, initializers)
+    lowered = graph.get_operations()[start:]
     ready = [] if feed is None or elements is None else feed.ready(elements)
     done = _order_effects(initializers, replicas, lowered, earlier, ready)
     if build.num_replicas > 1:

@@ -342,16 +342,26 @@ def _as_kind(
             return gradient
         if gradient.dense_shape is None:
             gradient = tf.IndexedSlices(
-                gradient.values, gradient.indices, tf.shape(_plain(variable))
+                gradient.values, gradient.indices, _shape_of(_plain(variable))
             )
     if gradient is not None:
         return tf.convert_to_tensor(gradient)
-    value = tf.convert_to_tensor(_plain(variable))
+    value = _plain(variable)
     if kind.index_dtype is None:
         return tf.zeros_like(value)
+    shape = _shape_of(value)
     return tf.IndexedSlices(
-        tf.zeros_like(value[:0]), tf.zeros([0], kind.index_dtype), tf.shape(value)
+        tf.zeros(tf.concat([[0], shape[1:]], 0), value.dtype),
+        tf.zeros([0], kind.index_dtype),
+        shape,
     )
+
+
+def _shape_of(variable: Any) -> tf.Tensor:
+    """Returns a variable's shape; it is only read if it may change."""
+    if variable.shape.is_fully_defined():
+        return tf.constant(variable.shape.as_list(), tf.int32)
+    return tf.shape(variable)
 
 
 def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:

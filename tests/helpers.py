@@ -68,6 +68,18 @@ def opaque(value: Any, shape: Any = ()) -> tf.Tensor:
     return tf.compat.v1.placeholder_with_default(value, static)
 
 
+def ops_run(fetched: Any) -> list[tf.Operation]:
+    """Returns the ops that run when a session fetches a nest of tensors."""
+    waiting = [tensor.op for tensor in tf.nest.flatten(fetched)]
+    seen = set(waiting)
+    while waiting:
+        op = waiting.pop()
+        before = {*op.control_inputs, *(tensor.op for tensor in op.inputs)} - seen
+        seen |= before
+        waiting += before
+    return list(seen)
+
+
 def components(variable: Any) -> list[np.ndarray]:
     """Returns the values of a variable's components; it may be Keras' wrapper."""
     inside = getattr(variable, "value", variable)

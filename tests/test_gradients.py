@@ -391,3 +391,73 @@ def test_weight_on_one_replica_only_is_refused() -> None:
                 [tf.constant(1.0)], [w], weight=None if repl.replica_id else 1
             )
         )
+
+
+ROWS, WIDTH = 1000, 6  # of an embedding; no other tensor has this shape
+
+
+@pytest.mark.parametrize("used_by", ["all", "replica 1"])
+def test_nothing_passes_over_a_whole_embedding(used_by: str) -> None:
+    """Neither what is looked up nor its gradient is ever as large as the variable."""
+    repl = helpers.make(2)
+    v1 = tf.compat.v1
+
+    def step() -> Any:
+        table = v1.get_variable("table", [ROWS, WIDTH])
+        other = v1.get_variable("other", [WIDTH])
+        optimizer = repl.wrap_optimizer(v1.train.GradientDescentOptimizer(0.1))
+        rows = tf.zeros([2, WIDTH])
+        if used_by == "all" or repl.replica_id == 1:
+            ids = helpers.opaque([3, 3 + repl.replica_id])
+            rows = tf.gather(tf.convert_to_tensor(table), ids)
+        loss = tf.reduce_sum(tf.square(rows - other))
+        pairs = optimizer.compute_gradients(loss, [table, other])
+        with tf.control_dependencies([optimizer.apply_gradients(pairs)]):
+            return tf.identity(loss)
+
+    with tf.Graph().as_default():
+        losses = repl.run(step)
+        ops = helpers.ops_run(losses)
+        assert any("Scatter" in op.type for op in ops)
+        tensors = [tensor for op in ops for tensor in op.outputs]
+        whole = [tensor for tensor in tensors if tensor.shape == [ROWS, WIDTH]]
+        assert not whole, whole
+        with v1.train.MonitoredSession() as session:
+            first, second = session.run(losses), session.run(losses)
+            assert sum(second) < sum(first)
+
+
+def test_a_keras_embedding_trains_as_on_one_device() -> None:
+    ids = np.array([[1, 5, 5], [5, 7, 1]])
+    start = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype("float32")
+
+    def layer() -> Any:
+        made = tf.keras.Sequential(
+            [tf.keras.Input([3]), tf.keras.layers.Embedding(ROWS, WIDTH)]
+        )
+        made.set_weights([start])
+        return made, tf.keras.optimizers.SGD(0.5)
+
+    def update(model: Any, optimizer: Any, batch: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(batch) - 1.0))
+        variables = model.trainable_variables
+        grads = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+
+    alone = layer()
+    repl = helpers.make(2)
+    with repl.context():
+        model, optimizer = layer()
+        wrapped = repl.wrap_optimizer(optimizer)
+
+    def step() -> None:
+        update(model, wrapped, tf.gather(ids, [repl.replica_id]))
+
+    for _ in range(3):
+        update(*alone, ids)
+        repl.run(step)
+    helpers.assert_replicas_equal(model.trainable_variables)
+    np.testing.assert_allclose(
+        model.get_weights()[0], alone[0].get_weights()[0], rtol=1e-5, atol=1e-6
+    )

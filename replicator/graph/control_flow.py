@@ -176,13 +176,15 @@ def _calls_in(op: tf.Operation) -> Iterable[Call]:
 def held(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a value that stays in place when the op that makes it is replaced.
 
-    Where communication could replace a product by its factors, it also shows, as a
-    consumer, that the product is returned and so needed itself.
+    Where communication could replace a product by its factors, or rows be read in place
+    of a variable, it also shows, as a consumer, that the whole is needed itself.
     """
     op = tensor.op
-    if not (
-        placeholder.read(op) or kind_of(op).calls or op.type in factors.TAKEN_APART
-    ):
+    replaced = op.type in factors.TAKEN_APART or op.type in (
+        "ReadVariableOp",
+        "GatherV2",
+    )
+    if not (replaced or placeholder.read(op) or kind_of(op).calls):
         return tensor
     with tf.device(tensor.device):
         return tf.identity(tensor)

@@ -4,6 +4,10 @@ Optimizers and layers read the same variable again and again (Keras reads the le
 rate once per variable that it updates), and the runtime does not join reads. For steps
 of many small ops this is a good part of all ops. Runs after everything is built and
 before effects are ordered; reads without consumers are pruned.
+
+Of a variable of which only some rows are used, as an embedding is, only these are read:
+to update rows in place, TensorFlow copies the whole variable at each whole read, and
+Keras' layers read it whole.
 """
 
 from __future__ import annotations
@@ -48,3 +52,96 @@ def join_reads(
                     _tf.replace(op.outputs[0], known)
                     joined += 1
     return joined
+
+
+def read_rows(
+    replicas: Sequence[Sequence[tf.Operation]], initializers: Set[tf.Operation]
+) -> list[list[tf.Operation]]:
+    """Reads rows of a variable where a step gathers rows of all that it has read.
+
+    Args:
+        replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
+        initializers: Ops among them that initialise variables.
+
+    Returns:
+        The ops of each replica, with those that read rows behind the ones that they
+        replace.
+    """
+    return [_read_rows(ops, initializers) for ops in replicas]
+
+
+def _read_rows(
+    ops: Sequence[tf.Operation], initializers: Set[tf.Operation]
+) -> list[tf.Operation]:
+    current: dict[int, set[tf.Operation]] = {}  # reads since the last write
+    gathers: dict[tf.Operation, tf.Operation] = {}  # by the gather: what it reads
+    for op in ops:
+        if op in initializers:
+            continue
+        if op.type == "ReadVariableOp":
+            if not op.control_inputs:
+                current.setdefault(id(op.inputs[0]), set()).add(op)
+        elif op.type == "GatherV2":
+            read = op.inputs[0].op
+            # Behind a later write, it would read what was written.
+            if read.type == "ReadVariableOp" and _gathers_rows(op):
+                if read in current.get(id(read.inputs[0]), ()):
+                    gathers[op] = read
+        elif not _tf.only_reads(op):
+            for _, tensor in resource_inputs(op):
+                current.pop(id(tensor), None)
+    partial = {
+        read
+        for read in gathers.values()
+        if all(consumer in gathers for consumer in read.outputs[0].consumers())
+        and not _tf.control_outputs(read)
+    }
+    if not partial:
+        return list(ops)
+    resources = {id(read.inputs[0]) for read in partial}
+    # What writes the variable would wait for them, and so make them run.
+    unused = {
+        op
+        for op in ops
+        if _is_unused_read(op)
+        and id(op.inputs[0]) in resources
+        and op not in initializers
+    }
+    unused |= partial
+    if next(iter(partial)).graph.building_function:
+        _tf.abandon(list(unused))
+    made = []
+    for op in ops:
+        if op not in unused:
+            made.append(op)
+        if op in gathers and gathers[op] in partial:
+            made.append(_rows_of(gathers[op], op))
+    return made
+
+
+def _is_unused_read(op: tf.Operation) -> bool:
+    """Whether nothing reads what an op reads, and nothing waits for it."""
+    if op.type != "ReadVariableOp" or _tf.control_outputs(op):
+        return False
+    return not op.outputs[0].consumers()
+
+
+def _gathers_rows(op: tf.Operation) -> bool:
+    """Whether a gather takes whole rows of floats, which all devices can read."""
+    if not op.outputs[0].dtype.is_floating:
+        return False
+    return tf.get_static_value(op.inputs[2]) == 0 and not op.get_attr("batch_dims")
+
+
+def _rows_of(read: tf.Operation, gather: tf.Operation) -> tf.Operation:
+    """Replaces a gather from a read by one from the variable; returns it."""
+    old = gather.outputs[0]
+    with tf.control_dependencies(None), tf.device(None), tf.device(read.device):
+        rows = tf.raw_ops.ResourceGather(
+            resource=read.inputs[0], indices=gather.inputs[1], dtype=old.dtype
+        )
+    rows.set_shape(old.shape)
+    _tf.add_control_inputs(rows.op, gather.control_inputs)
+    _tf.replace(old, rows)
+    _tf.move_control_outputs(gather, rows.op)
+    return rows.op

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -159,3 +160,126 @@ def test_a_training_step_reads_each_component_once_before_its_update() -> None:
     ]
     assert len(inner) == 2
     assert [used[name] for name in inner] == [1, 1]
+
+
+# --- Rows -----------------------------------------------------------------------------
+
+
+def _types_run(repl: Any, step: Any) -> list[str]:
+    """Returns the types of the ops that run for a step's results, in a session."""
+    with tf.Graph().as_default():
+        return [op.type for op in helpers.ops_run(repl.run(step))]
+
+
+def _lookup(table: Any, indices: Any) -> tf.Tensor:
+    """Gathers from the whole variable, as Keras' layers do."""
+    return tf.gather(tf.convert_to_tensor(table), indices)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_rows_are_read_where_they_stand_in_the_program(mode: str) -> None:
+    repl = helpers.make(2)
+
+    def make_step() -> Any:
+        table = tf.Variable(tf.reshape(tf.range(8.0), [4, 2]))
+
+        def step() -> Any:
+            before = _lookup(table, [1])
+            also = _lookup(table, [3])
+            table.scatter_sub(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1])))
+            after = _lookup(table, [1])
+            table.assign(2.0 * table)
+            return before, also, after, _lookup(table, [1])
+
+        return step
+
+    for steps in (1, 2):
+        seen = helpers.run(mode, repl, make_step, steps=steps)
+        start = np.arange(8.0).reshape(4, 2)
+        for _ in range(steps):
+            expected = [start[1].copy(), start[3].copy()]
+            start[1] -= 1
+            expected += [start[1].copy()]
+            start = 2 * start
+            expected += [start[1].copy()]
+        for received, value in zip(seen, expected, strict=True):
+            for own in received:
+                np.testing.assert_array_equal(own, [value])
+
+
+def test_steps_in_one_function_see_one_anothers_rows() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        table = tf.Variable(tf.zeros([4, 2]))
+
+    def step() -> tf.Tensor:
+        seen = _lookup(table, [1])
+        table.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1])))
+        return seen
+
+    @tf.function
+    def several() -> Any:
+        table.assign_add(tf.ones([4, 2]))
+        one, two = repl.run(step), repl.run(step)
+        table.assign_add(tf.ones([4, 2]))
+        return one, two, table.read_value()
+
+    for turn in range(3):
+        one, two, end = several()
+        assert [float(x[0, 0]) for x in (*one, *two)] == [
+            *[4.0 * turn + 1] * 2,
+            *[4.0 * turn + 2] * 2,
+        ]
+        assert float(end[1, 0]) == 4.0 * turn + 4
+
+
+def test_only_rows_are_read_of_what_is_only_gathered_from() -> None:
+    repl = helpers.make(2)
+
+    def step() -> Any:
+        table = v1.get_variable("t", [4, 2])
+        return _lookup(table, [1]) + _lookup(table, [2])
+
+    types = _types_run(repl, step)
+    assert types.count("ResourceGather") == 4
+    assert "ReadVariableOp" not in types
+    assert "GatherV2" not in types
+
+
+@pytest.mark.parametrize(
+    "use",
+    {
+        "the whole is used": lambda t, v: _lookup(t, [1]) + tf.reduce_sum(t),
+        "the whole is returned": lambda t, v: (_lookup(t, [1]), t),
+        "along another axis": lambda t, v: tf.gather(t, [1], axis=1),
+        "along an unknown axis": lambda t, v: tf.gather(t, [1], axis=helpers.opaque(0)),
+        "in batches": lambda t, v: tf.gather(t, [[1]] * 4, batch_dims=1),
+        "after a write": lambda t, v: (v.assign_add(t), tf.gather(t, [1]))[1],
+        "waited for": lambda t, v: _after(t, _lookup(t, [1])),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_anything_else_reads_the_whole(use: Any) -> None:
+    repl = helpers.make(2)
+
+    def step() -> Any:
+        variable = tf.compat.v1.get_variable("t", [4, 2])
+        return use[1](variable.read_value().op.inputs[0], variable)
+
+    types = _types_run(repl, step)
+    assert types.count("GatherV2") + types.count("ResourceGather") >= 2
+    assert types.count("ReadVariableOp") >= 2
+
+
+def _after(first: tf.Tensor, then: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies([first]):
+        return tf.identity(then)
+
+
+def test_a_gather_that_is_returned_is_gathered_once() -> None:
+    repl = helpers.make(2)
+
+    def step() -> Any:
+        return _lookup(v1.get_variable("t", [4, 2]), [1])
+
+    assert _types_run(repl, step).count("ResourceGather") == 2

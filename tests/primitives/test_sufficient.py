@@ -54,12 +54,8 @@ def _algorithms(repl: replicator.Replicator, step: Any) -> list[str]:
 
 def _ops(repl: replicator.Replicator, step: Any) -> list[tf.Operation]:
     """Returns what of a step in a graph is run to fetch its results."""
-    with tf.Graph().as_default() as graph:
-        fetched = tf.nest.flatten(repl.run(step))
-        kept = tf.compat.v1.graph_util.extract_sub_graph(
-            graph.as_graph_def(), [tensor.op.name for tensor in fetched]
-        )
-        return [graph.get_operation_by_name(node.name) for node in kept.node]
+    with tf.Graph().as_default():
+        return helpers.ops_run(repl.run(step))
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
