@@ -65,8 +65,9 @@ def check_writes(
     """Raises ContextError if a step could make the replicas' variables drift apart."""
     owners, initializers = factory.owners(), factory.initializers
     outermost = _Captures().outermost
+    known = ledger.agreed_ops(tf.compat.v1.get_default_graph())
     for replica_id, ops in enumerate(replicas):
-        for op, resource, agreed in effects.find_writes(ops, ledger):
+        for op, resource, agreed in effects.find_writes(ops, ledger, known):
             if op in initializers:
                 continue
             variable = owners.get(id(outermost(resource)))

@@ -17,9 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.graph import placeholder, random
-from replicator.graph.kinds import kind_of
-from replicator.graph.placeholder import Call
+from replicator.graph import likeness, placeholder, random
 
 _WAY_OUT = (
     "let step_fn build the same on every replica, and hand in what differs by the "
@@ -27,7 +25,6 @@ _WAY_OUT = (
 )
 # Where ops stand, what follows from inputs, and how they would be differentiated.
 _UNCOMPARED = ("_class", "_output_shapes", "_gradient_op_type")
-_CUT = {"reduce_scatter": "axis", "scatter": "axis", "all_to_all": "split_axis"}
 
 Node = Any  # a NodeDef
 Key = tuple[Any, ...]
@@ -78,20 +75,6 @@ class Replicas:
     scopes: tuple[str, str]
 
 
-def captures(graph: tf.Graph) -> dict[int, tf.Tensor]:
-    """Returns what the inputs of a function being traced stand for, by their ids."""
-    found: dict[int, tf.Tensor] = {}
-    outer, known = graph, []
-    while getattr(outer, "building_function", False):
-        known.append({id(inner): external for external, inner in outer.captures})
-        outer = outer.outer_graph
-    for tensor_id, external in known[0].items() if known else ():
-        for more in known[1:]:
-            external = more.get(id(external), external)
-        found[tensor_id] = external
-    return found
-
-
 def prove(
     ops: Sequence[Sequence[tf.Operation]],
     returned: Sequence[Sequence[Any]],
@@ -109,7 +92,7 @@ def prove(
     Raises:
         CloneError: They differ; the message names the first difference.
     """
-    captured = captures(tf.compat.v1.get_default_graph())
+    captured = likeness.captures(tf.compat.v1.get_default_graph())
     places: tuple[dict[int, int], dict[int, int]] = ({}, {})
     for k, column in enumerate(own):
         for s in (0, 1):
@@ -119,7 +102,7 @@ def prove(
             if id(external) in places[s]:
                 places[s][tensor_id] = places[s][id(external)]
     live = [
-        _live(own_ops, roots, captured)
+        likeness.live(own_ops, roots, captured)
         for own_ops, roots in zip(ops, returned, strict=True)
     ]
     _refuse_leaks(live[1], set(ops[0]), captured)
@@ -129,28 +112,6 @@ def prove(
     for one, two in zip(*returned, strict=True):
         proof.compare_sources("what step_fn returns", one, two)
     return level
-
-
-def _live(
-    ops: Sequence[tf.Operation], roots: Iterable[Any], captured: Mapping[int, Any]
-) -> list[tf.Operation]:
-    """Returns the ops that do something, or on which such ops depend, in order."""
-    own = set(ops)
-    found: set[tf.Operation] = set()
-    stack = [root if isinstance(root, tf.Operation) else root.op for root in roots]
-    for op in ops:
-        kind = kind_of(op)
-        if kind.stateful or kind.calls or placeholder.read(op) is not None:
-            stack.append(op)
-    while stack:
-        op = stack.pop()
-        if op in own and op not in found:
-            if op.type == "Placeholder" and id(op.outputs[0]) in captured:
-                continue
-            found.add(op)
-            stack += [tensor.op for tensor in op.inputs]
-            stack += op.control_inputs
-    return [op for op in ops if op in found]
 
 
 def _refuse_leaks(
@@ -228,7 +189,7 @@ class _Proof:
             self._refuse("not the same control dependencies", one, two)
         if [t.dtype for t in one.outputs] != [t.dtype for t in two.outputs]:
             self._refuse("not the same dtypes", one, two)
-        if place(one.device, two.device, self._replicas.devices, 1) is None:
+        if likeness.place(one.device, two.device, self._replicas.devices, 1) is None:
             self._refuse("not on corresponding devices", one, two)
         self._compare_attributes(one, two, level)
 
@@ -273,7 +234,7 @@ class _Proof:
         calls = placeholder.read(one), placeholder.read(two)
         if calls[0] is not None and calls[1] is not None:
             count = len(self._replicas.devices)
-            difference = _call_difference(calls[0], calls[1], count)
+            difference = likeness.call_difference(calls[0], calls[1], count)
             if difference:
                 self._refuse(difference, one, two)
         nodes = one.node_def.attr, two.node_def.attr
@@ -289,7 +250,7 @@ class _Proof:
                 continue
             if name == "seed2" and random.SEPARATED in nodes[1]:
                 self._compare_seeds(values[0].i, values[1].i, one, two)
-            elif names := _function_names(values):
+            elif names := likeness.function_names(values):
                 for first, second in zip(*names, strict=True):
                     self._compare_functions(first, second, one, two, level)
             elif not self._same_text(values):
@@ -298,7 +259,9 @@ class _Proof:
 
     def _same_text(self, values: Sequence[Any]) -> bool:
         """Whether two values differ by the names of the replicas' scopes only."""
-        renamed = [rename(value, scope, "/") for value, scope in self._named(values)]
+        renamed = [
+            likeness.rename(value, scope, "/") for value, scope in self._named(values)
+        ]
         return renamed[0] == renamed[1]
 
     def _named(self, values: Sequence[Any]) -> Iterable[tuple[Any, str]]:
@@ -349,7 +312,9 @@ class _Proof:
             {id(tensor): k for k, tensor in enumerate(graph.inputs)} for graph in graphs
         )
         live = [
-            _live(graph.get_operations(), [*outputs, *graph.control_outputs], places)
+            likeness.live(
+                graph.get_operations(), [*outputs, *graph.control_outputs], places
+            )
             for (graph, outputs), places in zip((first, second), own, strict=True)
         ]
         level = Level((live[0], live[1]), own)  # type: ignore[arg-type]
@@ -373,70 +338,3 @@ class _Proof:
 
 def _site(s: int, op: tf.Operation) -> str:
     return f"replica {s}: {op.type} {op.name} at {errors.line_of(op)}"
-
-
-def _function_names(values: Sequence[Any]) -> tuple[list[str], list[str]] | None:
-    names = [
-        [value.func.name]
-        if value.HasField("func")
-        else [function.name for function in value.list.func]
-        for value in values
-    ]
-    if not names[0] or len(names[0]) != len(names[1]):
-        return None
-    return names[0], names[1]
-
-
-def rename(value: Any, old: str, new: str) -> Any:
-    """Returns a string attribute, or a string constant, that speaks of another scope.
-
-    Assertions hold the names of tensors.
-    """
-    copy = type(value)()
-    copy.CopyFrom(value)
-    if value.HasField("s"):
-        copy.s = value.s.replace(old.encode(), new.encode())
-    elif value.HasField("tensor"):
-        for n, text in enumerate(value.tensor.string_val):
-            copy.tensor.string_val[n] = text.replace(old.encode(), new.encode())
-    return copy
-
-
-def place(one: str, two: str, devices: Sequence[str], replica_id: int) -> str | None:
-    """Returns where a replica has what replicas 0 and 1 have on devices one and two.
-
-    Returns:
-        None if the two do not correspond.
-    """
-    if (one, two) == tuple(devices[:2]):
-        return devices[replica_id]
-    return two if one == two else None
-
-
-def _call_difference(one: Call, two: Call, count: int) -> str:
-    """Says why the calls of two replicas do not tell those of further ones, or ""."""
-    for field in dataclasses.fields(Call):
-        name = field.name
-        if name not in ("replica_id", "device", "line"):
-            if getattr(one, name) != getattr(two, name):
-                return f"not the same {name} of {one.primitive}"
-    if one.group != tuple(range(count)):
-        return (
-            f"{one.primitive} in the group {list(one.group)}, and not of all replicas"
-        )
-    if one.options.get("root", 0) > 1:
-        return f"{one.primitive} with the root {one.options['root']}, which is a copy"
-    if "splits" in one.options:
-        return f"{one.primitive} with the sizes of slices"
-    if one.primitive in _CUT:
-        axis = one.options.get(_CUT[one.primitive])
-        for value in one.agreed:
-            if (
-                axis is not None
-                and value.shape
-                and -len(value.shape) <= axis < len(value.shape)
-            ):
-                size = value.shape[axis]
-                if size is not None and size % count:
-                    return f"{one.primitive} of slices that are not all of one size"
-    return ""

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph import alike, effects, placeholder, random
+from replicator.graph import alike, effects, likeness, placeholder, random
 
 _LIKE = 1  # the replica that is copied
 _IN = "outside"  # where a copy's inputs from elsewhere are named
@@ -313,7 +313,7 @@ def _patch(node: Any, first: Any, scope: str, names: _Names) -> None:
             for function in value.list.func:
                 function.name = names.functions.get(function.name, function.name)
         else:
-            value.CopyFrom(alike.rename(value, scope, names.scope))
+            value.CopyFrom(likeness.rename(value, scope, names.scope))
 
 
 def _copy_function(

@@ -60,18 +60,21 @@ class Ledger:
 
 
 def find_writes(
-    ops: Iterable[tf.Operation], ledger: Ledger
+    ops: Iterable[tf.Operation],
+    ledger: Ledger,
+    agreed: set[tf.Operation] | None = None,
 ) -> Iterator[tuple[tf.Operation, tf.Tensor, bool]]:
     """Finds all writes to variables.
 
     Args:
         ops: The ops of one replica.
         ledger: Holds the writes that are known to keep replicas equal.
+        agreed: Those among them that stand in the graph of `ops`, if they were looked
+            up before: that takes a time that grows with the graph.
 
     Yields:
         Each op that writes, the resource, and whether the write keeps replicas equal.
     """
-    agreed: set[tf.Operation] | None = None
     for op in ops:
         for index, tensor in resource_inputs(op):
             if not _writes(op, index, None):
