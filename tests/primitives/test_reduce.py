@@ -40,7 +40,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
 def test_the_root_receives_the_bits_of_all_reduce(op: str, dtype: str) -> None:
-    repl = helpers.make(3)
+    repl = helpers.make(3, algorithm="hub")
     values = _values(dtype, 3)
 
     def step() -> list[Any]:
