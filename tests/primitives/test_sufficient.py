@@ -18,6 +18,11 @@ from tests import helpers
 LARGE = 320  # widths at which moving the factors pays, for few or unknown rows
 
 
+def _make(num_replicas: int, factors: bool = True) -> replicator.Replicator:
+    """Returns a Replicator that sums what has no factors on a hub."""
+    return helpers.make(num_replicas, factors=factors, algorithm="hub")
+
+
 def _numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -62,7 +67,7 @@ def _ops(repl: replicator.Replicator, step: Any) -> list[tf.Operation]:
 @pytest.mark.parametrize("op", ["sum", "mean"])
 @pytest.mark.parametrize("rows", [(3, 3), (1, 4, 2), (0, 2)], ids=str)
 def test_values_and_bits(mode: str, op: str, rows: tuple[int, ...]) -> None:
-    repl = helpers.make(len(rows))
+    repl = _make(len(rows))
     results = helpers.run(mode, repl, lambda: _dense_gradients(repl, op, rows))
     for received, expected in zip(results, _expected(op, rows), strict=True):
         assert len({np.asarray(x).tobytes() for x in received}) == 1
@@ -70,13 +75,13 @@ def test_values_and_bits(mode: str, op: str, rows: tuple[int, ...]) -> None:
 
 
 def test_the_plan_shows_that_factors_move() -> None:
-    repl, plain = (helpers.make(2, factors=on) for on in (True, False))
+    repl, plain = (_make(2, factors=on) for on in (True, False))
     assert _algorithms(repl, _dense_gradients(repl)) == ["factors"]
     assert _algorithms(plain, _dense_gradients(plain)) == ["hub"]
 
 
 def test_the_plan_counts_the_bytes_that_move() -> None:
-    repl = helpers.make(2)
+    repl = _make(2)
 
     def step() -> Any:
         x, dy = (helpers.opaque(_numbers(3, LARGE, seed=s)) for s in (1, 2))
@@ -97,7 +102,7 @@ def test_the_plan_counts_the_bytes_that_move() -> None:
 
 
 def test_each_product_is_made_once_and_nothing_passes_over_it_again() -> None:
-    repl = helpers.make(3)
+    repl = _make(3)
     ops = _ops(repl, _dense_gradients(repl, "mean"))
     assert [op.type for op in ops].count("MatMul") == 1
     readers = {
@@ -107,7 +112,7 @@ def test_each_product_is_made_once_and_nothing_passes_over_it_again() -> None:
 
 
 def test_factors_that_products_share_are_joined_once() -> None:
-    repl = helpers.make(2)
+    repl = _make(2)
 
     def step() -> Any:
         x, *dys = (helpers.opaque(_numbers(3, LARGE, seed=s)) for s in range(4))
@@ -119,7 +124,7 @@ def test_factors_that_products_share_are_joined_once() -> None:
 
 
 def test_a_product_that_is_returned_too_is_reduced_as_it_is() -> None:
-    repl = helpers.make(2)
+    repl = _make(2)
 
     def step() -> Any:
         x, dy = (helpers.opaque(_numbers(3, LARGE, seed=s)) for s in (1, 2))
@@ -130,7 +135,7 @@ def test_a_product_that_is_returned_too_is_reduced_as_it_is() -> None:
 
 
 def test_a_product_that_is_fetched_too_has_its_value() -> None:
-    repl = helpers.make(2)
+    repl = _make(2)
     kept = []
 
     def step() -> Any:
@@ -164,7 +169,7 @@ def test_what_is_done_to_the_products_is_done_to_their_sum(change: Any) -> None:
 
     received = []
     for on in (True, False):
-        repl = helpers.make(2, factors=on)
+        repl = _make(2, factors=on)
         assert _algorithms(repl, step) == ["factors" if on else "hub"]
         received.append(repl.run(step)[0])
     assert received[0].dtype == received[1].dtype
@@ -174,7 +179,7 @@ def test_what_is_done_to_the_products_is_done_to_their_sum(change: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("wide", [True, False])
 def test_16_bit_products_are_added_up_in_float32(dtype: str, wide: bool) -> None:
-    repl = helpers.make(2)
+    repl = _make(2)
 
     def step() -> Any:
         r = repl.replica_id
@@ -218,7 +223,7 @@ def test_inside_loops_and_conditionals() -> None:
 
     received = []
     for on in (True, False):
-        repl = helpers.make(2, factors=on)
+        repl = _make(2, factors=on)
         kinds = set(_algorithms(repl, step))
         assert ("factors" in kinds) == on
         received.append(repl.run(step)[0])
@@ -229,7 +234,7 @@ def test_where_devices_share_no_memory_each_one_multiplies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cost, "share_memory", lambda devices: False)
-    repl = helpers.make(3)
+    repl = _make(3)
     results = helpers.run(
         "eager", repl, lambda: _dense_gradients(repl, "mean", (1, 2, 3))
     )
@@ -248,7 +253,7 @@ def test_where_devices_share_no_memory_each_one_multiplies(
     op=st.sampled_from(["sum", "mean"]),
 )
 def test_any_product(rows: Any, flips: Any, scale: Any, op: str) -> None:
-    repl = helpers.make(len(rows))
+    repl = _make(len(rows))
     m, n = LARGE, LARGE + 8
     flip_left, flip_right, flip_product = flips
 
@@ -296,7 +301,7 @@ def test_a_keras_layer_trains_as_on_one_device(rank: int) -> None:
         optimizer.apply_gradients(zip(grads, variables, strict=True))
 
     alone = layer()
-    repl = helpers.make(2)
+    repl = _make(2)
     with repl.context():
         model, optimizer = layer()
         wrapped = repl.wrap_optimizer(optimizer)
