@@ -241,3 +241,22 @@ def test_variables_and_accumulators_made_in_a_step() -> None:
 
     for one, two in zip(run("trace"), run("clone"), strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+def test_several_steps_per_call() -> None:
+    def run(build: str) -> list[Any]:
+        repl = helpers.make(3, build=build)
+        with repl.context():
+            step, (w, *_) = momentum(repl)
+
+        def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
+            rows = np.sin(np.arange(48, dtype=np.float32)).reshape(6, 2, 4)
+            return helpers.untuned(
+                tf.data.Dataset.from_tensor_slices(rows + ctx.replica_id)
+            )
+
+        call = repl.build(lambda x: step(x)["own"], input_fn, steps_per_call=3)
+        return [np.asarray(call()), np.asarray(call()), *helpers.components(w)]
+
+    for one, two in zip(run("trace"), run("clone"), strict=True):
+        np.testing.assert_array_equal(one, two)
