@@ -109,14 +109,23 @@ _WORK: Mapping[str, Callable[[int, int], tuple[Work, Work]]] = {
 }
 
 # Those of "cpu" were measured by `python -m replicator.calibrate` with logical devices
-# on 2 cores of an AMD EPYC with 32 MiB of L3. Those of "gpu" were not measured: they
-# stand for launches of some microseconds, PCIe 4 and the memory of a recent card. Those
-# of "hosts" are from two processes on one machine over gRPC: 3 ms for a small
-# all_reduce by a hub, 204 ms for one of 64 MiB.
+# on 2 cores of an AMD EPYC with 32 MiB of L3, which others used too; most of "copy" is
+# for memory that is new. In the same program all_reduce alone took, in multiples of the
+# hub's time:
+#
+#            4 MiB, 2, 4, 8 replicas    64 MiB, 2, 4, 8 replicas
+#   shuffled      4.2   4.0    9.3            3.9   3.0   4.1
+#   tree          1.3   2.6    8.7            1.2   1.3   1.9
+#   ring         13.0   5.9   16.7            3.9   3.0   4.3
+#
+# At 256 KiB and less, differences were below 1.4 ms, and mostly noise. Those of "gpu"
+# were not measured: they stand for launches of some microseconds, PCIe 4 and the memory
+# of a recent card. Those of "hosts" are from two processes on one machine over gRPC:
+# 3 ms for a small all_reduce by a hub, 204 ms for one of 64 MiB.
 _DEFAULTS = {
-    "cpu": Rates(3e-6, 6e-6, 0.0, 6e-11, 3e-10, False),
+    "cpu": Rates(1e-7, 2.5e-6, 0.0, 5e-11, 5.5e-10, False),
     "gpu": Rates(1e-5, 1.5e-5, 5e-11, 2e-12, 2e-12, True),
-    "hosts": Rates(1e-5, 7e-4, 1.5e-9, 6e-11, 3e-10, True),
+    "hosts": Rates(1e-5, 7e-4, 1.5e-9, 5e-11, 5.5e-10, True),
 }
 
 
