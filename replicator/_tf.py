@@ -162,6 +162,19 @@ def called_graphs(op: tf.Operation) -> list[tuple[str, tf.Graph]]:
     return found
 
 
+def stands_in(graph: tf.Graph) -> bool:
+    """Whether ops are being added to `graph`, or to a function inside of it.
+
+    The graph around a function's is an attribute of FuncGraph, which is not public.
+    """
+    if tf.executing_eagerly():
+        return False
+    inside: Any = tf.compat.v1.get_default_graph()
+    while inside is not None and inside is not graph:
+        inside = getattr(inside, "outer_graph", None)
+    return inside is not None
+
+
 # --- Merging --------------------------------------------------------------------------
 
 
@@ -552,6 +565,33 @@ def user_frames(
         for frame in frames
         if not _is_library(frame.filename)
     ]
+
+
+def variable_of_slot() -> Any:
+    """Returns the variable for which an optimizer is creating a slot now, or None.
+
+    Those of all families start from a function that is given the variable: Keras'
+    add_variable_from_reference, tf.compat.v1's create_slot, Sonnet's variable_like.
+    What they hand on to the creation of the slot does not say which variable it is.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(_SLOT_DEPTH):
+        if frame is None:
+            return None
+        argument = _SLOT_MAKERS.get(frame.f_code.co_name.removeprefix("tf__"))
+        if argument in frame.f_locals:
+            return frame.f_locals[argument]
+        frame = frame.f_back
+    return None
+
+
+_SLOT_DEPTH = 40  # frames; autograph and variable creators stand in between
+_SLOT_MAKERS = {
+    "add_variable_from_reference": "reference_variable",
+    "create_slot": "primary",
+    "create_slot_with_initializer": "primary",
+    "variable_like": "inputs",
+}
 
 
 def v1_optimizer_applying() -> bool:

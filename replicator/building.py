@@ -26,10 +26,12 @@ from replicator.graph import (
     clone,
     effects,
     ordering,
+    owners,
     random,
     reads,
     record,
     rewrite,
+    sameness,
 )
 from replicator.graph.kinds import has_effect
 from replicator.options import Options
@@ -69,7 +71,7 @@ class Built:
     communications: tuple[record.Communication, ...]
 
 
-def placer(device: str) -> Callable[[tf.Operation], str]:
+def placer(device: str, aliases: owners.Aliases) -> Callable[[tf.Operation], str]:
     """Returns a device function that fills in what the user's own tf.device left open.
 
     A function and not a string: in a tf.Graph, a tf.function that is called inside the
@@ -80,6 +82,9 @@ def placer(device: str) -> Callable[[tf.Operation], str]:
     default = tf.DeviceSpec.from_string(device)
 
     def place(op: tf.Operation) -> str:
+        at_owner = aliases.device_for(op)
+        if at_owner is not None:
+            return at_owner
         if not op.device:
             return device
         return default.make_merged_spec(
@@ -108,7 +113,12 @@ def build_step(
         known = dict(knowledge)
         start = _tf.operation_count(graph)
         build = context.Build(
-            settings.devices, settings.options, graph, settings.ledger, knowledge
+            settings.devices,
+            settings.options,
+            graph,
+            settings.ledger,
+            owners.Aliases(graph, settings.devices),
+            knowledge,
         )
         try:
             with _creating_variables(settings.factory), _tf.ordered_branches(graph):
@@ -173,33 +183,42 @@ def _attempt(
     objects.check(build)
     checks.check_outputs(returned, build.devices)
     ops = graph.get_operations()
-    replicas = [ops[begin:end] for begin, end in ranges]
+    aliases = build.aliases.ops()
+    replicas = [
+        [op for op in ops[begin:end] if op not in aliases] for begin, end in ranges
+    ]
     if build.num_traced < build.num_replicas:
         copies = _copies(settings, build, elements, replicas, returned, scopes)
         for own_ops, own in copies:
             replicas.append(own_ops)
             returned.append(own)
     if build.num_replicas > 1:
-        checks.check_components(settings.factory, replicas)
-        checks.check_writes(settings.factory, settings.ledger, replicas)
+        checks.check_components(settings.factory, replicas, build.aliases)
+        checks.check_writes(settings.factory, settings.ledger, replicas, build.aliases)
         checks.check_circles(replicas)
     random.check(replicas)
     start = _tf.operation_count(graph)
     earlier = [op for op in ops[: ranges[0][0]] if not _tf.is_abandoned(op)]
     initializers = ordering.with_sources(settings.factory.initializers, replicas)
+    labels = sameness.Labels()
+    shared = build.aliases.label(labels)
     rewritten = rewrite.rewrite(
         replicas,
         build.devices,
         table.LOWERINGS,
         initializers,
         settings.options.policy,
+        owners.Handles(labels, shared, build.devices),
     )
     replicas = rewritten.replicas
-    reads.join_reads(replicas, initializers)
+    shared_handles = build.aliases.resolve()
+    reads.join_reads(replicas, initializers, shared_handles)
     replicas = reads.read_rows(replicas, initializers)
     lowered = graph.get_operations()[start:]
     ready = [] if feed is None or elements is None else feed.ready(elements)
-    done = _order_effects(initializers, replicas, lowered, earlier, ready)
+    done = _order_effects(
+        initializers, replicas, lowered, earlier, ready, bool(shared_handles)
+    )
     if build.num_replicas > 1:
         returned = tf.nest.map_structure(outputs.seal, returned)
     if not graph.building_function:
@@ -223,7 +242,7 @@ def _build_replica(
     function = _tf.function_of(step_fn)
     with (
         _kept_caching_device(),
-        graph.device(placer(build.devices[replica_id])),
+        graph.device(placer(build.devices[replica_id], build.aliases)),
         tf.name_scope(f"replica_{replica_id}") as scope,
         random.separate_seeds(graph, replica_id),
         _tf.tracing_apart(graph, (build.number, replica_id)) as trace_anew,
@@ -267,11 +286,12 @@ def _copies(
         The ops of each copy, and what step_fn would have returned.
     """
     initializers = ordering.with_sources(settings.factory.initializers, replicas)
-    variables = settings.factory.owners().values()
     own = inputs.columns(elements) if elements else []
+    known = settings.factory.owners(), build.aliases.variables()
+    variables = {id(v): v for some in known for v in some.values()}
     own += [
-        [component.handle for component in variable.components]
-        for variable in {id(variable): variable for variable in variables}.values()
+        [variable.handle_on(r, build.aliases) for r in range(build.num_replicas)]
+        for variable in variables.values()
     ]
     flat = [tf.nest.flatten(leaves, expand_composites=True) for leaves in returned]
     copier = clone.Copier(
@@ -329,6 +349,7 @@ def _order_effects(
     lowered: Sequence[tf.Operation],
     earlier: Sequence[tf.Operation],
     ready: Sequence[tf.Operation],
+    sharing: bool,
 ) -> tf.Operation | None:
     """Orders the side effects of a step, none before all inputs are there.
 
@@ -338,6 +359,7 @@ def _order_effects(
         lowered: The ops that were added once all replicas were built.
         earlier: The ops that stand in the graph before the step.
         ready: Run when all inputs are there.
+        sharing: Whether replicas use variables of one another.
 
     Returns:
         In a plain tf.Graph, an op that runs when all effects have happened, if there
@@ -354,7 +376,9 @@ def _order_effects(
         for op in waiting:
             _tf.add_control_inputs(op, [gate])
     if tf.compat.v1.get_default_graph().building_function:
-        ordering.order_in_function(replicas, added, merged, earlier, initializers)
+        ordering.order_in_function(
+            replicas, added, merged, earlier, initializers, sharing
+        )
         return None
     must_run = ordering.order_in_session(replicas, added, initializers)
     return tf.group(*must_run, name="step") if must_run else None

@@ -14,7 +14,9 @@ import tensorflow as tf
 from replicator import errors
 from replicator.creation import VariableFactory
 from replicator.graph import effects, placeholder
+from replicator.graph.captures import Captures
 from replicator.graph.kinds import resource_inputs
+from replicator.graph.owners import Aliases
 
 
 def check_outputs(outputs: Sequence[Any], devices: Sequence[str]) -> None:
@@ -61,10 +63,12 @@ def check_writes(
     factory: VariableFactory,
     ledger: effects.Ledger,
     replicas: Sequence[Sequence[tf.Operation]],
+    aliases: Aliases,
 ) -> None:
     """Raises ContextError if a step could make the replicas' variables drift apart."""
-    owners, initializers = factory.owners(), factory.initializers
-    outermost = _Captures().outermost
+    owners = {**factory.owners(), **aliases.variables()}
+    initializers = factory.initializers
+    outermost = Captures().outermost
     known = ledger.agreed_ops(tf.compat.v1.get_default_graph())
     for replica_id, ops in enumerate(replicas):
         for op, resource, agreed in effects.find_writes(ops, ledger, known):
@@ -96,15 +100,18 @@ def check_writes(
 
 
 def check_components(
-    factory: VariableFactory, replicas: Sequence[Sequence[tf.Operation]]
+    factory: VariableFactory,
+    replicas: Sequence[Sequence[tf.Operation]],
+    aliases: Aliases,
 ) -> None:
     """Raises ContextError if a replica uses another one's component of a variable.
 
     That happens in functions that are called by the step but were traced elsewhere; no
     gradient would reach the replica's own component.
     """
-    owners, initializers = factory.owners(), factory.initializers
-    outermost = _Captures().outermost
+    owners = {**factory.owners(), **aliases.variables()}
+    initializers = factory.initializers
+    outermost = Captures().outermost
     for replica_id, ops in enumerate(replicas):
         for op in ops:
             if op in initializers:
@@ -112,7 +119,9 @@ def check_components(
             for _, resource in resource_inputs(op):
                 handle = outermost(resource)
                 variable = owners.get(id(handle))
-                if variable is None or handle is variable.components[replica_id].handle:
+                if variable is None or handle is variable.handle_on(
+                    replica_id, aliases
+                ):
                     continue
                 raise errors.ContextError(
                     errors.compose(
@@ -126,26 +135,6 @@ def check_components(
                         "gradients of tf.recompute_grad inside of it.",
                     )
                 )
-
-
-class _Captures:
-    """Looks up what inputs of traced functions stand for, in graphs inside graphs."""
-
-    def __init__(self) -> None:
-        self._external: dict[tf.Graph, dict[int, tf.Tensor]] = {}
-
-    def outermost(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the tensor that a captured tensor is, outside of all functions."""
-        while tf.is_symbolic_tensor(tensor) and tensor.graph.building_function:
-            graph = tensor.graph
-            if graph not in self._external:
-                pairs = graph.captures
-                self._external[graph] = {id(inner): outer for outer, inner in pairs}
-            outer = self._external[graph].get(id(tensor))
-            if outer is None:
-                break
-            tensor = outer
-        return tensor
 
 
 def check_circles(replicas: Sequence[Sequence[tf.Operation]]) -> None:

@@ -40,6 +40,17 @@ def handle_by_call(function: Any, variable: Any, key: str) -> tf.Tensor:
     Returns:
         An argument of the function: the replica's own component at each call.
     """
+    if variable.owner is not None:
+        raise errors.UnsupportedError(
+            errors.compose(
+                f"a function with jit_compile=True uses variable {variable.name}, "
+                f"which replica {variable.owner} owns; XLA reaches only what stands "
+                "on the device that it compiles for.",
+                [f"at {errors.user_line()}"],
+                "hand its value in as an argument, a tensor; or use "
+                'variables="mirrored".',
+            )
+        )
 
     def own_handle() -> tf.Tensor:
         if context.current() is None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from replicator import errors
 from replicator.graph.effects import Ledger
+from replicator.graph.owners import Aliases
 from replicator.options import Options
 
 _current: contextvars.ContextVar[ReplicaContext | None] = contextvars.ContextVar(
@@ -50,6 +51,7 @@ class Build:
         graph: The tf.Graph (or FuncGraph) that the step is built into.
         ledger: Where writes to variables that keep the replicas equal are entered.
         knowledge: Facts learned in an earlier attempt at this build.
+        aliases: The handles by which replicas use variables that one of them owns.
         findings: Facts that replicas leave for later replicas of the same attempt.
         number: Tells this build from all others; what a tf.function traced for another
             one communicates in the places of that one.
@@ -59,6 +61,7 @@ class Build:
     options: Options
     graph: Any
     ledger: Ledger
+    aliases: Aliases
     knowledge: dict[Any, Any] = dataclasses.field(default_factory=dict)
     findings: dict[Any, Any] = dataclasses.field(default_factory=dict)
     number: int = dataclasses.field(default_factory=itertools.count().__next__)

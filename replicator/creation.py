@@ -7,6 +7,7 @@ ReplicatedVariable around them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
@@ -40,8 +41,10 @@ class VariableFactory:
     are kept by the graph, and go with it.
     """
 
-    def __init__(self, devices: Sequence[str]) -> None:
+    def __init__(self, devices: Sequence[str], sharded: bool = False) -> None:
         self._devices = tuple(devices)
+        self._sharded = sharded and len(self._devices) > 1
+        self._bytes = [0] * len(self._devices)  # that each replica owns
         self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
         self._all = weakref.WeakValueDictionary()
@@ -118,17 +121,50 @@ class VariableFactory:
         ):
             graph = tf.compat.v1.get_default_graph()
             start = _tf.operation_count(graph)
-            if scope is None:
-                components = self._components(kwargs)
-            else:
-                with tf.name_scope(scope if scope != "/" else ""):
-                    components = self._components(kwargs)
-            variable = self._combine(components, kwargs, collections)
+            name_scope = contextlib.nullcontext()
+            if scope is not None:
+                name_scope = tf.name_scope(scope if scope != "/" else "")
+            with name_scope:
+                owner = self._owner(kwargs)
+                components = self._components(kwargs, owner)
+            variable = self._combine(components, kwargs, collections, owner)
             if not tf.executing_eagerly():
                 self._kept().initializers.update(graph.get_operations()[start:])
             return variable
 
-    def _components(self, kwargs: dict[str, Any]) -> list[tf.Variable]:
+    def _owner(self, kwargs: dict[str, Any]) -> int | None:
+        """Returns the replica that shall own a variable; None if each gets its own.
+
+        Replicas own about the same number of bytes, and what is an optimizer's slot is
+        owned with its variable. What is to differ is not shared, and neither are
+        integers, which a step may count with in its own way, and scalars, which would
+        cost a transfer to save a few bytes.
+        """
+        on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+        if not self._sharded or on_read:
+            return None
+        value = kwargs.get("initial_value")
+        if callable(value):
+            value = value()
+            if not hasattr(value, "checkpoint_position"):
+                kwargs["initial_value"] = value
+        value = tf.convert_to_tensor(
+            getattr(value, "wrapped_value", value), kwargs.get("dtype")
+        )
+        if not (value.dtype.is_floating or value.dtype.is_complex) or not value.shape:
+            return None
+        primary = _tf.variable_of_slot()
+        primary = getattr(primary, "value", primary)
+        if isinstance(primary, ReplicatedVariable) and primary.owner is not None:
+            owner = primary.owner
+        else:
+            owner = self._bytes.index(min(self._bytes))
+        self._bytes[owner] += (value.shape.num_elements() or 0) * value.dtype.size
+        return owner
+
+    def _components(
+        self, kwargs: dict[str, Any], owner: int | None
+    ) -> list[tf.Variable]:
         """Creates one plain variable per device, with component 0's initial value.
 
         But for seeds, which are offset, and for what is added up over the replicas when
@@ -136,8 +172,10 @@ class VariableFactory:
         """
         names = ("initial_value", "name", "dtype", "shape", "validate_shape")
         own = {k: kwargs[k] for k in names if k in kwargs}
-        with tf.device(self._devices[0]):
+        with tf.device(self._devices[owner or 0]):
             first = _tf.ResourceVariable(trainable=False, collections=[], **own)
+        if owner is not None:
+            return [first] * len(self._devices)
         seed = Seed.of(first)
         added_up = (
             kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
@@ -169,6 +207,7 @@ class VariableFactory:
         components: Sequence[tf.Variable],
         kwargs: dict[str, Any],
         collections: Sequence[str] | None,
+        owner: int | None,
     ) -> ReplicatedVariable:
         facts: dict[str, Any] = {
             name: kwargs[name]
@@ -177,12 +216,13 @@ class VariableFactory:
         }
         graph_mode = not tf.executing_eagerly()
         if graph_mode:
-            initializers = [component.initializer for component in components]
+            initializers = dict.fromkeys(one.initializer for one in components)
             facts["initializer_op"] = tf.group(*initializers, name="initialize")
         variable = ReplicatedVariable(
             components=components,
             devices=self._devices,
             seed=Seed.of(components[0]),
+            owner=owner,
             **facts,
         )
         self._all[id(variable)] = variable

@@ -76,7 +76,8 @@ class Replicator:
             not started yet.
         check: Whether integers and booleans that a step assigns to mirrored variables,
             which are taken as equal, are checked to be so in each step.
-        variables: "mirrored": each replica holds all variables.
+        variables: "mirrored": each replica holds all variables. "sharded": each
+            variable and its optimizer slots are held, and updated, by one replica.
         algorithm: How all_reduce is done, unless a call says: "hub", one device reduces
             and hands out the result; "shuffled", each device does so with one slice;
             "tree", neighbours combine, then pairs of neighbours; "ring", slices travel
@@ -126,7 +127,7 @@ class Replicator:
         self._settings = building.Settings(
             devices=first,
             options=chosen,
-            factory=VariableFactory(first),
+            factory=VariableFactory(first, chosen.variables == "sharded"),
             ledger=Ledger(),
         )
         self._steps: dict[Any, steps.Step] = {}

@@ -24,7 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, agreement, compiled, context, errors
+from replicator import _tf, agreement, compiled, context, errors, parts
+from replicator.graph.owners import Aliases
 from replicator.primitives import base
 from replicator.seeds import Seed
 
@@ -40,7 +41,9 @@ class ReplicatedVariable(_tf.HandleVariable):
     """A tf.Variable with one component per replica.
 
     Made by creating any variable under `Replicator.context()` or inside a step_fn.
-    `components[r]` is replica r's plain variable, for inspection.
+    `components[r]` is replica r's plain variable, for inspection; where one replica
+    owns the variable and all share it, they are the same. `owner` is that replica, or
+    None.
     """
 
     def __init__(
@@ -49,12 +52,14 @@ class ReplicatedVariable(_tf.HandleVariable):
         components: Sequence[tf.Variable],
         devices: Sequence[str],
         seed: Seed | None,
+        owner: int | None,
         **facts: Any,
     ) -> None:
         super().__init__(like=components[0], **facts)
         self.components = tuple(components)
         self._devices = tuple(devices)
         self._seed = seed
+        self.owner = owner
         if self._in_graph_mode and self.differs:
             self._graph_element = self._aggregated()
 
@@ -80,11 +85,24 @@ class ReplicatedVariable(_tf.HandleVariable):
         function = compiled.function_around()
         if function is not None:
             return compiled.handle_by_call(function, self, self._unique_id)
-        return self.components[replica.replica_id].handle
+        if self.owner is not None and not _tf.stands_in(replica.build.graph):
+            return self._handle
+        return self.handle_on(replica.replica_id, replica.build.aliases)
+
+    def handle_on(self, replica_id: int, aliases: Aliases) -> tf.Tensor:
+        """Returns the handle by which a replica uses the variable in a build.
+
+        Args:
+            replica_id: The replica.
+            aliases: Those of the build.
+        """
+        if self.owner is None:
+            return self.components[replica_id].handle
+        return aliases.of(self, replica_id)
 
     def _refuse_v1_update(self) -> None:
         """Raises if a v1 optimizer is about to write component 0 alone."""
-        if len(self.components) > 1 and _tf.v1_optimizer_applying():
+        if len(self._outside) > 1 and _tf.v1_optimizer_applying():
             raise errors.ContextError(
                 errors.compose(
                     f"an optimizer of tf.compat.v1.train updates variable {self.name} "
@@ -119,7 +137,8 @@ class ReplicatedVariable(_tf.HandleVariable):
         A SavedModel has one plain variable in place of all; TensorFlow traces all
         tf.functions anew for it.
         """
-        return self.components[:1] if _tf.in_save_context() else self.components
+        one = self.owner is not None or _tf.in_save_context()
+        return self.components[:1] if one else self.components
 
     # --- Reading ----------------------------------------------------------------------
 
@@ -269,6 +288,8 @@ class ReplicatedVariable(_tf.HandleVariable):
                     "has no meaning in a step",
                     "all_reduce what is written, or assign the whole value.",
                 )
+        if not equal and self.owner is not None:
+            return self.assign(parts.written(self, method, *args, **kwargs))
         with replica.build.ledger.agreed():
             written = getattr(_tf.HandleVariable, method)(self, *args, **kwargs)
             if equal:
@@ -331,7 +352,7 @@ class ReplicatedVariable(_tf.HandleVariable):
                 f"the replicas' values of variable {self.name} differ; it cannot be "
                 "loaded. Fix: run its assign(value) in the session."
             )
-        for component in self.components:
+        for component in self._outside:
             component.load(value, session)
 
     def __tf_tracing_type__(self, signature_context: Any) -> Any:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from replicator import _tf, errors
 from replicator.graph import factors, placeholder
 from replicator.graph.kinds import kind_of
+from replicator.graph.owners import Handles
 from replicator.graph.placeholder import Call, Placeholder
 
 # What each op that can be merged is called in messages. All others that call functions
@@ -117,13 +118,14 @@ def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
 
 
 def find_sites(
-    ops: Iterable[tf.Operation], replica_id: int
+    ops: Iterable[tf.Operation], replica_id: int, handles: Handles
 ) -> list[Placeholder | Region]:
     """Returns the ops that communicate, in order.
 
     Args:
         ops: The ops of one replica on one level.
         replica_id: That replica.
+        handles: Tells the variables whose writes, in control flow, communicate.
 
     Raises:
         ReplicatorError: A call stands in a function that is run by something other
@@ -136,6 +138,8 @@ def find_sites(
             sites.append(Placeholder(op, call))
             continue
         calls = calls_inside(op)
+        if kind_of(op).calls:
+            calls += tuple(handles.calls_inside(op, replica_id))
         if not calls:
             continue
         if op.type not in KINDS:

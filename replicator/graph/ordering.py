@@ -135,6 +135,7 @@ def order_in_function(
     merged: Set[tf.Operation],
     earlier: Sequence[tf.Operation],
     initializers: Set[tf.Operation],
+    sharing: bool = False,
 ) -> None:
     """Puts the effects of each replica in program order, in a function being traced.
 
@@ -144,7 +145,9 @@ def order_in_function(
     - effects that touch no resource (prints, assertions, Python calls), and those on a
       resource that several replicas write (a hash table);
     - merged ops, which were created at the end and not where they stand in the program.
-      Where there are some that touch a resource, nothing is left to TensorFlow.
+      Where there are some that touch a resource, nothing is left to TensorFlow;
+    - what touches variables that one replica owns and all share, which all replicas
+      read before it writes.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order.
@@ -152,8 +155,9 @@ def order_in_function(
         merged: The ops among all of them that several replicas share.
         earlier: The ops that stand in the function before the step.
         initializers: Ops that initialise variables, which are no part of the step.
+        sharing: Whether replicas share variables.
     """
-    if any(map(resource_inputs, merged)):
+    if sharing or any(map(resource_inputs, merged)):
         chains = _order_all(replicas, earlier, initializers)
     else:
         chains = _order_chains(replicas)

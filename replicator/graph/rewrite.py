@@ -21,7 +21,7 @@ from replicator.graph import (
     fence,
     match,
     merge,
-    sameness,
+    owners,
 )
 from replicator.graph.placeholder import Call, Placeholder
 from replicator.graph.record import Communication, Place, links
@@ -105,7 +105,7 @@ class Target:
         lowerings: For each primitive, how it becomes real ops.
         hubs: Deals out the devices on which shared work is done.
         policy: What else decides how communication is lowered.
-        labels: Knows which values are the same on all replicas.
+        handles: Knows which values, and variables, are the same on all replicas.
         initializers: Ops that initialise variables, which are no part of the step.
         communications: What was lowered so far.
     """
@@ -114,7 +114,7 @@ class Target:
     lowerings: Mapping[str, Lowering]
     hubs: cost.Hubs
     policy: cost.Policy
-    labels: sameness.Labels
+    handles: owners.Handles
     initializers: Set[tf.Operation]
     communications: list[Communication] = dataclasses.field(default_factory=list)
 
@@ -139,6 +139,7 @@ def rewrite(
     lowerings: Mapping[str, Lowering],
     initializers: Set[tf.Operation],
     policy: cost.Policy,
+    handles: owners.Handles,
 ) -> Rewritten:
     """Matches, lowers and rewires all communication of one build.
 
@@ -148,16 +149,17 @@ def rewrite(
         lowerings: For each primitive, how it becomes real ops.
         initializers: Ops that initialise variables, which are no part of the step.
         policy: What the user says of how communication is lowered.
+        handles: Tells the variables that one replica owns and all share.
 
     Raises:
         MismatchError: The replicas do not communicate alike.
         DeadlockError: They would wait for one another in a circle.
         ReplicatorError: A call stands where no other replica can join.
     """
-    sites = [control_flow.find_sites(ops, r) for r, ops in enumerate(replicas)]
+    sites = [control_flow.find_sites(ops, r, handles) for r, ops in enumerate(replicas)]
     match.check([_all_calls(own) for own in sites])
-    hubs, labels = cost.Hubs(devices), sameness.Labels()
-    target = Target(tuple(devices), lowerings, hubs, policy, labels, initializers)
+    hubs = cost.Hubs(devices)
+    target = Target(tuple(devices), lowerings, hubs, policy, handles, initializers)
     rewritten = _rewrite_level(replicas, range(len(replicas)), target, Place())
     return Rewritten(rewritten, tuple(target.communications))
 
@@ -177,7 +179,7 @@ def _rewrite_level(
 ) -> list[list[tf.Operation]]:
     """Does it for the ops of one graph; `replicas[n]` are those of `replica_ids[n]`."""
     sites = [
-        control_flow.find_sites(ops, r)
+        control_flow.find_sites(ops, r, target.handles)
         for ops, r in zip(replicas, replica_ids, strict=True)
     ]
     nodes = match.pair(sites)
@@ -196,13 +198,25 @@ def _rewrite_level(
             new = merge.merge(
                 regions,
                 lambda inner, ids, at: _rewrite_level(inner, ids, target, at),
-                target.labels,
+                target.handles.labels,
                 place,
             )
             merged.update({region.op: new for region in regions})
-    if not merged:
+    replicas = _with(merged, replicas)
+    others = owners.keep_owners_writes(
+        replicas, replica_ids, target.handles, target.initializers
+    )
+    return _with(others, replicas)
+
+
+def _with(
+    replaced: Mapping[tf.Operation, tf.Operation],
+    replicas: Sequence[Sequence[tf.Operation]],
+) -> list[list[tf.Operation]]:
+    """Returns the ops of each replica, with those that took the places of others."""
+    if not replaced:
         return [list(ops) for ops in replicas]
-    return [[merged.get(op, op) for op in ops] for ops in replicas]
+    return [[replaced.get(op, op) for op in ops] for ops in replicas]
 
 
 def _lower(

@@ -59,7 +59,7 @@ class Labels:
             return [None] * max(len(op.inputs) for op in loops)
         bodies = [_tf.function_body(op, "body") for op in loops]
         labels: list[int | None] = [
-            self.new() if self.same(column) else None
+            self._in_a_loop(column)
             for column in zip(*(op.inputs for op in loops), strict=True)
         ]
         while True:  # until what a turn starts with is what it ends with
@@ -73,6 +73,12 @@ class Labels:
             if kept == labels:
                 return kept
             labels = kept
+
+    def _in_a_loop(self, column: Sequence[tf.Tensor]) -> int | None:
+        """Labels what a loop variable may come to be; a resource stays what it is."""
+        if not self.same(column):
+            return None
+        return self.of(column[0]) if column[0].dtype == tf.resource else self.new()
 
     def _through(
         self, graph: Any, outputs: Sequence[tf.Tensor], labels: Sequence[int | None]

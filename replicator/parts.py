@@ -1,0 +1,91 @@
+"""What a variable holds once a part of it is written, as a value.
+
+For variables that one replica owns: a step in which the replicas write different parts
+agrees on the mean of what each of them would hold, and nobody has a component to write
+into.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+
+_MERGED = {
+    "add": tf.tensor_scatter_nd_add,
+    "sub": tf.tensor_scatter_nd_sub,
+    "max": tf.tensor_scatter_nd_max,
+    "min": tf.tensor_scatter_nd_min,
+    "update": tf.tensor_scatter_nd_update,
+}
+
+
+def written(variable: Any, method: str, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """Returns the value of a variable, with a part of it written.
+
+    Args:
+        variable: What would be written.
+        method: By which method, "scatter_add" for example.
+        *args: Its arguments.
+        **kwargs: Its arguments by name.
+
+    Raises:
+        UnsupportedError: There is no such function of tensors.
+    """
+    value = variable.read_value()
+    if method == "_strided_slice_assign":
+        return _slice_assigned(value, *args, **kwargs)
+    kind, _, how = method.rpartition("_")
+    if kind == "scatter" and how in _MERGED:
+        return _rows_written(value, _MERGED[how], *args, **kwargs)
+    if kind == "scatter_nd":
+        return _slices_written(value, _MERGED[how], *args, **kwargs)
+    raise errors.UnsupportedError(
+        errors.compose(
+            f"{method} of variable {variable.name}, which replica {variable.owner} "
+            "owns, cannot be made equal on all replicas.",
+            [f"at {errors.user_line()}"],
+            'assign the whole value, or use variables="mirrored".',
+        )
+    )
+
+
+def _rows_written(
+    value: tf.Tensor, merge: Any, sparse_delta: tf.IndexedSlices, *_: Any, **__: Any
+) -> tf.Tensor:
+    return merge(value, sparse_delta.indices[..., tf.newaxis], sparse_delta.values)
+
+
+def _slices_written(
+    value: tf.Tensor, merge: Any, indices: Any, updates: Any, *_: Any, **__: Any
+) -> tf.Tensor:
+    return merge(value, indices, updates)
+
+
+def _slice_assigned(
+    value: tf.Tensor,
+    begin: Any,
+    end: Any,
+    strides: Any,
+    part: Any,
+    name: str | None,
+    *masks: int,
+) -> tf.Tensor:
+    names = (
+        "begin_mask",
+        "end_mask",
+        "ellipsis_mask",
+        "new_axis_mask",
+        "shrink_axis_mask",
+    )
+    return tf.raw_ops.TensorStridedSliceUpdate(
+        input=value,
+        begin=begin,
+        end=end,
+        strides=strides,
+        value=tf.convert_to_tensor(part, value.dtype),
+        name=name,
+        **dict(zip(names, masks, strict=True)),
+    )
