@@ -36,13 +36,14 @@ def agree(variable: Any, value: Any, replica: context.ReplicaContext) -> Any:
     refuse_unwrapped(variable)
     value = tf.convert_to_tensor(value, dtype=variable.dtype)
     how = variable.aggregation
+    owners = [variable.owner]
     if how == tf.VariableAggregation.SUM:
-        return all_reduce.all_reduce(value, "sum")
+        return all_reduce.combine([value], "sum", None, owners)[0]
     if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:
         return broadcast.broadcast(value, root=0)
     has_mean = variable.dtype.is_floating or variable.dtype.is_complex
     if how == tf.VariableAggregation.MEAN or has_mean:
-        return all_reduce.all_reduce(value, "mean")
+        return all_reduce.combine([value], "mean", None, owners)[0]
     return (
         _checked_equal(value, variable.name) if replica.build.options.check else value
     )

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.seeds import Seed
-from replicator.variables import ReplicatedVariable
+from replicator.variables import ReplicatedVariable, plain
 
 
 @dataclasses.dataclass
@@ -45,6 +45,7 @@ class VariableFactory:
         self._devices = tuple(devices)
         self._sharded = sharded and len(self._devices) > 1
         self._bytes = [0] * len(self._devices)  # that each replica owns
+        self._last_owner: int | None = None
         self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
         self._all = weakref.WeakValueDictionary()
@@ -136,7 +137,9 @@ class VariableFactory:
         """Returns the replica that shall own a variable; None if each gets its own.
 
         Replicas own about the same number of bytes, and what is an optimizer's slot is
-        owned with its variable. What is to differ is not shared, and neither are
+        owned with its variable, what is a vector with the variable before it: a bias
+        with its layer's weights, whose gradient is computed from the same. What is to
+        differ is not shared, and neither are
         integers, which a step may count with in its own way, and scalars, which would
         cost a transfer to save a few bytes.
         """
@@ -153,13 +156,15 @@ class VariableFactory:
         )
         if not (value.dtype.is_floating or value.dtype.is_complex) or not value.shape:
             return None
-        primary = _tf.variable_of_slot()
-        primary = getattr(primary, "value", primary)
+        primary = plain(_tf.variable_of_slot())
         if isinstance(primary, ReplicatedVariable) and primary.owner is not None:
             owner = primary.owner
+        elif value.shape.rank == 1 and self._last_owner is not None:
+            owner = self._last_owner
         else:
             owner = self._bytes.index(min(self._bytes))
         self._bytes[owner] += (value.shape.num_elements() or 0) * value.dtype.size
+        self._last_owner = owner
         return owner
 
     def _components(

@@ -17,6 +17,7 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.accumulators import Accumulator, Gradient
 from replicator.primitives import all_gather, all_reduce
+from replicator.variables import plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +112,8 @@ class Combiner:
         if self.accumulation_steps > 1 and own:
             what = tuple((_key(variables[k]), kinds[k]) for k in used)
             return self._accumulate(replica, own, what, weight, update)
-        return update(all_reduce.all_reduce(own, self.op, weight))
+        owners = [getattr(plain(variables[k]), "owner", None) for k in used]
+        return update(all_reduce.combine(own, self.op, weight, owners))
 
     def _agree_on_kinds(
         self,
@@ -244,15 +246,9 @@ def _home(graph: tf.Graph) -> Any:
     return None if graph.building_function else graph
 
 
-def _plain(variable: Any) -> Any:
-    """Returns the tf.Variable inside a Keras variable, or the variable itself."""
-    inside = getattr(variable, "value", variable)
-    return variable if callable(inside) else inside
-
-
 def _key(variable: Any) -> Any:
     """Returns what identifies a variable, Keras' or TensorFlow's, among all others."""
-    inside = _plain(variable)
+    inside = plain(variable)
     return inside.ref() if isinstance(inside, tf.Variable) else id(inside)
 
 
@@ -342,11 +338,11 @@ def _as_kind(
             return gradient
         if gradient.dense_shape is None:
             gradient = tf.IndexedSlices(
-                gradient.values, gradient.indices, _shape_of(_plain(variable))
+                gradient.values, gradient.indices, _shape_of(plain(variable))
             )
     if gradient is not None:
         return tf.convert_to_tensor(gradient)
-    value = _plain(variable)
+    value = plain(variable)
     if kind.index_dtype is None:
         return tf.zeros_like(value)
     shape = _shape_of(value)

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors, gradients
-from replicator.variables import ReplicatedVariable
+from replicator.variables import ReplicatedVariable, plain
 
 OPS = ("mean", "sum")
 _do_not_convert = tf.autograph.experimental.do_not_convert
@@ -314,9 +314,7 @@ def _check_variables(optimizer: Any, num_replicas: int) -> None:
     else:
         variables = getattr(optimizer, "variables", ())
     for variable in variables() if callable(variables) else variables:
-        inside = getattr(variable, "value", variable)
-        inside = variable if callable(inside) else inside
-        if not isinstance(inside, ReplicatedVariable):
+        if not isinstance(plain(variable), ReplicatedVariable):
             raise errors.ContextError(
                 errors.compose(
                     f"the optimizer {type(optimizer).__name__} holds variable "

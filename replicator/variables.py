@@ -383,6 +383,12 @@ class _Written(ReplicatedVariable):
         return tf.control_dependencies([self._done])
 
 
+def plain(variable: Any) -> Any:
+    """Returns the tf.Variable inside a Keras variable, or the variable itself."""
+    inside = getattr(variable, "value", variable)
+    return variable if callable(inside) else inside
+
+
 def _partial_writer(method: str) -> Callable[..., Any]:
     """Returns the replicated version of a method that writes parts of a variable."""
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator import _tf, errors
 from replicator.graph import factors, placeholder
 from replicator.graph.kinds import kind_of
-from replicator.graph.owners import Handles
+from replicator.graph.owners import NOTHING_SHARED, Handles
 from replicator.graph.placeholder import Call, Placeholder
 
 # What each op that can be merged is called in messages. All others that call functions
@@ -118,7 +118,7 @@ def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
 
 
 def find_sites(
-    ops: Iterable[tf.Operation], replica_id: int, handles: Handles
+    ops: Iterable[tf.Operation], replica_id: int, handles: Handles = NOTHING_SHARED
 ) -> list[Placeholder | Region]:
     """Returns the ops that communicate, in order.
 

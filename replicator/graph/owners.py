@@ -214,6 +214,9 @@ class Handles:
                             yield label, inner
 
 
+NOTHING_SHARED = Handles(Labels(), {}, ())
+
+
 def _arguments(op: tf.Operation, count: int) -> int:
     """Returns how many of the inputs of an op its functions get: the last ones."""
     chosen = op.type in ("If", "StatelessIf", "Case", "StatelessCase")
