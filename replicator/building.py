@@ -287,8 +287,9 @@ def _copies(
     """
     initializers = ordering.with_sources(settings.factory.initializers, replicas)
     own = inputs.columns(elements) if elements else []
-    known = settings.factory.owners(), build.aliases.variables()
-    variables = {id(v): v for some in known for v in some.values()}
+    used = [*build.aliases.variables().values()]
+    used += [v for v in settings.factory.owners().values() if v.owner is None]
+    variables = {id(variable): variable for variable in used}
     own += [
         [variable.handle_on(r, build.aliases) for r in range(build.num_replicas)]
         for variable in variables.values()
