@@ -212,8 +212,9 @@ def _attempt(
     )
     replicas = rewritten.replicas
     shared_handles = build.aliases.resolve()
-    reads.join_reads(replicas, initializers, shared_handles)
+    reads.join_reads(replicas, initializers)
     replicas = reads.read_rows(replicas, initializers)
+    reads.share_reads(replicas, initializers, shared_handles)
     lowered = graph.get_operations()[start:]
     ready = [] if feed is None or elements is None else feed.ready(elements)
     done = _order_effects(

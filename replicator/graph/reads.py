@@ -21,9 +21,7 @@ from replicator.graph.kinds import resource_inputs
 
 
 def join_reads(
-    replicas: Sequence[Sequence[tf.Operation]],
-    initializers: Set[tf.Operation],
-    shared: Set[int] = frozenset(),
+    replicas: Sequence[Sequence[tf.Operation]], initializers: Set[tf.Operation]
 ) -> int:
     """Points the consumers of repeated reads at the first one, or at what was assigned.
 
@@ -31,17 +29,12 @@ def join_reads(
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
         initializers: Ops among them that initialise variables, which are no part of the
             step: what they read and assign is not what the step does.
-        shared: The ids of the resources that all replicas use. Between two writes, one
-            read of these serves all replicas.
 
     Returns:
         The number of reads that have lost their consumers.
     """
     joined = 0
-    # By the id of a shared resource, and how often it has been written.
-    common: dict[tuple[int, int], tf.Tensor] = {}
     for ops in replicas:
-        writes = dict.fromkeys(shared, 0)
         values: dict[int, tf.Tensor] = {}  # by the id of the resource
         for op in ops:
             if op in initializers:
@@ -50,20 +43,50 @@ def join_reads(
                 for _, tensor in resource_inputs(op):
                     if not _tf.only_reads(op):
                         values.pop(id(tensor), None)
-                        if id(tensor) in writes:
-                            writes[id(tensor)] += 1
                 if op.type == "AssignVariableOp":
                     resource, value = op.inputs
                     values[id(resource)] = value
             elif not op.control_inputs:
-                key = id(op.inputs[0])
-                first = op.outputs[0]
-                if key in shared:
-                    first = common.setdefault((key, writes[key]), first)
-                known = values.setdefault(key, first)
+                known = values.setdefault(id(op.inputs[0]), op.outputs[0])
                 if known is not op.outputs[0]:
                     _tf.replace(op.outputs[0], known)
                     joined += 1
+    return joined
+
+
+def share_reads(
+    replicas: Sequence[Sequence[tf.Operation]],
+    initializers: Set[tf.Operation],
+    shared: Set[int],
+) -> int:
+    """Lets one read of a variable that all replicas share serve all of them.
+
+    Args:
+        replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order,
+            with the same writes in their places on all.
+        initializers: Ops among them that initialise variables.
+        shared: The ids of the variables' handles.
+
+    Returns:
+        The number of reads that have lost their consumers.
+    """
+    joined = 0
+    # By the id of a handle, and how often the variable has been written before.
+    values: dict[tuple[int, int], tf.Tensor] = {}
+    for ops in replicas if shared else ():
+        writes = dict.fromkeys(shared, 0)
+        for op in ops:
+            for _, handle in resource_inputs(op):
+                if id(handle) not in writes or op in initializers:
+                    continue
+                if not _tf.only_reads(op):
+                    writes[id(handle)] += 1
+                elif op.type == "ReadVariableOp" and not op.control_inputs:
+                    place = (id(handle), writes[id(handle)])
+                    known = values.setdefault(place, op.outputs[0])
+                    if known is not op.outputs[0]:
+                        _tf.replace(op.outputs[0], known)
+                        joined += 1
     return joined
 
 
