@@ -559,7 +559,7 @@ def user_frames(
     if isinstance(of, BaseException):
         frames = traceback.extract_tb(of.__traceback__)
     else:
-        frames = tf_stack.extract_stack() if of is None else of.traceback
+        frames = tf_stack.extract_stack() if of is None else of.traceback or ()
     return [
         (frame.filename, frame.lineno, frame.name)
         for frame in frames

@@ -36,17 +36,23 @@ def agree(variable: Any, value: Any, replica: context.ReplicaContext) -> Any:
     refuse_unwrapped(variable)
     value = tf.convert_to_tensor(value, dtype=variable.dtype)
     how = variable.aggregation
-    owners = [variable.owner]
     if how == tf.VariableAggregation.SUM:
-        return all_reduce.combine([value], "sum", None, owners)[0]
+        return _combined(value, "sum", variable.owner)
     if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:
         return broadcast.broadcast(value, root=0)
     has_mean = variable.dtype.is_floating or variable.dtype.is_complex
     if how == tf.VariableAggregation.MEAN or has_mean:
-        return all_reduce.combine([value], "mean", None, owners)[0]
+        return _combined(value, "mean", variable.owner)
     return (
         _checked_equal(value, variable.name) if replica.build.options.check else value
     )
+
+
+def _combined(value: tf.Tensor, op: str, owner: int | None) -> tf.Tensor:
+    """Reduces a value over all replicas, for the replica that owns the variable."""
+    if owner is None:
+        return all_reduce.all_reduce(value, op)
+    return all_reduce.combine([value], op, None, [owner])[0]
 
 
 def refuse_unwrapped(variable: Any) -> None:

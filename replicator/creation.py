@@ -154,7 +154,8 @@ class VariableFactory:
         value = tf.convert_to_tensor(
             getattr(value, "wrapped_value", value), kwargs.get("dtype")
         )
-        if not (value.dtype.is_floating or value.dtype.is_complex) or not value.shape:
+        inexact = value.dtype.is_floating or value.dtype.is_complex
+        if not inexact or not value.shape.rank:
             return None
         primary = plain(_tf.variable_of_slot())
         if isinstance(primary, ReplicatedVariable) and primary.owner is not None:

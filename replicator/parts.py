@@ -55,7 +55,8 @@ def written(variable: Any, method: str, *args: Any, **kwargs: Any) -> tf.Tensor:
 def _rows_written(
     value: tf.Tensor, merge: Any, sparse_delta: tf.IndexedSlices, *_: Any, **__: Any
 ) -> tf.Tensor:
-    return merge(value, sparse_delta.indices[..., tf.newaxis], sparse_delta.values)
+    indices = tf.convert_to_tensor(sparse_delta.indices)
+    return merge(value, indices[..., tf.newaxis], sparse_delta.values)
 
 
 def _slices_written(
@@ -64,28 +65,6 @@ def _slices_written(
     return merge(value, indices, updates)
 
 
-def _slice_assigned(
-    value: tf.Tensor,
-    begin: Any,
-    end: Any,
-    strides: Any,
-    part: Any,
-    name: str | None,
-    *masks: int,
-) -> tf.Tensor:
-    names = (
-        "begin_mask",
-        "end_mask",
-        "ellipsis_mask",
-        "new_axis_mask",
-        "shrink_axis_mask",
-    )
-    return tf.raw_ops.TensorStridedSliceUpdate(
-        input=value,
-        begin=begin,
-        end=end,
-        strides=strides,
-        value=tf.convert_to_tensor(part, value.dtype),
-        name=name,
-        **dict(zip(names, masks, strict=True)),
-    )
+def _slice_assigned(before: tf.Tensor, **arguments: Any) -> tf.Tensor:
+    value = tf.convert_to_tensor(arguments.pop("value"), before.dtype)
+    return tf.raw_ops.TensorStridedSliceUpdate(input=before, value=value, **arguments)

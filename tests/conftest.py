@@ -48,17 +48,30 @@ def pytest_configure(config: pytest.Config) -> None:
         defaults[name] = ast.literal_eval(value) if literal else value
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Under --with variables=..., leaves out what is about mirrored variables."""
+    chosen = replicator.Replicator.__init__.__kwdefaults__["variables"]
+    if chosen != "mirrored" and item.get_closest_marker("mirrored"):
+        pytest.skip("counts or compares the components of mirrored variables")
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
-    """Under --with build=clone, skips a test whose replicas cannot be copies.
+    """Under --with, skips a test that does what the chosen option refuses by name.
 
-    A step that asks who it is builds every replica by itself; that clone refuses it is
-    what tests/graph/test_clone.py is about.
+    Replicas cannot be copies where a step asks who it is, and a variable with one owner
+    cannot be written in every way; tests/graph/test_clone.py and test_owners.py are
+    about these errors.
     """
     outcome = yield
-    refused = outcome.excinfo is not None and isinstance(
-        outcome.excinfo[1], replicator.errors.CloneError
+    error = outcome.excinfo and outcome.excinfo[1]
+    options = pyfuncitem.config.getoption("--with")
+    uncloned = isinstance(error, replicator.errors.CloneError)
+    unshared = isinstance(error, replicator.errors.UnsupportedError) and (
+        'variables="mirrored"' in str(error)
     )
-    if refused and "build=clone" in pyfuncitem.config.getoption("--with"):
-        reason = str(outcome.excinfo[1]).partition("\n")[0]
+    if ("build=clone" in options and uncloned) or (
+        "variables=sharded" in options and unshared
+    ):
+        reason = str(error).partition("\n")[0]
         outcome.force_exception(pytest.skip.Exception(f"refused: {reason}"))

@@ -10,8 +10,10 @@ import contextlib
 import inspect
 import linecache
 import os
+from typing import Any
 
 import pytest
+import sonnet as snt
 import tensorflow as tf
 
 import replicator
@@ -955,3 +957,47 @@ def test_capture_by_call_asks_at_each_call():
     current = variables[1]
     assert float(function()) == 2.0
     assert function.experimental_get_tracing_count() == 1
+
+
+def test_stands_in_tells_graphs_inside_a_graph() -> None:
+    found = []
+
+    @tf.function
+    def function(x: tf.Tensor) -> tf.Tensor:
+        graph = tf.compat.v1.get_default_graph()
+        found.append(_tf.stands_in(graph))
+        with tf.init_scope():
+            found.append(not _tf.stands_in(graph))
+
+        def branch() -> tf.Tensor:
+            found.append(_tf.stands_in(graph))
+            found.append(not _tf.stands_in(tf.Graph()))
+            return x + 1
+
+        return tf.cond(x > 0, branch, lambda: x)
+
+    function.get_concrete_function(tf.TensorSpec([], tf.float32))
+    assert len(found) >= 4 and all(found)
+
+
+@pytest.mark.parametrize("family", ["keras", "v1", "sonnet"])
+def test_variable_of_slot_knows_what_each_family_makes_slots_for(family: str) -> None:
+    seen = []
+
+    def creator(next_creator: Any, **kwargs: Any) -> Any:
+        seen.append(_tf.variable_of_slot())
+        return next_creator(**kwargs)
+
+    weights = tf.Variable([1.0, 2.0])
+    assert _tf.variable_of_slot() is None
+    with tf.variable_creator_scope(creator):
+        if family == "keras":
+            weights = tf.keras.Variable([1.0, 2.0])
+            seen.clear()
+            tf.keras.optimizers.SGD(momentum=0.5).build([weights])
+        elif family == "v1":
+            optimizer = tf.compat.v1.train.MomentumOptimizer(0.1, 0.5)
+            optimizer.apply_gradients([(tf.ones([2]), weights)])
+        else:
+            snt.optimizers.Momentum(0.1, 0.5).apply([tf.ones([2])], [weights])
+    assert any(primary is weights for primary in seen)

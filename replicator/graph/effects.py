@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph import placeholder
-from replicator.graph.kinds import resource_inputs
+from replicator.graph.kinds import kind_of, resource_inputs
 
 _VARIABLE_WRITERS = re.compile(
     r"Assign(Add|Sub)?VariableOp|Resource(Sparse)?Apply\w+|ResourceScatter\w+"
@@ -82,6 +82,11 @@ def find_writes(
             if agreed is None:
                 agreed = ledger.agreed_ops(op.graph)
             yield op, tensor, op in agreed or not _writes(op, index, ledger)
+
+
+def may_write(op: tf.Operation) -> bool:
+    """Whether an op writes a variable, or calls functions that may."""
+    return bool(_VARIABLE_WRITERS.fullmatch(op.type)) or kind_of(op).calls
 
 
 def _writes(op: tf.Operation, index: int, ledger: Ledger | None) -> bool:

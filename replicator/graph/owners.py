@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.graph.captures import Captures
+from replicator.graph.effects import may_write
 from replicator.graph.kinds import kind_of
 from replicator.graph.placeholder import Call
 from replicator.graph.sameness import Labels
@@ -61,11 +62,12 @@ class Aliases:
 
     def of(self, variable: Any, replica_id: int) -> tf.Tensor:
         """Returns the handle by which a replica uses a variable that has an owner."""
-        key = (id(variable), replica_id)
+        key = (id(variable.components[0]), replica_id)
         if key not in self._made:
             handle = variable.components[0].handle
             with (
                 self._graph.as_default(),
+                self._graph.colocate_with(None, ignore_existing=True),
                 tf.control_dependencies(None),
                 tf.device(None),
                 tf.device(self._devices[variable.owner]),
@@ -142,7 +144,7 @@ class Handles:
 
     def written(self, op: tf.Operation) -> list[int]:
         """Returns the labels of the shared variables that an op writes, each once."""
-        if not self.shared or _tf.only_reads(op):
+        if not self.shared or not may_write(op):
             return []
         found = self._touched(op.inputs)
         if not found:
@@ -207,7 +209,7 @@ class Handles:
                 if kind_of(inner).calls:
                     if any(label is not None for label in labels):
                         yield from self._writers(inner, labels)
-                elif any(label is not None for label in labels):
+                elif may_write(inner):
                     written = _tf.resources_touched(inner)[1]
                     for tensor, label in zip(inner.inputs, labels, strict=True):
                         if label is not None and id(tensor) in written:

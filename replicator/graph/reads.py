@@ -17,6 +17,7 @@ from collections.abc import Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.graph.effects import may_write
 from replicator.graph.kinds import resource_inputs
 
 
@@ -79,7 +80,7 @@ def share_reads(
             for _, handle in resource_inputs(op):
                 if id(handle) not in writes or op in initializers:
                     continue
-                if not _tf.only_reads(op):
+                if may_write(op):
                     writes[id(handle)] += 1
                 elif op.type == "ReadVariableOp" and not op.control_inputs:
                     place = (id(handle), writes[id(handle)])

@@ -259,6 +259,7 @@ def test_only_rows_are_read_of_what_is_only_gathered_from() -> None:
     }.items(),
     ids=lambda item: item[0],
 )
+@pytest.mark.mirrored
 def test_anything_else_reads_the_whole(use: Any) -> None:
     repl = helpers.make(2)
 

@@ -299,6 +299,7 @@ def test_several_replicators_work_side_by_side() -> None:
         helpers.assert_replicas_equal([variable])
 
 
+@pytest.mark.mirrored
 def test_functions_that_cannot_be_traced_per_replica_are_refused() -> None:
     repl = helpers.make(2)
     variable = make(repl, name="weights")
