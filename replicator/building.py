@@ -27,6 +27,7 @@ from replicator.graph import (
     effects,
     ordering,
     owners,
+    products,
     random,
     reads,
     record,
@@ -215,6 +216,7 @@ def _attempt(
     reads.join_reads(replicas, initializers)
     replicas = reads.read_rows(replicas, initializers)
     reads.share_reads(replicas, initializers, shared_handles)
+    products.turn(replicas)
     lowered = graph.get_operations()[start:]
     ready = [] if feed is None or elements is None else feed.ready(elements)
     done = _order_effects(

@@ -14,7 +14,7 @@ from replicator import errors
 from replicator.graph import rates
 from replicator.graph.cost import ALGORITHMS, Policy
 
-VARIABLES = ("mirrored", "sharded")
+VARIABLES = ("mirrored", "sharded", "auto")
 BUILDS = ("trace", "clone")
 
 

@@ -21,7 +21,7 @@ from replicator import (
     steps,
 )
 from replicator.creation import VariableFactory
-from replicator.graph import rates
+from replicator.graph import cost, rates
 from replicator.graph.effects import Ledger
 from replicator.options import Options
 from replicator.plan import rows
@@ -78,6 +78,7 @@ class Replicator:
             which are taken as equal, are checked to be so in each step.
         variables: "mirrored": each replica holds all variables. "sharded": each
             variable and its optimizer slots are held, and updated, by one replica.
+            "auto": sharded if all devices are CPUs of one process, else mirrored.
         algorithm: How all_reduce is done, unless a call says: "hub", one device reduces
             and hands out the result; "shuffled", each device does so with one slice;
             "tree", neighbours combine, then pairs of neighbours; "ring", slices travel
@@ -127,7 +128,7 @@ class Replicator:
         self._settings = building.Settings(
             devices=first,
             options=chosen,
-            factory=VariableFactory(first, chosen.variables == "sharded"),
+            factory=VariableFactory(first, cost.shards(chosen.variables, first)),
             ledger=Ledger(),
         )
         self._steps: dict[Any, steps.Step] = {}
