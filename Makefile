@@ -11,12 +11,13 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits torch-style test lint format bench bench-peers clean
+.PHONY: help digits torch-style test test-options lint format bench bench-peers clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
 	@echo "make torch-style  run a tutorial on torch.distributed, and check its numbers"
 	@echo "make test     run the whole test suite, with the coverage of replicator/"
+	@echo "make test-options  run the suite again with each option of Replicator; hours"
 	@echo "make lint     check formatting, lint rules and types"
 	@echo "make format   format the code and mend what ruff can mend"
 	@echo "make bench    measure against one device and MirroredStrategy; 20 minutes"
@@ -30,7 +31,14 @@ torch-style: $(VENV)/.examples
 	$(BIN)/python examples/torch_style.py
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --cov --cov-report=term
+	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term
+
+# What Replicator computes does not depend on how; OPTIONS="build=clone" runs one only.
+OPTIONS ?= variables=sharded fusion=False factors=False build=clone \
+	algorithm=shuffled algorithm=tree algorithm=ring
+test-options: $(VENV)/.test
+	for option in $(OPTIONS); do \
+		$(BIN)/python -m pytest --numprocesses=auto --with $$option || exit; done
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check --quiet
