@@ -40,17 +40,6 @@ def handle_by_call(function: Any, variable: Any, key: str) -> tf.Tensor:
     Returns:
         An argument of the function: the replica's own component at each call.
     """
-    if variable.owner is not None:
-        raise errors.UnsupportedError(
-            errors.compose(
-                f"a function with jit_compile=True uses variable {variable.name}, "
-                f"which replica {variable.owner} owns; XLA reaches only what stands "
-                "on the device that it compiles for.",
-                [f"at {errors.user_line()}"],
-                "hand its value in as an argument, a tensor; or use "
-                'variables="mirrored".',
-            )
-        )
 
     def own_handle() -> tf.Tensor:
         if context.current() is None:
@@ -60,6 +49,24 @@ def handle_by_call(function: Any, variable: Any, key: str) -> tf.Tensor:
     like = variable.components[0].handle
     inside = _tf.capture_by_call(function, key, like, own_handle)
     return inside
+
+
+def refuse_owned(variable: Any) -> None:
+    """Raises if a compiled function is about to use a variable that has an owner.
+
+    Raises:
+        UnsupportedError: XLA reaches only what stands on the device it compiles for.
+    """
+    if variable.owner is None or function_around() is None:
+        return
+    raise errors.UnsupportedError(
+        errors.compose(
+            f"a function with jit_compile=True uses variable {variable.name}, which "
+            f"replica {variable.owner} owns, and which the others cannot reach there.",
+            [f"at {errors.user_line()}"],
+            'hand its value in as an argument, a tensor; or use variables="mirrored".',
+        )
+    )
 
 
 def _check_outside(function: Any, variable: Any, inside: tf.Tensor) -> None:

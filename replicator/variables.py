@@ -82,6 +82,7 @@ class ReplicatedVariable(_tf.HandleVariable):
                     "create it under the context() of the Replicator that runs it.",
                 )
             )
+        compiled.refuse_owned(self)
         function = compiled.function_around()
         if function is not None:
             return compiled.handle_by_call(function, self, self._unique_id)
@@ -147,6 +148,7 @@ class ReplicatedVariable(_tf.HandleVariable):
         return contextlib.nullcontext()
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        compiled.refuse_owned(self)  # the tape asks for the handle, and drops errors
         with self._afterwards():
             if context.current() is None and self.differs:
                 return self._aggregated()

@@ -330,6 +330,7 @@ def test_a_function_of_steps_does_no_harm_outside(kind: str) -> None:
         function()
 
 
+@pytest.mark.mirrored
 def test_a_function_from_outside_is_refused_in_steps() -> None:
     repl = helpers.make(2)
     with repl.context():

@@ -261,6 +261,7 @@ def test_the_context_covers_its_block_only() -> None:
 
 
 @pytest.mark.parametrize("in_step", [True, False], ids=["in_step", "in_context"])
+@pytest.mark.mirrored
 def test_components_stand_on_the_devices(in_step: bool) -> None:
     repl = helpers.make(3)
     made: list[Any] = []

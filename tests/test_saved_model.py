@@ -155,6 +155,7 @@ def test_saving_leaves_the_replicas_as_they_were(tmp_path: pathlib.Path) -> None
     assert loaded.calls.numpy() == 0.0
 
 
+@pytest.mark.mirrored
 def test_loading_under_the_context_replicates(tmp_path: pathlib.Path) -> None:
     original = Regression()
     tf.saved_model.save(original, str(tmp_path / "saved"))

@@ -8,6 +8,7 @@ from tests import helpers
 from tests.benchmarks.helpers import results
 
 
+@pytest.mark.mirrored
 def test_components_are_counted_once_each():
     plain = tf.Variable(tf.zeros([3, 5]))
     assert memory.counted([plain, plain]) == 60

@@ -9,7 +9,16 @@ import pytest
 from replicator import primitives
 from replicator.primitives import table
 
-SHARED = {"axes", "base", "groups", "reductions", "rooted", "table"}
+SHARED = {
+    "algorithms",
+    "axes",
+    "base",
+    "groups",
+    "reductions",
+    "rooted",
+    "sufficient",
+    "table",
+}
 NOT_PRIMITIVES = {"__init__", "conveniences", "objects", *SHARED}
 
 FILES = {"recv": "message", "send": "message"}  # the others are called like theirs

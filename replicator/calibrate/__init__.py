@@ -1,0 +1,1 @@
+"""Measures what communication costs here: `python -m replicator.calibrate`."""

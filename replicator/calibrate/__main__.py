@@ -1,0 +1,93 @@
+"""Measures what work costs here: `python -m replicator.calibrate --output=FILE`.
+
+What `Replicator(..., calibration=FILE)`, or the environment variable
+REPLICATOR_CALIBRATION, then chooses algorithms by. Prints the rates of the cost model
+(graph/rates.py), and beside one another what all_reduce takes by each algorithm, and
+what the model says of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import tensorflow as tf
+from absl import app, flags
+
+from replicator import devices, errors
+from replicator.calibrate import measure
+from replicator.graph import rates
+
+_DEVICES = flags.DEFINE_list(
+    "devices", None, "Devices of one kind; all accelerators, else 8 logical CPUs."
+)
+_REPLICAS = flags.DEFINE_list("replicas", None, "How many of them; 2, 4, 8, ...")
+_SIZES = flags.DEFINE_list(
+    "kibibytes", ["1", "16", "256", "4096", "65536"], "Sizes of the tensors."
+)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each is measured.", 1)
+_OUTPUT = flags.DEFINE_string("output", None, "A file to write the rates to, as JSON.")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures, prints and writes; returns the exit status."""
+    try:
+        if len(argv) > 1:
+            raise ValueError(f"unknown argument {argv[1]!r}")
+        sizes = [_positive("--kibibytes", size) for size in _SIZES.value]
+        asked = [_positive("--replicas", count) for count in _REPLICAS.value or ()]
+        found = [own[0] for own in devices.resolve(_DEVICES.value or _default())]
+        counts = asked or [n for n in (2, 4, 8) if n <= len(found)]
+        if len(found) < 2 or not all(1 < n <= len(found) for n in counts):
+            raise ValueError(f"{counts or 2} replicas on {len(found)} devices")
+        kind = rates.kind_of(found)
+        measured = measure.measure_rates(found, _ROUNDS.value)
+        calibration = rates.Calibration({kind: measured})
+        timings = [
+            measure.measure_algorithms(
+                found[:n], size << 10, _ROUNDS.value, calibration
+            )
+            for n in counts
+            for size in sizes
+        ]
+        if _OUTPUT.value is not None:
+            facts = json.loads(calibration.to_json())
+            facts["timings"] = [dataclasses.asdict(timing) for timing in timings]
+            pathlib.Path(_OUTPUT.value).write_text(json.dumps(facts, indent=1) + "\n")
+        measure.show(kind, measured, timings)
+    except (errors.ReplicatorError, ValueError, OSError) as error:
+        return _fail(error)
+    return 0
+
+
+def _default() -> list[str]:
+    """Returns all accelerators, if there are several, else logical CPUs."""
+    accelerators = tf.config.list_physical_devices("GPU")
+    if len(accelerators) > 1:
+        return [f"GPU:{k}" for k in range(len(accelerators))]
+    return [f"CPU:{k}" for k in range(8)]
+
+
+def _positive(flag: str, text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"{flag} was given {text!r}, which is no positive number")
+    return int(text)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(_fail(error))
+
+
+def _fail(error: Exception) -> int:
+    print(" ".join(str(error).split()), file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=_parse)
