@@ -123,6 +123,15 @@ def finish(name: str, about: Any, found: Any, made: Iterable[Table]) -> None:
 
 
 def apart(module: str, *arguments: str, timeout: int = 1200) -> Any:
+    """Runs a program in a process of its own; see `run_apart`.
+
+    Returns:
+        What its last line of output says, as JSON.
+    """
+    return json.loads(run_apart(module, *arguments, timeout=timeout).splitlines()[-1])
+
+
+def run_apart(module: str, *arguments: str, timeout: int = 1200) -> str:
     """Runs a program in a process of its own.
 
     Args:
@@ -131,7 +140,7 @@ def apart(module: str, *arguments: str, timeout: int = 1200) -> Any:
         timeout: In seconds.
 
     Returns:
-        What its last line of output says, as JSON.
+        What it printed.
     """
     command = [sys.executable, "-m", module, *arguments]
     try:
@@ -148,4 +157,4 @@ def apart(module: str, *arguments: str, timeout: int = 1200) -> Any:
     if done.returncode or not done.stdout:
         sys.stderr.write(done.stderr)
         fail(f"{' '.join(command[1:])} failed with status {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout

@@ -26,7 +26,7 @@ STEPS = {"small": 500, "large": 30}  # of each network that is measured
 def measure(workload: str, replicas: int) -> Any:
     """Returns what benchmarks.steps found: `[contender]` is a Measured as a dict."""
     with tempfile.TemporaryDirectory() as folder:
-        cli.apart(
+        cli.run_apart(
             "benchmarks.steps",
             f"--only={workload}",
             f"--replicas={replicas}",
