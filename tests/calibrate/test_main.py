@@ -1,0 +1,58 @@
+"""The program `python -m replicator.calibrate`."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from replicator.graph import rates
+from tests import helpers
+
+
+def _program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "replicator.calibrate", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_the_program_writes_what_a_replicator_reads(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "rates.json"
+    done = _program(
+        "--devices=CPU:0,CPU:1", "--kibibytes=1,64", "--rounds=1", f"--output={path}"
+    )
+    assert done.returncode == 0, done.stderr
+    for shown in ("message", "GB/s", "shuffled", "64.0 KiB"):
+        assert shown in done.stdout
+    read = rates.load(path)
+    facts = json.loads(path.read_text())
+    assert list(read.rates) == list(facts["rates"]) == ["cpu"]
+    assert [timing["nbytes"] for timing in facts["timings"]] == [1 << 10, 64 << 10]
+    helpers.make(2, calibration=path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--devices=CPU:0", "2 replicas on 1 devices"),
+        ("--replicas=9", "[9] replicas on 8 devices"),
+        ("--replicas=x", "--replicas was given 'x'"),
+        ("--kibibytes=-1", "--kibibytes was given '-1'"),
+        ("--devices=GPU:7,GPU:8", "GPU:7 does not exist"),
+        ("more", "unknown argument 'more'"),
+        ("--what", "Unknown command line flag 'what'"),
+    ],
+)
+def test_bad_arguments_are_one_line(given: str, said: str) -> None:
+    done = _program(given)
+    assert done.returncode == 2
+    (line,) = [shown for shown in done.stderr.splitlines() if said in shown]
+    assert "Traceback" not in done.stderr
