@@ -231,6 +231,36 @@ def function_body(
     return found
 
 
+def functions_called(op: tf.Operation) -> list[tuple[str, int]]:
+    """Returns (attribute, position) of what an op calls and TensorFlow runs as it is.
+
+    Left out is what XLA compiles, and what only exists in C++.
+    """
+    found = []
+    for attribute, value in sorted(op.node_def.attr.items()):
+        names = [f.name for f in value.list.func]
+        names += [value.func.name] if value.HasField("func") else []
+        for position, name in enumerate(names):
+            function = op.graph._get_function(name)
+            compiled = function is not None and "_XlaMustCompile" in (
+                function.cached_definition.attr
+            )
+            if getattr(function, "graph", None) is not None and not compiled:
+                found.append((attribute, position))
+    return found
+
+
+def set_function(op: tf.Operation, attribute: str, position: int, name: str) -> None:
+    """Lets `op` call another function, by its name, of the same arguments."""
+    functions = op.node_def.attr[attribute].list.func
+    names = [function.name for function in functions]
+    if names:
+        names[position] = name
+        op._set_func_list_attr(attribute, names)
+    else:
+        op._set_func_attr(attribute, name)
+
+
 def import_nodes(
     graph: tf.Graph, definition: Any, inputs: dict[str, tf.Tensor], scope: str
 ) -> list[tf.Operation]:

@@ -25,9 +25,9 @@ from replicator.graph import (
     alike,
     clone,
     effects,
+    kernels,
     ordering,
     owners,
-    products,
     random,
     reads,
     record,
@@ -216,7 +216,7 @@ def _attempt(
     reads.join_reads(replicas, initializers)
     replicas = reads.read_rows(replicas, initializers)
     reads.share_reads(replicas, initializers, shared_handles)
-    products.turn(replicas)
+    kernels.replace(replicas)
     lowered = graph.get_operations()[start:]
     ready = [] if feed is None or elements is None else feed.ready(elements)
     done = _order_effects(

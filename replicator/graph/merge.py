@@ -15,15 +15,14 @@ of the graph; merging takes the same idea one level down.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph import turns
-from replicator.graph.control_flow import KINDS, Region, held
+from replicator.graph import inline, turns
+from replicator.graph.control_flow import KINDS, Region
 from replicator.graph.disagreement import agreed
 from replicator.graph.record import Place, function_name
 from replicator.graph.sameness import Labels
@@ -254,7 +253,7 @@ def _function(
     with joint.as_default():
         for turn in range(repeat):
             copies = [
-                _inline(*function, own, f"turn_{turn}/replica_{region.replica_id}")
+                inline.copy(*function, own, f"turn_{turn}/replica_{region.replica_id}")
                 for region, function, own in zip(
                     regions, functions, arguments, strict=True
                 )
@@ -283,66 +282,8 @@ def _arguments(
     return arguments
 
 
-@dataclasses.dataclass(frozen=True)
-class _Inlined:
-    """A copy of a function's ops inside another graph.
-
-    Attributes:
-        ops: The ops, in the order in which the user built them.
-        results: What the function returns.
-        must_run: The ops that run for their effects.
-    """
-
-    ops: list[tf.Operation]
-    results: list[tf.Tensor]
-    must_run: list[tf.Operation]
-
-
-def _inline(
-    graph: Any,
-    outputs: Sequence[tf.Tensor],
-    arguments: Sequence[tf.Tensor],
-    scope: str,
-) -> _Inlined:
-    """Copies a function's ops into the default graph, onto the arguments."""
-    target = tf.compat.v1.get_default_graph()
-    _tf.copy_functions(graph, target)
-    given = {
-        tensor.op.name: argument
-        for tensor, argument in zip(graph.inputs, arguments, strict=True)
-    }
-    definition = tf.compat.v1.GraphDef()
-    used: dict[str, tf.Tensor] = {}
-    for node in graph.as_graph_def(add_shapes=True).node:
-        if node.name in given:
-            continue
-        # Every op has a device; what it was placed with may have stayed outside.
-        node.attr.pop("_class", None)
-        for name in node.input:  # "x", or "^x" for what is only waited for
-            source = name.removeprefix("^").partition(":")[0]
-            if source in given:
-                used[name if name.startswith("^") else f"{source}:0"] = given[source]
-        definition.node.append(node)
-    tf.graph_util.import_graph_def(definition, used, name=scope)
-
-    def copy(op: tf.Operation) -> tf.Operation:
-        return target.get_operation_by_name(f"{scope}/{op.name}")
-
-    return _Inlined(
-        ops=[copy(op) for op in graph.get_operations() if op.name not in given],
-        # Results that a placeholder stands for are replaced with it, unless held.
-        results=[
-            given[t.op.name]
-            if t.op.name in given
-            else held(copy(t.op).outputs[t.value_index])
-            for t in outputs
-        ],
-        must_run=[copy(op) for op in graph.control_outputs if op.name not in given],
-    )
-
-
 def _renamed(
-    copies: Sequence[_Inlined], rewritten: Sequence[Sequence[tf.Operation]]
+    copies: Sequence[inline.Copy], rewritten: Sequence[Sequence[tf.Operation]]
 ) -> list[tf.Operation]:
     """Returns the ops that must run, merged ones in the places of those replaced."""
     renamed = {
