@@ -19,11 +19,15 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.protobuf import config_pb2 as _config_pb2
+from tensorflow.core.protobuf import rewriter_config_pb2 as _rewriter_pb2
 from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.impl import api as autograph_api
 from tensorflow.python.client import pywrap_tf_session as _c_api
 from tensorflow.python.distribute import distribute_lib as _distribute
+from tensorflow.python.eager import cancellation as _cancellation
 from tensorflow.python.eager import context as _context
+from tensorflow.python.eager import execute as _execute
 from tensorflow.python.eager import lift_to_graph as _lift
 from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import atomic_function as _atomic
@@ -414,18 +418,44 @@ def abandon(ops: Sequence[tf.Operation]) -> None:
 # --- Tracing and calling --------------------------------------------------------------
 
 
-def trace(build: Callable[[], Any]) -> Any:
+class _Effects(_acd.AutomaticControlDependencies):
+    """Leaves what to do about effects to a function that is given."""
+
+    def __init__(self, order: Callable[..., list[tf.Operation]]) -> None:
+        super().__init__()
+        self._order = order
+        self._n_operations: int
+
+    def __exit__(self, *about: Any) -> None:
+        ops = self._graph.get_operations()[self._n_operations :]
+        self._n_operations += len(ops)  # none is left for TensorFlow
+        super().__exit__(*about)
+        if about[0] is None:
+            kept = [op for op in ops if not is_abandoned(op)]
+            must_run = self._order(kept, set(self._independent_ops))
+            self.ops_which_must_run.update(must_run)
+
+
+def trace(
+    build: Callable[[], Any],
+    order: Callable[[Sequence[tf.Operation], set[tf.Operation]], list[tf.Operation]],
+) -> Any:
     """Traces a function without arguments; returns its ConcreteFunction.
 
     Unlike those of a tf.function, its results do not wait for its effects, which would
     take them through one device after the other once the step is done. A call waits for
     all of them anyway. What a tf.function does about effects is open to the public only
-    as a whole.
+    as a whole, and takes longer than all of Replicator's passes.
+
+    Args:
+        build: Adds the ops; returns the results.
+        order: Puts the effects among all ops in order, but for those that were said to
+            run independently; returns the ops that must run.
     """
 
     def traced() -> Any:
         graph = tf.compat.v1.get_default_graph()
-        with _acd.AutomaticControlDependencies() as effects:
+        with _Effects(order) as effects:
             returned = build()
         graph.control_outputs.extend(effects.ops_which_must_run)
         graph.collective_manager_ids_used = effects.collective_manager_ids_used
@@ -437,25 +467,29 @@ def trace(build: Callable[[], Any]) -> Any:
     ).get_concrete_function()
 
 
-def prepare_call(function: Any) -> Callable[[], Any]:
+def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
     """Returns what runs a ConcreteFunction without arguments, eagerly, on no tape.
 
     Its own call binds arguments, asks all tapes about all captured tensors and packs
     the results by their types, which takes longer than a small step. None of this can
     differ from call to call here. What TensorFlow adds to an error is kept.
 
+    Args:
+        function: A ConcreteFunction.
+        only_cpus: Whether all of its ops run on CPUs.
+
     Returns:
         A function that returns the flat results, in a list.
     """
     inference = function.inference_fn
     outputs = inference.function_type.flat_outputs
-    name, count = inference.name, len(outputs)
+    name, count = inference.name.decode(), len(outputs)
     handles = [
         (index, known.shape_inference)
         for index, known in enumerate(spec.dtype._handle_data for spec in outputs)
         if known is not None
     ]
-    runtime = _context.context()
+    runtime, options = _context.context(), _call_options(only_cpus)
     later = bool(function.graph.deferred_external_captures)
     captured = [] if later else function.captured_inputs
 
@@ -465,12 +499,42 @@ def prepare_call(function: Any) -> Callable[[], Any]:
             tf.profiler.experimental.Trace(function.graph.name),
             _atomic.InterpolateRuntimeError(inference),
         ):
-            results = runtime.call_function(name, inputs, count)
+            cancels = _cancellation.context()
+            if cancels is None:
+                results = _execute.execute(name, count, inputs, options, runtime)
+            else:
+                results = _execute.execute_with_cancellation(
+                    name, count, inputs, options, runtime, cancels
+                )
         for index, known in handles:
             handle_data_util.set_handle_data(results[index], known)
         return results or []
 
     return call
+
+
+def _call_options(only_cpus: bool) -> tuple[Any, ...]:
+    """Returns the attributes of a call, with less of what the first one waits for.
+
+    TensorFlow goes over each function twice with about a dozen optimizers, most of
+    which find nothing to do in a step of many replicas. Left out are the second time,
+    where nothing was found; the optimizers by MLIR, which sort out control flow; and on
+    CPUs, those that lay out images and move tensors for GPUs. The public settings hold
+    for the whole process, do not offer these, and come first where they do.
+    """
+    runtime = _context.context()
+    config = _config_pb2.ConfigProto()
+    config.ParseFromString(runtime.function_call_options.as_attrs()["config_proto"])
+    rewriter = config.graph_options.rewrite_options
+    choice = _rewriter_pb2.RewriterConfig
+    rewriter.meta_optimizer_iterations = choice.ONE
+    rewriter.disable_tfg_optimizer = True
+    if only_cpus and rewriter.layout_optimizer == choice.DEFAULT:
+        rewriter.layout_optimizer = choice.OFF
+        rewriter.memory_optimization = choice.NO_MEM_OPT
+    executor = runtime.function_call_options.executor_type or ""
+    settings = config.SerializeToString(deterministic=True)
+    return "executor_type", executor, "config_proto", settings
 
 
 def pack_results(function: Any, flat: Sequence[tf.Tensor]) -> Any:

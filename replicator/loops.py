@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors, outputs
+from replicator.graph import ordering
 
 
 def repeat(
@@ -43,7 +44,7 @@ def repeat(
         rows = [outputs.returnable(tf.nest.flatten(own)) for own in returned]
         return rows, tf.constant(True)
 
-    step = _tf.trace(one_step)
+    step = _tf.trace(one_step, ordering.order_as_created)
     with _tf.stop_recording():  # as `outputs.seal`: no gradient passes
         specs, _ = step.structured_outputs
         arrays = [

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, building, context, errors, inputs, loops, outputs, values
+from replicator.graph import cost, ordering
 from replicator.plan import rows
 from replicator.primitives import table
 
@@ -123,8 +124,9 @@ class Step:
             structures.append(tf.nest.map_structure(_kind, returned[0]))
             return [outputs.returnable(tf.nest.flatten(own)) for own in returned]
 
-        function = _tf.trace(traced)
-        return _packed_call(function, structures[-1])
+        function = _tf.trace(traced, ordering.order_as_created)
+        on_cpus = cost.share_memory(self._settings.devices)
+        return _packed_call(function, structures[-1], on_cpus)
 
     def _build(self, graph: tf.Graph) -> Any:
         """Builds the step into the graph at hand; returns symbolic values."""
@@ -213,15 +215,20 @@ def _held_by(cell: types.CellType) -> int | None:
         return None  # a variable without a value yet
 
 
-def _packed_call(function: Any, kinds: Any) -> Callable[[], Any]:
+def _packed_call(function: Any, kinds: Any, on_cpus: bool) -> Callable[[], Any]:
     """Returns what runs a traced step and returns a structure of PerReplica.
 
     Args:
         function: Returns a list of the leaves of each replica.
         kinds: What one replica returned, with the type of each leaf in its place.
+        on_cpus: Whether all replicas run on CPUs of this process.
     """
     leaves = tf.nest.flatten(kinds)
-    run, count, pack = _tf.prepare_call(function), len(leaves), values.packer(kinds)
+    run, count, pack = (
+        _tf.prepare_call(function, on_cpus),
+        len(leaves),
+        values.packer(kinds),
+    )
     plain = all(issubclass(leaf, tf.Tensor) for leaf in leaves)
 
     def call() -> Any:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import _tf
+from replicator.graph import ordering
 from tests import helpers
 
 
@@ -308,6 +309,27 @@ def test_function_body_by_position():
     assert "Sin" in types[0] and "Cos" in types[1]
 
 
+def test_set_function_changes_one_of_those_that_functions_called_finds():
+    def outer():
+        choice = tf.switch_case(tf.constant(1), [lambda: 1.0, lambda: 2.0])
+        compiled = tf.function(lambda: tf.constant(4.0), jit_compile=True)()
+        return choice + compiled
+
+    with tf.Graph().as_default() as graph:
+        total = outer()
+        ops = {op.type: op for op in graph.get_operations()}
+        case = ops.get("Case", ops.get("StatelessCase"))
+        assert _tf.functions_called(case) == [("branches", 0), ("branches", 1)]
+        calls = [op for kind, op in ops.items() if kind.endswith("PartitionedCall")]
+        assert [_tf.functions_called(op) for op in calls] == [[]]
+        new = _tf.new_function_graph("other")
+        with new.as_default():
+            result = tf.constant(7.0)
+        _tf.set_function(case, "branches", 1, _tf.finish_function(new, [result], []))
+        with tf.compat.v1.Session() as session:
+            assert session.run(total) == 11.0
+
+
 def test_import_nodes_adds_ops_in_order_with_devices_and_inputs():
     with tf.Graph().as_default() as graph:
         with tf.device("CPU:1"):
@@ -464,6 +486,10 @@ def test_abandoned_ops_do_not_run():
 # --- Tracing and calling --------------------------------------------------------------
 
 
+def _traced(build):
+    return _tf.trace(build, ordering.order_as_created)
+
+
 def test_trace_orders_and_runs_effects_for_which_no_result_waits():
     variable = tf.Variable(0.0)
     seen: list[int] = []
@@ -474,7 +500,7 @@ def test_trace_orders_and_runs_effects_for_which_no_result_waits():
         variable.assign(variable * 3.0)
         return [tf.constant(5.0), variable.read_value(), None]
 
-    function = _tf.trace(build)
+    function = _traced(build)
     assert not any(tensor.op.control_inputs for tensor in function.graph.outputs[:1])
     five, value, nothing = function()
     assert (float(five), float(value), nothing) == (5.0, 6.0, None)
@@ -483,7 +509,7 @@ def test_trace_orders_and_runs_effects_for_which_no_result_waits():
 
 def test_prepare_call_returns_flat_results_and_pack_results_what_was_returned():
     variable = tf.Variable([1.0, 2.0])
-    function = _tf.trace(lambda: [variable + 1.0, None, tf.sparse.eye(2), [3]])
+    function = _traced(lambda: [variable + 1.0, None, tf.sparse.eye(2), [3]])
     call = _tf.prepare_call(function)
     variable.assign([2.0, 3.0])
     flat = call()
@@ -492,12 +518,12 @@ def test_prepare_call_returns_flat_results_and_pack_results_what_was_returned():
     assert dense.numpy().tolist() == [3.0, 4.0]
     assert (nothing, int(three)) == (None, 3)
     assert tf.sparse.to_dense(sparse).numpy().tolist() == [[1.0, 0.0], [0.0, 1.0]]
-    assert _tf.prepare_call(_tf.trace(lambda: None))() == []
+    assert _tf.prepare_call(_traced(lambda: None))() == []
 
 
 def test_prepare_call_returns_resources_with_their_shapes():
     variable = tf.Variable([1.0, 2.0])
-    (handle,) = _tf.prepare_call(_tf.trace(lambda: variable.handle))()
+    (handle,) = _tf.prepare_call(_traced(lambda: variable.handle))()
 
     @tf.function
     def read():
@@ -513,15 +539,42 @@ def test_prepare_call_asks_for_what_is_captured_at_each_call():
         graph = tf.compat.v1.get_default_graph()
         return graph.capture_call_time_value(lambda: now[0], tf.TensorSpec([])) + 1.0
 
-    call = _tf.prepare_call(_tf.trace(build))
+    call = _tf.prepare_call(_traced(build))
     assert float(call()[0]) == 2.0
     now[0] = tf.constant(5.0)
     assert float(call()[0]) == 6.0
 
 
+def test_prepare_call_can_be_cancelled():
+    manager = _tf._cancellation.CancellationManager()
+    call = _tf.prepare_call(_traced(lambda: [tf.constant(1.0)]))
+    assert float(manager.get_cancelable_function(call)()[0]) == 1.0
+    manager.start_cancel()
+    with pytest.raises(tf.errors.CancelledError):
+        manager.get_cancelable_function(call)()
+
+
+@pytest.mark.parametrize("only_cpus", [False, True])
+def test_prepare_call_keeps_the_settings_of_the_process(only_cpus):
+    runtime = _tf._context.context()
+    before = runtime.function_call_options
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=7)
+    config.graph_options.rewrite_options.layout_optimizer = 1  # on
+    try:
+        runtime.function_call_options = _tf._context.FunctionCallOptions(None, config)
+        function = _traced(lambda: [tf.constant(2.0) * tf.constant(3.0)])
+        assert float(_tf.prepare_call(function, only_cpus)()[0]) == 6.0
+        options = _tf._call_options(only_cpus)
+    finally:
+        runtime.function_call_options = before
+    config = tf.compat.v1.ConfigProto.FromString(options[-1])
+    assert config.inter_op_parallelism_threads == 7
+    assert config.graph_options.rewrite_options.layout_optimizer == 1
+
+
 def test_prepare_call_raises_what_the_function_would():
     fine = tf.Variable(False)
-    function = _tf.trace(lambda: [tf.debugging.assert_equal(fine, True, "told")][1:])
+    function = _traced(lambda: [tf.debugging.assert_equal(fine, True, "told")][1:])
     with pytest.raises(tf.errors.InvalidArgumentError) as expected:
         function()
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:

@@ -129,6 +129,35 @@ def order_in_session(
     )
 
 
+def order_as_created(
+    ops: Sequence[tf.Operation], independent: Set[tf.Operation]
+) -> list[tf.Operation]:
+    """Puts the effects in a function in the order in which the ops were created.
+
+    As TensorFlow does in each tf.function, which looks closer at each of the many ops
+    that have no effect.
+
+    Args:
+        ops: All ops of the function, in that order.
+        independent: Those whose place is told already.
+
+    Returns:
+        The ops that must run.
+    """
+    order = _Order()
+    must_run = []
+    for op in ops:
+        if op in independent:
+            must_run.append(op)
+            continue
+        kind = kind_of(op)
+        if kind.effect or kind.resources:
+            _tf.add_control_inputs(op, list(order.enter(op)))
+        if has_effect(op):
+            must_run.append(op)
+    return must_run
+
+
 def order_in_function(
     replicas: Sequence[Sequence[tf.Operation]],
     lowered: Sequence[tf.Operation],

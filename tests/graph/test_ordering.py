@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -129,3 +130,28 @@ def test_effects_of_a_replica_keep_their_order_through_merged_ops(mode: str) -> 
     assert list(helpers.run(mode, repl, lambda: step, steps=3)) == [4.0, 4.0]
     for r in range(2):
         assert [entry[1:] for entry in log if entry[0] == r] == 3 * wanted
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_reads_and_writes_are_in_the_order_of_the_program(mode: str) -> None:
+    repl = helpers.make(1)
+
+    def make_step() -> Any:
+        variable = tf.Variable(1.0)
+        log = tf.Variable(tf.zeros([0]), shape=[None])
+
+        def note() -> None:
+            log.assign(tf.concat([log, [variable.read_value()]], 0))
+
+        def step() -> tuple[tf.Tensor]:
+            note()
+            variable.assign_add(2.0)
+            note()
+            variable.assign(variable * 5.0)
+            note()
+            return (log.read_value(),)
+
+        return step
+
+    (seen,) = helpers.run(mode, repl, make_step)
+    assert np.asarray(seen[0]).tolist() == [1.0, 3.0, 15.0]
