@@ -558,6 +558,18 @@ def record_gradient(
     record.record_operation(name, list(outputs), list(inputs), backward)
 
 
+def place_of_reads() -> tuple[Any, Any] | None:
+    """Returns what is equal where a variable, read twice, need not be read again.
+
+    None where a tape may record what is added, or ops are made to wait for others. What
+    is recorded and waited for, the public API only tells of one tape and of ops.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if record.could_possibly_record() or graph._current_control_dependencies():
+        return None
+    return graph, graph._get_control_flow_context()
+
+
 def stop_recording() -> Any:
     """In this block no tape records; the public call stops one tape only."""
     return record.stop_recording()
@@ -794,6 +806,20 @@ def distribution_mode(replica: Any = None, cross_replica: Any = None) -> Iterato
         yield
     finally:
         stack.pop()
+
+
+class CombinedContext(tf.distribute.ReplicaContext):
+    """For optimizers whose gradients are combined already: sums them over one replica.
+
+    The one that answers outside of all strategies does so too, by two ops for each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(default_strategy(), 0)
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        """Returns the value."""
+        return value
 
 
 # --- Variables ------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any
 from replicator import errors
 from replicator.graph.effects import Ledger
 from replicator.graph.owners import Aliases
+from replicator.graph.reads import Recent
 from replicator.options import Options
 
 _current: contextvars.ContextVar[ReplicaContext | None] = contextvars.ContextVar(
@@ -114,6 +115,7 @@ class ReplicaContext:
         trace_anew: Has tf.functions that were traced for this replica traced anew.
         receipts: A scalar zero for each call that handed something to other replicas
             and received nothing, for `Replicator.linked`.
+        reads: What it has read of variables.
     """
 
     build: Build
@@ -126,6 +128,7 @@ class ReplicaContext:
     counts: dict[Any, int] = dataclasses.field(default_factory=dict)
     trace_anew: Callable[[], None] = lambda: None
     receipts: list[Any] = dataclasses.field(default_factory=list)
+    reads: Recent = dataclasses.field(default_factory=Recent)
 
     @property
     def device(self) -> str:

@@ -103,7 +103,8 @@ class Combiner:
             for k, gradient in zip(used, combined, strict=True):
                 everyone[k] = gradient
             # Keras would sum them over the replicas of tf.distribute once more.
-            with replica.equal_updates(), _tf.distribution_mode():
+            combined_already = _tf.distribution_mode(_tf.CombinedContext())
+            with replica.equal_updates(), combined_already:
                 return apply(everyone)
 
         if own:

@@ -152,7 +152,19 @@ class ReplicatedVariable(_tf.HandleVariable):
         with self._afterwards():
             if context.current() is None and self.differs:
                 return self._aggregated()
+            return self._read_once(no_copy)
+
+    def _read_once(self, no_copy: bool) -> tf.Tensor:
+        """Reads, unless what a replica has read before is still the value."""
+        replica = context.current()
+        if replica is None or no_copy or tf.executing_eagerly():
             return _tf.HandleVariable._read_variable_op(self, no_copy)
+        handle = self.handle
+        value = replica.reads.value(handle)
+        if value is None:
+            value = _tf.HandleVariable._read_variable_op(self, no_copy)
+            replica.reads.enter(handle, value.op, self.shape)
+        return value
 
     @_do_not_convert
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
@@ -234,7 +246,11 @@ class ReplicatedVariable(_tf.HandleVariable):
                 agreed = self._part(value, replica.replica_id, method)
             else:
                 agreed = agreement.agree(self, value, replica)
-            return write(self, agreed, name=name, read_value=read_value)
+            written = write(self, agreed, name=name, read_value=read_value)
+        if not tf.executing_eagerly():
+            op = written.op if read_value else written
+            replica.reads.enter(self.handle, op, self.shape)
+        return written
 
     def _write_all(
         self, write: Callable[[tf.Variable, int], Any], read_value: bool

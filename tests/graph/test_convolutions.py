@@ -36,7 +36,7 @@ def _gradients(
         for it in (x, filters)
     )
     y = tf.nn.conv2d(x, filters, strides, padding, data_format, dilations)
-    dy = tf.random.stateless_normal(tf.shape(y), [1, 2], y.dtype)
+    dy = tf.random.stateless_normal(tf.shape(y), [1, 2], dtype=y.dtype)
     dy = tf.ensure_shape(dy, y.shape)
     by_input, by_filter = tf.gradients(y, [x, filters], dy)
     ops = {op.type: op for op in by_input.graph.get_operations()}
@@ -62,8 +62,8 @@ def _convolutions(draw: st.DrawFn) -> dict[str, Any]:
 def test_they_are_the_kernels_results(drawn: dict[str, Any]) -> None:
     @tf.function
     def both() -> list[tuple[tf.Tensor, tf.Tensor]]:
-        x = tf.random.stateless_normal(drawn["x"], [3, 4], tf.float64)
-        filters = tf.random.stateless_normal(drawn["filters"], [5, 6], tf.float64)
+        x = tf.random.stateless_normal(drawn["x"], [3, 4], dtype=tf.float64)
+        filters = tf.random.stateless_normal(drawn["filters"], [5, 6], dtype=tf.float64)
         by_input, by_filter = _gradients(x, filters, drawn["padding"])
         return [
             (convolutions.by_input(by_input), by_input.outputs[0]),
