@@ -9,11 +9,13 @@ a function of the graph, and the first run with its placement, pruning and parti
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 from absl import app, flags
@@ -22,6 +24,8 @@ import replicator
 from benchmarks import cli, contenders, networks, results, workloads
 from benchmarks.contenders import BASELINE, CLONED, OPTIONS, OURS, RIVAL
 from benchmarks.tables import Table
+from replicator import building
+from replicator.graph import ordering
 
 _COUNTS = flags.DEFINE_list(
     "build_counts", None, "Numbers of replicas; by default enough for each network."
@@ -87,13 +91,18 @@ class Stopwatch:
         return timed
 
 
-def build(function: Any) -> Built:
-    """Traces a tf.function without arguments and runs it once."""
+def build(trace: Callable[[], Any], run: Callable[[], Any]) -> Built:
+    """Traces a step and runs it once."""
     start = time.perf_counter()
-    concrete = function.get_concrete_function()
+    trace()
     traced = time.perf_counter()
-    float(concrete())
+    float(run())
     return Built(traced - start, time.perf_counter() - traced)
+
+
+def build_function(function: Any) -> Built:
+    """Traces a tf.function without arguments and runs it once."""
+    return build(function.get_concrete_function, function)
 
 
 def build_replicated(
@@ -105,7 +114,7 @@ def build_replicated(
         model = workload.make_model()
         optimizer = repl.wrap_optimizer(workloads.make_optimizer(workload, model))
     parts = workload.parts(replicas)
-    in_step_fn, in_run = Stopwatch(), Stopwatch()
+    in_step_fn, in_build, in_order = Stopwatch(), Stopwatch(), Stopwatch()
 
     def input_fn(ctx: replicator.InputContext) -> workloads.Batch:
         with tf.device(repl.devices[ctx.replica_id]):
@@ -114,13 +123,20 @@ def build_replicated(
     def step_fn(batch: workloads.Batch) -> tf.Tensor:
         return repl.all_reduce(workloads.train_step(model, optimizer, batch), "mean")
 
-    timed = in_step_fn.around(step_fn)
-    run = in_run.around(lambda: repl.run(timed, input_fn)[0])
-    built = build(tf.function(run, autograph=False))
+    step = repl.build(in_step_fn.around(step_fn), input_fn)
+    watched = {
+        (building, "build_step"): in_build,
+        (ordering, "order_as_created"): in_order,
+    }
+    with contextlib.ExitStack() as stack:
+        for (module, name), watch in watched.items():
+            around = watch.around(getattr(module, name))
+            stack.enter_context(mock.patch.object(module, name, around))
+        built = build(lambda: step.plan, lambda: step()[0])
     return dataclasses.replace(
         built,
         step_fn=in_step_fn.seconds,
-        passes=in_run.seconds - in_step_fn.seconds,
+        passes=in_build.seconds - in_step_fn.seconds + in_order.seconds,
     )
 
 
@@ -136,7 +152,8 @@ def measure(network: str, name: str, replicas: int) -> Built:
     if name in OPTIONS:
         return build_replicated(workload, replicas, **OPTIONS[name])
     factory = contenders.factories()[name]
-    return build(factory(workload, replicas, contenders.initial_weights(workload)))
+    weights = contenders.initial_weights(workload)
+    return build_function(factory(workload, replicas, weights))
 
 
 def plan(counts: list[int] | None) -> list[tuple[str, str, int]]:

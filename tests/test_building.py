@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 from typing import Any
 
@@ -227,3 +228,24 @@ def test_step_fn_may_be_a_function_of_a_class(mode):
     trainer = _Trainer(repl)
     values = helpers.run(mode, repl, lambda: trainer.step)
     assert [int(v) for v in values] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_after_a_build_as_before(enabled: bool) -> None:
+    repl = helpers.make(2)
+    during = []
+
+    def step() -> None:
+        during.append(gc.isenabled())
+        if len(during) == 2:
+            raise KeyError
+
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises((KeyError, replicator.ReplicatorError)):
+            repl.run(step)
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert not any(during)

@@ -377,12 +377,18 @@ def test_only_sums_and_means(op: Any) -> None:
     ids=["scope", "dataset", "devices"],
 )
 def test_a_merge_fn_that_wants_more_is_told_what_there_is(ask: Any) -> None:
+    repl = helpers.make(3)
+
+    def step_fn() -> Any:
+        context = tf.distribute.get_replica_context()
+        return context.merge_call(lambda strategy: ask(strategy, tf.constant(1.0)))
+
     with pytest.raises(
         replicator.ReplicatorError,
         match=r"(?s)a merge_fn asks tf.distribute for \w+, which has no meaning in a "
         r"step.*test_distribute.py:\d+.*Fix: a merge_fn can reduce, gather and update",
     ):
-        in_step(lambda context, x: context.merge_call(ask))
+        repl.run(step_fn)
 
 
 def test_replicas_that_differ_in_what_a_layer_communicates_are_told() -> None:

@@ -585,6 +585,38 @@ def test_prepare_call_raises_what_the_function_would():
     assert lines[0] == lines[1]
 
 
+def test_place_of_reads_is_nowhere_where_a_read_is_recorded_or_waits():
+    @tf.function
+    def build():
+        graph = tf.compat.v1.get_default_graph()
+        place = _tf.place_of_reads()
+        assert place is not None and place == _tf.place_of_reads()
+        with tf.control_dependencies([tf.no_op()]):
+            assert _tf.place_of_reads() is None
+            with tf.control_dependencies(None):
+                assert _tf.place_of_reads() == place
+        with tf.GradientTape():
+            assert _tf.place_of_reads() is None
+        inside = tf.function(lambda: inner.append(_tf.place_of_reads()))
+        inner: list[Any] = []
+        inside()
+        assert inner[0] is not None and inner[0] != place
+        assert place[0] is graph
+
+    build()
+
+
+def test_combined_context_sums_over_one_replica_without_an_op():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(1.0)
+        with _tf.distribution_mode(_tf.CombinedContext()):
+            context = tf.distribute.get_replica_context()
+            assert context.all_reduce("SUM", [x])[0] is x
+            assert not tf.distribute.has_strategy()
+            assert context.merge_call(lambda strategy, y: y, [x]) is x
+        assert len(graph.get_operations()) == 1
+
+
 # --- Gradients ------------------------------------------------------------------------
 
 

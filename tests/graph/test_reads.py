@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -284,3 +285,114 @@ def test_a_gather_that_is_returned_is_gathered_once() -> None:
         return _lookup(v1.get_variable("t", [4, 2]), [1])
 
     assert _types_run(repl, step).count("ResourceGather") == 2
+
+
+# --- What is not read again while a replica is built ----------------------------------
+
+
+def _reads_of(use: Callable[[tf.Variable], Any]) -> int:
+    """Returns how many reads the last replica of a step adds that uses a variable."""
+    repl = helpers.make(2)
+    with repl.context():
+        variable = tf.Variable([1.0, 2.0])
+    added = []
+
+    def step() -> None:
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        use(variable)
+        new = graph.get_operations()[before:]
+        added.append(sum(op.type == "ReadVariableOp" for op in new))
+
+    repl.run(step)
+    return added[-1]
+
+
+def _around(variable: tf.Variable, write: Callable[[], Any]) -> tf.Tensor:
+    variable + 1.0
+    write()
+    return variable + 1.0
+
+
+def _twice(block: Callable[[], Any]) -> Callable[[tf.Variable], Any]:
+    def use(variable: tf.Variable) -> None:
+        with block():
+            variable + 1.0
+            variable + 1.0
+
+    return use
+
+
+def test_a_variable_is_read_once() -> None:
+    assert _reads_of(lambda v: [v + 1.0, v * 2.0, tf.square(v)]) == 1
+
+
+def test_what_was_assigned_is_not_read() -> None:
+    assert _reads_of(lambda v: _around(v, lambda: v.assign([3.0, 4.0]))) == 1
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda v: v.assign_add([1.0, 1.0]),
+        lambda v: v.scatter_nd_update([[0]], [5.0]),
+        lambda v: tf.function(lambda: v.assign([3.0, 4.0]))(),
+        lambda v: tf.cond(tf.constant(True), lambda: v.assign([3.0, 4.0]), lambda: v),
+    ],
+)
+def test_what_was_changed_otherwise_is_read_again(write: Any) -> None:
+    assert _reads_of(lambda v: _around(v, lambda: write(v))) >= 2
+
+
+@pytest.mark.parametrize(
+    "block", [tf.GradientTape, lambda: tf.control_dependencies([tf.no_op()])]
+)
+def test_what_is_recorded_or_waits_is_read_each_time(block: Any) -> None:
+    assert _reads_of(_twice(block)) == 2
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_a_gradient_passes_through_a_read_after_one_outside_the_tape(mode: str) -> None:
+    repl = helpers.make(2)
+
+    def make_step() -> Any:
+        variable = tf.Variable(3.0)
+
+        def step() -> tuple[tf.Tensor, tf.Tensor]:
+            before = variable * 1.0
+            with tf.GradientTape() as tape:
+                loss = tf.square(variable)
+            return before, tape.gradient(loss, variable)
+
+        return step
+
+    before, gradient = helpers.run(mode, repl, make_step)
+    assert [float(x) for x in before] == [3.0, 3.0]
+    assert [float(x) for x in gradient] == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_values_follow_the_program_through_reads_and_writes(mode: str) -> None:
+    repl = helpers.make(2)
+
+    def make_step() -> Any:
+        variable = tf.Variable(tf.ones([2]), shape=[None])
+
+        def step() -> list[tf.Tensor]:
+            seen = [variable.read_value()]
+            variable.assign(variable * 3.0)
+            seen.append(variable + 0.0)
+            variable.assign_add([1.0, 1.0])
+            seen.append(variable + 0.0)
+            tf.function(lambda: variable.assign(variable * 2.0))()
+            seen.append(variable + 0.0)
+            variable.assign(tf.ones([3]))
+            seen.append(variable + 0.0)
+            return seen
+
+        return step
+
+    seen = helpers.run(mode, repl, make_step)
+    want = [[1.0] * 2, [3.0] * 2, [4.0] * 2, [8.0] * 2, [1.0] * 3]
+    for r in range(2):
+        assert [np.asarray(own[r]).tolist() for own in seen] == want

@@ -1,0 +1,43 @@
+"""What a build looks after in the variable scopes of TensorFlow 1."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from replicator import context
+
+
+@contextlib.contextmanager
+def kept_caching_device() -> Iterator[None]:
+    """Undoes what an exception inside tf.map_fn leaves behind in the variable scope.
+
+    TensorFlow sets a caching device there and does not take it back; v1 optimizers
+    would fail from then on.
+    """
+    scope = tf.compat.v1.get_variable_scope()
+    before = scope.caching_device
+    try:
+        yield
+    finally:
+        if scope.caching_device is not before:
+            scope.set_caching_device(before)
+
+
+@contextlib.contextmanager
+def shared_variables(build: context.Build, replica_id: int) -> Iterator[None]:
+    """Lets tf.compat.v1.get_variable find what replica 0 made, or an earlier attempt.
+
+    What it does not find by name (slots, say, whose names are made unique) the variable
+    factory finds by place.
+    """
+    first = replica_id == 0 and not build.knowledge
+    if build.graph.building_function or first:
+        yield
+        return
+    v1 = tf.compat.v1
+    scope = v1.get_variable_scope()
+    with v1.variable_scope(scope, reuse=v1.AUTO_REUSE, auxiliary_name_scope=False):
+        yield
