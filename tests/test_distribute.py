@@ -381,7 +381,7 @@ def test_a_merge_fn_that_wants_more_is_told_what_there_is(ask: Any) -> None:
 
     def step_fn() -> Any:
         context = tf.distribute.get_replica_context()
-        return context.merge_call(lambda strategy: ask(strategy, tf.constant(1.0)))
+        return context.merge_call(ask)
 
     with pytest.raises(
         replicator.ReplicatorError,
