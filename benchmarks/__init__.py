@@ -8,6 +8,7 @@ each a table:
 - `allreduce.py`: all-reduce alone, over sizes;
 - `build.py`: the time until a step's first result, over the number of replicas;
 - `memory.py`: what variables and optimizer slots take;
+- `xla.py`: what XLA makes of a step;
 - `peers/`: torch and JAX, in an environment of their own;
 - `loops.py`: what communication in a loop costs;
 - `anywhere.py`: what works where. It times nothing.

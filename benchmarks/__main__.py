@@ -14,7 +14,7 @@ from absl import app, flags
 from benchmarks import cli
 
 # In the order of RESULTS.md.
-PROGRAMS = ("steps", "scaling", "allreduce", "build", "memory", "loops")
+PROGRAMS = ("steps", "scaling", "allreduce", "build", "memory", "xla", "loops")
 
 
 def main(argv: list[str]) -> None:

@@ -72,7 +72,9 @@ def one_device(workload: Workload, replicas: int, weights: Weights) -> Step:
     @tf.function
     def step() -> tf.Tensor:
         with tf.device(DEVICES[0]):
-            return workloads.train_step(model, optimizer, batch)
+            return workloads.train_step(
+                model, optimizer, batch, compiled=workload.compiled
+            )
 
     return step
 
@@ -131,7 +133,8 @@ def replicated(
             return tf.nest.map_structure(tf.constant, parts[ctx.replica_id])
 
     def step_fn(batch: workloads.Batch) -> tf.Tensor:
-        return repl.all_reduce(workloads.train_step(model, optimizer, batch), "mean")
+        loss = workloads.train_step(model, optimizer, batch, compiled=workload.compiled)
+        return repl.all_reduce(loss, "mean")
 
     step = repl.build(step_fn, input_fn)
     return lambda: step()[0]

@@ -24,6 +24,7 @@ from benchmarks import (
     scaling,
     steps,
     targets,
+    xla,
 )
 from benchmarks.peers import ratios
 
@@ -36,7 +37,7 @@ _INTO = flags.DEFINE_string(
 
 PROGRAMS: Mapping[str, ModuleType] = {
     module.NAME: module
-    for module in (steps, ratios, scaling, allreduce, build, memory, loops)
+    for module in (steps, ratios, scaling, allreduce, build, memory, xla, loops)
 }
 
 _HEAD = """# What was measured

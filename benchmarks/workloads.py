@@ -28,6 +28,7 @@ class Workload:
         momentum: Of the optimizer, SGD.
         batch_norm: Whether the model normalizes by batch: replicas then normalize by
             their own examples, so their losses are not those of one device.
+        compiled: Whether XLA compiles the forward and the backward pass.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Workload:
     steps: int
     momentum: float = networks.MOMENTUM
     batch_norm: bool = False
+    compiled: bool = False
 
     def make_model(self) -> tf.keras.Model:
         """Returns a new model, with weights of its own."""
@@ -193,6 +195,7 @@ def train_step(
     optimizer: tf.keras.optimizers.Optimizer,
     batch: Batch,
     loss_scale: float = 1.0,
+    compiled: bool = False,
 ) -> tf.Tensor:
     """Takes one training step, written for one device.
 
@@ -202,19 +205,24 @@ def train_step(
         batch: Examples and labels.
         loss_scale: What the differentiated loss is multiplied by; a contender that sums
             the gradients of R replicas needs 1 / R to get their mean.
+        compiled: Whether XLA compiles the forward and the backward pass.
 
     Returns:
         The mean loss over the batch before the update, a scalar.
     """
-    examples, labels = batch
-    with tf.GradientTape() as tape:
-        logits = model(examples, training=True)
-        loss = tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        )
-        scaled = loss if loss_scale == 1.0 else loss * loss_scale
     variables = model.trainable_variables
-    optimizer.apply_gradients(
-        zip(tape.gradient(scaled, variables), variables, strict=True)
-    )
+
+    def differentiated(examples: Any, labels: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(examples, training=True)
+            loss = tf.reduce_mean(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            )
+            scaled = loss if loss_scale == 1.0 else loss * loss_scale
+        return loss, tape.gradient(scaled, variables)
+
+    if compiled:
+        differentiated = tf.function(differentiated, jit_compile=True, autograph=False)
+    loss, gradients = differentiated(*batch)
+    optimizer.apply_gradients(zip(gradients, variables, strict=True))
     return loss
