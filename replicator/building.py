@@ -321,6 +321,8 @@ def _copies(
     used = [*build.aliases.variables().values()]
     used += [v for v in settings.factory.owners().values() if v.owner is None]
     variables = {id(variable): variable for variable in used}
+    owned = [v for v in variables.values() if v.owner is not None]
+    build.aliases.make(owned, range(build.num_replicas))
     own += [
         [variable.handle_on(r, build.aliases) for r in range(build.num_replicas)]
         for variable in variables.values()

@@ -79,6 +79,37 @@ class Aliases:
             self._variables[id(alias)] = variable
         return self._made[key]
 
+    def make(self, variables: Sequence[Any], replica_ids: Sequence[int]) -> None:
+        """Makes the handles of several variables, with an owner, for several replicas.
+
+        One import into the graph, which takes a fraction of the time of as many ops.
+        """
+        graph: Any = self._graph
+        definition = tf.compat.v1.GraphDef()
+        handles: dict[str, tf.Tensor] = {}
+        made: dict[str, tuple[Any, int]] = {}
+        for k, variable in enumerate(variables):
+            handle = variable.components[0].handle
+            inside = graph.capture(handle) if graph.building_function else handle
+            for r in replica_ids:
+                if (id(variable.components[0]), r) not in self._made:
+                    node = definition.node.add(op="Identity", name=f"{k}_{r}")
+                    node.device = self._devices[variable.owner]
+                    node.input.append(f"handle_{k}:0")
+                    node.attr["T"].type = tf.resource.as_datatype_enum
+                    handles[f"handle_{k}:0"] = inside
+                    made[node.name] = variable, r
+        if not made:
+            return
+        with graph.as_default(), tf.name_scope("aliases") as scope:
+            new = _tf.import_nodes(graph, definition, handles, scope)
+        for op in new:
+            variable, r = made[op.name.removeprefix(scope)]
+            alias = op.outputs[0]
+            _tf.copy_handle_data(variable.components[0].handle, alias)
+            self._made[id(variable.components[0]), r] = alias
+            self._variables[id(alias)] = variable
+
     def ops(self) -> set[tf.Operation]:
         """Returns the ops that make the aliases, which are no part of the step."""
         return {alias.op for alias in self._made.values()}
