@@ -22,7 +22,7 @@ from absl import app, flags
 
 import replicator
 from benchmarks import cli, contenders, networks, results, workloads
-from benchmarks.contenders import BASELINE, CLONED, OPTIONS, OURS, RIVAL
+from benchmarks.contenders import BASELINE, CLONED, OPTIONS, OURS, RIVAL, SHARDED
 from benchmarks.tables import Table
 from replicator import building
 from replicator.graph import ordering
@@ -38,6 +38,7 @@ PLANS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         BASELINE: (1,),
         RIVAL: (2, 8, 32),
         OURS: (1, 2, 8, 32),
+        SHARDED: (32,),
         CLONED: (1, 2, 8, 32),
     },
     "small": {
@@ -162,7 +163,7 @@ def plan(counts: list[int] | None) -> list[tuple[str, str, int]]:
         (network, name, count)
         for network, by_name in (QUICK if cli.QUICK.value else PLANS).items()
         for name, by_default in by_name.items()
-        for count in (by_default if counts is None or name == BASELINE else counts)
+        for count in (by_default if counts is None or len(by_default) == 1 else counts)
         if name in (BASELINE, RIVAL) or name in OPTIONS
     ]
 

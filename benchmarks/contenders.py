@@ -144,7 +144,7 @@ def replicated(
 _OPTIONS: Mapping[str, tuple[dict[str, Any], bool]] = {
     OURS: ({"variables": "mirrored"}, True),
     SHARDED: ({"variables": "sharded"}, "sharded" in VARIABLES),
-    CLONED: ({"build": "clone"}, "clone" in BUILDS),
+    CLONED: ({"build": "clone", "variables": "sharded"}, "clone" in BUILDS),
 }
 OPTIONS: Mapping[str, dict[str, Any]] = {
     name: options for name, (options, exists) in _OPTIONS.items() if exists

@@ -101,7 +101,10 @@ def _put_in_order(
 
 def _touched(op: tf.Operation) -> tuple[set[int], set[int]]:
     """Returns the ids of the resources that an op reads, and that it writes."""
-    return _tf.resources_touched(op) if resource_inputs(op) else (set(), set())
+    resources = {id(tensor) for _, tensor in resource_inputs(op)}
+    if resources and kind_of(op).calls:
+        return _tf.resources_touched(op)
+    return (resources, set()) if _tf.only_reads(op) else (set(), resources)
 
 
 def order_in_session(

@@ -347,6 +347,11 @@ def _reduce(
         with tf.device(device):
             packs.append(tf.concat([_as_rows(own[k]) for k in bucket], 0))
     reduced = _reduce_one(matched, packs, when, owner)
+    if owner is not None and len({tuple(map(id, parts)) for parts in reduced}) == 1:
+        # The owner's are needed by the others at most to be read, as a norm does.
+        device = matched.devices[matched.group.index(owner)]
+        pieces = [_unpack(part, shapes, device) for part in reduced[0]]
+        return [list(zip(*pieces, strict=True))] * len(reduced)
     return [
         list(zip(*[_unpack(part, shapes, device) for part in parts], strict=True))
         for parts, device in zip(reduced, matched.devices, strict=True)
