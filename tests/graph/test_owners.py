@@ -51,6 +51,64 @@ def test_each_replica_has_an_alias_of_its_own_at_the_owner() -> None:
     np.testing.assert_array_equal(function(), [1, 2])
 
 
+def test_aliases_made_at_once_are_like_those_made_one_by_one() -> None:
+    with tf.device("CPU:1"):
+        components = [tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])]
+    devices = [f"/job:localhost/replica:0/task:0/device:CPU:{r}" for r in range(3)]
+
+    @tf.function
+    def function() -> list[tf.Tensor]:
+        graph = tf.compat.v1.get_default_graph()
+        aliases = owners.Aliases(graph, devices)
+        variables = [_Variable(component, 1) for component in components]
+        known = aliases.of(variables[0], 1)
+        for _ in range(2):
+            aliases.make(variables, range(3))
+        assert aliases.of(variables[0], 1) is known
+        handles = [aliases.of(v, r) for v in variables for r in range(3)]
+        assert {handle.op for handle in handles} == aliases.ops()
+        assert len(aliases.ops()) == 6
+        assert {handle.device for handle in handles} == {devices[1]}
+        owned = [aliases.variables()[id(handle)] for handle in handles]
+        assert owned == [v for v in variables for _ in range(3)]
+        reads = [
+            tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+            for handle in handles
+        ]
+        assert all(read.shape == [2] for read in reads)
+        aliases.resolve()
+        return reads
+
+    np.testing.assert_array_equal(function(), [[1, 2]] * 3 + [[3, 4]] * 3)
+
+
+def test_a_bucket_of_one_owner_is_unpacked_once() -> None:
+    """And all replicas still read all of it."""
+    repl = make(3, variables="sharded", factors=False)
+    with repl.context():
+        variables = [tf.Variable(tf.ones([4, 2])) for _ in range(6)]
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0, global_clipnorm=1))
+        optimizer.build(variables)
+
+    def step_fn() -> None:
+        gradients = [v * 3.0 * (1.0 + repl.replica_id) for v in variables]
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    @tf.function
+    def function() -> None:
+        repl.run(step_fn)
+
+    graph = function.get_concrete_function().graph
+    splits = [op for op in graph.get_operations() if op.type == "SplitV"]
+    held = {v.owner for v in variables}
+    assert len(splits) == len(held) == 3
+    assert {op.device for op in splits} == set(repl.devices)
+    function()
+    # The mean gradient is 6 everywhere, 48 entries; the norm is cut to 1.
+    for variable in variables:
+        np.testing.assert_allclose(variable, 1 - 48**-0.5 * np.ones([4, 2]), rtol=1e-6)
+
+
 def _writes(repl: Any, step_fn: Any) -> list[tf.Operation]:
     """Returns the writes that a step makes, of those that are not left out."""
 
