@@ -25,6 +25,7 @@ from replicator.graph import (
 )
 from replicator.graph.placeholder import Call, Placeholder
 from replicator.graph.record import Communication, Place, links
+from replicator.graph.sameness import hands_to_all
 
 
 @dataclasses.dataclass
@@ -191,7 +192,10 @@ def _rewrite_level(
         calls = [site for site in node if isinstance(site, Placeholder)]
         regions = [site for site in node if not isinstance(site, Placeholder)]
         if calls:
-            _rewire(calls, _lower(calls, target, place))
+            results = _lower(calls, target, place)
+            if hands_to_all(calls[0].call):
+                target.handles.labels.join(results)
+            _rewire(calls, results)
             if calls[0].call.kind == fence.BARRIER:
                 fence.join([call.op for call in calls])
         else:

@@ -23,6 +23,11 @@ from replicator.graph.kinds import kind_of
 _TO_ALL = ("all_reduce", "all_gather", "broadcast")  # hand the same to everybody
 
 
+def hands_to_all(call: placeholder.Call) -> bool:
+    """Whether all participants of a call receive the same."""
+    return call.primitive in _TO_ALL
+
+
 class Labels:
     """Labels tensors; equal labels mean equal values when the step runs."""
 
@@ -33,6 +38,18 @@ class Labels:
     def set(self, tensor: tf.Tensor, label: int) -> None:
         """Says what is known of a tensor, an argument of a function for example."""
         self._known[id(tensor)] = label
+
+    def join(self, results: Sequence[Sequence[tf.Tensor]]) -> None:
+        """Says that all replicas received the same, also where each has its own copy.
+
+        Args:
+            results: `results[n]` are what the n-th of them received.
+        """
+        for column in zip(*results, strict=True):
+            if len(set(map(id, column))) > 1:
+                label = self.new()
+                for tensor in column:
+                    self.set(tensor, label)
 
     def new(self) -> int:
         """Returns a label of its own."""
@@ -114,7 +131,7 @@ class Labels:
 def _origin(op: tf.Operation) -> tuple[Hashable, Sequence[tf.Tensor]]:
     """Returns what makes the results of an op the same, and from which inputs."""
     call = placeholder.read(op)
-    if call is not None and call.primitive in _TO_ALL:
+    if call is not None and hands_to_all(call):
         return (call.key, call.group), ()
     if _is_pure(op):
         return _description(op), op.inputs

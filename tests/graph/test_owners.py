@@ -84,7 +84,7 @@ def test_aliases_made_at_once_are_like_those_made_one_by_one() -> None:
 
 def test_a_bucket_of_one_owner_is_unpacked_once() -> None:
     """And all replicas still read all of it."""
-    repl = make(3, variables="sharded", factors=False)
+    repl = make(3, variables="sharded", factors=False, fusion=True)
     with repl.context():
         variables = [tf.Variable(tf.ones([4, 2])) for _ in range(6)]
         optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0, global_clipnorm=1))

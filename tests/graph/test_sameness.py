@@ -137,6 +137,15 @@ def test_a_condition_on_what_was_reduced_compares_nothing() -> None:
     assert _asserts(step) == 0
 
 
+@pytest.mark.parametrize("algorithm", ["shuffled", "tree", "ring"])
+def test_what_was_reduced_is_the_same_in_all_copies(algorithm: str) -> None:
+    def step(repl: Any) -> Any:
+        total = repl.all_reduce(tf.random.uniform([4]), algorithm=algorithm)[0]
+        return tf.cond(total < 1.0, lambda: repl.all_reduce(total), lambda: total)
+
+    assert _asserts(step) == 0
+
+
 def test_a_condition_on_a_replicas_own_value_is_compared() -> None:
     def step(repl: Any) -> Any:
         own = tf.random.uniform([])

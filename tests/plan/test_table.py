@@ -65,7 +65,7 @@ def test_many_tensors_are_counted() -> None:
 
 
 def test_the_tables_of_a_step() -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, algorithm=None)
     lines = _printed(repl.build(examples.everywhere(repl)).plan).splitlines()
     shown = [" ".join(line.split()) for line in lines]
     assert "Communication of 2 replicas" in shown
