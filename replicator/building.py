@@ -82,16 +82,17 @@ def placer(device: str, aliases: owners.Aliases) -> Callable[[tf.Operation], str
     function, `_tf.tracing_apart` sees to that.
     """
     default = tf.DeviceSpec.from_string(device)
+    merged = {"": device}
 
     def place(op: tf.Operation) -> str:
         at_owner = aliases.device_for(op)
         if at_owner is not None:
             return at_owner
-        if not op.device:
-            return device
-        return default.make_merged_spec(
-            tf.DeviceSpec.from_string(op.device)
-        ).to_string()
+        own = op.device
+        if own not in merged:
+            spec = default.make_merged_spec(tf.DeviceSpec.from_string(own))
+            merged[own] = spec.to_string()
+        return merged[own]
 
     return place
 
@@ -202,6 +203,8 @@ def _attempt(
         elements = None if feed is None else feed.pull()
     returned, ranges, scopes = [], [], []
     for replica_id in range(build.num_traced):
+        if replica_id == 1:
+            _bring_handles(settings, build)
         start = _tf.operation_count(graph)
         arguments = [] if elements is None else [elements[replica_id]]
         with contextlib.suppress(context.Waiting):
@@ -295,6 +298,28 @@ def _build_replica(
             return tf.nest.map_structure(outputs.as_output, returned), scope
 
 
+def _bring_handles(settings: Settings, build: context.Build) -> None:
+    """Gives all replicas the handles of all variables that one of them uses so far.
+
+    Each would get them when it uses them first, one by one, which takes a good part of
+    the time of a build with many variables.
+    """
+    shared = {id(variable): variable for variable in build.aliases.variables().values()}
+    build.aliases.make(list(shared.values()), range(build.num_replicas))
+    if build.graph.building_function:
+        owners = settings.factory.owners()
+        used = [owners.get(id(outside)) for outside, _ in build.graph.captures]
+        _tf.capture_all(
+            build.graph,
+            [
+                component.handle
+                for variable in used
+                if variable is not None and variable.owner is None
+                for component in variable.components
+            ],
+        )
+
+
 def _copies(
     settings: Settings,
     build: context.Build,
@@ -318,11 +343,10 @@ def _copies(
     """
     initializers = ordering.with_sources(settings.factory.initializers, replicas)
     own = inputs.columns(elements) if elements else []
+    _bring_handles(settings, build)
     used = [*build.aliases.variables().values()]
     used += [v for v in settings.factory.owners().values() if v.owner is None]
     variables = {id(variable): variable for variable in used}
-    owned = [v for v in variables.values() if v.owner is not None]
-    build.aliases.make(owned, range(build.num_replicas))
     own += [
         [variable.handle_on(r, build.aliases) for r in range(build.num_replicas)]
         for variable in variables.values()

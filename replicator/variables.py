@@ -162,7 +162,10 @@ class ReplicatedVariable(_tf.HandleVariable):
         handle = self.handle
         value = replica.reads.value(handle)
         if value is None:
-            value = _tf.HandleVariable._read_variable_op(self, no_copy)
+            if _tf.adds_quickly(self):
+                value = _tf.read_quickly(self)
+            else:
+                value = _tf.HandleVariable._read_variable_op(self, no_copy)
             replica.reads.enter(handle, value.op, self.shape)
         return value
 
@@ -240,17 +243,27 @@ class ReplicatedVariable(_tf.HandleVariable):
                     ),
                     read_value,
                 )
-        write = getattr(_tf.HandleVariable, method)
         with replica.build.ledger.agreed(), self._afterwards():
             if self._seed is not None and self._seed.resets:
                 agreed = self._part(value, replica.replica_id, method)
             else:
                 agreed = agreement.agree(self, value, replica)
-            written = write(self, agreed, name=name, read_value=read_value)
+            written = self._write_own(method, agreed, name, read_value)
         if not tf.executing_eagerly():
             op = written.op if read_value else written
             replica.reads.enter(self.handle, op, self.shape)
         return written
+
+    def _write_own(
+        self, method: str, value: Any, name: str | None, read_value: bool
+    ) -> Any:
+        """Writes the component of the replica being built."""
+        if _tf.adds_quickly(self):
+            op = _tf.write_quickly(self, method, value, name)
+            if op is not None:
+                return self._lazy_read(op) if read_value else op
+        write = getattr(_tf.HandleVariable, method)
+        return write(self, value, name=name, read_value=read_value)
 
     def _write_all(
         self, write: Callable[[tf.Variable, int], Any], read_value: bool

@@ -348,6 +348,55 @@ def test_import_nodes_adds_ops_in_order_with_devices_and_inputs():
         assert _evaluate(ops[1].outputs[0], graph) == pytest.approx(0.42336)
 
 
+def test_nodes_are_added_as_other_ops_are():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant([[1.0, 2.0]])
+        before = tf.no_op()
+        nodes = _tf.Nodes()
+        value = tf.make_tensor_proto(0)
+        axis = nodes.add("Const", (), "/CPU:1", dtype=tf.int32, value=value)
+        both = nodes.add("ConcatV2", [x, x, axis], N=2, T=x.dtype, Tidx=tf.int32)
+        shape = tf.TensorShape([None, 2])
+        nodes.add("PlaceholderWithDefault", [both], dtype=x.dtype, shape=shape)
+        nodes.add("Placeholder", dtype=x.dtype, shape=tf.TensorShape([]))
+        with (
+            tf.name_scope("outer"),
+            tf.device("CPU:2"),
+            tf.control_dependencies([before]),
+        ):
+            ops = nodes.finish("inner")
+        types = ["Const", "ConcatV2", "PlaceholderWithDefault", "Placeholder"]
+        assert [op.type for op in ops] == types
+        assert [op.name for op in ops] == sorted(op.name for op in ops)
+        assert all(op.name.startswith("outer/inner/") for op in ops)
+        assert [op.device[-5:] for op in ops] == ["CPU:1"] + ["CPU:2"] * 3
+        assert all(op.control_inputs == [before] for op in ops)
+        assert ops[1].outputs[0].shape == [2, 2]
+        assert ops[2].outputs[0].shape.as_list() == [None, 2]
+        assert ops[3].outputs[0].shape == []
+        total = tf.reduce_sum(ops[2].outputs[0])
+        assert _evaluate(total, graph) == 6.0
+
+
+def test_nodes_stand_in_the_control_flow_around():
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+
+            def body(x: tf.Tensor) -> tf.Tensor:
+                nodes = _tf.Nodes()
+                nodes.add("Square", [x], T=x.dtype)
+                (op,) = nodes.finish("inside")
+                return op.outputs[0]
+
+            loop = tf.compat.v1.while_loop(
+                lambda x: x < 100.0, body, [tf.constant(2.0)]
+            )
+            assert _evaluate(loop, graph) == 256.0
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
+
+
 def test_function_called_is_its_graph_and_results():
     op = _call_of(tf.function(lambda x: x * 3.0), 2.0)
     graph, outputs = _tf.function_called(op, op.get_attr("f").name)
@@ -835,6 +884,95 @@ def test_handle_variable_does_all_by_its_handle(graph):
         assert check(read_in_session) == (3.0, 6.0)
 
 
+def _same_op(one, two):
+    nodes = [op.node_def for op in (one, two)]
+    for node in nodes:
+        node.name = ""
+    return nodes[0] == nodes[1]
+
+
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+@pytest.mark.parametrize("shape", [[2], [None]])
+def test_write_quickly_adds_what_the_method_adds(method, shape):
+    variable = tf.Variable([1.0, 2.0], shape=tf.TensorShape(shape))
+
+    @tf.function(autograph=False)
+    def function():
+        like = getattr(variable, method)([0.0, 0.0], read_value=False)
+        written = _tf.write_quickly(variable, method, like.inputs[1], "named")
+        assert written.name == "named"
+        assert _same_op(written, like)
+
+    function.get_concrete_function()
+
+
+def test_write_quickly_leaves_what_does_not_fit():
+    variable = tf.Variable([1.0, 2.0])
+
+    @tf.function(autograph=False)
+    def function():
+        assert _tf.write_quickly(variable, "assign", [1.0, 2.0, 3.0], None) is None
+        for method in ("assign", "assign_add"):
+            with pytest.raises(ValueError, match="int64"):
+                _tf.write_quickly(variable, method, tf.constant([1, 2], tf.int64), None)
+        with pytest.raises(ValueError, match="[Ss]hape"):
+            _tf.write_quickly(variable, "assign_add", [1.0, 2.0, 3.0], None)
+
+    function.get_concrete_function()
+
+
+def test_read_quickly_adds_what_a_read_adds():
+    variable = tf.Variable([1.0, 2.0])
+
+    @tf.function(autograph=False)
+    def function():
+        value = _tf.read_quickly(variable)
+        assert _same_op(value.op, variable.read_value().op.inputs[0].op)
+        assert value.shape == [2]
+        return value
+
+    concrete = function.get_concrete_function()
+    assert concrete.graph.variables == (variable,)
+    assert list(concrete()) == [1.0, 2.0]
+
+
+def test_read_quickly_is_differentiated():
+    variable = tf.Variable([1.0, 2.0])
+
+    @tf.function(autograph=False)
+    def backward():
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(_tf.read_quickly(variable) ** 3)
+            gradient = tape.gradient(loss, variable)
+        return gradient, outer.gradient(gradient, variable)
+
+    @tf.function(autograph=False)
+    def forward():
+        with tf.autodiff.ForwardAccumulator(variable, tf.constant([1.0, 10.0])) as acc:
+            return acc.jvp(_tf.read_quickly(variable) ** 2)
+
+    first, second = backward()
+    assert list(first) == [3.0, 12.0]
+    assert list(second) == [6.0, 12.0]
+    assert list(forward()) == [2.0, 40.0]
+
+
+def test_adds_quickly_where_a_function_is_traced_and_nobody_looks():
+    variable = tf.Variable(1.0)
+    trace = tf.function(lambda: found.append(_tf.adds_quickly(variable)))
+    found = [_tf.adds_quickly(variable)]
+    trace()
+    with tf.Graph().as_default():
+        found.append(_tf.adds_quickly(variable))
+    tf.debugging.enable_check_numerics()
+    try:
+        tf.function(lambda: found.append(_tf.adds_quickly(variable)))()
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert found == [False, True, False, False]
+
+
 def test_in_save_context_where_functions_are_traced_for_a_saved_model(tmp_path):
     seen = []
     module = tf.Module()
@@ -1020,6 +1158,32 @@ def test_compiled_function_finds_what_xla_compiles():
     assert seen["compiled"][1] is function
     assert seen["branch"][0] is not function
     assert seen["branch"][1] is function
+
+
+def test_capture_all_knows_what_is_captured_later():
+    variables = [tf.Variable([float(k)]) for k in range(3)]
+    handles = [variable.handle for variable in variables]
+
+    @tf.function(autograph=False)
+    def function():
+        graph = tf.compat.v1.get_default_graph()
+        first = graph.capture(handles[1])
+        _tf.capture_all(graph, handles)
+        count = len(graph.get_operations())
+        assert graph.capture(handles[1]) is first
+        values = [variable.read_value() for variable in variables]
+        assert values[0].shape == [1]  # a resource says what it holds
+        types = [op.type for op in graph.get_operations()[count:]]
+        assert "Placeholder" not in types
+        _tf.capture_all(graph, handles)
+        assert len(graph.captures) == len(graph.inputs) == 3
+        return tf.concat(values, 0)
+
+    assert list(function()) == [0.0, 1.0, 2.0]
+    variables[2].assign([7.0])
+    assert list(function()) == [0.0, 1.0, 7.0]
+    variables[0].assign([5.0])
+    assert list(tf.function(lambda: function())()) == [5.0, 1.0, 7.0]
 
 
 def test_capture_by_call_asks_at_each_call():

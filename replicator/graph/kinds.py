@@ -30,6 +30,7 @@ class Kind:
     resources: bool
 
 
+_RESOURCE = tf.resource.as_datatype_enum
 _kinds: dict[str, Kind] = {}  # by op type; op.op_def is a costly copy
 
 
@@ -73,4 +74,8 @@ def resource_inputs(op: tf.Operation) -> list[tuple[int, tf.Tensor]]:
     """
     if not kind_of(op).resources:
         return []
-    return [(k, t) for k, t in enumerate(op.inputs) if t.dtype == tf.resource]
+    return [
+        (k, t)
+        for k, t in enumerate(op.inputs)
+        if t.dtype.as_datatype_enum == _RESOURCE  # comparing dtypes takes long
+    ]

@@ -25,7 +25,7 @@ import tensorflow as tf
 from replicator import _tf, errors
 from replicator.graph.captures import Captures
 from replicator.graph.effects import may_write
-from replicator.graph.kinds import kind_of
+from replicator.graph.kinds import kind_of, resource_inputs
 from replicator.graph.placeholder import Call
 from replicator.graph.sameness import Labels
 
@@ -85,26 +85,21 @@ class Aliases:
         One import into the graph, which takes a fraction of the time of as many ops.
         """
         graph: Any = self._graph
-        definition = tf.compat.v1.GraphDef()
-        handles: dict[str, tf.Tensor] = {}
-        made: dict[str, tuple[Any, int]] = {}
-        for k, variable in enumerate(variables):
+        nodes = _tf.Nodes()
+        new = []
+        for variable in variables:
             handle = variable.components[0].handle
             inside = graph.capture(handle) if graph.building_function else handle
+            device = self._devices[variable.owner]
             for r in replica_ids:
                 if (id(variable.components[0]), r) not in self._made:
-                    node = definition.node.add(op="Identity", name=f"{k}_{r}")
-                    node.device = self._devices[variable.owner]
-                    node.input.append(f"handle_{k}:0")
-                    node.attr["T"].type = tf.resource.as_datatype_enum
-                    handles[f"handle_{k}:0"] = inside
-                    made[node.name] = variable, r
-        if not made:
+                    nodes.add("Identity", [inside], device, T=tf.resource)
+                    new.append((variable, r))
+        if not new:
             return
-        with graph.as_default(), tf.name_scope("aliases") as scope:
-            new = _tf.import_nodes(graph, definition, handles, scope)
-        for op in new:
-            variable, r = made[op.name.removeprefix(scope)]
+        with graph.as_default(), tf.control_dependencies(None):
+            ops = nodes.finish("aliases")
+        for (variable, r), op in zip(new, ops, strict=True):
             alias = op.outputs[0]
             _tf.copy_handle_data(variable.components[0].handle, alias)
             self._made[id(variable.components[0]), r] = alias
@@ -125,12 +120,10 @@ class Aliases:
         """
         if not self._made or kind_of(op).calls:
             return None
-        for tensor in op.inputs:
-            if tensor.dtype == tf.resource:
-                alias = self._captures.outermost(tensor)
-                variable = self._variables.get(id(alias))
-                if variable is not None:
-                    return self._devices[variable.owner]
+        for _, tensor in resource_inputs(op):
+            variable = self._variables.get(id(self._captures.outermost(tensor)))
+            if variable is not None:
+                return self._devices[variable.owner]
         return None
 
     def label(self, labels: Labels) -> dict[int, Shared]:

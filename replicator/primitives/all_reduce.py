@@ -26,6 +26,7 @@ from replicator.primitives import (
     all_gather,
     base,
     groups,
+    packing,
     reductions,
     sufficient,
 )
@@ -321,58 +322,20 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
             for own, tensor in zip(made, received, strict=True):
                 own[k] = [tensor]
     owners = [matched.owner(k) for k in plain]
-    for places in cost.buckets([columns[k] for k in plain], matched.policy, owners):
-        bucket = [plain[place] for place in places]
-        for own, reduced in zip(made, _reduce(matched, bucket, when), strict=True):
-            for k, tensors in zip(bucket, reduced, strict=True):
+    places = cost.buckets([columns[k] for k in plain], matched.policy, owners)
+    buckets = [[plain[place] for place in bucket] for bucket in places]
+    reduced = [
+        _reduce_one(matched, packs, when, matched.owner(bucket[0]))
+        for bucket, packs in zip(buckets, packing.pack(matched, buckets), strict=True)
+    ]
+    unpacked = packing.unpack(matched, buckets, reduced)
+    for bucket, received in zip(buckets, unpacked, strict=True):
+        for own, parts in zip(made, received, strict=True):
+            for k, tensors in zip(bucket, zip(*parts, strict=True), strict=True):
                 own[k] = tensors
     return [
         [tensor for part in zip(*own, strict=True) for tensor in part] for own in made
     ]
-
-
-def _reduce(
-    matched: Matched, bucket: Sequence[int], when: tf.Tensor | None
-) -> Sequence[Sequence[Sequence[tf.Tensor]]]:
-    """Reduces the tensors of one bucket; returns what comes of each, by replica."""
-    owner = matched.owner(bucket[0])
-    if len(bucket) == 1:
-        return [
-            [own]
-            for own in _reduce_one(matched, matched.column(bucket[0]), when, owner)
-        ]
-    shapes = [matched.operands[0][k].shape for k in bucket]
-    packs = []
-    for device, own in zip(matched.devices, matched.operands, strict=True):
-        with tf.device(device):
-            packs.append(tf.concat([_as_rows(own[k]) for k in bucket], 0))
-    reduced = _reduce_one(matched, packs, when, owner)
-    if owner is not None and len({tuple(map(id, parts)) for parts in reduced}) == 1:
-        # The owner's are needed by the others at most to be read, as a norm does.
-        device = matched.devices[matched.group.index(owner)]
-        pieces = [_unpack(part, shapes, device) for part in reduced[0]]
-        return [list(zip(*pieces, strict=True))] * len(reduced)
-    return [
-        list(zip(*[_unpack(part, shapes, device) for part in parts], strict=True))
-        for parts, device in zip(reduced, matched.devices, strict=True)
-    ]
-
-
-def _unpack(
-    pack: tf.Tensor, shapes: Sequence[tf.TensorShape], device: str
-) -> list[tf.Tensor]:
-    """Splits joined rows into tensors of these shapes, on a device."""
-    with tf.device(device):
-        pieces = tf.split(pack, [shape[0] if shape.rank else 1 for shape in shapes])
-        return [
-            piece if shape.rank else tf.reshape(piece, [])
-            for piece, shape in zip(pieces, shapes, strict=True)
-        ]
-
-
-def _as_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """Makes a scalar one row; any other tensor has rows that can be joined as it is."""
-    return tensor if tensor.shape.rank else tf.reshape(tensor, [1])
 
 
 def _reduce_one(

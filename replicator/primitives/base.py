@@ -18,6 +18,7 @@ from replicator.graph import control_flow, placeholder
 from replicator.graph.placeholder import Call, Shape, Value
 
 HALF = (tf.float16, tf.bfloat16)
+_MANY = 8  # results of one call: from here on they are worth adding at once
 
 # Takes the placeholder and the gradients of its results, in order; returns those of its
 # operands, None where there is none.
@@ -188,10 +189,20 @@ def communicate(
         )
     # The identities stay when the placeholder goes: whatever the user does with a
     # result (return it, keep it, fetch it, wait for it) is done to an op that remains.
-    outputs = [tf.identity(output) for output in op.outputs]
+    outputs = _identities(op)
     if receipt:
         replica.receipts.append(outputs.pop())
     return outputs
+
+
+def _identities(op: tf.Operation) -> list[tf.Tensor]:
+    """Returns an identity of each result of an op, where the op stands."""
+    if len(op.outputs) < _MANY or _tf.place_of_reads() is None:
+        return [tf.identity(output) for output in op.outputs]
+    nodes = _tf.Nodes()
+    for output in op.outputs:
+        nodes.add("Identity", [output], op.device, T=output.dtype)
+    return [identity.outputs[0] for identity in nodes.finish("identities")]
 
 
 def linked(loss: Any) -> tf.Tensor:
@@ -294,16 +305,19 @@ def add_in_order(column: Sequence[tf.Tensor]) -> tf.Tensor:
     column = _told_apart(column)
     if len(column) == 2:
         return tf.add_n(column)
-    total = column[0]
+    nodes = _tf.Nodes()
+    dtype = column[0].dtype
+    total: tf.Tensor | int = column[0]
     for start in range(1, len(column), _ADDED_AT_ONCE - 1):
-        addends = [total, *column[start : start + _ADDED_AT_ONCE - 1]]
-        with tf.name_scope("operands"):
-            named = [
-                tf.raw_ops.PlaceholderWithDefault(input=x, shape=x.shape, name=f"x{k}")
-                for k, x in enumerate(addends)
+        named = [
+            nodes.add("PlaceholderWithDefault", [x], dtype=dtype, shape=shape)
+            for x, shape in [
+                (total, column[0].shape),
+                *((x, x.shape) for x in column[start : start + _ADDED_AT_ONCE - 1]),
             ]
-        total = tf.add_n(named)
-    return total
+        ]
+        total = nodes.add("AddN", named, N=len(named), T=dtype)
+    return nodes.finish("add_in_order")[-1].outputs[0]
 
 
 def fold(
