@@ -35,7 +35,7 @@ from replicator.graph import (
     rewrite,
     sameness,
 )
-from replicator.graph.kinds import has_effect
+from replicator.graph.kinds import acting, has_effect
 from replicator.options import Options
 from replicator.primitives import objects, table
 
@@ -219,15 +219,16 @@ def _attempt(
     replicas = [
         [op for op in ops[begin:end] if op not in aliases] for begin, end in ranges
     ]
+    traced = list(replicas)
     if build.num_traced < build.num_replicas:
         copies = _copies(settings, build, elements, replicas, returned, scopes)
         for own_ops, own in copies:
             replicas.append(own_ops)
             returned.append(own)
-    if build.num_replicas > 1:
-        checks.check_components(settings.factory, replicas, build.aliases)
-        checks.check_writes(settings.factory, settings.ledger, replicas, build.aliases)
-        checks.check_circles(replicas)
+    if build.num_replicas > 1:  # and copies do as those that they are copied from
+        checks.check_components(settings.factory, traced, build.aliases)
+        checks.check_writes(settings.factory, settings.ledger, traced, build.aliases)
+        checks.check_circles(traced)
     random.check(replicas)
     start = _tf.operation_count(graph)
     earlier = [op for op in ops[: ranges[0][0]] if not _tf.is_abandoned(op)]
@@ -244,14 +245,14 @@ def _attempt(
     )
     replicas = rewritten.replicas
     shared_handles = build.aliases.resolve()
-    reads.join_reads(replicas, initializers)
+    reads.join_reads(acting(replicas), initializers)
     replicas = reads.read_rows(replicas, initializers)
-    reads.share_reads(replicas, initializers, shared_handles)
+    reads.share_reads(acting(replicas), initializers, shared_handles)
     kernels.replace(replicas)
     lowered = graph.get_operations()[start:]
     ready = [] if feed is None or elements is None else feed.ready(elements)
     done = _order_effects(
-        initializers, replicas, lowered, earlier, ready, bool(shared_handles)
+        initializers, acting(replicas), lowered, earlier, ready, bool(shared_handles)
     )
     if build.num_replicas > 1:
         returned = tf.nest.map_structure(outputs.seal, returned)

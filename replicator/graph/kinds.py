@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -53,6 +53,17 @@ def kind_of(op: tf.Operation) -> Kind:
     return kind
 
 
+def acting(replicas: Sequence[Sequence[tf.Operation]]) -> list[list[tf.Operation]]:
+    """Returns those ops of each replica that may touch a resource or have an effect.
+
+    Some passes look at these only, which are half of all or less.
+    """
+    return [
+        [op for op in ops if (kind := kind_of(op)).resources or kind.effect]
+        for ops in replicas
+    ]
+
+
 def has_effect(op: tf.Operation) -> bool:
     """Whether an op does something besides computing and reading variables."""
     return kind_of(op).effect and not _tf.only_reads(op)
@@ -79,3 +90,11 @@ def resource_inputs(op: tf.Operation) -> list[tuple[int, tf.Tensor]]:
         for k, t in enumerate(op.inputs)
         if t.dtype.as_datatype_enum == _RESOURCE  # comparing dtypes takes long
     ]
+
+
+def touched(op: tf.Operation) -> tuple[set[int], set[int]]:
+    """Returns the ids of the resources that an op reads, and that it writes."""
+    resources = {id(tensor) for _, tensor in resource_inputs(op)}
+    if resources and kind_of(op).calls:
+        return _tf.resources_touched(op)
+    return (resources, set()) if _tf.only_reads(op) else (set(), resources)

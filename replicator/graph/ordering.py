@@ -14,7 +14,7 @@ from collections.abc import Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.kinds import has_effect, kind_of, resource_inputs
+from replicator.graph.kinds import has_effect, kind_of, resource_inputs, touched
 
 
 @dataclasses.dataclass
@@ -36,13 +36,18 @@ class _Order:
 
     def enter(self, op: tf.Operation) -> set[tf.Operation]:
         """Notes what `op` does; returns the ops that have to come before it."""
-        read, written = _touched(op)
-        touched: list[tuple[object, bool]] = [(key, False) for key in read]
-        touched += [(key, True) for key in written]
-        if not touched and kind_of(op).effect:
-            touched = [(None, True)]
+        return self.note(op, *touched(op))
+
+    def note(
+        self, op: tf.Operation, read: set[int], written: set[int]
+    ) -> set[tf.Operation]:
+        """Does what `enter` does, for an op of which is known what it touches."""
+        uses: list[tuple[object, bool]] = [(key, False) for key in read]
+        uses += [(key, True) for key in written]
+        if not uses and kind_of(op).effect:
+            uses = [(None, True)]
         before: set[tf.Operation] = set()
-        for key, writes in touched:
+        for key, writes in uses:
             if key in self.last_write:
                 before.add(self.last_write[key])
             if writes:
@@ -90,21 +95,12 @@ def _put_in_order(
     for op in ops:
         if op in initializers:
             continue
-        before = order.enter(op)
+        read, written = touched(op)
+        before = order.note(op, read, written)
         _tf.add_control_inputs(op, sorted(before, key=lambda o: o.name))
-        if kind_of(op).effect:
-            read, written = _touched(op)
-            if written or not read:
-                must_run.append(op)
+        if kind_of(op).effect and (written or not read):
+            must_run.append(op)
     return must_run
-
-
-def _touched(op: tf.Operation) -> tuple[set[int], set[int]]:
-    """Returns the ids of the resources that an op reads, and that it writes."""
-    resources = {id(tensor) for _, tensor in resource_inputs(op)}
-    if resources and kind_of(op).calls:
-        return _tf.resources_touched(op)
-    return (resources, set()) if _tf.only_reads(op) else (set(), resources)
 
 
 def order_in_session(

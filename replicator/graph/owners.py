@@ -25,7 +25,7 @@ import tensorflow as tf
 from replicator import _tf, errors
 from replicator.graph.captures import Captures
 from replicator.graph.effects import may_write
-from replicator.graph.kinds import kind_of, resource_inputs
+from replicator.graph.kinds import kind_of, resource_inputs, touched
 from replicator.graph.placeholder import Call
 from replicator.graph.sameness import Labels
 
@@ -173,7 +173,7 @@ class Handles:
         found = self._touched(op.inputs)
         if not found:
             return []
-        written = _tf.resources_touched(op)[1]
+        written = touched(op)[1]
         return list(dict.fromkeys(found[id_] for id_ in found if id_ in written))
 
     def calls_inside(self, op: tf.Operation, replica_id: int) -> list[Call]:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from replicator.graph.kinds import Kind, has_effect, kind_of, resource_inputs
+from replicator.graph.kinds import (
+    Kind,
+    acting,
+    has_effect,
+    kind_of,
+    resource_inputs,
+    touched,
+)
 
 KINDS: dict[str, tuple[Callable[[], Any], Kind]] = {
     "Add": (
@@ -70,3 +77,49 @@ def test_which_ops_have_an_effect() -> None:
             read = read.inputs[0].op
         assert read.type == "ReadVariableOp"
         assert not has_effect(read)
+
+
+def test_which_ops_act() -> None:
+    with tf.Graph().as_default() as graph:
+        variable = tf.Variable(1.0)
+        before = graph.get_operations()
+        total = tf.random.uniform([]) + variable.read_value()
+        tf.print(variable.assign_add(total, read_value=False).name)
+        ops = graph.get_operations()[len(before) :]
+        (found,) = acting([ops])
+    kept = {"ReadVariableOp", "AssignAddVariableOp", "PrintV2"}
+    assert kept <= {op.type for op in found}
+    assert [op for op in ops if op in found] == found
+    assert not {"AddV2", "RandomUniform", "Const"} & {op.type for op in found}
+    left = [op for op in ops if op not in found]
+    assert not any(has_effect(op) or resource_inputs(op) for op in left)
+
+
+def test_what_an_op_touches() -> None:
+    @tf.function
+    def function() -> None:
+        graph = tf.compat.v1.get_default_graph()
+        handle = id(graph.capture(variable.handle))
+        other = id(graph.capture(slot.handle))
+        variable.read_value()
+        read = next(op for op in graph.get_operations() if op.type == "ReadVariableOp")
+        assert touched(read) == ({handle}, set())
+        assert touched(variable.assign(2.0, read_value=False)) == (set(), {handle})
+        momentum = tf.raw_ops.ResourceApplyMomentum(
+            var=variable.handle, accum=slot.handle, lr=0.1, grad=1.0, momentum=0.9
+        )
+        assert touched(momentum) == (set(), {handle, other})
+
+        @tf.function
+        def both() -> None:
+            slot.assign(variable)
+
+        both()
+        call = graph.get_operations()[-1]
+        while not kind_of(call).calls:
+            call = call.inputs[0].op if call.inputs else call.control_inputs[0]
+        assert touched(call) == ({handle}, {other})
+        assert touched((tf.constant(1.0) + 1.0).op) == (set(), set())
+
+    variable, slot = tf.Variable(1.0), tf.Variable(2.0)
+    function.get_concrete_function()
