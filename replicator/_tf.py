@@ -19,6 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.function import trace_type as _trace_type
+from tensorflow.core.function.polymorphism import function_type as _function_type
 from tensorflow.core.protobuf import config_pb2 as _config_pb2
 from tensorflow.core.protobuf import rewriter_config_pb2 as _rewriter_pb2
 from tensorflow.python.autograph.core import ag_ctx, converter
@@ -31,9 +33,11 @@ from tensorflow.python.eager import execute as _execute
 from tensorflow.python.eager import lift_to_graph as _lift
 from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import atomic_function as _atomic
+from tensorflow.python.eager.polymorphic_function import concrete_function as _concrete
 from tensorflow.python.framework import auto_control_deps as _acd
 from tensorflow.python.framework import auto_control_deps_utils as _acd_utils
 from tensorflow.python.framework import c_api_util as _c_api_util
+from tensorflow.python.framework import func_graph as _func_graph
 from tensorflow.python.framework import importer as _importer
 from tensorflow.python.framework import op_callbacks as _op_callbacks
 from tensorflow.python.framework import ops as _ops
@@ -189,10 +193,10 @@ def new_function_graph(name: str) -> Any:
     `tf.function` would trace a Python function, order its effects across replicas and
     put identities around its results; the body of a merged op is put together as it is.
     """
-    return _MergedGraph(f"{name}_{_ops.uid()}")
+    return _FunctionGraph(f"{name}_{_ops.uid()}")
 
 
-class _MergedGraph(tf.__internal__.FuncGraph):
+class _FunctionGraph(tf.__internal__.FuncGraph):
     """A function graph out of which ops can be left.
 
     Ops cannot be removed from a graph, and those that have an effect would run.
@@ -583,7 +587,8 @@ def trace(
     Unlike those of a tf.function, its results do not wait for its effects, which would
     take them through one device after the other once the step is done. A call waits for
     all of them anyway. What a tf.function does about effects is open to the public only
-    as a whole, and takes longer than all of Replicator's passes.
+    as a whole, and takes longer than all of Replicator's passes; and it takes all ops
+    of its graph into the function, used or not.
 
     Args:
         build: Adds the ops; returns the results.
@@ -592,17 +597,43 @@ def trace(
     """
 
     def traced() -> Any:
-        graph = tf.compat.v1.get_default_graph()
         with _Effects(order) as effects:
             returned = build()
         graph.control_outputs.extend(effects.ops_which_must_run)
         graph.collective_manager_ids_used = effects.collective_manager_ids_used
         return returned
 
-    attributes = {"_disable_acd": True}
-    return tf.function(
-        traced, autograph=False, experimental_attributes=attributes
-    ).get_concrete_function()
+    graph = _FunctionGraph("step")
+    _func_graph.func_graph_from_py_func(
+        graph.name, traced, (), {}, func_graph=graph, add_control_dependencies=False
+    )
+    leave_out_unused(graph)
+    returned = _trace_type.from_value(
+        graph.structured_outputs, _trace_type.InternalTracingContext()
+    )
+    type_ = _function_type.FunctionType(
+        (), graph.function_captures.capture_types, return_annotation=returned
+    )
+    return _concrete.ConcreteFunction.from_func_graph(
+        graph, type_, {}, shared_func_graph=False
+    )
+
+
+def leave_out_unused(graph: Any) -> None:
+    """Abandons the ops that no result and no effect of a function needs.
+
+    Where replicas share variables, each has built all updates, and only one of the
+    results is used: TensorFlow would do much for each op before it leaves them out.
+    """
+    stack = [*graph.control_outputs, *(tensor.op for tensor in graph.outputs)]
+    used = {*stack, *(tensor.op for tensor in graph.inputs)}
+    while stack:
+        op = stack.pop()
+        for source in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
+            if source not in used:
+                used.add(source)
+                stack.append(source)
+    abandon([op for op in graph.get_operations() if op not in used])
 
 
 def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:

@@ -556,6 +556,27 @@ def test_trace_orders_and_runs_effects_for_which_no_result_waits():
     assert (float(variable), seen) == (6.0, [1])
 
 
+def test_trace_leaves_out_what_nothing_needs():
+    variable = tf.Variable(1.0)
+
+    def build():
+        used = tf.sin(variable)
+        tf.cos(used)
+        tf.print(tf.exp(used), summarize=0, output_stream="file:///dev/null")
+        variable.assign(tf.tan(used))
+        with tf.control_dependencies([tf.abs(used)]):
+            return tf.square(used)
+
+    function = _traced(build)
+    kept = {node.op for node in function.function_def.node_def}
+    assert {"Sin", "Exp", "PrintV2", "Tan", "AssignVariableOp", "Square"} <= kept
+    assert "Abs" in kept and "Cos" not in kept
+    assert float(function()) == pytest.approx(0.7080734)
+    count = len(function.graph.get_operations())
+    _tf.leave_out_unused(function.graph)
+    assert len(function.graph.get_operations()) == count
+
+
 def test_prepare_call_returns_flat_results_and_pack_results_what_was_returned():
     variable = tf.Variable([1.0, 2.0])
     function = _traced(lambda: [variable + 1.0, None, tf.sparse.eye(2), [3]])

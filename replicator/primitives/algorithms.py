@@ -297,9 +297,11 @@ def _slices(job: Job) -> list[list[tf.Tensor]]:
         many as participants, or fewer of a tensor with few elements.
     """
     slices = []
+    sizes = {x.shape.num_elements() for x in job.column} - {None}
+    size = sizes.pop() if len(sizes) == 1 else None  # some may not know their own
     for x, device in zip(job.column, job.devices, strict=True):
         with tf.device(device):
-            flat, size = tf.reshape(x, [-1]), x.shape.num_elements()
+            flat = tf.reshape(x, [-1])
             unit = max(1, _ALIGNED_BYTES // max(1, x.dtype.size))
             if size is None:
                 total = tf.size(flat)
