@@ -193,10 +193,10 @@ def new_function_graph(name: str) -> Any:
     `tf.function` would trace a Python function, order its effects across replicas and
     put identities around its results; the body of a merged op is put together as it is.
     """
-    return _FunctionGraph(f"{name}_{_ops.uid()}")
+    return _MergedGraph(f"{name}_{_ops.uid()}")
 
 
-class _FunctionGraph(tf.__internal__.FuncGraph):
+class _MergedGraph(tf.__internal__.FuncGraph):
     """A function graph out of which ops can be left.
 
     Ops cannot be removed from a graph, and those that have an effect would run.
@@ -603,7 +603,7 @@ def trace(
         graph.collective_manager_ids_used = effects.collective_manager_ids_used
         return returned
 
-    graph = _FunctionGraph("step")
+    graph = _StepGraph("step")
     _func_graph.func_graph_from_py_func(
         graph.name, traced, (), {}, func_graph=graph, add_control_dependencies=False
     )
@@ -619,12 +619,29 @@ def trace(
     )
 
 
+class _StepGraph(tf.__internal__.FuncGraph):
+    """A function graph out of which ops can be left when it is complete."""
+
+    used: Sequence[tf.Operation] | None = None
+
+    def get_operations(self) -> list[tf.Operation]:
+        """Returns the ops that the function consists of."""
+        return super().get_operations() if self.used is None else list(self.used)
+
+
 def leave_out_unused(graph: Any) -> None:
-    """Abandons the ops that no result and no effect of a function needs.
+    """Leaves out ops that no result and no effect of a function needs, if some must be.
 
     Where replicas share variables, each has built all updates, and only one of the
     results is used: TensorFlow would do much for each op before it leaves them out.
+    Where none was abandoned, going through all of them takes more than it saves.
+
+    Args:
+        graph: That of a step, complete.
     """
+    ops = graph.get_operations()
+    if not any(map(is_abandoned, ops)):
+        return
     stack = [*graph.control_outputs, *(tensor.op for tensor in graph.outputs)]
     used = {*stack, *(tensor.op for tensor in graph.inputs)}
     while stack:
@@ -633,7 +650,7 @@ def leave_out_unused(graph: Any) -> None:
             if source not in used:
                 used.add(source)
                 stack.append(source)
-    abandon([op for op in graph.get_operations() if op not in used])
+    graph.used = [op for op in ops if op in used]
 
 
 def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:

@@ -226,8 +226,9 @@ def _attempt(
             replicas.append(own_ops)
             returned.append(own)
     if build.num_replicas > 1:  # and copies do as those that they are copied from
-        checks.check_components(settings.factory, traced, build.aliases)
-        checks.check_writes(settings.factory, settings.ledger, traced, build.aliases)
+        active = acting(traced)
+        checks.check_components(settings.factory, active, build.aliases)
+        checks.check_writes(settings.factory, settings.ledger, active, build.aliases)
         checks.check_circles(traced)
     random.check(replicas)
     start = _tf.operation_count(graph)

@@ -132,7 +132,7 @@ def find_leak(
         (op, source)
         for r, ops in enumerate(replicas[1:], 1)
         for op in ops
-        for source in _sources(op)
+        for source in [*[tensor.op for tensor in op.inputs], *op.control_inputs]
         if home.get(source, r) != r
     ]
     if not leaks:
