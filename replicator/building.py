@@ -248,12 +248,13 @@ def _attempt(
     shared_handles = build.aliases.resolve()
     reads.join_reads(acting(replicas), initializers)
     replicas = reads.read_rows(replicas, initializers)
-    reads.share_reads(acting(replicas), initializers, shared_handles)
+    active = acting(replicas)
+    reads.share_reads(active, initializers, shared_handles)
     kernels.replace(replicas)
     lowered = graph.get_operations()[start:]
     ready = [] if feed is None or elements is None else feed.ready(elements)
     done = _order_effects(
-        initializers, acting(replicas), lowered, earlier, ready, bool(shared_handles)
+        initializers, active, lowered, earlier, ready, bool(shared_handles)
     )
     if build.num_replicas > 1:
         returned = tf.nest.map_structure(outputs.seal, returned)

@@ -137,9 +137,9 @@ def find_sites(
         if call is not None:
             sites.append(Placeholder(op, call))
             continue
-        calls = calls_inside(op)
-        if kind_of(op).calls:
-            calls += tuple(handles.calls_inside(op, replica_id))
+        if not kind_of(op).calls:
+            continue
+        calls = (*calls_inside(op), *handles.calls_inside(op, replica_id))
         if not calls:
             continue
         if op.type not in KINDS:

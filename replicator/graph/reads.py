@@ -167,6 +167,8 @@ def read_rows(
 def _read_rows(
     ops: Sequence[tf.Operation], initializers: Set[tf.Operation]
 ) -> list[tf.Operation]:
+    if not any(op.type == "GatherV2" for op in ops):
+        return list(ops)
     current: dict[int, set[tf.Operation]] = {}  # reads since the last write
     gathers: dict[tf.Operation, tf.Operation] = {}  # by the gather: what it reads
     for op in ops:
