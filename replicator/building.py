@@ -20,11 +20,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, checks, context, distribute, inputs, outputs, scopes
+from replicator import (
+    _tf,
+    checks,
+    context,
+    copies,
+    distribute,
+    inputs,
+    outputs,
+    scopes,
+)
 from replicator.creation import VariableFactory
 from replicator.graph import (
-    alike,
-    clone,
     effects,
     kernels,
     ordering,
@@ -204,7 +211,7 @@ def _attempt(
     returned, ranges, scopes = [], [], []
     for replica_id in range(build.num_traced):
         if replica_id == 1:
-            _bring_handles(settings, build)
+            copies.bring_handles(settings.factory, build)
         start = _tf.operation_count(graph)
         arguments = [] if elements is None else [elements[replica_id]]
         with contextlib.suppress(context.Waiting):
@@ -221,8 +228,10 @@ def _attempt(
     ]
     traced = list(replicas)
     if build.num_traced < build.num_replicas:
-        copies = _copies(settings, build, elements, replicas, returned, scopes)
-        for own_ops, own in copies:
+        made = copies.make(
+            settings.factory, build, elements, replicas, returned, scopes
+        )
+        for own_ops, own in made:
             replicas.append(own_ops)
             returned.append(own)
     if build.num_replicas > 1:  # and copies do as those that they are copied from
@@ -299,76 +308,6 @@ def _build_replica(
             else:
                 returned = function(*arguments)
             return tf.nest.map_structure(outputs.as_output, returned), scope
-
-
-def _bring_handles(settings: Settings, build: context.Build) -> None:
-    """Gives all replicas the handles of all variables that one of them uses so far.
-
-    Each would get them when it uses them first, one by one, which takes a good part of
-    the time of a build with many variables.
-    """
-    shared = {id(variable): variable for variable in build.aliases.variables().values()}
-    build.aliases.make(list(shared.values()), range(build.num_replicas))
-    if build.graph.building_function:
-        owners = settings.factory.owners()
-        used = [owners.get(id(outside)) for outside, _ in build.graph.captures]
-        _tf.capture_all(
-            build.graph,
-            [
-                component.handle
-                for variable in used
-                if variable is not None and variable.owner is None
-                for component in variable.components
-            ],
-        )
-
-
-def _copies(
-    settings: Settings,
-    build: context.Build,
-    elements: Sequence[Any] | None,
-    replicas: Sequence[Sequence[tf.Operation]],
-    returned: Sequence[Any],
-    scopes: Sequence[str],
-) -> Iterator[tuple[list[tf.Operation], Any]]:
-    """Adds copies of replica 1 for those that are not built by calling step_fn.
-
-    Args:
-        settings: What all steps of the Replicator share.
-        build: The build.
-        elements: What each replica is fed, if there is a feed.
-        replicas: The ops of replicas 0 and 1.
-        returned: What step_fn returned for them.
-        scopes: Their name scopes.
-
-    Yields:
-        The ops of each copy, and what step_fn would have returned.
-    """
-    initializers = ordering.with_sources(settings.factory.initializers, replicas)
-    own = inputs.columns(elements) if elements else []
-    _bring_handles(settings, build)
-    used = [*build.aliases.variables().values()]
-    used += [v for v in settings.factory.owners().values() if v.owner is None]
-    variables = {id(variable): variable for variable in used}
-    own += [
-        [variable.handle_on(r, build.aliases) for r in range(build.num_replicas)]
-        for variable in variables.values()
-    ]
-    flat = [tf.nest.flatten(leaves, expand_composites=True) for leaves in returned]
-    copier = clone.Copier(
-        [[op for op in ops if op not in initializers] for ops in replicas],
-        [[leaf for leaf in leaves if leaf is not None] for leaves in flat],
-        own,
-        alike.Replicas(build.devices, (scopes[0], scopes[1])),
-        settings.ledger,
-    )
-    for replica_id in range(build.num_traced, build.num_replicas):
-        with tf.name_scope(f"replica_{replica_id}") as scope:
-            copy = copier.copy(replica_id, scope)
-        yield (
-            copy.ops,
-            tf.nest.map_structure(copy.leaf, returned[1], expand_composites=True),
-        )
 
 
 def _order_effects(
