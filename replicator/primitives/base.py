@@ -317,7 +317,11 @@ def add_in_order(column: Sequence[tf.Tensor]) -> tf.Tensor:
             ]
         ]
         total = nodes.add("AddN", named, N=len(named), T=dtype)
-    return nodes.finish("add_in_order")[-1].outputs[0]
+    ops = nodes.finish("add_in_order")
+    made, result = set(ops), ops[-1].outputs[0]
+    added = [op.inputs[0] for op in ops if op.inputs[0].op not in made]
+    _tf.record_gradient("AddInOrder", [result], added, lambda d: [d] * len(added))
+    return result
 
 
 def fold(

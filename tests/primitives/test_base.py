@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator.primitives import base
 from tests import helpers
 
 OPERANDS = {
@@ -204,3 +205,30 @@ def test_a_function_called_twice_has_two_gradients_whatever_their_order(
 
     dx, dy = helpers.run(mode, repl, lambda: step)
     assert [float(d) for d in (*dx, *dy)] == [6.0, 6.0, 14.0, 14.0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 17])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_sum_in_order_is_differentiated(count: int, inside: bool) -> None:
+    """As map_reduce needs it, which adds up on one replica what a tape has recorded."""
+
+    @tf.function
+    def function(xs: list[tf.Tensor]) -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(xs)
+            with tf.GradientTape() as tape:
+                tape.watch(xs)
+                column = [x * x for x in xs]
+                total = base.add_in_order(column)
+                if inside:
+                    total = tf.cond(
+                        total > 0.0, lambda: base.add_in_order(column), lambda: total
+                    )
+            first = tape.gradient(total, xs)
+        return total, first, outer.gradient(first, xs)
+
+    xs = [tf.constant(1.0 + k) for k in range(count)]
+    total, first, second = function(xs)
+    assert float(total) == sum((1.0 + k) ** 2 for k in range(count))
+    assert [float(d) for d in first] == [2.0 * (1.0 + k) for k in range(count)]
+    assert [float(d) for d in second] == [2.0] * count

@@ -14,6 +14,7 @@ SHARED = {
     "axes",
     "base",
     "groups",
+    "packing",
     "reductions",
     "rooted",
     "sufficient",
