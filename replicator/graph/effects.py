@@ -132,7 +132,7 @@ def find_leak(
         (op, source)
         for r, ops in enumerate(replicas[1:], 1)
         for op in ops
-        for source in [*[tensor.op for tensor in op.inputs], *op.control_inputs]
+        for source in _sources(op)
         if home.get(source, r) != r
     ]
     if not leaks:
@@ -157,8 +157,6 @@ def _downstream(
     return found
 
 
-def _sources(op: tf.Operation) -> Iterator[tf.Operation]:
-    """Yields the ops that `op` waits for."""
-    for tensor in op.inputs:
-        yield tensor.op
-    yield from op.control_inputs
+def _sources(op: tf.Operation) -> list[tf.Operation]:
+    """Returns the ops that `op` waits for."""
+    return [*[tensor.op for tensor in op.inputs], *op.control_inputs]
