@@ -26,9 +26,6 @@ def test_slots_are_counted_and_mirrored():
     assert ours == 2 * one
 
 
-@pytest.mark.skipif(
-    contenders.SHARDED not in contenders.OPTIONS, reason="nothing is sharded yet"
-)
 def test_sharded_variables_take_half():
     network = networks.Perceptron(64, 64, 3)
     ours = memory.counted(memory.train(contenders.OURS, network))
