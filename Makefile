@@ -4,6 +4,7 @@
 
 VENV ?= .venv
 PEERS ?= .venv-peers
+CLIENTS ?= .venv-clients
 BIN := $(VENV)/bin
 # A Python 3.11 or newer for which TensorFlow has wheels; override with PYTHON=...
 CHECK := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -11,18 +12,22 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits torch-style test test-options lint format bench bench-peers clean
+.PHONY: help digits torch-style test test-long coverage test-options test-v1 test-clients lint format bench bench-peers clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
 	@echo "make torch-style  run a tutorial on torch.distributed, and check its numbers"
-	@echo "make test     run the whole test suite, with the coverage of replicator/"
+	@echo "make test     run all tests but the slow ones, and some of these"
+	@echo "make test-long  run the slow tests; half an hour"
+	@echo "make coverage  run all tests, with the coverage of replicator/"
 	@echo "make test-options  run the suite again with each option of Replicator; hours"
+	@echo "make test-v1  run the tests in sessions as programs of TensorFlow 1"
+	@echo "make test-clients  train other libraries' models, in an environment of their own"
 	@echo "make lint     check formatting, lint rules and types"
 	@echo "make format   format the code and mend what ruff can mend"
 	@echo "make bench    measure against one device and MirroredStrategy; 20 minutes"
 	@echo "make bench-peers  measure torch and JAX, in an environment of their own"
-	@echo "make clean    remove .venv, .venv-peers and all caches"
+	@echo "make clean    remove .venv, .venv-peers, .venv-clients and all caches"
 
 digits: $(VENV)/.examples
 	$(BIN)/python examples/digits.py
@@ -30,15 +35,32 @@ digits: $(VENV)/.examples
 torch-style: $(VENV)/.examples
 	$(BIN)/python examples/torch_style.py
 
+PARALLEL := --numprocesses=auto --dist=worksteal
+
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow or gate"
+
+test-long: $(VENV)/.test
+	$(BIN)/python -m pytest $(PARALLEL) -m slow
+
+coverage: $(VENV)/.test
+	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term
 
 # What Replicator computes does not depend on how; OPTIONS="build=clone" runs one only.
-OPTIONS ?= variables=sharded fusion=False factors=False build=clone \
-	algorithm=shuffled algorithm=tree algorithm=ring
+OPTIONS ?= variables=sharded fusion=False factors=False kernels=False build=clone \
+	algorithm=hub algorithm=shuffled algorithm=tree algorithm=ring steps_per_call=True
 test-options: $(VENV)/.test
 	for option in $(OPTIONS); do \
 		$(BIN)/python -m pytest --numprocesses=auto --with $$option || exit; done
+
+# What runs in sessions also runs in programs that disable TensorFlow 2's behavior.
+test-v1: $(VENV)/.test
+	$(BIN)/python -m pytest --numprocesses=auto --v1 -k "session and not eager"
+
+# Some stand on Keras 3 and others on tf_keras, as tf.keras.
+test-clients: $(CLIENTS)/.clients
+	$(CLIENTS)/bin/python -m pytest tests/clients/keras3
+	TF_USE_LEGACY_KERAS=1 $(CLIENTS)/bin/python -m pytest tests/clients/legacy
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check --quiet
@@ -58,7 +80,7 @@ bench-peers: $(VENV)/.bench $(PEERS)/.peers
 	$(BIN)/python -m benchmarks.report $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info htmlcov .coverage .coverage.*
+	rm -rf $(VENV) $(PEERS) $(CLIENTS) build dist *.egg-info htmlcov .coverage .coverage.*
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -83,6 +105,13 @@ $(PEERS)/.peers: benchmarks/peers/requirements.txt | $(BIN)/python
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--requirement $<
+	@touch $@
+
+$(CLIENTS)/.clients: setup.cfg pyproject.toml
+	@echo "Installing replicator and libraries that use it into $(CLIENTS) ..."
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable '.[clients]'
 	@touch $@
 
 # The test extra holds the others.

@@ -24,7 +24,8 @@ import replicator
 from benchmarks import cli, contenders, networks, results, workloads
 from benchmarks.contenders import BASELINE, CLONED, OPTIONS, OURS, RIVAL, SHARDED
 from benchmarks.tables import Table
-from replicator import _tf, building
+from replicator import building
+from replicator._tf.fast import tracing
 from replicator.graph import ordering
 
 _COUNTS = flags.DEFINE_list(
@@ -128,7 +129,7 @@ def build_replicated(
     watched = {
         (building, "build_step"): in_build,
         (ordering, "order_as_created"): around_it,
-        (_tf, "leave_out_unused"): around_it,
+        (tracing, "leave_out_unused"): around_it,
     }
     with contextlib.ExitStack() as stack:
         for (module, name), watch in watched.items():

@@ -4,19 +4,21 @@
 
 The data are the 1,797 images of scikit-learn's `load_digits`. The output folder gets
 
-    checkpoints/  the model, the optimizer and the step, after each epoch
+    checkpoints/  the last three, after each epoch: model, optimizer, step and history
     history.json  the loss of every step and the test accuracy after every epoch
     summaries/    the same for TensorBoard: tensorboard --logdir runs/digits
     curves.png    the same as a picture
 
-Ctrl-C stops after the step at hand and leaves a checkpoint. --resume goes on from it
-and reaches the losses of a run that was never interrupted: which images a step sees
-depends on the seed and the step alone. It may go on with more replicas or fewer; then
-the losses differ a little, since each replica normalizes by its own images.
+Ctrl-C, SIGTERM and SIGHUP stop it after the step at hand and leave a checkpoint.
+--resume goes on from the newest checkpoint that can be read, and reaches the losses of
+a run that was never interrupted: which images a step sees depends on the seed and the
+step alone. It may go on with more replicas or fewer; then the losses differ a little,
+since each replica normalizes by its own images.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -53,17 +55,22 @@ OPTIMIZERS: dict[str, Callable[[float], tf.keras.optimizers.Optimizer]] = {
     "sgd": tf.keras.optimizers.SGD,
 }
 TEST_SHARE = 0.2  # of the images; 360 of them
-INTERRUPTED = 128 + signal.SIGINT  # the shells' exit status for it, 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # that stop a run
+MOST_EPOCHS = 1_000_000
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("devices", ["CPU:0", "CPU:1"], "One device per replica.")
-flags.DEFINE_integer("epochs", 20, "Passes over the training images.", lower_bound=1)
+flags.DEFINE_integer(
+    "epochs", 20, "Passes over the training images.", 1, upper_bound=MOST_EPOCHS
+)
 flags.DEFINE_integer(
     "global_batch_size", 64, "Images per step, on all replicas together.", lower_bound=1
 )
 flags.DEFINE_float("learning_rate", 1e-3, "The optimizer's learning rate.")
 flags.DEFINE_enum("optimizer", "adam", sorted(OPTIMIZERS), "Which optimizer to use.")
-flags.DEFINE_integer("seed", 1, "Of the initial weights and the order of the images.")
+flags.DEFINE_integer(
+    "seed", 1, "Of the initial weights and the order of the images.", 0, 2**31 - 1
+)
 flags.DEFINE_string("output_dir", "runs/digits", "Where the results go.")
 flags.DEFINE_bool(
     "resume", False, "Go on from the checkpoint in --output_dir instead of over it."
@@ -215,25 +222,32 @@ class Settings:
     seed: int
 
 
-@dataclasses.dataclass
-class History:
-    """The loss of every step and the test accuracy after every epoch."""
+@dataclasses.dataclass(eq=False)  # checkpoints look for what they hold by identity
+class History(tf.train.experimental.PythonState):
+    """The loss of every step and the test accuracy after every epoch.
+
+    A part of each checkpoint, so that the two are of one step whenever a run ends.
+    """
 
     settings: Settings
     loss: list[float] = dataclasses.field(default_factory=list)
     accuracy: list[float] = dataclasses.field(default_factory=list)
 
+    def serialize(self) -> str:
+        """Called when a checkpoint is saved; returns the history as JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Called when a checkpoint is restored."""
+        saved = json.loads(string_value)
+        self.settings = Settings(**saved["settings"])
+        self.loss, self.accuracy = saved["loss"], saved["accuracy"]
+
     def save(self, path: Path) -> None:
         """Writes all of it or, if something goes wrong, nothing."""
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        partial.write_text(self.serialize())
         partial.replace(path)
-
-    @classmethod
-    def load(cls, path: Path) -> History:
-        """Reads what `save` wrote."""
-        saved = json.loads(path.read_text())
-        return cls(Settings(**saved["settings"]), saved["loss"], saved["accuracy"])
 
 
 def plot_curves(history: History, steps_per_epoch: int, path: Path) -> None:
@@ -252,24 +266,105 @@ def plot_curves(history: History, steps_per_epoch: int, path: Path) -> None:
 
 
 class Interruption:
-    """Notes the first Ctrl-C, so that the step at hand is finished and saved.
+    """Notes the first signal to stop, so that the step at hand is finished and saved.
 
-    A second one stops the program at once.
+    A second one stops the program at once. What is ignored, as by nohup, stays ignored.
+
+    Attributes:
+        signal: The one that has come, or None.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
-        self._before = signal.signal(signal.SIGINT, self._note)
+        for signum in SIGNALS:
+            if signal.getsignal(signum) != signal.SIG_IGN:
+                self._before[signum] = signal.signal(signum, self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        while self._before:
+            signal.signal(*self._before.popitem())
 
     def _note(self, signum: int, frame: object) -> None:
-        self.requested = True
-        signal.signal(signal.SIGINT, self._before)
+        self.signal = signum
+        self.__exit__()
+
+    def tell(self, write: Callable[[], Any]) -> None:
+        """Writes to the terminal; if that has gone, does what SIGHUP does."""
+        try:
+            write()
+        except OSError:
+            self.signal = self.signal or signal.SIGHUP
+            for number in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+# --- Checkpoints ---------------------------------------------------------------------
+
+
+class Checkpoints:
+    """The last checkpoints of a run, each of another step and written once.
+
+    TensorFlow makes a checkpoint of two files, which get their names one after the
+    other, the index last: what has an index is whole, unless it was damaged later.
+
+    Args:
+        folder: Where they are.
+        **parts: What each of them holds.
+    """
+
+    KEPT = 3
+
+    def __init__(self, folder: Path, **parts: Any) -> None:
+        self._folder = folder
+        self._checkpoint = tf.train.Checkpoint(**parts)
+        self._manager: tf.train.CheckpointManager | None = None
+
+    def found(self) -> list[str]:
+        """Returns the names of those on the disk, the newest first."""
+        numbered = {
+            int(path.stem.removeprefix("ckpt-")): str(path.with_suffix(""))
+            for path in self._folder.glob("ckpt-*.index")
+            if path.stem.removeprefix("ckpt-").isdecimal()
+        }
+        return [numbered[number] for number in sorted(numbered, reverse=True)]
+
+    def restore(self, name: str) -> None:
+        """Restores all parts from a checkpoint, or raises whatever TensorFlow does."""
+        self._checkpoint.restore(name).assert_consumed()
+
+    def begin(self, known: Sequence[str] = ()) -> None:
+        """Makes ready for saving.
+
+        Args:
+            known: Those that count as the last ones, the newest first. Others may be
+                overwritten, and are not deleted.
+        """
+        if known:
+            tf.compat.v1.train.update_checkpoint_state(
+                str(self._folder), known[0], list(reversed(known))
+            )
+        else:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._manager = tf.train.CheckpointManager(
+            self._checkpoint, str(self._folder), self.KEPT
+        )
+
+    def save(self, step: int) -> None:
+        """Saves all parts, unless that was done at this step."""
+        assert self._manager is not None, "begin comes first"
+        latest = self._manager.latest_checkpoint
+        if latest is None or not latest.endswith(f"-{step}"):
+            self._manager.save(checkpoint_number=step)
+
+    def clean(self) -> None:
+        """Deletes what a failed attempt to save has left."""
+        for path in self._folder.glob("*temp*"):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 # --- Training ------------------------------------------------------------------------
@@ -313,16 +408,18 @@ class Training:
             optimizer = repl.wrap_optimizer(optimizer)
             optimizer.build(model.trainable_variables)
         self.step = tf.Variable(0, dtype=tf.int64)
-        self.checkpoints = tf.train.CheckpointManager(
-            tf.train.Checkpoint(model=model, optimizer=optimizer, step=self.step),
-            directory=str(output_dir / "checkpoints"),
-            max_to_keep=3,
+        self.history = History(settings)
+        self.checkpoints = Checkpoints(
+            output_dir / "checkpoints",
+            model=model,
+            optimizer=optimizer,
+            step=self.step,
+            history=self.history,
         )
         if resume:
-            self.history = self._restore(settings)
+            self._restore(settings)
         else:
-            self.history = History(settings)
-            shutil.rmtree(output_dir / "checkpoints", ignore_errors=True)
+            self.checkpoints.begin()
             shutil.rmtree(output_dir / "summaries", ignore_errors=True)
 
         train_step, eval_step = make_steps(repl, model, optimizer)
@@ -333,25 +430,27 @@ class Training:
             eval_step, evaluation_input(test, settings.global_batch_size)
         )
 
-    def run(self) -> bool:
-        """Trains to the last epoch; returns False if it was interrupted before."""
+    def run(self) -> int | None:
+        """Trains to the last epoch; returns the signal that has stopped it before."""
         done = int(self.step)
         writer = tf.summary.create_file_writer(str(self.output_dir / "summaries"))
         progress = tqdm(total=self.steps, initial=done, unit="step", desc="training")
-        with writer.as_default(), Interruption() as interruption, progress:
-            while done < self.steps and not interruption.requested:
+        with writer.as_default(), progress, Interruption() as interruption:
+            while done < self.steps and interruption.signal is None:
                 loss = float(self.train_step()[0])
                 self.step.assign_add(1)
                 done += 1
                 self.history.loss.append(loss)
                 tf.summary.scalar("loss", loss, step=done)
                 progress.set_postfix(loss=f"{loss:.4f}", refresh=False)
-                progress.update()
+                interruption.tell(progress.update)
                 if done % self.steps_per_epoch == 0:
-                    progress.write(self._finish_epoch(done // self.steps_per_epoch))
+                    line = self._finish_epoch(done // self.steps_per_epoch)
+                    interruption.tell(functools.partial(progress.write, line))
             self._save()
+            interruption.tell(progress.close)
         plot_curves(self.history, self.steps_per_epoch, self.output_dir / "curves.png")
-        return done == self.steps
+        return interruption.signal if done < self.steps else None
 
     def evaluate(self) -> float:
         """Returns the share of the test examples that the model gets right."""
@@ -374,35 +473,39 @@ class Training:
         )
 
     def _save(self) -> None:
-        # The history first: what it has in excess is cut off when a run is resumed.
+        self.checkpoints.save(int(self.step))
         self.history.save(self.output_dir / "history.json")
-        self.checkpoints.save(checkpoint_number=int(self.step))
 
-    def _restore(self, settings: Settings) -> History:
-        """Restores the latest checkpoint; returns the history up to its step."""
-        latest = self.checkpoints.latest_checkpoint
-        if latest is None:
+    def _restore(self, settings: Settings) -> None:
+        """Restores the newest checkpoint that can be read."""
+        names = self.checkpoints.found()
+        if not names:
             raise UsageError(f"--resume: there is no checkpoint in {self.output_dir}")
-        try:
-            history = History.load(self.output_dir / "history.json")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"--resume: {self.output_dir}/history.json cannot be read: {error!r}"
-            ) from error
-        check_settings(settings, history.settings)
-        try:
-            self.checkpoints.checkpoint.restore(latest).assert_consumed()
-        except (AssertionError, ValueError, tf.errors.OpError) as error:
-            raise UsageError(f"--resume: cannot restore {latest}: {error}") from error
+        for name in list(names):
+            try:
+                self._read(name, settings)
+                break
+            except UsageError:
+                raise
+            except Exception as error:  # TensorFlow's, protobuf's, json's: many kinds
+                warn(f"cannot read {name}, which is left out: {error}")
+                names.remove(name)
+        else:
+            raise UsageError(f"--resume: no checkpoint in {self.output_dir} is whole")
         done = int(self.step)
         if done > self.steps:
             raise UsageError(
                 f"--resume: --epochs={self.epochs}, but the run has been trained for "
                 f"{done / self.steps_per_epoch:g} epochs already"
             )
-        del history.loss[done:]
-        del history.accuracy[done // self.steps_per_epoch :]
-        return history
+        self.checkpoints.begin(names)
+
+    def _read(self, name: str, settings: Settings) -> None:
+        """Restores a checkpoint; first what decides whether it is one of this run."""
+        first = tf.train.Checkpoint(history=self.history).restore(name)
+        first.assert_existing_objects_matched().expect_partial()
+        check_settings(settings, self.history.settings)
+        self.checkpoints.restore(name)
 
 
 # --- Checking the flags --------------------------------------------------------------
@@ -451,10 +554,21 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     return []
 
 
-def explain(error: Exception) -> int:
+def explain(error: Exception, status: int = 2) -> int:
     """Prints what went wrong in one line; returns the exit status for it."""
-    print("digits.py: error:", " ".join(str(error).split()), file=sys.stderr)
-    return 2
+    print("digits.py: error:", one_line(error), file=sys.stderr)
+    return status
+
+
+def warn(text: str) -> None:
+    """Prints what is wrong, but can be got over, in one line."""
+    print("digits.py: warning:", one_line(text), file=sys.stderr)
+
+
+def one_line(text: object) -> str:
+    """Returns a text in one line that is not endless."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= 500 else f"{line[:500]}..."
 
 
 def main(argv: Sequence[str]) -> int:
@@ -468,13 +582,18 @@ def main(argv: Sequence[str]) -> int:
         repl = replicator.Replicator(FLAGS.devices)
         output_dir = writable_folder(FLAGS.output_dir)
         training = Training(repl, settings, FLAGS.epochs, output_dir, FLAGS.resume)
-    except (UsageError, replicator.DeviceError, replicator.InputError) as error:
+    except (UsageError, replicator.ReplicatorError) as error:
         return explain(error)
     except KeyboardInterrupt:
-        return INTERRUPTED  # nothing was trained yet
-    if not training.run():
+        return 128 + signal.SIGINT  # nothing was trained yet
+    try:
+        stopped = training.run()
+    except (OSError, tf.errors.OpError) as error:  # of a full disk, say
+        training.checkpoints.clean()
+        return explain(UsageError(f"stopped, go on with --resume: {error}"), 1)
+    if stopped is not None:
         print(f"Interrupted at step {len(training.history.loss)}; go on with --resume.")
-        return INTERRUPTED
+        return 128 + stopped  # the shells' exit status for it
     accuracy = training.history.accuracy[-1]
     print(f"Test accuracy {accuracy:.4f}. Results are in {output_dir}.")
     return 0

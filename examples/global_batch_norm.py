@@ -35,13 +35,15 @@ import replicator
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("devices", ["CPU:0", "CPU:1"], "One device per replica.")
-flags.DEFINE_integer("epochs", 5, "Passes over the training images.", lower_bound=1)
+flags.DEFINE_integer("epochs", 5, "Passes over the training images.", 1, 10**6)
 flags.DEFINE_integer(
     "global_batch_size", 64, "Images per step, on all replicas together.", lower_bound=1
 )
 flags.DEFINE_float("learning_rate", 3e-3, "Adam's learning rate.")
 flags.DEFINE_float("offset", 1e4, "The mean of the pixels, in their deviations.")
-flags.DEFINE_integer("seed", 1, "Of the initial weights and the order of the images.")
+flags.DEFINE_integer(
+    "seed", 1, "Of the initial weights and the order of the images.", 0, 2**31 - 1
+)
 flags.register_validator(
     "learning_rate", lambda rate: 0 < rate < math.inf, "must be a positive number"
 )
@@ -359,7 +361,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 def explain(error: Exception) -> int:
     """Prints what went wrong in one line; returns the exit status for it."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split())[:500]
     print("global_batch_norm.py: error:", text, file=sys.stderr)
     return 2
 

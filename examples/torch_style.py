@@ -46,11 +46,13 @@ FLAGS = flags.FLAGS
 flags.DEFINE_list(
     "devices", ["CPU:0", "CPU:1", "CPU:2"], f"One device per rank, at least {WORLD}."
 )
-flags.DEFINE_integer("epochs", 10, "Passes over the training images.", lower_bound=1)
+flags.DEFINE_integer("epochs", 10, "Passes over the training images.", 1, 10**6)
 flags.DEFINE_integer("batch_size", 16, "Images per step and rank.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 0.05, "The learning rate of SGD.")
 flags.DEFINE_float("momentum", 0.85, "The momentum of SGD.", 0.0, 1.0)
-flags.DEFINE_integer("seed", 1, "Of the weights and of the order of the images.")
+flags.DEFINE_integer(
+    "seed", 1, "Of the weights and of the order of the images.", 0, 2**31 - 1
+)
 flags.register_validator(
     "learning_rate", lambda rate: 0 < rate < math.inf, "must be a positive number"
 )
@@ -403,7 +405,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 def explain(error: Exception) -> int:
     """Prints what went wrong in one line; returns the exit status for it."""
-    print("torch_style.py: error:", " ".join(str(error).split()), file=sys.stderr)
+    text = " ".join(str(error).split())[:500]
+    print("torch_style.py: error:", text, file=sys.stderr)
     return 1 if isinstance(error, WrongNumber) else 2
 
 

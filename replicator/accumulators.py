@@ -2,16 +2,77 @@
 
 Used by gradients.py, which decides what is added up, and when a sum is used and
 cleared. Nothing here communicates.
+
+Checkpoints hold one value for all replicas, and load on any number of them: where the
+update is by the mean over the replicas, the mean of their sums, which each of them gets
+back; else the sum, which replica 0 gets back. Sparse sums are saved as the rows of all
+replicas, and restored on replica 0.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from replicator import context
+
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+
+class Sums(tf.Module):
+    """All accumulators of an optimizer, for its checkpoints.
+
+    They are found by names that are the same in another process, and on another number
+    of replicas: by what the gradients look like, and not by the names of variables,
+    which count how often a layer of a kind was made.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="sums")
+        self._numbers: dict[str, int] = {}
+
+    def create(self, addends: Sequence[Gradient], op: str, name: str) -> Accumulators:
+        """Creates the accumulators of one call of an optimizer.
+
+        Args:
+            addends: What will be added up.
+            op: "mean" or "sum" over the replicas.
+            name: The optimizer's, for the names of variables.
+
+        Returns:
+            One for each of `addends`, and one that counts the steps.
+        """
+        how = (
+            tf.VariableAggregation.MEAN if op == "mean" else tf.VariableAggregation.SUM
+        )
+        with tf.name_scope(name), tf.name_scope("accumulator"):
+            group = self._group(repr((op, *map(_facts, addends))))
+            steps = Accumulator.like(tf.constant(0, tf.int64), group, "steps", None)
+            return [
+                Accumulator.like(gradient, group, f"sum_{k}", how)
+                for k, gradient in enumerate(addends)
+            ], steps
+
+    def _group(self, facts: str) -> tf.Module:
+        """Returns a place for one call's; calls alike are told apart by their order."""
+        digest = hashlib.sha256(facts.encode()).hexdigest()[:8]
+        number = self._numbers.get(digest, 0)
+        self._numbers[digest] = number + 1
+        group = tf.Module(name=f"g{digest}_{number}")
+        setattr(self, group.name, group)
+        return group
+
+
+def _facts(gradient: Gradient) -> tuple[Any, ...]:
+    """Returns what a gradient looks like on any number of replicas."""
+    if isinstance(gradient, tf.IndexedSlices):
+        rows = gradient.values.shape[1:].as_list()
+        return gradient.dtype.name, gradient.indices.dtype.name, rows
+    return gradient.dtype.name, None, gradient.shape.as_list()
 
 
 @dataclasses.dataclass
@@ -25,18 +86,30 @@ class Accumulator:
     variables: list[tf.Variable]
 
     @classmethod
-    def like(cls, gradient: Gradient, name: str) -> Accumulator:
-        """Creates the accumulator of a gradient, with zeros or no rows in it."""
-        dtype = gradient.dtype
+    def like(
+        cls, gradient: Gradient, group: tf.Module, name: str, how: Any
+    ) -> Accumulator:
+        """Creates the accumulator of a gradient, with zeros or no rows in it.
+
+        Args:
+            gradient: Is added to it.
+            group: Where checkpoints find it.
+            name: Within the group.
+            how: The tf.VariableAggregation that checkpoints hold; None for what is
+                equal on all replicas.
+        """
+
+        def variable(suffix: str, shape: Any, dtype: tf.DType, how: Any) -> tf.Variable:
+            return _variable(group, f"{name}{suffix}", shape, dtype, how)
+
         if not isinstance(gradient, tf.IndexedSlices):
-            return cls([_local_variable(name, gradient.shape, dtype, gradient.shape)])
-        rows = gradient.values.shape[1:]
-        return cls(
-            [
-                _local_variable(name, [0, *rows], dtype, [None, *rows]),
-                _local_variable(name, [0], gradient.indices.dtype, [None]),
-            ]
+            return cls([variable("", gradient.shape, gradient.dtype, how)])
+        shape = [None, *gradient.values.shape[1:]]
+        values = variable("_values", shape, gradient.dtype, how)
+        indices = variable(
+            "_indices", [None], gradient.indices.dtype, tf.VariableAggregation.SUM
         )
+        return cls([values, indices])
 
     def add(self, gradient: Gradient) -> Gradient:
         """Adds a gradient; returns the sum."""
@@ -60,22 +133,40 @@ class Accumulator:
         ]
 
 
-def _local_variable(name: str, size: Any, dtype: Any, shape: Any) -> tf.Variable:
-    """Creates a variable whose components are each replica's own.
+def _variable(
+    group: tf.Module, name: str, shape: Any, dtype: tf.DType, how: Any
+) -> tf.Variable:
+    """Creates a variable whose components are each replica's own, if `how` is given.
 
-    In a tf.Graph it is a local variable, as those of metrics are: initialised by
-    `local_variables_initializer` (a MonitoredSession does), and in no checkpoint, so
-    that checkpoints are those of the plain optimizer.
+    Args:
+        group: Where checkpoints find it; restores it, if one waits for it.
+        name: Within the group.
+        shape: Beginning with None for rows, of which there are none yet.
+        dtype: Its dtype.
+        how: The tf.VariableAggregation of the components; None: they are equal.
     """
+    shape = tf.TensorShape(shape)
+    rows = bool(shape.rank) and shape[0] is None
+    own: dict[str, Any] = {}
+    if how is not None:
+        own["synchronization"] = tf.VariableSynchronization.ON_READ
+        own["aggregation"] = tf.VariableAggregation.NONE if rows else how
+    size = [0 if n is None else n for n in shape.as_list()]
     with tf.init_scope():
-        return tf.compat.v1.Variable(
+        variable = tf.compat.v1.Variable(
             lambda: tf.zeros(size, dtype),
-            shape=tf.TensorShape(shape),
+            shape=shape,
             dtype=dtype,
             trainable=False,
-            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-            name=name,
+            **own,
+            name=f"{group.name}/{name}",
             use_resource=True,
         )
+        with context.building(None):
+            if rows:
+                variable.collect_rows(how)
+            setattr(group, name, variable)
+    return variable
+
+
+Accumulators: TypeAlias = tuple[list[Accumulator], Accumulator]

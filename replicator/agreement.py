@@ -10,17 +10,40 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import _tf, arguments, context, errors
+from replicator.graph import effects
 from replicator.primitives import all_gather, all_reduce, broadcast
 
+UNEVEN = "written unevenly by an optimizer"  # knowledge of a build, with a variable
 
-def agree(variable: Any, value: Any, replica: context.ReplicaContext) -> Any:
+
+def is_equal(variable: Any, replica: context.ReplicaContext) -> bool:
+    """Whether replicas write what they like, or what is equal without communication.
+
+    Args:
+        variable: The ReplicatedVariable that is written.
+        replica: The replica being built.
+    """
+    if variable.differs or replica.num_replicas == 1:
+        return True
+    return replica.updating and not _is_uneven(variable, replica)
+
+
+def _is_uneven(variable: Any, replica: context.ReplicaContext) -> bool:
+    """Whether an optimizer was found to write other values on other replicas."""
+    return (UNEVEN, variable.key) in replica.build.knowledge
+
+
+def agree(
+    variable: Any, value: Any, replica: context.ReplicaContext, method: str = "assign"
+) -> Any:
     """Returns what all replicas assign in place of their own values.
 
     Args:
         variable: The ReplicatedVariable that is assigned to.
         value: What this replica assigns, of the variable's shape.
         replica: The replica being built.
+        method: By which it is assigned.
 
     Returns:
         `value` where components may differ or updates are equal anyway; else the
@@ -28,24 +51,24 @@ def agree(variable: Any, value: Any, replica: context.ReplicaContext) -> Any:
         it is, which is taken to be equal.
 
     Raises:
-        ContextError: An optimizer that was not wrapped is updating the variable.
         ArgumentError: The variable asks for the mean of integers.
     """
-    if variable.differs or replica.updating or replica.num_replicas == 1:
+    if is_equal(variable, replica):
         return value
-    refuse_unwrapped(variable)
-    value = tf.convert_to_tensor(value, dtype=variable.dtype)
+    value = tf.convert_to_tensor(arguments.native(value), dtype=variable.dtype)
     how = variable.aggregation
-    if how == tf.VariableAggregation.SUM:
-        return _combined(value, "sum", variable.owner)
-    if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:
-        return broadcast.broadcast(value, root=0)
-    has_mean = variable.dtype.is_floating or variable.dtype.is_complex
-    if how == tf.VariableAggregation.MEAN or has_mean:
-        return _combined(value, "mean", variable.owner)
-    return (
-        _checked_equal(value, variable.name) if replica.build.options.check else value
-    )
+    if _is_uneven(variable, replica) and how == tf.VariableAggregation.SUM:
+        how = tf.VariableAggregation.MEAN  # each replica has written the whole update
+    with replica.agreeing_on(variable.name, method, variable.key):
+        if how == tf.VariableAggregation.SUM:
+            return _combined(value, "sum", variable.owner)
+        if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return broadcast.broadcast(value, root=0)
+        has_mean = variable.dtype.is_floating or variable.dtype.is_complex
+        if how == tf.VariableAggregation.MEAN or has_mean:
+            return _combined(value, "mean", variable.owner)
+        check = replica.build.options.check
+        return _checked_equal(value, variable.name) if check else value
 
 
 def _combined(value: tf.Tensor, op: str, owner: int | None) -> tf.Tensor:
@@ -55,19 +78,23 @@ def _combined(value: tf.Tensor, op: str, owner: int | None) -> tf.Tensor:
     return all_reduce.combine([value], op, None, [owner])[0]
 
 
-def refuse_unwrapped(variable: Any) -> None:
-    """Raises if an optimizer that nobody wrapped is updating `variable` in a step."""
+def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | None:
+    """Returns who is writing a variable and is yet to be shown to write it equally.
+
+    An optimizer that nobody wrapped is right where it is given gradients that are equal
+    on all replicas: what it writes is as equal as they are, and not to be aggregated.
+
+    Args:
+        variable: The ReplicatedVariable that is written.
+        replica: The replica being built.
+
+    Returns:
+        None where the replicas write what they agree on, or what they like.
+    """
+    if variable.differs or replica.num_replicas == 1 or replica.updating:
+        return None
     optimizer = _tf.applying_optimizer()
-    if optimizer is not None:
-        raise errors.ContextError(
-            errors.compose(
-                f"the optimizer {optimizer} updates variable {variable.name} in a "
-                "step, but does not combine the gradients of the replicas.",
-                [f"at {errors.user_line()}"],
-                "wrap it once, where you make it: "
-                "optimizer = repl.wrap_optimizer(optimizer).",
-            )
-        )
+    return None if optimizer is None else effects.Claim(optimizer, wrapped=False)
 
 
 def _checked_equal(value: tf.Tensor, name: str) -> tf.Tensor:

@@ -6,6 +6,8 @@ the replicas differ, or could come to differ, and what to do about it.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +15,13 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.creation import VariableFactory
-from replicator.graph import effects, placeholder
+from replicator.graph import effects, placeholder, switching
 from replicator.graph.captures import Captures
 from replicator.graph.kinds import resource_inputs
 from replicator.graph.owners import Aliases
 
 
-def check_outputs(outputs: Sequence[Any], devices: Sequence[str]) -> None:
+def check_outputs(outputs: Sequence[Any], devices: Sequence[str], step_fn: Any) -> None:
     """Raises MismatchError unless all replicas returned one structure."""
     first = outputs[0]
     for replica_id, other in enumerate(outputs[1:], 1):
@@ -41,6 +43,7 @@ def check_outputs(outputs: Sequence[Any], devices: Sequence[str]) -> None:
                         f"replica 0 ({devices[0]}): {_outline(first)}",
                         f"replica {replica_id} ({devices[replica_id]}): "
                         f"{_outline(other)}",
+                        *errors.sites_of("step_fn", step_fn),
                     ],
                     "return the same structure on every replica; to return nothing on "
                     "one, return None on all.",
@@ -61,42 +64,59 @@ def _outline(structure: Any) -> str:
 
 def check_writes(
     factory: VariableFactory,
-    ledger: effects.Ledger,
     replicas: Sequence[Sequence[tf.Operation]],
     aliases: Aliases,
+    flow: switching.Flow = switching.NONE,
 ) -> None:
-    """Raises ContextError if a step could make the replicas' variables drift apart."""
-    owners = {**factory.owners(), **aliases.variables()}
+    """Raises ContextError if a step writes variables that were made elsewhere.
+
+    Or in control flow of TensorFlow 1, where nothing compares what replicas write.
+    """
+    owners = {**factory.owners(), **aliases.noted()}
     initializers = factory.initializers
     outermost = Captures().outermost
-    known = ledger.agreed_ops(tf.compat.v1.get_default_graph())
     for replica_id, ops in enumerate(replicas):
-        for op, resource, agreed in effects.find_writes(ops, ledger, known):
+        for op, resource in effects.find_writes(ops):
             if op in initializers:
                 continue
-            variable = owners.get(id(outermost(resource)))
-            if variable is not None and (agreed or variable.differs):
+            if op in flow:
+                raise errors.ContextError(
+                    errors.compose(
+                        f"replica {replica_id} writes a variable in a conditional or a "
+                        f"loop of TensorFlow 1 ({op.type}), where nothing sees to it "
+                        "that all replicas write it alike.",
+                        [f"at {errors.line_of(op)}"],
+                        "call tf.compat.v1.enable_control_flow_v2() at the start of "
+                        "the program, or write it before or after.",
+                    )
+                )
+            if id(outermost(resource)) in owners:
                 continue
-            if variable is None:
-                problem = (
+            raise errors.ContextError(
+                errors.compose(
                     f"replica {replica_id} writes a variable that was made outside of "
-                    f"the context ({op.type}); it would be written once per replica."
-                )
-                fix = (
+                    f"the context ({_name(outermost(resource))}, by {op.type}); it "
+                    "would be written once per replica.",
+                    [f"at {errors.line_of(op)}"],
                     "create it (or the model, optimizer, metric or generator that "
-                    "holds it) under `with repl.context():`, and then load its values."
+                    "holds it) under `with repl.context():`, and then load its values.",
                 )
-            else:
-                problem = (
-                    f"replica {replica_id} writes variable {variable.name} by "
-                    f"{op.type}, by which the replicas would drift apart."
-                )
-                fix = (
-                    "wrap the optimizer, repl.wrap_optimizer(optimizer); or write it "
-                    "by one of the variable's own methods, assign, assign_add, ..."
-                )
-            where = [f"at {errors.line_of(op)}"]
-            raise errors.ContextError(errors.compose(problem, where, fix))
+            )
+
+
+def _name(handle: tf.Tensor) -> str:
+    """Returns the name and the shape of the variable that a handle belongs to.
+
+    An eager handle does not know its variable: all there are have to be asked, which
+    takes a moment, and is done for a message only.
+    """
+    if tf.is_symbolic_tensor(handle):
+        return str(handle.op.name)
+    for found in gc.get_objects():
+        with contextlib.suppress(Exception):  # of what is only half made, or half gone
+            if issubclass(type(found), tf.Variable) and found.handle is handle:
+                return f"{found.name} {found.dtype.name}{found.shape}"
+    return "of unknown name"
 
 
 def check_components(
@@ -109,7 +129,7 @@ def check_components(
     That happens in functions that are called by the step but were traced elsewhere; no
     gradient would reach the replica's own component.
     """
-    owners = {**factory.owners(), **aliases.variables()}
+    owners = {**factory.owners(), **aliases.noted()}
     initializers = factory.initializers
     outermost = Captures().outermost
     for replica_id, ops in enumerate(replicas):

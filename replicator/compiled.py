@@ -75,8 +75,8 @@ def _check_outside(function: Any, variable: Any, inside: tf.Tensor) -> None:
     Reading component 0 is right there; writing it, and it alone, is not, and neither is
     reading it where the components are meant to differ.
     """
-    writes = effects.find_writes(function.get_operations(), effects.Ledger())
-    if variable.differs or any(resource is inside for _, resource, _ in writes):
+    writes = effects.find_writes(function.get_operations())
+    if variable.differs or any(resource is inside for _, resource in writes):
         raise errors.ContextError(
             errors.compose(
                 f"a function with jit_compile=True that was traced in a step uses "

@@ -7,16 +7,18 @@ The one piece of ambient state of the library: a context variable that holds the
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from replicator import errors
-from replicator.graph.effects import Ledger
+from replicator import _tf, errors
+from replicator.graph.effects import Claim, Ledger
 from replicator.graph.owners import Aliases
+from replicator.graph.placeholder import Gradient
 from replicator.graph.reads import Recent
 from replicator.options import Options
 
@@ -43,6 +45,25 @@ class Waiting(BaseException):
 
 
 @dataclasses.dataclass
+class Created:
+    """A variable that is created in a step, through all attempts at building it.
+
+    Attributes:
+        variable: The ReplicatedVariable.
+        new: Whether this build is the first to create it, on this replica the first.
+        line: Where it is written first, if it is.
+        writes: How often, by the number of the attempt and the replica.
+    """
+
+    variable: Any
+    new: bool
+    line: str | None = None
+    writes: collections.Counter[tuple[int, int]] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+
+
+@dataclasses.dataclass
 class Build:
     """What all replicas of one build of a step share.
 
@@ -54,6 +75,13 @@ class Build:
         knowledge: Facts learned in an earlier attempt at this build.
         aliases: The handles by which replicas use variables that one of them owns.
         findings: Facts that replicas leave for later replicas of the same attempt.
+        in_functions: Whether a replica communicates in a graph of a function, which may
+            be no part of the step in the end.
+        step_key: Stands for step_fn in all builds of it, and goes with it.
+        messages: Whether a replica sends something to one other.
+        gradients: The dual of each primitive, by its name.
+        traces: What tf.functions of the user's keep of this build until it is done.
+        created: The variables that step_fn has created in all attempts, by their keys.
         number: Tells this build from all others; what a tf.function traced for another
             one communicates in the places of that one.
     """
@@ -63,8 +91,14 @@ class Build:
     graph: Any
     ledger: Ledger
     aliases: Aliases
+    gradients: Mapping[str, Gradient]
     knowledge: dict[Any, Any] = dataclasses.field(default_factory=dict)
     findings: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    in_functions: bool = False
+    messages: bool = False
+    step_key: Any = None
+    traces: _tf.Traces = dataclasses.field(default_factory=_tf.Traces)
+    created: dict[str, Created] = dataclasses.field(default_factory=dict)
     number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
     @property
@@ -77,6 +111,16 @@ class Build:
         """For how many replicas step_fn is called; the others are copies."""
         copies = self.options.build == "clone"
         return min(self.num_replicas, 2) if copies else self.num_replicas
+
+    def create(self, variable: Any, new: bool) -> None:
+        """Notes that step_fn creates a variable, or one that an earlier build did.
+
+        Args:
+            variable: The ReplicatedVariable.
+            new: Whether it exists from now on.
+        """
+        created = self.created.setdefault(variable.key, Created(variable, new))
+        created.new = new
 
     def refuse_copies(self, what: str) -> None:
         """Raises CloneError if a replica whose copies there will be asks for `what`.
@@ -107,9 +151,11 @@ class ReplicaContext:
         replica_id: 0 <= replica_id < build.num_replicas.
         updating: True while updates are made that are equal on all replicas by
             construction, so that no assignment needs to communicate.
+        writing: What is being assigned to, and how, while the replicas agree on the
+            value: the variable's name, the method, and what tells the variable from all
+            others. All replicas must write the same.
         backward: True while a gradient is being built.
         counts: How often the replica passed each place, by any hashable key.
-        step_key: Identifies the step being built, equal in all builds of it.
         scope: The name scope of the replica's sub-graph, with the final "/".
         depth: The depth of the Python stack at which step_fn is called.
         trace_anew: Has tf.functions that were traced for this replica traced anew.
@@ -120,10 +166,10 @@ class ReplicaContext:
 
     build: Build
     replica_id: int
-    step_key: Any = None
     scope: str = ""
     depth: int = 0
     updating: bool = False
+    writing: tuple[str, str, str] | None = None
     backward: bool = False
     counts: dict[Any, int] = dataclasses.field(default_factory=dict)
     trace_anew: Callable[[], None] = lambda: None
@@ -147,14 +193,34 @@ class ReplicaContext:
         return seen
 
     @contextlib.contextmanager
-    def equal_updates(self) -> Iterator[None]:
-        """In this block, assignments are known to be equal on all replicas."""
+    def equal_updates(self, optimizer: str = "an optimizer") -> Iterator[None]:
+        """In this block, assignments are equal on all replicas; it is proven later.
+
+        Args:
+            optimizer: Who assigns, for messages.
+        """
         before, self.updating = self.updating, True
         try:
-            with self.build.ledger.agreed():
+            with self.build.ledger.agreed(Claim(optimizer, wrapped=True)):
                 yield
         finally:
             self.updating = before
+
+    @contextlib.contextmanager
+    def agreeing_on(self, name: str, method: str, key: str) -> Iterator[None]:
+        """In this block, the replicas agree on what is written to a variable.
+
+        Args:
+            name: The variable's.
+            method: By which it is written, e.g. "assign_add".
+            key: Tells the variable from all others.
+        """
+        before = self.writing
+        self.writing = before or (name, method, key)  # "scatter_add" ends in an assign
+        try:
+            yield
+        finally:
+            self.writing = before
 
     @contextlib.contextmanager
     def backward_pass(self) -> Iterator[None]:

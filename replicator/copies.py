@@ -45,6 +45,7 @@ def make(
     replicas: Sequence[Sequence[tf.Operation]],
     returned: Sequence[Any],
     scopes: Sequence[str],
+    counted: Sequence[int],
 ) -> Iterator[tuple[list[tf.Operation], Any]]:
     """Adds copies of replica 1 for those that are not built by calling step_fn.
 
@@ -55,10 +56,12 @@ def make(
         replicas: The ops of replicas 0 and 1.
         returned: What step_fn returned for them.
         scopes: Their name scopes.
+        counted: How many seeds TensorFlow had counted up where each began.
 
     Yields:
         The ops of each copy, and what step_fn would have returned.
     """
+    seeds = counted[0], counted[1], _tf.seeds_counted(build.graph)
     initializers = ordering.with_sources(factory.initializers, replicas)
     own = inputs.columns(elements) if elements else []
     bring_handles(factory, build)
@@ -74,7 +77,7 @@ def make(
         [[op for op in ops if op not in initializers] for ops in replicas],
         [[leaf for leaf in leaves if leaf is not None] for leaves in flat],
         own,
-        alike.Replicas(build.devices, (scopes[0], scopes[1])),
+        alike.Replicas(build.devices, (scopes[0], scopes[1]), seeds),
         build.ledger,
     )
     for replica_id in range(build.num_traced, build.num_replicas):

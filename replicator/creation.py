@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import _tf, context, errors, locks
+from replicator.graph.kinds import kind_of
 from replicator.seeds import Seed
 from replicator.variables import ReplicatedVariable, plain
 
@@ -25,30 +27,37 @@ class _Kept:
     """What a factory has made in one graph, or eagerly.
 
     Attributes:
-        made: The variables made inside step_fns, by their places.
+        made: The variables made inside step_fns, by what stands for each and goes with
+            it, and by their places.
         initializers: All ops made for the creation of variables.
     """
 
-    made: dict[Any, ReplicatedVariable] = dataclasses.field(default_factory=dict)
+    made: weakref.WeakKeyDictionary[Any, dict[Any, ReplicatedVariable]] = (
+        dataclasses.field(default_factory=weakref.WeakKeyDictionary)
+    )
     initializers: set[tf.Operation] = dataclasses.field(default_factory=set)
 
 
 class VariableFactory:
     """Creates replicated variables; the variable creator of one Replicator.
 
-    Variables made inside a step_fn are kept: every replica's k-th creation at a place
-    of the step's code is one variable, in all builds of that step. Those of a tf.Graph
-    are kept by the graph, and go with it.
+    Variables made inside a step_fn are kept as long as it is: every replica's k-th
+    creation at a place of its code is one variable, in all builds of it. Those of a
+    tf.Graph are kept by the graph, and go with it.
     """
 
-    def __init__(self, devices: Sequence[str], sharded: bool = False) -> None:
+    def __init__(
+        self, devices: Sequence[str], lock: locks.StepLock, sharded: bool = False
+    ) -> None:
         self._devices = tuple(devices)
+        self._lock = lock  # of the steps that the variables are used in
         self._sharded = sharded and len(self._devices) > 1
         self._bytes = [0] * len(self._devices)  # that each replica owns
         self._last_owner: int | None = None
         self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
         self._all = weakref.WeakValueDictionary()
+        self._all_lock = threading.Lock()  # it may grow while a thread goes through it
 
     @property
     def initializers(self) -> set[tf.Operation]:
@@ -75,21 +84,26 @@ class VariableFactory:
         replica = context.current()
         if replica is None:
             return self._create(kwargs, scope=None)
-        made = self._kept().made
-        place = (replica.step_key, _tf.stack_since(replica.depth))
+        made = self._kept().made.setdefault(replica.build.step_key, {})
+        place = _tf.stack_since(replica.depth)
         key = (place, replica.count(place))
         if key in made:
-            return self._again(made[key], kwargs)
+            variable = self._again(made[key], kwargs)
+            replica.build.create(variable, new=False)
+            return variable
         scope = tf.compat.v1.get_default_graph().get_name_scope() + "/"
         variable = self._create(kwargs, scope=scope.removeprefix(replica.scope))
+        replica.build.create(variable, new=True)
         made[key] = variable
         return variable
 
     def owners(self) -> dict[int, ReplicatedVariable]:
         """Returns the variable behind each component's handle, by the handle's id."""
+        with self._all_lock:
+            variables = list(self._all.values())
         return {
             id(component.handle): variable
-            for variable in self._all.values()
+            for variable in variables
             for component in variable.components
         }
 
@@ -229,9 +243,11 @@ class VariableFactory:
             devices=self._devices,
             seed=Seed.of(components[0]),
             owner=owner,
+            lock=self._lock,
             **facts,
         )
-        self._all[id(variable)] = variable
+        with self._all_lock:
+            self._all[id(variable)] = variable
         if graph_mode:
             if collections is None:
                 collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
@@ -278,7 +294,10 @@ def _lifted(initial_value: Any) -> Any:
         if not tf.executing_eagerly() and initial_value.graph is outside:
             return initial_value
     try:
-        return _tf.lift_initial_value(initial_value)
+        lifted = _tf.lift_initial_value(initial_value)
+        # What made it here draws random numbers, for nobody: it is no part of the step.
+        _tf.abandon([op for op in _sources(initial_value) if kind_of(op).stateful])
+        return lifted
     except _tf.UnliftableError as error:
         raise errors.ContextError(
             errors.compose(
@@ -289,3 +308,15 @@ def _lifted(initial_value: Any) -> Any:
                 "does not depend on the batch.",
             )
         ) from error
+
+
+def _sources(tensor: tf.Tensor) -> list[tf.Operation]:
+    """Returns the ops of its graph that a tensor is made of."""
+    found = {tensor.op: None}
+    stack = [tensor.op]
+    while stack:
+        for source in stack.pop().inputs:
+            if source.op not in found:
+                found[source.op] = None
+                stack.append(source.op)
+    return list(found)

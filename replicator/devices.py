@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, TypeGuard
 
 import tensorflow as tf
 
 from replicator import errors
 
+# Each costs memory and threads; TensorFlow takes minutes to make a million.
+_MOST_CPUS = 1024
+_MOST_NAMED = 16  # in a message
 _LOCAL = tf.DeviceSpec(job="localhost", replica=0, task=0)
 
 
@@ -31,36 +34,52 @@ def resolve(
     """
     if devices is None:
         devices = default()
-    if isinstance(devices, str):
-        raise errors.DeviceError(
-            f"devices is the string {devices!r}. Fix: hand in a list, [{devices!r}]."
-        )
-    if not isinstance(devices, Iterable):
-        raise errors.DeviceError(
-            f"devices is {devices!r}. Fix: hand in a list of names, e.g. "
-            '["CPU:0", "CPU:1"].'
-        )
-    devices = list(devices)
-    resolved = [
-        tuple(map(_full_name, own)) if _is_nested(own) else (_full_name(own),)
-        for own in devices
-    ]
+    resolved: list[tuple[str, ...]] = []
+    seen: set[str] = set()
+    for own in _listed(devices):
+        names = own if _is_nested(own) else [own]
+        resolved.append(tuple(map(_full_name, names)))
+        for name in resolved[-1]:
+            if name in seen:
+                raise _error(
+                    f"{name} stands more than once among the devices.",
+                    "give each replica a device of its own; for several replicas on "
+                    "one machine's cores, name CPU:0, CPU:1, ...",
+                )
+            seen.add(name)
     if not resolved or not all(resolved):
-        raise errors.DeviceError(
-            f"devices is {devices!r}: no device for a replica. Fix: name at least one, "
-            "or hand in None for all accelerators (the CPU, if there is none)."
+        raise _error(
+            f"devices is {errors.shown(devices)}: no device for a replica.",
+            "name at least one, or hand in None for all accelerators (the CPU, if "
+            "there is none).",
         )
     flat = [name for own in resolved for name in own]
-    twice = sorted({name for name in flat if flat.count(name) > 1})
-    if twice:
-        raise errors.DeviceError(
-            f"{twice[0]} stands more than once among the devices {devices}. "
-            "Fix: give each replica a device of its own; for several replicas on one "
-            "machine's cores, name CPU:0, CPU:1, ..."
-        )
     _make_logical_cpus(flat)
     _check_existence(flat)
     return tuple(resolved)
+
+
+def _error(problem: str, fix: str) -> errors.DeviceError:
+    return errors.DeviceError(errors.compose(problem, fix=fix))
+
+
+def _listed(devices: Any) -> Iterator[Any]:
+    """Yields the entries of a list, or of whatever else has them in an order."""
+    if isinstance(devices, str):
+        raise _error(
+            f"devices is the string {errors.shown(devices)}.",
+            f"hand in a list, [{errors.shown(devices)}].",
+        )
+    unordered = isinstance(devices, Set | Mapping) or tf.is_tensor(devices)
+    try:
+        if unordered:
+            raise TypeError("names in no order")
+        yield from devices
+    except (TypeError, AttributeError, RuntimeError) as error:
+        raise _error(
+            f"devices is {errors.shown(devices)}.",
+            'hand in a list of names, e.g. ["CPU:0", "CPU:1"].',
+        ) from error
 
 
 def _is_nested(own: Any) -> TypeGuard[Sequence[str]]:
@@ -83,12 +102,12 @@ def _full_name(name: Any) -> str:
         if not isinstance(name, str) or "*" in name:
             raise ValueError
         spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
-        if spec.device_type is None:
+        if spec.device_type is None or not name.isprintable():
             raise ValueError
     except (ValueError, TypeError):
-        raise errors.DeviceError(
-            f"{name!r} is no device name. Fix: name devices as CPU:0, GPU:1 or "
-            "/job:worker/task:0/device:GPU:0."
+        raise _error(
+            f"{errors.shown(name)} is no device name.",
+            "name devices as CPU:0, GPU:1 or /job:worker/task:0/device:GPU:0.",
         ) from None
     spec = spec.replace(
         device_type=spec.device_type.upper(),
@@ -109,6 +128,12 @@ def _make_logical_cpus(names: Sequence[str]) -> None:
     needed = _local_cpu_count(names)
     if needed < 2:
         return
+    if needed > _MOST_CPUS:
+        raise _error(
+            f"CPU:{needed - 1} would be one of {needed} logical CPU devices; the CPU "
+            f"is split into {_MOST_CPUS} at most.",
+            f"name CPUs below CPU:{_MOST_CPUS}; as many as there are cores are enough.",
+        )
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is not None:
         return  # the user's own choice, or an earlier Replicator's
@@ -125,6 +150,9 @@ def _check_existence(names: Sequence[str]) -> None:
     if not missing:
         return
     needed = _local_cpu_count(names)
+    there = ", ".join(logical[:_MOST_NAMED])
+    if len(logical) > _MOST_NAMED:
+        there += f" and {len(logical) - _MOST_NAMED} more"
     if any(_local_cpu_count([name]) for name in missing):
         fix = (
             "the CPU can only be split before TensorFlow has started: make the "
@@ -135,6 +163,4 @@ def _check_existence(names: Sequence[str]) -> None:
         )
     else:
         fix = "name devices of this list."
-    raise errors.DeviceError(
-        f"{missing[0]} does not exist; there are {', '.join(logical)}. Fix: {fix}"
-    )
+    raise _error(f"{missing[0]} does not exist; there are {there}.", fix)

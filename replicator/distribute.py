@@ -62,9 +62,14 @@ class ReplicaContext(tf.distribute.ReplicaContext):
             options: Of collectives that are not used here; without effect.
 
         Returns:
-            A nest like `value`, the same bits on every replica.
+            A nest like `value`, the same bits on every replica. For a Keras optimizer
+            that was not wrapped, `value` itself: it would sum whatever gradients it is
+            given, those too that are combined already.
         """
-        return all_reduce.all_reduce(value, _name_of(reduce_op, "all_reduce"))
+        op = _name_of(reduce_op, "all_reduce")
+        if _tf.optimizer_is_summing():
+            return value
+        return all_reduce.all_reduce(value, op)
 
     @_do_not_convert
     def all_gather(self, value: Any, axis: Any, options: Any = None) -> Any:
@@ -220,6 +225,8 @@ class _MergedExtended(_Facade):
     ) -> list[Any]:
         """Reduces several values over all replicas, to all of them."""
         values = [value for value, _ in value_destination_pairs]
+        if _tf.optimizer_is_summing():
+            return values  # see `ReplicaContext.all_reduce`
         return all_reduce.all_reduce(values, _name_of(reduce_op, "batch_reduce_to"))
 
     def update(

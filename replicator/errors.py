@@ -6,14 +6,18 @@ where, what was expected and the way out.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf
 
 UNKNOWN = "an unknown line"  # where no line of the user is on the stack
+_LONGEST = 300  # characters that are shown of a value
 
 # Autograph re-creates exceptions that cross converted code and turns those with a
 # constructor of their own into StagingError; `__init__ = Exception.__init__` tells it
@@ -62,6 +66,12 @@ class ArgumentError(ReplicatorError, ValueError):
     __init__ = Exception.__init__
 
 
+class PerReplicaError(ReplicatorError, TypeError):
+    """One value per replica was used as if it were one value."""
+
+    __init__ = Exception.__init__
+
+
 class UnsupportedError(ReplicatorError, AttributeError):
     """Code for tf.distribute asks for what has no meaning in a step."""
 
@@ -80,26 +90,84 @@ class DependencyError(ReplicatorError, ImportError):
     __init__ = Exception.__init__
 
 
-def compose(problem: str, sites: Sequence[str] = (), fix: str = "") -> str:
+class InternalError(ReplicatorError, RuntimeError):
+    """The library has made a mistake, and noticed it before it could do harm."""
+
+    __init__ = Exception.__init__
+
+
+def compose(problem: str, sites: Sequence[str] | None = None, fix: str = "") -> str:
     """Puts a message together: the problem, one line per site, the way out.
 
     Args:
         problem: One sentence that says what is wrong.
         sites: What stands where, e.g. "replica 0: all_reduce at train.py:4 in step".
+            None: the line of the user that is running, if there is one.
         fix: What to do about it, without the leading "Fix:".
 
     Returns:
         The text of the exception.
     """
+    if sites is None:
+        place = user_line()
+        sites = [] if place == UNKNOWN else [f"at {place}"]
     lines = [problem, *(f"  {site}" for site in sites)]
     if fix:
         lines.append(f"Fix: {fix}")
     return "\n".join(lines)
 
 
+def shown(value: Any) -> str:
+    """Returns the repr of whatever a user has passed, cut off where it is long.
+
+    Some cannot be asked: a repr may raise, and Python writes no int of 5,000 digits.
+    """
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def told(error: BaseException) -> str:
+    """Returns what another library says went wrong, in one line that is not long."""
+    text = one_line(error, _LONGEST)
+    return f"{type(error).__name__}: {text}".rstrip(": .")
+
+
+def one_line(error: BaseException, most: int = 1000) -> str:
+    """Returns the text of an error in one line, cut off where it is long."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def user_line() -> str:
     """Returns the innermost line of the user's code on the stack, and its function."""
     return _innermost(_tf.user_frames())
+
+
+def definition(function: Any) -> str:
+    """Returns the user's line that defines a callable, and its name; "" if unknown."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "python_function", function)  # of a tf.function
+    function = inspect.unwrap(function)
+    called = inspect.getattr_static(type(function), "__call__", None)
+    code = getattr(function, "__code__", getattr(called, "__code__", None))
+    if code is None:
+        return ""
+    return _place(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def sites_of(what: str, function: Any) -> list[str]:
+    """Returns where a callable of the user is defined, and the line that is running.
+
+    Args:
+        what: What it is, e.g. "step_fn".
+        function: The callable.
+    """
+    where = definition(function)
+    return [*([f"{what}: {where}"] if where else []), f"at {user_line()}"]
 
 
 def line_of(what: tf.Operation | BaseException) -> str:
@@ -110,7 +178,10 @@ def line_of(what: tf.Operation | BaseException) -> str:
 def _innermost(frames: Sequence[tuple[str, int, str]]) -> str:
     if not frames:
         return UNKNOWN
-    filename, line, function = frames[-1]
+    return _place(*frames[-1])
+
+
+def _place(filename: str, line: int, function: str) -> str:
     near = os.path.relpath(filename)
     place = f"{filename if near.startswith('..') else near}:{line}"
     return f"{place} in {function or '<lambda>'}"  # autograph leaves lambdas nameless

@@ -15,7 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.accumulators import Accumulator, Gradient
+from replicator.accumulators import Accumulators, Gradient, Sums
+from replicator.graph import effects
 from replicator.primitives import all_gather, all_reduce
 from replicator.variables import plain
 
@@ -45,6 +46,9 @@ class Combiner:
         name: The optimizer's, for the names of variables.
         shared: Whether all replicas use one optimizer; else it is made inside step_fn,
             another one on each replica.
+
+    Attributes:
+        sums: What has been accumulated, for checkpoints.
     """
 
     def __init__(
@@ -54,7 +58,8 @@ class Combiner:
         self.accumulation_steps = accumulation_steps
         self._name = name
         self._shared = shared
-        self._local: dict[Any, Accumulator] = {}
+        self.sums = Sums()
+        self._accumulators: dict[Any, Accumulators] = {}
 
     def apply(
         self,
@@ -104,12 +109,19 @@ class Combiner:
                 everyone[k] = gradient
             # Keras would sum them over the replicas of tf.distribute once more.
             combined_already = _tf.distribution_mode(_tf.CombinedContext())
-            with replica.equal_updates(), combined_already:
+            with replica.equal_updates(self._name), combined_already:
                 return apply(everyone)
 
         if own:
-            with _creation(replica) if self._shared else replica.equal_updates():
-                prepare([variables[k] for k in used])
+            needed = [variables[k] for k in used]
+            if self._shared:
+                # Outside of the function that is traced: some assign to what they
+                # create, which is to happen once, and not in every step.
+                with _creation(replica), tf.init_scope():
+                    prepare(needed)
+            else:
+                with replica.equal_updates(self._name):
+                    prepare(needed)
         if self.accumulation_steps > 1 and own:
             what = tuple((_key(variables[k]), kinds[k]) for k in used)
             return self._accumulate(replica, own, what, weight, update)
@@ -182,29 +194,26 @@ class Combiner:
             weight: What the gradients weigh in the mean, or None.
             update: Applies the combined gradients.
         """
-        what = (_home(replica.build.graph), weight is not None, what)
+        op = self.op if weight is None else "sum"
         addends = [_wide(gradient) for gradient in grads]
         if weight is not None:
             weight = tf.cast(weight, tf.float32)
             addends = [*(_scaled(g, weight) for g in addends), weight]
-        one = tf.constant(1, tf.int64)
-        with _creation(replica) if self._shared else contextlib.nullcontext():
-            sums = [
-                self._accumulator((what, k), gradient)
-                for k, gradient in enumerate(addends)
-            ]
-            counter = self._accumulator((what, "steps"), one)
-        turn = counter.add(one)
-        full = tf.equal(turn % self.accumulation_steps, 0)
+        key = (_home(replica.build.graph), weight is not None, what)
+        if key not in self._accumulators:
+            with _creation(replica) if self._shared else contextlib.nullcontext():
+                self._accumulators[key] = self.sums.create(addends, op, self._name)
+        sums, counter = self._accumulators[key]
+        with replica.equal_updates(self._name):
+            turn = counter.add(tf.constant(1, tf.int64))
+        full = turn >= self.accumulation_steps
         totals = [s.add(gradient) for s, gradient in zip(sums, addends, strict=True)]
-        combined = _all_reduce_when(
-            full, totals, "sum" if weight is not None else self.op
-        )
+        combined = _all_reduce_when(full, totals, op)
         if weight is not None:
             *combined, total = combined
             factor = tf.math.divide_no_nan(1.0, total)
-        else:
-            factor = 1.0 / self.accumulation_steps
+        else:  # more steps than wanted, if a checkpoint held more
+            factor = 1.0 / tf.cast(turn, tf.float64)
         combined = [
             _cast(_scaled(g, factor), own.dtype)
             for g, own in zip(combined, grads, strict=True)
@@ -213,19 +222,14 @@ class Combiner:
         def apply_and_clear() -> tf.Tensor:
             done = update(combined)
             waits = [done] if isinstance(done, tf.Operation) else []
-            for accumulator in sums:
-                waits += accumulator.clear()
+            with replica.equal_updates(self._name):
+                for accumulator in (*sums, counter):
+                    waits += accumulator.clear()
             with tf.control_dependencies(waits):
                 return tf.constant(True)
 
-        with replica.build.ledger.agreed():
-            return tf.cond(full, apply_and_clear, lambda: tf.constant(False)).op
-
-    def _accumulator(self, key: Any, gradient: Gradient) -> Accumulator:
-        """Returns the accumulator of a key, made when it is first asked for."""
-        if key not in self._local:
-            self._local[key] = Accumulator.like(gradient, f"{self._name}/accumulator")
-        return self._local[key]
+        with replica.build.ledger.agreed(effects.Claim(self._name, wrapped=True)):
+            return _tf.cond(full, apply_and_clear, lambda: tf.constant(False)).op
 
 
 @contextlib.contextmanager
@@ -378,6 +382,8 @@ def _scaled(gradient: Gradient, factor: Any) -> Gradient:
         return tf.IndexedSlices(
             _scaled(gradient.values, factor), gradient.indices, gradient.dense_shape
         )
+    if isinstance(factor, float):  # which tf.cast would round to float32 first
+        factor = tf.constant(factor, gradient.dtype)
     return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
 
 
@@ -397,5 +403,6 @@ def _all_reduce_when(
         values, indices = all_gather.all_gather(parts, axis=0)
         gathered = tf.IndexedSlices(values, indices, total.dense_shape)
         replicas = context.require("all_gather").num_replicas
-        results.append(_scaled(gathered, 1 / replicas) if op == "mean" else gathered)
+        count = replicas if op == "mean" else 1
+        results.append(all_reduce.add_up_rows(gathered, count))
     return results

@@ -17,9 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import arguments, errors
+from replicator.primitives import base
 
-INPUT_MODES = ("per_replica", "per_worker")
 _CONTEXT_NAMES = ("ctx", "context", "input_context")  # asked for, even with a default
 _PREFETCH = 2  # steps that wait ready in memory, as in tf.distribute's own inputs
 
@@ -40,6 +40,18 @@ class InputContext:
     pipeline_id: int
     num_pipelines: int
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            least = 1 if field.name.startswith("num_") else 0
+            value = getattr(self, field.name)
+            if not arguments.is_whole(value, least):
+                raise errors.ArgumentError(
+                    errors.compose(
+                        f"InputContext has {field.name}={errors.shown(value)}.",
+                        fix=f"{field.name} is a Python int, {least} or more.",
+                    )
+                )
+
     def per_replica_batch_size(self, global_batch_size: int) -> int:
         """Returns how many examples of a global batch one replica gets.
 
@@ -47,14 +59,23 @@ class InputContext:
             global_batch_size: Examples per step, on all replicas together.
 
         Raises:
-            InputError: The replicas do not divide it.
+            InputError: The replicas do not divide it, or it is no whole number.
         """
-        size, remainder = divmod(global_batch_size, self.num_replicas)
+        whole = arguments.as_whole(global_batch_size)
+        if whole is None or abs(whole) > arguments.LARGEST:
+            raise errors.InputError(
+                errors.compose(
+                    f"a global batch cannot be of {errors.shown(global_batch_size)} "
+                    "examples.",
+                    fix="global_batch_size is a positive int.",
+                )
+            )
+        size, remainder = divmod(whole, self.num_replicas)
         if remainder or size < 1:
             below = max(size, 1) * self.num_replicas
             raise errors.InputError(
                 errors.compose(
-                    f"a global batch of {global_batch_size} examples cannot be divided "
+                    f"a global batch of {whole} examples cannot be divided "
                     f"evenly among {self.num_replicas} replicas.",
                     fix=f"use a multiple of {self.num_replicas}, e.g. {below} or "
                     f"{below + self.num_replicas}.",
@@ -95,10 +116,10 @@ class ValuesFeed(Feed):
             with tf.device(device), tf.control_dependencies(before):
                 if _kind(source) == "a function":
                     element = source()
-                    _check_element(element, f"the function {_name(source)}")
+                    _check_element(element, "the function", source)
                 else:
                     element = source
-                elements.append(_identities(element))
+                elements.append(_identities(element, source))
             before = [] if _is_there(source) else _ops_of(elements[-1])
         _check_alike([_specs(element) for element in elements])
         return elements
@@ -154,7 +175,7 @@ class DatasetFeed(Feed):
             session.run([iterator.initializer for iterator in self._iterators])
             return
         for dataset, iterator in zip(self._datasets, self._iterators, strict=True):
-            _tf.restart_iterator(dataset, iterator)
+            _restart(dataset, iterator)
 
 
 def make_feed(
@@ -173,16 +194,6 @@ def make_feed(
     Raises:
         InputError: What it returns cannot feed a step.
     """
-    if input_mode not in INPUT_MODES:
-        raise errors.InputError(
-            f"input_mode={input_mode!r} is unknown. "
-            f"Fix: input_mode is one of {', '.join(INPUT_MODES)}."
-        )
-    if not callable(input_fn):
-        raise errors.InputError(
-            f"input_fn is {type(input_fn).__name__} {input_fn!r}. "
-            "Fix: hand in a function that returns it, lambda: ..."
-        )
     takes_context = _takes_context(input_fn)
     count = 1 if input_mode == "per_worker" else len(devices)
     sources: list[Any] = []
@@ -199,7 +210,8 @@ def make_feed(
             errors.compose(
                 f"input_fn {_name(input_fn)} returns different kinds of input for "
                 f"different replicas: {', '.join(sorted(kinds))}.",
-                fix="return the same kind for every replica.",
+                errors.sites_of("input_fn", input_fn),
+                "return the same kind for every replica.",
             )
         )
     if kinds == {"a Dataset"}:
@@ -214,8 +226,11 @@ def _takes_context(input_fn: Callable[..., Any]) -> bool:
     if len(required) > 1 or any(p.kind == p.KEYWORD_ONLY for p in required):
         names = ", ".join(p.name for p in required)
         raise errors.InputError(
-            f"input_fn {_name(input_fn)} must be given {names}. "
-            "Fix: let it take an InputContext, or nothing."
+            errors.compose(
+                f"input_fn {_name(input_fn)} must be given {names}.",
+                errors.sites_of("input_fn", input_fn),
+                "let it take an InputContext, or nothing.",
+            )
         )
     named = any(
         p.name in _CONTEXT_NAMES and p.kind != p.KEYWORD_ONLY
@@ -243,45 +258,60 @@ def _required(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def _check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> None:
     kind = _kind(source)
-    giver = f"input_fn {_name(input_fn)}"
+    giver = "input_fn", input_fn
     if kind == "an iterator":
-        raise _useless(giver, "an iterator, which cannot be pulled inside a graph")
+        raise _useless(*giver, "an iterator, which cannot be pulled inside a graph")
     if kind == "a function" and _required(source):
-        raise _useless(giver, "a function that must be given arguments")
+        raise _useless(*giver, "a function that must be given arguments")
     if kind == "a tensor structure":
-        _check_element(source, giver)
+        _check_element(source, *giver)
     if input_mode == "per_worker" and kind != "a Dataset":
         raise errors.InputError(
             errors.compose(
                 f"input_fn {_name(input_fn)} returned {kind} with "
                 'input_mode="per_worker", which deals out the elements of one Dataset.',
-                fix='return a tf.data.Dataset, or use input_mode="per_replica".',
+                errors.sites_of("input_fn", input_fn),
+                'return a tf.data.Dataset, or use input_mode="per_replica".',
             )
         )
 
 
-def _check_element(element: Any, giver: str) -> None:
-    """Raises InputError unless an element is a nest of tensors."""
-    leaves = tf.nest.flatten(element)
+def _check_element(element: Any, what: str, giver: Any) -> None:
+    """Raises InputError unless an element is a nest of tensors.
+
+    Args:
+        element: What was returned.
+        what: By whom, in words.
+        giver: The function that returned it.
+    """
     if element is None:
-        raise _useless(giver, "nothing")
+        raise _useless(what, giver, "nothing")
+    try:
+        leaves = tf.nest.flatten(element)
+    except base.UNCONVERTED as error:
+        told = f"what is no nest of tensors ({errors.told(error)})"
+        raise _useless(what, giver, told) from error
     if not leaves or any(leaf is None for leaf in leaves):
-        raise _useless(giver, f"{element!r}, which holds no tensor")
+        held = f"{errors.shown(element)}, which holds no tensor"
+        raise _useless(what, giver, held)
     for leaf in leaves:
         if _kind(leaf) != "a tensor structure":
-            raise _useless(giver, f"a structure that holds {_kind(leaf)}")
+            raise _useless(what, giver, f"a structure that holds {_kind(leaf)}")
         try:
-            tf.type_spec_from_value(leaf)
-        except TypeError:
+            spec = tf.type_spec_from_value(leaf)
+        except base.UNCONVERTED:
+            spec = None
+        if spec is None or isinstance(spec, tf.data.DatasetSpec):
             name = type(leaf).__name__
-            raise _useless(giver, f"{name}, which is no tensor") from None
+            raise _useless(what, giver, f"{name}, which is no tensor") from None
 
 
-def _useless(giver: str, returned: str) -> errors.InputError:
+def _useless(what: str, giver: Any, returned: str) -> errors.InputError:
     return errors.InputError(
         errors.compose(
-            f"{giver} returned {returned}.",
-            fix="return a tf.data.Dataset (of several, their tf.data.Dataset.zip), a "
+            f"{what} {_name(giver)} returned {returned}.",
+            errors.sites_of(what, giver),
+            "return a tf.data.Dataset (of several, their tf.data.Dataset.zip), a "
             "function without arguments that returns a nest of tensors, or a nest of "
             "tensors.",
         )
@@ -315,7 +345,11 @@ def _check_alike(specs: Sequence[Any]) -> None:
             raise errors.InputError(
                 errors.compose(
                     "input_fn feeds the replicas differently.",
-                    [f"replica 0: {specs[0]}", f"replica {r}: {spec}"],
+                    [
+                        f"replica 0: {errors.shown(specs[0])}",
+                        f"replica {r}: {errors.shown(spec)}",
+                        f"at {errors.user_line()}",
+                    ],
                     "let the elements of all replicas have one structure, and the same "
                     "dtypes.",
                 )
@@ -357,7 +391,7 @@ def _without_autotuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _iterator(dataset: tf.data.Dataset) -> Any:
-    """Returns an iterator that `restart_iterator` or its initializer can start over."""
+    """Returns an iterator that `_restart` or its initializer can start over."""
     if tf.executing_eagerly():
         return iter(dataset)
     iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
@@ -366,6 +400,13 @@ def _iterator(dataset: tf.data.Dataset) -> Any:
         tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer
     )
     return iterator
+
+
+def _restart(dataset: tf.data.Dataset, iterator: Any) -> None:
+    """Starts an eager iterator over, which a traced step has captured."""
+    (resource,) = tf.nest.flatten(iterator, expand_composites=True)
+    variant = tf.data.experimental.to_variant(dataset)
+    tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
 
 
 def _ops_of(element: Any) -> list[tf.Operation]:
@@ -380,9 +421,20 @@ def _is_there(source: Any) -> bool:
     return _kind(source) != "a function" and not any(map(tf.is_symbolic_tensor, leaves))
 
 
-def _identities(element: Any) -> Any:
-    """Makes an element of tensors that belong to the graph being built."""
-    return tf.nest.map_structure(tf.identity, element, expand_composites=True)
+def _identities(element: Any, source: Any) -> Any:
+    """Makes an element of tensors that belong to the graph being built.
+
+    Raises:
+        InputError: What TensorFlow has a spec for is no tensor after all, such as an
+            array of objects.
+    """
+    try:
+        return tf.nest.map_structure(
+            lambda leaf: tf.identity(base.usable(leaf)), element, expand_composites=True
+        )
+    except base.UNCONVERTED as error:
+        told = f"what is no nest of tensors ({errors.told(error)})"
+        raise _useless("the function", source, told) from error
 
 
 def columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
@@ -415,4 +467,5 @@ def columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
 
 
 def _name(input_fn: Callable[..., Any]) -> str:
-    return getattr(input_fn, "__name__", repr(input_fn))
+    name = getattr(input_fn, "__name__", None)
+    return name if isinstance(name, str) else errors.shown(input_fn)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from replicator import errors
+from replicator import arguments, errors
 from replicator.graph import rates
 from replicator.graph.cost import ALGORITHMS, Policy
 
@@ -29,6 +29,7 @@ class Options:
             cheapest for each.
         fusion: Whether small tensors that are reduced together travel together.
         factors: Whether sums of matrix products may move the factors instead.
+        kernels: Whether products that are slow on CPUs are made the other way around.
         build: How the replicas' sub-graphs come to be, one of BUILDS.
         calibration: What work costs.
 
@@ -41,6 +42,7 @@ class Options:
     algorithm: str | None = None
     fusion: bool = True
     factors: bool = True
+    kernels: bool = True
     build: str = "trace"
     calibration: rates.Calibration = rates.Calibration()
 
@@ -48,7 +50,7 @@ class Options:
         _check("variables", self.variables, VARIABLES)
         _check("algorithm", self.algorithm, (None, *ALGORITHMS))
         _check("build", self.build, BUILDS)
-        for name in ("check", "fusion", "factors"):
+        for name in ("check", "fusion", "factors", "kernels"):
             _check(name, getattr(self, name), (False, True))
 
     @property
@@ -58,11 +60,10 @@ class Options:
 
 
 def _check(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if not any(value is choice or value == choice for choice in choices):
+    if not arguments.is_choice(value, choices):
         raise errors.ArgumentError(
             errors.compose(
-                f"Replicator was given {name}={value!r}.",
-                [f"at {errors.user_line()}"],
-                f"{name} is one of {', '.join(map(repr, choices))}.",
+                f"Replicator was given {name}={errors.shown(value)}.",
+                fix=f"{name} is one of {', '.join(map(repr, choices))}.",
             )
         )

@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.graph import control_flow
+from replicator.primitives import base
 
 
-def as_output(leaf: Any) -> Any:
+def as_output(leaf: Any, step_fn: Any) -> Any:
     """Makes a leaf of what step_fn returned a tensor; None and ops stay.
 
     Raises:
@@ -23,18 +24,60 @@ def as_output(leaf: Any) -> Any:
     """
     if leaf is None or isinstance(leaf, tf.Operation):
         return leaf
-    if isinstance(leaf, tf.IndexedSlices | tf.SparseTensor | tf.RaggedTensor):
-        return tf.nest.map_structure(control_flow.held, leaf, expand_composites=True)
     try:
-        return control_flow.held(tf.convert_to_tensor(leaf))
-    except (TypeError, ValueError) as error:
+        if _is_composite(leaf):
+            return tf.nest.map_structure(_held, leaf, expand_composites=True)
+        return _held(leaf)
+    except errors.ReplicatorError:
+        raise  # of a variable that cannot be read here
+    except base.UNCONVERTED as error:
         raise errors.ReplicatorError(
             errors.compose(
-                f"step_fn returned {type(leaf).__name__} {leaf!r}, which is no tensor.",
-                fix="return tensors, numbers, variables, operations, None, or a nest "
-                "of them.",
+                f"step_fn returned {type(leaf).__name__} {errors.shown(leaf)}, which "
+                "is no tensor.",
+                errors.sites_of("step_fn", step_fn),
+                "return tensors, numbers, variables, operations, None, or a nest of "
+                "them.",
             )
         ) from error
+
+
+def _is_composite(leaf: Any) -> bool:
+    """Whether a leaf is made of tensors with values: ragged, sparse, structured."""
+    parts = tf.nest.flatten(leaf, expand_composites=True)
+    if isinstance(leaf, tf.Variable) or any(part is leaf for part in parts):
+        return False
+    return all(part.dtype not in (tf.resource, tf.variant) for part in parts)
+
+
+def _held(value: Any) -> tf.Tensor:
+    """Returns a tensor of this graph, which stays in place when its op is replaced."""
+    if isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value):
+        # An eager tensor from outside of the step: a function captures it.
+        if not tf.compat.v1.get_default_graph().building_function:
+            value = value.numpy()
+    return control_flow.held(base.usable(value))
+
+
+def as_outputs(returned: Any, step_fn: Any) -> Any:
+    """Makes the leaves of what step_fn returned tensors.
+
+    Raises:
+        ReplicatorError: It is no nest, or a leaf cannot be made a tensor.
+    """
+    try:
+        leaves = base.leaves_of(returned)
+    except base.UNCONVERTED as error:
+        raise errors.ReplicatorError(
+            errors.compose(
+                f"step_fn returned what is no nest of tensors: {errors.told(error)}.",
+                errors.sites_of("step_fn", step_fn),
+                "return tensors, or lists, tuples and dicts of them; the keys of a "
+                "dict are of one type, which can be sorted.",
+            )
+        ) from error
+    made = [as_output(leaf, step_fn) for leaf in leaves]
+    return tf.nest.pack_sequence_as(returned, made)
 
 
 def seal(leaf: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
+from replicator.primitives import base
 
 _MERGED = {
     "add": tf.tensor_scatter_nd_add,
@@ -20,6 +21,13 @@ _MERGED = {
     "min": tf.tensor_scatter_nd_min,
     "update": tf.tensor_scatter_nd_update,
 }
+
+
+def has_value(method: str) -> bool:
+    """Whether `written` knows what a method writes."""
+    kind, _, how = method.rpartition("_")
+    slices = method == "_strided_slice_assign"
+    return slices or kind in ("scatter", "scatter_nd") and how in _MERGED
 
 
 def written(variable: Any, method: str, *args: Any, **kwargs: Any) -> tf.Tensor:
@@ -55,6 +63,12 @@ def written(variable: Any, method: str, *args: Any, **kwargs: Any) -> tf.Tensor:
 def _rows_written(
     value: tf.Tensor, merge: Any, sparse_delta: tf.IndexedSlices, *_: Any, **__: Any
 ) -> tf.Tensor:
+    if not isinstance(sparse_delta, tf.IndexedSlices):
+        raise base.bad_argument(
+            "the scatter method of a variable",
+            f"was given {errors.shown(sparse_delta)}",
+            "it takes tf.IndexedSlices(values, indices).",
+        )
     indices = tf.convert_to_tensor(sparse_delta.indices)
     return merge(value, indices[..., tf.newaxis], sparse_delta.values)
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 from replicator import (
+    arguments,
     building,
     compiled,
     context,
     devices,
+    draft,
     errors,
+    locks,
+    methods,
     optimizers,
     steps,
 )
@@ -24,7 +26,7 @@ from replicator.creation import VariableFactory
 from replicator.graph import cost, rates
 from replicator.graph.effects import Ledger
 from replicator.options import Options
-from replicator.plan import rows
+from replicator.plan import plan as plans
 from replicator.primitives import (
     all_gather,
     all_reduce,
@@ -43,7 +45,6 @@ from replicator.primitives import (
     scatter,
 )
 
-_MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
 
@@ -88,6 +89,8 @@ class Replicator:
             replica order.
         fusion: Whether small tensors that are reduced together travel together.
         factors: Whether sums of matrix products may move the factors instead.
+        kernels: Whether products of few rows with a large transposed matrix, for which
+            TensorFlow's CPU kernels are slow, are made the other way around.
         build: "trace": step_fn is called once per replica. "clone": for replicas 0 and
             1 only, which are proven alike; the others are copies, for a fraction of the
             time. step_fn then cannot ask which replica it builds: what differs comes by
@@ -111,6 +114,7 @@ class Replicator:
         algorithm: str | None = None,
         fusion: bool = True,
         factors: bool = True,
+        kernels: bool = True,
         build: str = "trace",
         calibration: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -120,20 +124,22 @@ class Replicator:
             algorithm=algorithm,
             fusion=fusion,
             factors=factors,
+            kernels=kernels,
             build=build,
             calibration=rates.load(calibration),
         )
         self._devices = _resolve(devices)
         first = tuple(own[0] for own in self._devices)
-        self._settings = building.Settings(
+        lock, sharded = locks.StepLock(), cost.shards(chosen.variables, first)
+        self._settings = draft.Settings(
             devices=first,
             options=chosen,
-            factory=VariableFactory(first, cost.shards(chosen.variables, first)),
+            factory=VariableFactory(first, lock, sharded),
             ledger=Ledger(),
+            lock=lock,
         )
-        self._steps: dict[Any, steps.Step] = {}
-        self._builds: collections.Counter[Any] = collections.Counter()
-        self._plan: rows.Plan | None = None
+        self._steps = steps.Steps(self._settings, self._keep_plan)
+        self._plan: plans.Plan | None = None
 
     # --- Who am I ---------------------------------------------------------------------
 
@@ -148,6 +154,7 @@ class Replicator:
         return self._settings.devices
 
     @property
+    @methods.in_own_steps
     def replica_id(self) -> int:
         """Inside a step: the replica being built, 0 <= replica_id < num_replicas.
 
@@ -161,7 +168,7 @@ class Replicator:
         replica.build.refuse_copies("replica_id")
         return replica.replica_id
 
-    @_do_not_convert
+    @methods.in_own_steps
     def logical_device(self, index: int) -> Any:
         """Inside a step: a tf.device block for one of this replica's own devices.
 
@@ -171,17 +178,18 @@ class Replicator:
         replica = context.require("logical_device")
         replica.build.refuse_copies("the replica's own devices")
         own = self._devices[replica.replica_id]
-        if not 0 <= index < len(own):
+        if not arguments.is_whole(index, 0, len(own) - 1):
             raise base.bad_argument(
                 "logical_device",
-                f"was given index {index}, but the replica has {len(own)} devices",
+                f"was given index {errors.shown(index)}, but the replica has "
+                f"{len(own)} devices",
                 f"0 <= index < {len(own)}.",
             )
         return tf.device(own[index])
 
     # --- Building and running ---------------------------------------------------------
 
-    @_do_not_convert
+    @methods.in_own_steps
     def context(self) -> contextlib.AbstractContextManager[None]:
         """Returns a block in which new variables get one component per replica.
 
@@ -227,7 +235,7 @@ class Replicator:
             InputError: The input_fn cannot feed a step.
             ContextError: Called inside a step.
         """
-        return self.build(step_fn, input_fn, input_mode, steps_per_call)()
+        return self._steps.run(step_fn, input_fn, input_mode, steps_per_call)
 
     @_do_not_convert
     def build(
@@ -248,28 +256,10 @@ class Replicator:
         Returns:
             A callable without arguments; its `initialize()` starts the inputs over.
         """
-        same = (id(step_fn), id(input_fn), input_mode, steps_per_call)
-        if same in self._steps:
-            return self._steps[same]
-        # A new `lambda: dataset` in each turn of a loop must not start over each time.
-        feed = steps.comparable(input_fn, by_content=True)
-        alike = (steps.comparable(step_fn), feed, input_mode, steps_per_call)
-        if alike not in self._steps:
-            _check_count(steps_per_call)
-            self._warn_of_new_functions(step_fn)
-            step = steps.Step(
-                self._settings,
-                step_fn,
-                input_fn,
-                input_mode,
-                steps_per_call,
-                self._keep_plan,
-            )
-            self._steps[same] = self._steps[alike] = step  # it keeps the functions
-        return self._steps[alike]
+        return self._steps.get(step_fn, input_fn, input_mode, steps_per_call)
 
     @property
-    def plan(self) -> rows.Plan:
+    def plan(self) -> plans.Plan:
         """What the replicas communicate in the step that was built last.
 
         `repl.build(step_fn, input_fn).plan` is that of a step of your choice, which
@@ -289,21 +279,9 @@ class Replicator:
             )
         return self._plan
 
-    def _keep_plan(self, plan: rows.Plan) -> None:
-        """Called by each Step when it is built."""
+    def _keep_plan(self, plan: plans.Plan) -> None:
+        """Called when a step is built."""
         self._plan = plan
-
-    def _warn_of_new_functions(self, step_fn: Callable[..., Any]) -> None:
-        """Warns of a step_fn that is made anew, and so built, for each call."""
-        code = getattr(step_fn, "__code__", None)
-        self._builds[code] += 1
-        if code is not None and self._builds[code] == _MANY_BUILDS:
-            logging.warning(
-                "The step_fn at %s has been a new function %d times: each is built "
-                "anew and starts its inputs over. Make it once, outside of the loop.",
-                f"{code.co_filename}:{code.co_firstlineno}",
-                _MANY_BUILDS,
-            )
 
     @_do_not_convert
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
@@ -312,11 +290,13 @@ class Replicator:
         Args:
             session: A plain Session, which needs this once before the first step; a
                 MonitoredSession does it by itself. None when eager.
-        """
-        for step in dict.fromkeys(self._steps.values()):
-            step.initialize(session)
 
-    @_do_not_convert
+        Raises:
+            ArgumentError: It is no session.
+        """
+        self._steps.initialize(session)
+
+    @methods.in_own_steps
     def wrap_optimizer(
         self, optimizer: Any, op: str = "mean", accumulation_steps: int = 1
     ) -> Any:
@@ -327,8 +307,8 @@ class Replicator:
         the mean, e.g. its number of examples.
 
         Args:
-            optimizer: Of Keras 3, tf.compat.v1.train or Sonnet 2, made under
-                `context()`.
+            optimizer: Of Keras 3, legacy Keras (tf_keras), tf.compat.v1.train or
+                Sonnet 2, made under `context()`.
             op: "mean" or "sum" over the replicas.
             accumulation_steps: How many steps make one update, by the mean over them.
 
@@ -337,12 +317,12 @@ class Replicator:
             ArgumentError: No optimizer, wrapped already, or a bad option.
         """
         return optimizers.wrap_optimizer(
-            optimizer, self.num_replicas, op, accumulation_steps
+            optimizer, self.devices, op, accumulation_steps
         )
 
     # --- Groups -----------------------------------------------------------------------
 
-    @_do_not_convert
+    @methods.in_own_steps
     def group(self, members: Sequence[int]) -> groups.Group:
         """Returns a group of replicas, to hand to collectives as `group=`.
 
@@ -354,7 +334,7 @@ class Replicator:
         """
         return groups.make_group(members, self.num_replicas)
 
-    @_do_not_convert
+    @methods.in_own_steps
     def groups(self, members: Sequence[Sequence[int]]) -> groups.Partition:
         """Returns a partition of all replicas, to hand to collectives as `group=`.
 
@@ -370,28 +350,28 @@ class Replicator:
 
     # --- Primitives -------------------------------------------------------------------
 
-    all_reduce = staticmethod(_do_not_convert(all_reduce.all_reduce))
-    broadcast = staticmethod(_do_not_convert(broadcast.broadcast))
-    all_gather = staticmethod(_do_not_convert(all_gather.all_gather))
-    reduce = staticmethod(_do_not_convert(reduce.reduce))
-    gather = staticmethod(_do_not_convert(gather.gather))
-    scatter = staticmethod(_do_not_convert(scatter.scatter))
-    reduce_scatter = staticmethod(_do_not_convert(reduce_scatter.reduce_scatter))
-    all_to_all = staticmethod(_do_not_convert(all_to_all.all_to_all))
+    all_reduce = methods.primitive(all_reduce.all_reduce)
+    broadcast = methods.primitive(broadcast.broadcast)
+    all_gather = methods.primitive(all_gather.all_gather)
+    reduce = methods.primitive(reduce.reduce)
+    gather = methods.primitive(gather.gather)
+    scatter = methods.primitive(scatter.scatter)
+    reduce_scatter = methods.primitive(reduce_scatter.reduce_scatter)
+    all_to_all = methods.primitive(all_to_all.all_to_all)
     # In this order: the method `permute` hides the module.
-    shift = staticmethod(_do_not_convert(permute.shift))
-    permute = staticmethod(_do_not_convert(permute.permute))
-    broadcast_object = staticmethod(_do_not_convert(objects.broadcast_object))
-    all_gather_object = staticmethod(_do_not_convert(objects.all_gather_object))
-    send = staticmethod(_do_not_convert(message.send))
-    recv = staticmethod(_do_not_convert(message.recv))
-    barrier = staticmethod(_do_not_convert(barrier.barrier))
-    all_sum = staticmethod(_do_not_convert(conveniences.all_sum))
-    all_min = staticmethod(_do_not_convert(conveniences.all_min))
-    all_max = staticmethod(_do_not_convert(conveniences.all_max))
-    map_reduce = staticmethod(_do_not_convert(conveniences.map_reduce))
-    map_gather = staticmethod(_do_not_convert(conveniences.map_gather))
-    linked = staticmethod(_do_not_convert(base.linked))
+    shift = methods.primitive(permute.shift)
+    permute = methods.primitive(permute.permute)
+    broadcast_object = methods.primitive(objects.broadcast_object)
+    all_gather_object = methods.primitive(objects.all_gather_object)
+    send = methods.primitive(message.send)
+    recv = methods.primitive(message.recv)
+    barrier = methods.primitive(barrier.barrier)
+    all_sum = methods.primitive(conveniences.all_sum)
+    all_min = methods.primitive(conveniences.all_min)
+    all_max = methods.primitive(conveniences.all_max)
+    map_reduce = methods.primitive(conveniences.map_reduce)
+    map_gather = methods.primitive(conveniences.map_gather)
+    linked = methods.primitive(base.linked)
 
 
 def _resolve(
@@ -399,14 +379,3 @@ def _resolve(
 ) -> tuple[tuple[str, ...], ...]:
     """Resolves device names; apart, because the class has a property `devices`."""
     return devices.resolve(names)
-
-
-def _check_count(steps_per_call: Any) -> None:
-    """Raises ArgumentError unless it is a number of steps."""
-    whole = isinstance(steps_per_call, int) and not isinstance(steps_per_call, bool)
-    if not whole or steps_per_call < 1:
-        raise base.bad_argument(
-            "build",
-            f"was given steps_per_call={steps_per_call!r}",
-            "steps_per_call is a positive int, how many steps one call runs.",
-        )

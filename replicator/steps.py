@@ -1,25 +1,86 @@
 """Step: what `Replicator.build` returns and `run` calls.
 
 It decides between the three ways of running (eager, inside a tf.function, in a tf.Graph
-with sessions) and holds what lives between calls: the traced function and the inputs.
+with sessions). What lives between its calls, the traced function and the inputs, is its
+State; `Steps` finds that again by the functions.
 """
 
 from __future__ import annotations
 
-import functools
-import types
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
-from replicator import _tf, building, context, errors, inputs, loops, outputs, values
+from replicator import (
+    _tf,
+    building,
+    cache,
+    context,
+    draft,
+    errors,
+    inputs,
+    loops,
+    outputs,
+    python_calls,
+    repair,
+    step_arguments,
+    values,
+)
 from replicator.graph import cost, ordering
-from replicator.plan import rows
+from replicator.plan import plan as plans
 from replicator.primitives import table
 
 _FEED = "replicator_feed"
+_MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once
 _do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+class State:
+    """What lives between the calls of a step.
+
+    It outlives the Step, and holds none of the functions: a step that is run again is
+    looked up by them, and goes when they go.
+    """
+
+    def __init__(self) -> None:
+        self.prepared: Callable[[], Any] | None = None
+        self.feed: inputs.Feed | None = None
+        self.plan: plans.Plan | None = None
+        self.step: Callable[[], Step | None] = lambda: None  # a weak reference
+
+    def feed_in(self, graph: tf.Graph) -> inputs.Feed | None:
+        """Returns the inputs in a tf.Graph, which are kept with it and not here."""
+        kept = graph.get_collection((_FEED, id(self)))
+        return kept[0][1] if kept else None
+
+    def keep_in(self, graph: tf.Graph, feed: inputs.Feed | None) -> None:
+        """Lets a graph that this step is built into keep it, and its inputs there."""
+        graph.get_collection_ref((_FEED, id(self)))[:] = [(self, feed)]
+
+    def initialize(self, session: tf.compat.v1.Session | None) -> None:
+        """Starts the inputs over, if there are any."""
+        feed = self.feed if session is None else self.feed_in(session.graph)
+        if feed is not None:
+            feed.initialize(session)
+
+
+class StepFunction:
+    """What a Replicator keeps for a step_fn, whichever inputs it is run with.
+
+    Attributes:
+        states: By input_fn.
+        builds: How many input_fns there were of each piece of code.
+        fresh: Whether no step was made of it yet.
+    """
+
+    def __init__(self) -> None:
+        self.states: cache.Table[State] = cache.Table()
+        self.builds = cache.Counts()
+        self.fresh = True
 
 
 class Step:
@@ -31,12 +92,14 @@ class Step:
 
     def __init__(
         self,
-        settings: building.Settings,
+        settings: draft.Settings,
         step_fn: Callable[..., Any],
         input_fn: Callable[..., Any] | None,
         input_mode: str,
-        steps_per_call: int = 1,
-        keep_plan: Callable[[rows.Plan], None] = lambda plan: None,
+        steps_per_call: int,
+        keep_plan: Callable[[plans.Plan], None],
+        function: StepFunction,
+        state: State,
     ) -> None:
         self._settings = settings
         self._step_fn = step_fn
@@ -44,9 +107,8 @@ class Step:
         self._input_mode = input_mode
         self._steps_per_call = steps_per_call
         self._keep_plan = keep_plan
-        self._plan: rows.Plan | None = None
-        self._prepared: Callable[[], Any] | None = None
-        self._eager_feed: inputs.Feed | None = None
+        self._function = function
+        self._state = state
 
     @_do_not_convert
     def __call__(self) -> Any:
@@ -69,9 +131,12 @@ class Step:
                     "run it outside; inside a step, call the function itself.",
                 )
             )
-        if not tf.executing_eagerly():
+        python_calls.refuse_step()
+        if not _runs_here():
             return self._build(tf.compat.v1.get_default_graph())
-        return self._eager_call()()
+        with self._settings.lock:
+            run = self._state.prepared or self._eager_call()
+            return run()
 
     @_do_not_convert
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
@@ -79,13 +144,15 @@ class Step:
 
         Args:
             session: The session in which a step of its graph runs; None when eager.
+
+        Raises:
+            ArgumentError: It is no session.
         """
-        feed = self._eager_feed if session is None else self._feed_of(session.graph)
-        if feed is not None:
-            feed.initialize(session)
+        step_arguments.check_session(session)
+        self._state.initialize(session)
 
     @property
-    def plan(self) -> rows.Plan:
+    def plan(self) -> plans.Plan:
         """What the replicas communicate in this step, as it was last built.
 
         Eagerly, a step that was not built yet is built, and not run.
@@ -93,9 +160,10 @@ class Step:
         Raises:
             ContextError: In a graph or inside a step, before the step is built.
         """
-        if self._plan is None and context.current() is None and tf.executing_eagerly():
+        if self._state.plan is None and _runs_here():
             self._eager_call()
-        if self._plan is None:
+        plan = self._state.plan
+        if plan is None:
             raise errors.ContextError(
                 errors.compose(
                     "the plan of a step was asked for before the step was built.",
@@ -103,15 +171,14 @@ class Step:
                     "call the step first, which builds it into the graph at hand.",
                 )
             )
-        return self._plan
+        return plan
 
     def _eager_call(self) -> Callable[[], Any]:
         """Returns what runs the step, which is traced at the first call."""
-        if self._prepared is None:
-            with self._settings.lock:  # a thread that waits here finds it traced
-                if self._prepared is None:
-                    self._prepared = self._trace()
-        return self._prepared
+        with self._settings.lock:  # a thread that waits here finds it traced
+            if self._state.prepared is None:
+                self._state.prepared = self._trace()
+            return self._state.prepared
 
     def _trace(self) -> Callable[[], Any]:
         """Traces the step once; returns what runs it and packs what it returns."""
@@ -126,11 +193,21 @@ class Step:
 
         function = _tf.trace(traced, ordering.order_as_created)
         on_cpus = cost.share_memory(self._settings.devices)
-        return _packed_call(function, structures[-1], on_cpus)
+        owners = self._settings.factory.owners()
+        variables = repair.mirrored(function.captured_inputs, owners)
+        run = _tf.prepare_call(function, on_cpus)
+        return _packed_call(
+            repair.equal_after_errors(run, variables), function, structures[-1]
+        )
 
     def _build(self, graph: tf.Graph) -> Any:
         """Builds the step into the graph at hand; returns symbolic values."""
-        return values.transpose(self._build_into(graph, self._feed()))
+        with self._settings.lock:  # threads have one feed in a graph, too
+            feed = self._feed()
+            returned = self._build_into(graph, feed)
+        if graph.building_function:
+            self._state.keep_in(graph, None)
+        return values.transpose(returned)
 
     def _build_into(self, graph: tf.Graph, feed: inputs.Feed | None) -> list[Any]:
         """Builds what one call does into a graph; returns what step_fn returned."""
@@ -145,11 +222,14 @@ class Step:
     def _build_step(self, graph: tf.Graph, feed: inputs.Feed | None) -> list[Any]:
         """Builds one step into a graph, notes its plan, returns what step_fn did."""
         with self._settings.lock:
-            built = building.build_step(self._settings, self._step_fn, feed, graph)
-        self._plan = rows.make_plan(
+            built = building.build_step(
+                self._settings, self._step_fn, feed, graph, self._function
+            )
+        plan = plans.make_plan(
             built.communications, self._settings.devices, table.ALGORITHMS
         )
-        self._keep_plan(self._plan)
+        self._state.plan = plan
+        self._keep_plan(plan)
         return built.returned
 
     def _feed(self) -> inputs.Feed | None:
@@ -159,76 +239,116 @@ class Step:
         with tf.init_scope():
             eager = tf.executing_eagerly()
             graph = tf.compat.v1.get_default_graph()
-        known = self._eager_feed if eager else self._feed_of(graph)
-        if isinstance(known, inputs.DatasetFeed):
+        known = self._state.feed if eager else self._state.feed_in(graph)
+        if known is not None:
             return known
         with tf.init_scope():
             feed = inputs.make_feed(
                 self._input_fn, self._settings.devices, self._input_mode
             )
+        if not isinstance(feed, inputs.DatasetFeed):
+            return feed  # which has nothing that goes on; the next build makes another
         if eager:
-            self._eager_feed = feed
+            self._state.feed = feed
         else:
-            graph.get_collection_ref((_FEED, id(self)))[:] = [(self, feed)]
+            self._state.keep_in(graph, feed)
         return feed
 
-    def _feed_of(self, graph: tf.Graph) -> inputs.Feed | None:
-        """Returns the inputs in a tf.Graph, which are kept with it and not here."""
-        kept = graph.get_collection((_FEED, id(self)))
-        return kept[0][1] if kept else None
+
+class Steps:
+    """The steps of a Replicator, by their functions, as long as these are there."""
+
+    def __init__(
+        self, settings: draft.Settings, keep_plan: Callable[[plans.Plan], None]
+    ) -> None:
+        self._settings = settings
+        self._keep_plan = keep_plan
+        self._functions: cache.Table[StepFunction] = cache.Table()
+        self._states: weakref.WeakSet[State] = weakref.WeakSet()
+        self._builds = cache.Counts()  # of step_fns
+        self._lock = threading.RLock()  # of what is above, held for moments
+
+    def run(
+        self, step_fn: Any, input_fn: Any, input_mode: str, steps_per_call: int
+    ) -> Any:
+        """Calls a step; quickly, if it is ready to run."""
+        _, state = self._find(step_fn, input_fn, input_mode, steps_per_call)
+        if state.prepared is not None and _runs_here():
+            with self._settings.lock:
+                return state.prepared()
+        return self.get(step_fn, input_fn, input_mode, steps_per_call)()
+
+    def get(
+        self, step_fn: Any, input_fn: Any, input_mode: str, steps_per_call: int
+    ) -> Step:
+        """Returns a step: the one that is there, else a new one."""
+        found = self._find(step_fn, input_fn, input_mode, steps_per_call)
+        function, state = found
+        with self._lock:
+            step = state.step()
+            if step is None:
+                if state not in self._states:
+                    step_arguments.check_takes(step_fn, input_fn)
+                    self._states.add(state)
+                    self._warn_of_new_functions(function, step_fn, input_fn)
+                asked = (step_fn, input_fn, input_mode, steps_per_call)
+                step = Step(self._settings, *asked, self._keep_plan, *found)
+                state.step = weakref.ref(step)
+            return step
+
+    def initialize(self, session: tf.compat.v1.Session | None) -> None:
+        """Starts the inputs of all steps over."""
+        step_arguments.check_session(session)
+        with self._lock:
+            states = list(self._states)
+        for state in states:
+            state.initialize(session)
+
+    def _find(
+        self, step_fn: Any, input_fn: Any, input_mode: str, steps_per_call: int
+    ) -> tuple[StepFunction, State]:
+        """Returns what there is of a step."""
+        step_arguments.check(step_fn, input_fn, input_mode, steps_per_call)
+        function = self._functions.get(step_fn, StepFunction)
+        state = function.states.get(input_fn, State, input_mode, steps_per_call)
+        return function, state
+
+    def _warn_of_new_functions(
+        self, function: StepFunction, step_fn: Any, input_fn: Any
+    ) -> None:
+        """Warns of functions that are made anew for each call, once for a line."""
+        name, changed, counts = "input_fn", input_fn, function.builds
+        if function.fresh:
+            function.fresh = False
+            name, changed, counts = "step_fn", step_fn, self._builds
+        if counts.count(changed) == _MANY_BUILDS:
+            logging.warning(
+                "The %s at %s has been a new function %d times. Each time the step is "
+                "built anew, which takes long, and its inputs start over. Make the "
+                "function once, outside of the loop.",
+                name,
+                cache.line_of(changed),
+                _MANY_BUILDS,
+            )
 
 
-def comparable(function: Any, by_content: bool = False) -> Any:
-    """Returns what is equal for functions that do the same, as far as one can tell.
-
-    Bound methods are new objects at each look, but equal; partials are compared by what
-    they are made of. Where an id tells functions apart, a Step that keeps the function
-    keeps the id from being used again.
-
-    Args:
-        function: Any callable.
-        by_content: Whether functions of the same code that hold the same objects count
-            as equal, such as a lambda in a loop.
-    """
-    if isinstance(function, functools.partial):
-        keywords = tuple(sorted(function.keywords.items()))
-        inside = comparable(function.func, by_content)
-        key: Any = (inside, function.args, keywords)
-    elif by_content and isinstance(function, types.FunctionType):
-        held = [function.__globals__, *(function.__defaults__ or ())]
-        held += (function.__kwdefaults__ or {}).values()
-        cells = tuple(map(_held_by, function.__closure__ or ()))
-        key = (function.__code__, tuple(map(id, held)), cells)
-    else:
-        key = function
-    try:
-        hash(key)
-    except TypeError:
-        return id(function)
-    return key
+def _runs_here() -> bool:
+    """Whether a step that is called now runs, and is not built into a graph."""
+    return context.current() is None and tf.executing_eagerly()
 
 
-def _held_by(cell: types.CellType) -> int | None:
-    try:
-        return id(cell.cell_contents)
-    except ValueError:
-        return None  # a variable without a value yet
-
-
-def _packed_call(function: Any, kinds: Any, on_cpus: bool) -> Callable[[], Any]:
+def _packed_call(
+    run: Callable[[], Any], function: Any, kinds: Any
+) -> Callable[[], Any]:
     """Returns what runs a traced step and returns a structure of PerReplica.
 
     Args:
+        run: Runs the function.
         function: Returns a list of the leaves of each replica.
         kinds: What one replica returned, with the type of each leaf in its place.
-        on_cpus: Whether all replicas run on CPUs of this process.
     """
     leaves = tf.nest.flatten(kinds)
-    run, count, pack = (
-        _tf.prepare_call(function, on_cpus),
-        len(leaves),
-        values.packer(kinds),
-    )
+    count, pack = len(leaves), values.packer(kinds)
     plain = all(issubclass(leaf, tf.Tensor) for leaf in leaves)
 
     def call() -> Any:

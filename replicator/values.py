@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from replicator import errors
+
+_BINARY = "add sub mul truediv floordiv mod divmod pow matmul lshift rshift and or xor"
+_UNARY = "neg pos invert abs"
+_ORDER = "lt le gt ge"
 
 
 class PerReplica(tuple):
@@ -15,6 +23,11 @@ class PerReplica(tuple):
     indexing work as in the TF-Replicator paper (Buchlovsky et al. 2019, section 3).
     It survives `tf.nest` (which rebuilds tuple types from one list) and `session.run`
     (which rebuilds them from items).
+
+    Where all replicas hold the same bits, `float(loss)`, `f"{loss:.3f}"`,
+    `loss.numpy()` and `loss.item()` are those of the one value. Arithmetic and
+    comparisons, which would be a tuple's, are refused: which value is meant, or what
+    all of them are together, is for the program to say.
     """
 
     __slots__ = ()
@@ -33,6 +46,186 @@ class PerReplica(tuple):
 
     def __repr__(self) -> str:
         return f"PerReplica({', '.join(map(repr, self))})"
+
+    # --- As one value, where there is only one ----------------------------------------
+
+    def numpy(self) -> Any:
+        """Returns the value that all replicas hold, as tf.Tensor.numpy does.
+
+        Raises:
+            MismatchError: The replicas hold different values.
+            PerReplicaError: There are no values yet, in a graph, or no such values.
+        """
+        return _common(self, "numpy()")
+
+    def item(self) -> Any:
+        """Returns the scalar that all replicas hold, as a Python value; as `numpy`."""
+        return _scalar(self, "item()")
+
+    def __float__(self) -> float:
+        return float(_scalar(self, "float"))
+
+    def __int__(self) -> int:
+        return int(_scalar(self, "int"))
+
+    def __complex__(self) -> complex:
+        return complex(_scalar(self, "complex"))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(_scalar(self, "round"), digits)
+
+    def __format__(self, spec: str) -> str:
+        return format(_scalar(self, f"{{:{spec}}}"), spec) if spec else str(self)
+
+    def __bool__(self) -> bool:
+        """Whether a condition holds; of what is no condition, whether there are any."""
+        if len(self) and all(map(_is_condition, self)):
+            return bool(_scalar(self, "bool"))
+        return len(self) > 0
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, numbers.Number | np.ndarray | np.generic | tf.Tensor):
+            raise _refused("==", self)
+        return tuple.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        if isinstance(other, numbers.Number | np.ndarray | np.generic | tf.Tensor):
+            raise _refused("!=", self)
+        return tuple.__ne__(self, other)
+
+    __hash__ = tuple.__hash__
+
+    def __array_ufunc__(
+        self, ufunc: Any, method: str, *inputs: Any, **rest: Any
+    ) -> Any:
+        """What NumPy asks: of its functions, those that are operators are refused."""
+        if method == "__call__" and ufunc.__name__ in _UFUNCS:
+            raise _refused(ufunc.__name__, self)
+        plain = [np.asarray(x) if isinstance(x, PerReplica) else x for x in inputs]
+        return getattr(ufunc, method)(*plain, **rest)
+
+
+_UFUNCS = frozenset(
+    "add subtract multiply divide true_divide floor_divide remainder divmod power "
+    "matmul less less_equal greater greater_equal equal not_equal negative positive "
+    "absolute invert left_shift right_shift bitwise_and bitwise_or bitwise_xor".split()
+)
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    """Returns a method for an operator that one value per replica does not have."""
+
+    def operate(self: PerReplica, *_: Any) -> Any:
+        raise _refused(name, self)
+
+    operate.__name__ = f"__{name}__"
+    return operate
+
+
+for _name in f"{_BINARY} {_UNARY} {_ORDER}".split():
+    setattr(PerReplica, f"__{_name}__", _refusing(_name))
+for _name in _BINARY.split():
+    setattr(PerReplica, f"__r{_name}__", _refusing(_name))
+
+
+def _refused(operation: str, values: PerReplica) -> errors.PerReplicaError:
+    """Returns the error for an operation on one value per replica."""
+    return errors.PerReplicaError(
+        errors.compose(
+            f"{operation} of a PerReplica, which is a tuple of {len(values)} values, "
+            "one per replica.",
+            [f"at {errors.user_line()}"],
+            "take one of them, loss[0]; or all, tf.reduce_mean(loss) or np.mean(loss); "
+            "or let step_fn return what is equal everywhere, repl.all_reduce(loss, "
+            '"mean"), and use float(loss).',
+        )
+    )
+
+
+def _is_condition(value: Any) -> bool:
+    """Whether a value is a boolean scalar that is there."""
+    if tf.is_tensor(value):
+        there = isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value)
+        return there and value.dtype == tf.bool and value.shape.rank == 0
+    return isinstance(value, bool | np.bool_)
+
+
+def _scalar(values: PerReplica, operation: str) -> Any:
+    """Returns the one scalar that all replicas hold, as a Python value."""
+    value = np.asarray(_common(values, operation))
+    if value.size != 1:
+        raise errors.PerReplicaError(
+            errors.compose(
+                f"{operation} of a PerReplica of arrays of shape {[*np.shape(value)]}.",
+                [f"at {errors.user_line()}"],
+                "reduce them to scalars, tf.reduce_mean(values[0]), or use .numpy().",
+            )
+        )
+    return value.item()
+
+
+def _common(values: PerReplica, operation: str) -> Any:
+    """Returns the one value that all replicas hold, as NumPy has it."""
+    found = [_there(value, operation) for value in values]
+    arrays = [np.asarray(value) for value in found]
+    for r, array in enumerate(arrays[1:], 1):
+        if not _same_bits(arrays[0], array):
+            raise errors.MismatchError(
+                errors.compose(
+                    f"{operation} of a PerReplica whose replicas hold different "
+                    "values.",
+                    [
+                        f"replica 0: {_short(found[0])}",
+                        f"replica {r}: {_short(found[r])}",
+                        f"at {errors.user_line()}",
+                    ],
+                    "take one of them, loss[0]; or all, tf.reduce_mean(loss); or let "
+                    'step_fn return repl.all_reduce(loss, "mean").',
+                )
+            )
+    if not found:
+        raise _refused(operation, values)
+    return found[0]
+
+
+def _there(value: Any, operation: str) -> Any:
+    """Returns a value as NumPy has it."""
+    symbolic = tf.is_tensor(value) and any(
+        map(tf.is_symbolic_tensor, tf.nest.flatten(value, expand_composites=True))
+    )
+    if not symbolic and hasattr(value, "numpy"):
+        return value.numpy()
+    if isinstance(value, numbers.Number | np.ndarray | np.generic | str | bytes):
+        return value
+    kind = (
+        "symbolic tensors, which have no value yet"
+        if symbolic
+        else type(value).__name__
+    )
+    raise errors.PerReplicaError(
+        errors.compose(
+            f"{operation} of a PerReplica of {kind}.",
+            [f"at {errors.user_line()}"],
+            "in a graph, run it first (session.run, or return it from the "
+            "tf.function); else use the values one by one, values[0].",
+        )
+    )
+
+
+def _same_bits(one: np.ndarray, two: np.ndarray) -> bool:
+    if one.dtype != two.dtype or one.shape != two.shape:
+        return False
+    if one.dtype == object:  # strings
+        return bool((one == two).all())
+    return one.tobytes() == two.tobytes()
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+_SHOWN = 100  # characters of a value in a message
 
 
 def transpose(structures: Sequence[Any]) -> Any:

@@ -7,9 +7,10 @@ may take is decided here, so that replicas cannot drift apart unseen:
 
 - mirrored (the default): equal on all replicas. What a step assigns is made equal
   first: by the variable's `aggregation`, else by the mean (floats); integers, bools and
-  strings are taken as equal (and checked under `Replicator(check=True)`). Updates by a
-  wrapped optimizer are equal by construction and cost nothing. A part that is written
-  (scatter, v[i].assign) makes the whole value be assigned.
+  strings are taken as equal (and checked under `Replicator(check=True)`). Updates by an
+  optimizer of equal gradients are equal by construction, which is proven once the step
+  is built, and cost nothing. A part that is written (scatter, v[i].assign) makes the
+  whole value be assigned.
 - ON_READ (metrics, counters): each replica keeps its own; aggregated when read outside.
 - seeds of random generators: as given on replica 0, offset on the others, so that every
   replica draws different numbers.
@@ -24,7 +25,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, agreement, compiled, context, errors, parts
+from replicator import (
+    _tf,
+    agreement,
+    compiled,
+    context,
+    errors,
+    locks,
+    parts,
+    python_calls,
+    unbuilt,
+)
+from replicator.graph import effects
 from replicator.graph.owners import Aliases
 from replicator.primitives import base
 from replicator.seeds import Seed
@@ -43,7 +55,8 @@ class ReplicatedVariable(_tf.HandleVariable):
     Made by creating any variable under `Replicator.context()` or inside a step_fn.
     `components[r]` is replica r's plain variable, for inspection; where one replica
     owns the variable and all share it, they are the same. `owner` is that replica, or
-    None.
+    None. `unbuilt` is what an error of steps that use it says, if it lacks what it was
+    to be assigned.
     """
 
     def __init__(
@@ -53,6 +66,7 @@ class ReplicatedVariable(_tf.HandleVariable):
         devices: Sequence[str],
         seed: Seed | None,
         owner: int | None,
+        lock: locks.StepLock,
         **facts: Any,
     ) -> None:
         super().__init__(like=components[0], **facts)
@@ -60,6 +74,9 @@ class ReplicatedVariable(_tf.HandleVariable):
         self._devices = tuple(devices)
         self._seed = seed
         self.owner = owner
+        self._lock = lock  # no step runs amid an assignment
+        self.unbuilt: tuple[str, Sequence[str], str] | None = None
+        self._rows: tf.VariableAggregation | None = None
         if self._in_graph_mode and self.differs:
             self._graph_element = self._aggregated()
 
@@ -71,6 +88,8 @@ class ReplicatedVariable(_tf.HandleVariable):
         replica = context.current()
         if replica is None:
             self._refuse_v1_update()
+            if _tf.asked_by_writer():
+                python_calls.refuse_write(self)
             return self._handle
         if replica.build.devices != self._devices:
             raise errors.ContextError(
@@ -83,6 +102,7 @@ class ReplicatedVariable(_tf.HandleVariable):
                 )
             )
         compiled.refuse_owned(self)
+        unbuilt.refuse_use(self)
         function = compiled.function_around()
         if function is not None:
             return compiled.handle_by_call(function, self, self._unique_id)
@@ -98,7 +118,9 @@ class ReplicatedVariable(_tf.HandleVariable):
             aliases: Those of the build.
         """
         if self.owner is None:
-            return self.components[replica_id].handle
+            handle = self.components[replica_id].handle
+            aliases.note(handle, self)
+            return handle
         return aliases.of(self, replica_id)
 
     def _refuse_v1_update(self) -> None:
@@ -121,6 +143,11 @@ class ReplicatedVariable(_tf.HandleVariable):
     def _distributed_container(self) -> ReplicatedVariable:
         """The variable that optimizers shall key their slots by."""
         return self
+
+    @property
+    def key(self) -> str:
+        """What tells the variable from all others, whatever they are called."""
+        return self._unique_id
 
     @property
     def differs(self) -> bool:
@@ -167,7 +194,21 @@ class ReplicatedVariable(_tf.HandleVariable):
             else:
                 value = _tf.HandleVariable._read_variable_op(self, no_copy)
             replica.reads.enter(handle, value.op, self.shape)
-        return value
+        return self._brought(value)
+
+    def _brought(self, value: tf.Tensor) -> tf.Tensor:
+        """Brings what was read of an owner's variable to the replica, if it has to be.
+
+        In the loops of TensorFlow 1 gradients keep values where they are read, and take
+        them from there on the replica's device.
+        """
+        replica = context.current()
+        if replica is None or self.owner is None or tf.executing_eagerly():
+            return value
+        if _tf.control_flow_context(tf.compat.v1.get_default_graph()) != "v1":
+            return value
+        with tf.device(replica.build.devices[replica.replica_id]):
+            return tf.identity(value)
 
     @_do_not_convert
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
@@ -175,7 +216,7 @@ class ReplicatedVariable(_tf.HandleVariable):
         with self._afterwards():
             if context.current() is None and self.differs:
                 return tf.gather(self._aggregated(), indices, name=name)
-            return _tf.HandleVariable.sparse_read(self, indices, name)
+            return self._brought(_tf.HandleVariable.sparse_read(self, indices, name))
 
     @_do_not_convert
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
@@ -183,18 +224,31 @@ class ReplicatedVariable(_tf.HandleVariable):
         with self._afterwards():
             if context.current() is None and self.differs:
                 return tf.gather_nd(self._aggregated(), indices, name=name)
-            return _tf.HandleVariable.gather_nd(self, indices, name)
+            return self._brought(_tf.HandleVariable.gather_nd(self, indices, name))
 
     def _aggregated(self) -> tf.Tensor:
         """What the components are together, read outside a step."""
         values = [component.read_value() for component in self._outside]
+        if self._rows is not None:
+            rows = tf.concat(values, 0)
+            return rows / len(values) if self._rows == _MEAN else rows
         if self._on_read:
             if self.aggregation in (_SUM, _MEAN) and len(values) > 1:
-                total = tf.add_n(values)
+                total = base.fold(tf.add, values)
                 if self.aggregation == _SUM:
                     return total
                 return tf.cast(total / len(values), total.dtype)
         return values[0]
+
+    def collect_rows(self, how: tf.VariableAggregation) -> None:
+        """Makes it, outside a step, the rows of all components, which may be many.
+
+        What is written there goes to replica 0; the others begin with no rows.
+
+        Args:
+            how: MEAN or SUM, of rows that are added up later over the replicas.
+        """
+        self._rows = how
 
     # --- Writing ----------------------------------------------------------------------
 
@@ -235,7 +289,11 @@ class ReplicatedVariable(_tf.HandleVariable):
         self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
         replica = context.current()
-        if replica is None:
+        done = None if replica is None else unbuilt.is_done(self, replica)
+        if done:
+            return self if read_value else None
+        if replica is None or done is not None:
+            python_calls.refuse_write(self)
             with self._afterwards():
                 return self._write_all(
                     lambda component, r: getattr(component, method)(
@@ -243,16 +301,25 @@ class ReplicatedVariable(_tf.HandleVariable):
                     ),
                     read_value,
                 )
-        with replica.build.ledger.agreed(), self._afterwards():
+        claim = agreement.claim(self, replica)
+        with self._entered(replica, claim), self._afterwards():
             if self._seed is not None and self._seed.resets:
-                agreed = self._part(value, replica.replica_id, method)
-            else:
-                agreed = agreement.agree(self, value, replica)
-            written = self._write_own(method, agreed, name, read_value)
+                value = self._part(value, replica.replica_id, method)
+            elif claim is None:
+                value = agreement.agree(self, value, replica, method)
+            written = self._write_own(method, value, name, read_value)
         if not tf.executing_eagerly():
             op = written.op if read_value else written
             replica.reads.enter(self.handle, op, self.shape)
         return written
+
+    def _entered(
+        self, replica: context.ReplicaContext, claim: effects.Claim | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which writes are entered as agreed on, or to be proven."""
+        if agreement.is_equal(self, replica):
+            return contextlib.nullcontext()
+        return replica.build.ledger.agreed(claim)
 
     def _write_own(
         self, method: str, value: Any, name: str | None, read_value: bool
@@ -269,11 +336,17 @@ class ReplicatedVariable(_tf.HandleVariable):
         self, write: Callable[[tf.Variable, int], Any], read_value: bool
     ) -> Any:
         """Writes every component, outside a step."""
-        done = [write(component, r) for r, component in enumerate(self._outside)]
+        with self._exclusively():
+            done = [write(component, r) for r, component in enumerate(self._outside)]
+        self.unbuilt = None
         if tf.executing_eagerly():
             return self if read_value else None
         done = tf.group(*done)
         return _Written(self, done) if read_value else done
+
+    def _exclusively(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which no other thread writes components, when eager."""
+        return self._lock if tf.executing_eagerly() else contextlib.nullcontext()
 
     def _lazy_read(self, op: tf.Operation) -> ReplicatedVariable:
         """Called after `op` has written what stands behind `handle`."""
@@ -310,28 +383,35 @@ class ReplicatedVariable(_tf.HandleVariable):
     def _write_part(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Writes a part of the value, inside a step."""
         replica = context.require(method)
-        equal = self.differs or replica.updating or replica.num_replicas == 1
-        if not equal:
-            agreement.refuse_unwrapped(self)
-            if self.aggregation == _SUM:
-                raise base.bad_argument(
-                    f"{method} of variable {self.name}, whose aggregation is SUM,",
-                    "has no meaning in a step",
-                    "all_reduce what is written, or assign the whole value.",
-                )
-        if not equal and self.owner is not None:
-            return self.assign(parts.written(self, method, *args, **kwargs))
-        with replica.build.ledger.agreed():
-            written = getattr(_tf.HandleVariable, method)(self, *args, **kwargs)
-            if equal:
-                return written
+        unbuilt.is_done(self, replica)
+        claim = agreement.claim(self, replica)
+        write = getattr(_tf.HandleVariable, method)
+        if claim is not None or agreement.is_equal(self, replica):
+            with self._entered(replica, claim):
+                return write(self, *args, **kwargs)
+        if self.aggregation == _SUM and not replica.updating:
+            raise base.bad_argument(
+                f"{method} of variable {self.name}, whose aggregation is SUM,",
+                "has no meaning in a step",
+                "all_reduce what is written, or assign the whole value.",
+            )
+        with replica.agreeing_on(self.name, method, self.key):
             # The replicas agree on the mean of the whole value, whichever parts each of
-            # them wrote.
-            with tf.control_dependencies([written.op]):
-                return self.assign(self.read_value())
+            # them writes. Should they not, nothing has been written.
+            if self.owner is not None or parts.has_value(method):
+                return self.assign(parts.written(self, method, *args, **kwargs))
+            with self._entered(replica, None):
+                written = write(self, *args, **kwargs)
+                with tf.control_dependencies([written.op]):
+                    return self.assign(self.read_value())
 
     def _part(self, value: Any, replica_id: int, method: str = "assign") -> Any:
         """Returns what a component gets of a value that is written outside a step."""
+        if self._rows is not None:
+            value = tf.convert_to_tensor(value, self.dtype)
+            if replica_id:
+                return value[:0]
+            return value * len(self._outside) if self._rows == _MEAN else value
         if replica_id and self._seed is not None and method == "assign":
             value = tf.convert_to_tensor(value, self.dtype)
             return value + self._seed.offset(self, replica_id)
@@ -364,11 +444,12 @@ class ReplicatedVariable(_tf.HandleVariable):
                 f"A checkpoint's tensor of shape {value.shape} does not fit variable "
                 f"{self.name} of shape {self.shape}."
             )
-        with context.building(None):
+        with context.building(None), self._exclusively():
             done = [
                 component.assign(self._part(value, r), read_value=False)
                 for r, component in enumerate(self._outside)
             ]
+        self.unbuilt = None
         return None if tf.executing_eagerly() else tf.group(*done)
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
@@ -380,8 +461,11 @@ class ReplicatedVariable(_tf.HandleVariable):
         """Sets the value in a session, as tf.compat.v1.Variable.load."""
         if self.differs:
             raise errors.ReplicatorError(
-                f"the replicas' values of variable {self.name} differ; it cannot be "
-                "loaded. Fix: run its assign(value) in the session."
+                errors.compose(
+                    f"the replicas' values of variable {self.name} differ; it cannot "
+                    "be loaded.",
+                    fix="run its assign(value) in the session.",
+                )
             )
         for component in self._outside:
             component.load(value, session)
@@ -391,8 +475,10 @@ class ReplicatedVariable(_tf.HandleVariable):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> tf.Variable:
         raise errors.ReplicatorError(
-            f"the replicated variable {self.name} cannot be copied. Fix: create the "
-            "copy under Replicator.context() and assign its value."
+            errors.compose(
+                f"the replicated variable {self.name} cannot be copied.",
+                fix="create the copy under Replicator.context() and assign its value.",
+            )
         )
 
 
@@ -426,6 +512,7 @@ def _partial_writer(method: str) -> Callable[..., Any]:
     def write_part(self: ReplicatedVariable, *args: Any, **kwargs: Any) -> Any:
         with self._afterwards():
             if context.current() is None:
+                python_calls.refuse_write(self)
                 return self._write_part_of_all(method, *args, **kwargs)
             return self._write_part(method, *args, **kwargs)
 
@@ -477,8 +564,10 @@ def _to_tensor(
     """Reads the variable where a tensor is expected."""
     if as_ref:  # only the v1 Saver asks so, if it was given {name: variable}
         raise errors.ReplicatorError(
-            f"a Saver cannot rename the replicated variable {variable.name}. "
-            "Fix: give it a list of variables instead of a dictionary."
+            errors.compose(
+                f"a Saver cannot rename the replicated variable {variable.name}.",
+                fix="give it a list of variables instead of a dictionary.",
+            )
         )
     return variable._dense_var_to_tensor(dtype, name)
 
@@ -491,9 +580,10 @@ class _Saveable(_tf.SaveableObject):
 
     def __init__(self, variable: ReplicatedVariable, name: str) -> None:
         self._variable = variable
-        value = (
-            variable.read_value if tf.executing_eagerly() else variable._graph_element
-        )
+        value = variable.read_value
+        if not tf.executing_eagerly():  # read here, before the graph is finalized
+            collected = variable._rows is not None
+            value = variable.read_value() if collected else variable._graph_element
         spec = _tf.SaveSpec(
             value, "", name, dtype=variable.dtype, device=variable._handle.device
         )

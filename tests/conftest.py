@@ -3,11 +3,14 @@
 Helpers that several test files share are in tests/helpers.py.
 
 `--with variables=sharded --with fusion=False` runs the tests with other defaults of
-Replicator: what it computes does not depend on them.
+Replicator: what it computes does not depend on them. `--v1` runs them as programs that
+disable TensorFlow 2's behavior, `--sample 50:seed` runs 50 at random, each with options
+drawn at random. Which tests do what an option refuses is in tests/refused.txt.
 """
 
 import ast
 import os
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -16,9 +19,10 @@ import pytest
 import tensorflow as tf
 
 import replicator
-import replicator.errors
+from tests import helpers, refusals, sampling
 
 NUM_CPUS = 8
+_STEPS = "steps_per_call"  # no option of Replicator, but of how tests run steps
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
@@ -27,7 +31,7 @@ tf.config.set_logical_device_configuration(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option --with."""
+    """Adds our options."""
     parser.addoption(
         "--with",
         action="append",
@@ -35,17 +39,85 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME=VALUE",
         help="another default for an option of Replicator, e.g. variables=sharded",
     )
+    parser.addoption(
+        "--v1",
+        action="store_true",
+        help="as programs of TensorFlow 1: after tf.compat.v1.disable_v2_behavior()",
+    )
+    parser.addoption(
+        "--sample",
+        metavar="COUNT[:SEED]",
+        help="only so many quick tests, each with random options of Replicator; "
+        "the seed is the date unless it is given",
+    )
+    parser.addoption(
+        "--note-refused",
+        action="store_true",
+        help="list in tests/refused.txt which of the tests the option refuses",
+    )
+
+
+_OPTIONS = pytest.StashKey[list[str]]()  # with which a test runs, "NAME=VALUE"
+_REFUSED = pytest.StashKey[refusals.Refused]()
+_OUTCOMES = pytest.StashKey[dict[str, bool]]()  # of each test: whether it was refused
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives Replicator the defaults that --with asks for."""
-    defaults = replicator.Replicator.__init__.__kwdefaults__
+    """Does what has to be done before the first test."""
+    if config.getoption("--v1"):
+        tf.compat.v1.disable_v2_behavior()
+        tf.compat.v1.enable_eager_execution()  # for what tests compare sessions with
     for assignment in config.getoption("--with"):
-        name, _, value = assignment.partition("=")
-        if name not in defaults:
-            raise pytest.UsageError(f"--with {name}: have {', '.join(defaults)}")
-        literal = value in ("True", "False", "None")
-        defaults[name] = ast.literal_eval(value) if literal else value
+        _value(assignment)
+    config.stash[_REFUSED] = refusals.Refused.read()
+    config.stash[_OUTCOMES] = {}
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Says which sample it is."""
+    sample = config.getoption("--sample")
+    return f"sample: --sample {sampling.seeded(sample)}" if sample else ""
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leaves a sample of the tests, and tells each its options."""
+    chosen = config.getoption("--with") + [refusals.V1] * config.getoption("--v1")
+    sample = config.getoption("--sample")
+    drawn = sampling.draw(sample, items) if sample else {item: [] for item in items}
+    for item, more in drawn.items():
+        item.stash[_OPTIONS] = [*chosen, *more]
+    left_out = [item for item in items if item not in drawn]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = list(drawn)
+
+
+def _value(assignment: str) -> tuple[str, Any]:
+    """Takes an option apart."""
+    name, _, value = assignment.partition("=")
+    if name not in (names := [*replicator.Replicator.__init__.__kwdefaults__, _STEPS]):
+        raise pytest.UsageError(f"--with {name}: have {', '.join(names)}")
+    literal = value in ("True", "False", "None")
+    return name, ast.literal_eval(value) if literal else value
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Gives Replicator a test's defaults while it runs, with its fixtures."""
+    defaults = replicator.Replicator.__init__.__kwdefaults__
+    before = dict(defaults)
+    options = [o for o in item.stash[_OPTIONS] if o != refusals.V1]
+    values = dict(map(_value, options))
+    token = helpers.STEPS_TOGETHER.set(values.pop(_STEPS, False))
+    defaults.update(values)
+    if options:
+        words = " ".join(f"--with {option}" for option in options)
+        item.add_report_section("setup", "options of Replicator", words)
+    yield
+    defaults.update(before)
+    helpers.STEPS_TOGETHER.reset(token)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -57,21 +129,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
-    """Under --with, skips a test that does what the chosen option refuses by name.
-
-    Replicas cannot be copies where a step asks who it is, and a variable with one owner
-    cannot be written in every way; tests/graph/test_clone.py and test_owners.py are
-    about these errors.
-    """
+    """Holds what a test ends in against what is listed as refused."""
     outcome = yield
+    config, chosen = pyfuncitem.config, pyfuncitem.stash[_OPTIONS]
     error = outcome.excinfo and outcome.excinfo[1]
-    options = pyfuncitem.config.getoption("--with")
-    uncloned = isinstance(error, replicator.errors.CloneError)
-    unshared = isinstance(error, replicator.errors.UnsupportedError) and (
-        'variables="mirrored"' in str(error)
-    )
-    if ("build=clone" in options and uncloned) or (
-        "variables=sharded" in options and unshared
-    ):
-        reason = str(error).partition("\n")[0]
-        outcome.force_exception(pytest.skip.Exception(f"refused: {reason}"))
+    if not chosen or isinstance(error, pytest.skip.Exception):
+        return
+    if config.getoption("--note-refused"):
+        refused = refusals.refuses(chosen[0], error)
+        config.stash[_OUTCOMES][pyfuncitem.nodeid] = refused
+        return
+    listed = config.stash[_REFUSED].options(pyfuncitem.nodeid, chosen)
+    wrong = refusals.verdict(listed, chosen, error)
+    if wrong:
+        outcome.force_exception(AssertionError(f"{pyfuncitem.nodeid} {wrong}"))
+    elif listed:
+        outcome.force_result(True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Lists what was refused, if that was asked for."""
+    config = session.config
+    if config.getoption("--note-refused"):
+        (option,) = config.getoption("--with") or [refusals.V1]
+        config.stash[_REFUSED].note(option, config.stash[_OUTCOMES])

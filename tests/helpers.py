@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,20 @@ import tensorflow as tf
 import replicator
 
 MODES = ("eager", "function", "session")
+# Whether `run` makes one call of several steps; set by --with steps_per_call=True.
+STEPS_TOGETHER = contextvars.ContextVar("STEPS_TOGETHER", default=False)
+
+
+@contextlib.contextmanager
+def v1_control_flow() -> Iterator[None]:
+    """In this block, control flow in a tf.Graph is that of TensorFlow 1."""
+    enabled = tf.compat.v1.control_flow_v2_enabled()
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        if enabled:
+            tf.compat.v1.enable_control_flow_v2()
 
 
 def make(num_replicas: int, **options: Any) -> replicator.Replicator:
@@ -45,12 +61,15 @@ def run(
         return result
     with repl.context():
         step_fn = make_step()
+    together = steps if STEPS_TOGETHER.get() else 1
     if mode == "function":
-        call = tf.function(lambda: repl.run(step_fn, input_fn))
+        call = tf.function(lambda: repl.run(step_fn, input_fn, steps_per_call=together))
     else:
-        call = repl.build(step_fn, input_fn)
-    for _ in range(steps):
+        call = repl.build(step_fn, input_fn, steps_per_call=together)
+    for _ in range(steps // together):
         result = call()
+    if together > 1:
+        result = tf.nest.map_structure(lambda t: t if t is None else t[-1], result)
     return tf.nest.map_structure(
         lambda t: t.numpy() if hasattr(t, "numpy") else t, result
     )
@@ -93,6 +112,18 @@ def assert_replicas_equal(variables: Any) -> None:
         first, *others = components(variable)
         for r, other in enumerate(others, 1):
             assert first.tobytes() == other.tobytes(), (variable.name, r, first, other)
+
+
+def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds up rows of one index, as Replicator does before an optimizer sees them.
+
+    By a product with a matrix of zeros and ones. Keras' own optimizers would square
+    each row by itself.
+    """
+    indices, _ = tf.unique(slices.indices)
+    holds = tf.equal(indices[:, tf.newaxis], slices.indices[tf.newaxis])
+    values = tf.cast(holds, slices.dtype) @ slices.values
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:

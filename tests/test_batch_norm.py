@@ -246,3 +246,28 @@ def test_moving_statistics_stay_equal_while_a_model_trains(synchronized: bool) -
     whole = np.mean(inputs, axis=0)
     right = np.allclose(layer.moving_mean, whole, atol=1e-3)
     assert right == synchronized
+
+
+@pytest.mark.parametrize(
+    "options", [{"algorithm": "shuffled"}, {"variables": "sharded"}], ids=str
+)
+def test_moving_statistics_are_the_same_bits_with_other_options(options: Any) -> None:
+    """TensorFlow must not join our sums with those of the layer, here and not there."""
+    rng = np.random.RandomState(0)
+    batches = rng.randn(3, 2, 8, 6).astype(np.float32)
+
+    def train(**chosen: Any) -> list[bytes]:
+        repl = helpers.make(2, factors=False, **chosen)
+        with repl.context():
+            layer = tf.keras.layers.BatchNormalization()
+            layer.build([None, 6])
+
+        def step(number: tf.Tensor) -> tf.Tensor:
+            return layer(tf.constant(batches)[number, repl.replica_id], training=True)
+
+        run = repl.build(step, lambda: tf.data.Dataset.range(6).map(lambda k: k // 2))
+        for _ in batches:
+            run()
+        return [v.numpy().tobytes() for v in layer.variables]
+
+    assert train(**options) == train(algorithm="hub")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -17,13 +18,13 @@ DEVICES = ("/device:CPU:0", "/device:CPU:1", "/device:CPU:2")
 def test_equal_structures_pass() -> None:
     with tf.Graph().as_default():
         nest = {"a": (tf.zeros([2]), None), "b": tf.no_op()}
-        checks.check_outputs([nest, nest, nest], DEVICES)
+        checks.check_outputs([nest, nest, nest], DEVICES, None)
 
 
 def test_the_first_replica_that_differs_is_named() -> None:
     with tf.Graph().as_default(), pytest.raises(MismatchError) as caught:
         one = tf.zeros([2, 3])
-        checks.check_outputs([one, one, [one]], DEVICES)
+        checks.check_outputs([one, one, [one]], DEVICES, None)
     message = str(caught.value)
     assert "replica 0 (/device:CPU:0): float32[2, 3]" in message
     assert "replica 2 (/device:CPU:2): [float32[2, 3]]" in message.replace("'", "")
@@ -34,28 +35,32 @@ def test_the_first_replica_that_differs_is_named() -> None:
     ("write", "says"),
     [
         (
-            lambda v: tf.raw_ops.AssignVariableOp(resource=v.handle, value=1.0),
+            lambda v, x: tf.raw_ops.AssignVariableOp(resource=v.handle, value=x),
             "by AssignVariableOp",
         ),
         (
-            lambda v: tf.raw_ops.ResourceApplyGradientDescent(
-                var=v.handle, alpha=1.0, delta=1.0
+            lambda v, x: tf.raw_ops.ResourceApplyGradientDescent(
+                var=v.handle, alpha=1.0, delta=x
             ),
             "by ResourceApplyGradientDescent",
         ),
     ],
     ids=["assign", "optimizer"],
 )
-def test_raw_writes_to_mirrored_variables_are_refused(write: Any, says: str) -> None:
+def test_raw_writes_are_refused_unless_they_are_equal(write: Any, says: str) -> None:
     repl = helpers.make(2)
     with repl.context():
         variable = tf.Variable(5.0, name="w")
     with pytest.raises(ContextError) as caught:
-        repl.run(lambda: write(variable))
+        repl.run(lambda: write(variable, tf.random.uniform([])))
     message = str(caught.value)
+    assert "the values differ by RandomUniform" in message
     assert "writes variable w:0" in message and says in message
     assert "test_checks.py:" in message and "Fix: wrap the optimizer" in message
     assert helpers.components(variable) == [5.0, 5.0]
+    repl.run(lambda: write(variable, repl.all_reduce(tf.random.uniform([]))))
+    helpers.assert_replicas_equal([variable])
+    assert variable.numpy() != 5.0
 
 
 def test_writes_to_variables_from_outside_the_context_are_refused() -> None:
@@ -65,3 +70,26 @@ def test_writes_to_variables_from_outside_the_context_are_refused() -> None:
     assert float(variable) == 5.0
     helpers.make(1).run(lambda: variable.assign_add(1.0))
     assert float(variable) == 6.0
+
+
+@pytest.mark.parametrize("inside", ["step", "function", "branch"])
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_which_variable_was_made_outside_is_said(inside: str, graph: bool) -> None:
+    with tf.Graph().as_default() if graph else contextlib.nullcontext():
+        repl = helpers.make(2)
+        left, right = tf.Variable([1.0], name="left"), tf.Variable(2.0, name="right")
+
+        def write() -> tf.Tensor:
+            right.assign_add(left[0])
+            return tf.constant(0.0)
+
+        if inside == "function":
+            step: Any = tf.function(write)
+        elif inside == "branch":
+            step = lambda: tf.cond(left[0] > 0, write, lambda: 0.0)  # noqa: E731
+        else:
+            step = write
+        with pytest.raises(
+            ContextError, match=r"(?s)outside .*\(right.*test_checks\.py"
+        ):
+            repl.run(lambda: step())

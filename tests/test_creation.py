@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -345,3 +346,109 @@ def test_meta_graphs_can_be_written() -> None:
         v1.get_variable("w", [2])
         meta = v1.train.export_meta_graph()
     assert len(meta.collection_def["variables"].bytes_list.value) == 1
+
+
+# --- Creators around the context ------------------------------------------------------
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "variable": lambda: tf.Variable(1.0, name="w"),
+    "v1": lambda: v1.Variable(1.0, name="w", use_resource=True),
+    "get_variable": lambda: v1.get_variable(
+        "w", [], initializer=v1.ones_initializer(), use_resource=True
+    ),
+    "keras": lambda: tf.keras.Variable(1.0).value,
+}
+
+
+@pytest.mark.parametrize("in_step", [False, True], ids=["in_context", "in_step"])
+@pytest.mark.parametrize(
+    ("mode", "maker"),
+    [
+        (mode, maker)
+        for mode in helpers.MODES
+        for maker in MAKERS
+        if maker == "variable" or mode == ("eager" if maker == "keras" else "session")
+    ],
+)
+def test_what_creators_around_the_context_decide_counts(
+    mode: str, maker: str, in_step: bool
+) -> None:
+    repl = helpers.make(2)
+    seen: list[Any] = []
+    names: list[str] = []
+
+    def around(next_creator: Any, **kwargs: Any) -> Any:
+        names.append("around")
+        kwargs.update(trainable=False, initial_value=lambda: 3.0)
+        kwargs.update(dtype=None, shape=None)
+        seen.append(next_creator(**kwargs))
+        return seen[-1]
+
+    def inside(next_creator: Any, **kwargs: Any) -> Any:
+        names.append("inside")
+        return next_creator(**kwargs)
+
+    def make() -> Any:
+        with tf.variable_creator_scope(inside):
+            return MAKERS[maker]()
+
+    graph = tf.Graph().as_default() if mode == "session" else contextlib.nullcontext()
+    with graph, tf.variable_creator_scope(around):
+        with repl.context():
+            outside = None if in_step else make()
+
+        def step_fn() -> tf.Tensor:
+            return (make() if in_step else outside).assign_add(1.0).read_value()
+
+        if mode == "session":
+            fetches = repl.run(step_fn)
+            with v1.train.MonitoredSession() as session:
+                result = session.run(fetches)
+        elif mode == "function":
+            result = tf.function(lambda: repl.run(step_fn))()
+        else:
+            result = repl.run(step_fn)
+    assert list(result) == [4.0, 4.0]
+    assert names[:2] == ["inside", "around"]
+    (variable,) = {id(v): v for v in seen}.values()
+    assert isinstance(variable, replicator.ReplicatedVariable)
+    assert not variable.trainable
+    if mode == "session":
+        assert not variable.graph.get_collection(v1.GraphKeys.TRAINABLE_VARIABLES)
+    else:
+        assert helpers.components(variable) == [4.0, 4.0]
+
+
+def test_a_creator_around_the_context_may_return_something_else() -> None:
+    repl = helpers.make(2)
+    other = tf.constant(7.0)
+    with (
+        tf.variable_creator_scope(lambda next_creator, **_: other),
+        repl.context(),
+    ):
+        made = tf.Variable(1.0)
+    assert made is other
+
+
+def test_a_partitioner_makes_replicated_parts() -> None:
+    repl = helpers.make(2)
+    frozen: list[Any] = []
+
+    def freeze(next_creator: Any, **kwargs: Any) -> Any:
+        frozen.append(next_creator(**{**kwargs, "trainable": False}))
+        return frozen[-1]
+
+    with tf.Graph().as_default(), tf.variable_creator_scope(freeze), repl.context():
+        partitioner = tf.compat.v1.fixed_size_partitioner(2)
+        with v1.variable_scope("p", partitioner=partitioner, use_resource=True):
+            v1.get_variable("w", [4, 3])
+        assert len(frozen) == 2 and not v1.trainable_variables()
+        assert all(isinstance(v, replicator.ReplicatedVariable) for v in frozen)
+
+
+def test_under_a_strategy_variables_are_the_replicators() -> None:
+    repl = helpers.make(2)
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope(), repl.context():
+        variable = tf.Variable(1.0)
+    assert isinstance(variable, replicator.ReplicatedVariable)

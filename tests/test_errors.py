@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import linecache
+import pathlib
 from typing import Any
 
 import pytest
@@ -59,7 +61,8 @@ def test_errors_stay_what_they_are_under_autograph(name):
 def test_a_message_is_a_problem_sites_and_a_fix():
     text = errors.compose("It is wrong.", ["here", "there"], "do this.")
     assert text == "It is wrong.\n  here\n  there\nFix: do this."
-    assert errors.compose("It is wrong.") == "It is wrong."
+    assert errors.compose("It is wrong.", []) == "It is wrong."
+    assert "test_errors.py:" in errors.compose("It is wrong.")  # the running line
 
 
 def test_lines_outside_of_the_working_directory_are_absolute(monkeypatch):
@@ -294,3 +297,25 @@ def test_variables_that_a_broken_step_made_are_its_own_in_the_next_try():
     broken[0] = False
     assert [float(v) for v in repl.run(step_fn)] == [2.0, 2.0]
     assert [float(v) for v in repl.run(step_fn)] == [3.0, 3.0]
+
+
+def test_every_message_is_composed() -> None:
+    """Which is what puts the user's line into it, and the way out behind it."""
+    raised = [
+        (path.name, node.lineno, node.args[0] if node.args else None)
+        for path in pathlib.Path(errors.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and _is_error(node.func)
+    ]
+    bare = [
+        (name, line)
+        for name, line, text in raised
+        if not (isinstance(text, ast.Call) and "compose" in ast.unparse(text.func))
+    ]
+    assert len(raised) > 60
+    assert not bare
+
+
+def _is_error(function: ast.expr) -> bool:
+    name = ast.unparse(function)
+    return name.startswith("errors.") and name.endswith("Error")

@@ -284,12 +284,90 @@ def test_sparse_gradients_stay_sparse() -> None:
     # Replica r hands in r rows.
     step = repl.build(
         lambda: optimizer.apply(
-            [_slices([1.0] * repl.replica_id, [0] * repl.replica_id)], [rows]
+            [
+                _slices(
+                    *[x[: repl.replica_id] for x in ([1.0, 1.0], [repl.replica_id, 3])]
+                )
+            ],
+            [rows],
         )
     )
     step()
     assert all(isinstance(gradient, tf.IndexedSlices) for gradient in seen)
     assert rows.numpy() == 0 + 1 + 2
+
+
+@pytest.mark.parametrize("kind", ["keras", "v1", "sonnet"])
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_rows_of_one_index_are_one_row_for_the_optimizer(
+    num_replicas: int, accumulation_steps: int, kind: str
+) -> None:
+    """Adam would square each by itself, so that a step knew how many replicas it has.
+
+    As a dense gradient on one device: of rows that are all looked up, Adam's lazy
+    update of sparse gradients is the dense one.
+    """
+    make = {
+        "keras": lambda: tf.keras.optimizers.Adam(0.1),
+        "v1": lambda: tf.compat.v1.train.AdamOptimizer(0.1),
+        "sonnet": lambda: snt.optimizers.Adam(0.1, epsilon=1e-7),
+    }[kind]
+    start = np.random.RandomState(0).randn(3, 2)
+    lookups = np.array([0, 1, 2, 2, 0, 2, 1, 1])
+
+    def update(optimizer: Any, table: Any, rows: Any, dense: bool) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(tf.gather(table, rows) ** 2, 1))
+        gradient = tape.gradient(loss, table)
+        gradient = tf.convert_to_tensor(gradient) if dense else gradient
+        if kind == "sonnet":
+            optimizer.apply([gradient], [table])
+        else:
+            optimizer.apply_gradients([(gradient, table)])
+
+    def train(repl: Any, dense: bool) -> np.ndarray:
+        with repl.context():
+            table = tf.Variable(start)
+            steps = 1 if dense else accumulation_steps
+            optimizer = repl.wrap_optimizer(make(), accumulation_steps=steps)
+        own = lookups.reshape(repl.num_replicas, -1)
+        run = repl.build(
+            lambda: update(optimizer, table, tf.constant(own)[repl.replica_id], dense)
+        )
+        for _ in range(3 * steps):
+            run()
+        return table.numpy()
+
+    dense = train(helpers.make(1), dense=True)
+    sparse = train(helpers.make(num_replicas), dense=False)
+    np.testing.assert_allclose(sparse, dense, rtol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_one_index_are_added_up_in_replica_order(dtype: str) -> None:
+    """Also so many that TensorFlow's scatter ops deal them to threads."""
+    rng = np.random.RandomState(0)
+    repl = helpers.make(3)
+    rows = rng.randn(3, 3000, 4) * 10 ** rng.uniform(-4, 4, [3, 3000, 1])
+    rows = rows.astype(tf.as_dtype(dtype).as_numpy_dtype)
+    places = rng.randint(0, 20, [3, 3000])
+    want = np.zeros([20, 4], np.float32)
+    np.add.at(want, places.ravel(), rows.reshape(-1, 4).astype(np.float32))
+    want = want.astype(rows.dtype)
+
+    def step() -> Any:
+        slices = tf.IndexedSlices(
+            tf.constant(rows)[repl.replica_id], tf.constant(places)[repl.replica_id]
+        )
+        summed = repl.all_reduce(slices)
+        return summed.values, summed.indices
+
+    run = repl.build(step)
+    for _ in range(3):
+        for values, indices in zip(*run(), strict=True):
+            assert sorted(indices.numpy()) == list(range(20))
+            assert values.numpy().tobytes() == want[indices.numpy()].tobytes()
 
 
 def test_rare_rows_with_lazy_momentum_equal_one_device() -> None:

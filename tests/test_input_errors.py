@@ -80,7 +80,7 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize(("input_fn", "said"), ARGUMENTS.values(), ids=ARGUMENTS)
 def test_an_input_fn_takes_a_context_or_nothing(input_fn, said):
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=f"(?s){said}"):
         helpers.make(2).run(lambda x: x, input_fn)
 
 
@@ -133,7 +133,8 @@ def test_kinds_are_not_mixed():
 
 def test_an_input_mode_is_one_of_two():
     with pytest.raises(
-        InputError, match="input_mode='per_host' is unknown.*per_replica, per_worker"
+        InputError,
+        match="(?s)input_mode='per_host' is unknown.*per_replica, per_worker",
     ):
         helpers.make(2).run(lambda x: x, _dataset, input_mode="per_host")
 

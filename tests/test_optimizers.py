@@ -191,4 +191,9 @@ def test_training_works_with_every_kind_of_step_fn(kind: str, mode: str) -> None
 
 def test_a_bound_method_is_built_once() -> None:
     trainer = _Trainer(helpers.make(2))
-    assert trainer.repl.build(trainer.method) is trainer.repl.build(trainer.method)
+
+    def input_fn() -> tf.Tensor:
+        return tf.constant(1.0)
+
+    builds = [trainer.repl.build(trainer.method, input_fn) for _ in range(2)]
+    assert builds[0] is builds[1]

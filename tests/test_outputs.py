@@ -148,6 +148,87 @@ def test_fetching_any_output_runs_the_whole_step(fetched):
             assert list(session.run(count.components)) == [2.0] * 3
 
 
+# --- Parts that were made outside -----------------------------------------------------
+
+
+class Extension(tf.experimental.ExtensionType):
+    """A composite of the user's own, with another one inside."""
+
+    plain: tf.Tensor
+    ragged: tf.RaggedTensor
+
+
+COMPOSITES: dict[str, tuple[Any, ...]] = {
+    # How it is made of its parts, and their values.
+    "dense": (lambda part: part, [1.5, 2.5]),
+    "ragged": (
+        lambda values, splits: tf.RaggedTensor.from_row_splits(
+            values, splits, validate=False
+        ),
+        [1.5, 2.5, 3.5],
+        np.int64([0, 1, 3]),
+    ),
+    "nested ragged": (
+        lambda values, inner, outer: tf.RaggedTensor.from_nested_row_splits(
+            values, [outer, inner], validate=False
+        ),
+        [1.5, 2.5, 3.5],
+        np.int64([0, 1, 3]),
+        np.int64([0, 2, 2]),
+    ),
+    "sparse": (tf.SparseTensor, np.int64([[0], [2]]), [1.5, 2.5], np.int64([4])),
+    "slices": (tf.IndexedSlices, [1.5, 2.5], [0, 2], [4]),
+    "slices of unknown shape": (tf.IndexedSlices, [1.5, 2.5], [0, 2]),
+    "extension": (
+        lambda plain, values, splits: Extension(
+            plain, tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+        ),
+        [5.5],
+        [1.5, 2.5, 3.5],
+        np.int64([0, 1, 3]),
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("build", ["trace", "clone"])
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_any_part_may_be_eager(name: str, build: str, mode: str) -> None:
+    """Each part of each composite: made outside, and all of them; on three replicas."""
+    make, *values = COMPOSITES[name]
+    # In sessions, TensorFlow takes eager tensors in these alone.
+    if mode == "session" and name not in ("dense", "slices", "slices of unknown shape"):
+        return
+    outside = [tf.constant(value) for value in values]
+    choices = [{k} for k in range(len(values))] + [set(range(len(values)))]
+
+    def step_fn() -> list[Any]:
+        # What is computed in the step also shows that ops there are not disturbed.
+        return [
+            make(
+                *(
+                    outside[k] if k in eager else tf.add(value, tf.zeros_like(value))
+                    for k, value in enumerate(values)
+                )
+            )
+            for eager in choices
+        ]
+
+    def parts_of(value: Any) -> list[tf.Tensor]:
+        return tf.nest.flatten(value, expand_composites=True)
+
+    repl = helpers.make(3, build=build)
+    if mode == "session":
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            parts = session.run(parts_of(repl.run(step_fn)))
+    else:
+        run = tf.function(repl.run) if mode == "function" else repl.run
+        parts = parts_of(run(step_fn))
+    expected = parts_of(make(*outside)) * repl.num_replicas * len(choices)
+    for got, value in zip(parts, expected, strict=True):
+        np.testing.assert_array_equal(got, value)
+
+
 # --- What is refused -----------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import errors, parts
+from tests import helpers
 
 VALUE = np.arange(12, dtype=np.float32).reshape(4, 3)
 SLICES = tf.IndexedSlices(tf.constant([[9.0, -9.0, 5.0]] * 2), tf.constant([2, 0]))
@@ -69,3 +71,28 @@ def test_what_has_no_counterpart_is_refused(method: str) -> None:
     message = str(caught.value)
     assert f"{method} of variable v, which replica 1 owns" in message
     assert "test_parts.py" in message and 'variables="mirrored"' in message
+
+
+@pytest.mark.parametrize("mode", ["function", "session"])
+def test_rows_on_which_replicas_do_not_agree_are_not_written(mode: str) -> None:
+    """Also where nobody can mend components after the error."""
+    repl = helpers.make(2, check=True, variables="mirrored", build="trace")
+    with tf.Graph().as_default() if mode == "session" else contextlib.nullcontext():
+        with repl.context():
+            v = tf.Variable([1, 2, 3])
+
+        def step() -> None:
+            v.scatter_add(tf.IndexedSlices([5], [repl.replica_id]))
+
+        if mode == "session":
+            result = repl.run(lambda: (step(), tf.constant(0))[1])
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                with pytest.raises(tf.errors.InvalidArgumentError, match="different"):
+                    session.run(result)
+                values = session.run([c.read_value() for c in v.components])
+        else:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="different"):
+                tf.function(lambda: repl.run(step))()
+            values = helpers.components(v)
+    assert [list(value) for value in values] == [[1, 2, 3], [1, 2, 3]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import weakref
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import ContextError
+from replicator.primitives import all_reduce, permute
 from tests import helpers
 
 
@@ -124,15 +126,17 @@ def test_a_bound_method_is_the_same_step_each_time():
     assert (model.traced, other.traced) == (2, 2)
 
 
-def test_equal_callables_are_the_same_step():
+def test_a_callable_object_is_a_step_and_one_that_is_equal_to_it_another():
     repl = helpers.make(2)
     inputs = _Model().inputs
     _Equal.traced = 0
+    step = _Equal(5)
     for k in range(3):
-        values = repl.run(_Equal(5), inputs)
+        values = repl.run(step, inputs)
         assert [int(v) for v in values] == [2 * k + 5, 2 * k + 6]
     assert _Equal.traced == 2
-    assert [int(v) for v in repl.run(_Equal(7), inputs)] == [7, 8]
+    assert [int(v) for v in repl.run(_Equal(5), inputs)] == [5, 6]
+    assert _Equal.traced == 4
 
 
 def test_equal_partials_are_the_same_step():
@@ -199,6 +203,95 @@ def test_two_replicators_of_the_same_devices_keep_to_themselves():
     assert [float(v) for v in one.run(step_fn)] == [2.0, 2.0]
 
 
+_IN_A_STEP = {
+    "replica_id": lambda repl: repl.replica_id,
+    "logical_device": lambda repl: repl.logical_device(0),
+    "context": lambda repl: repl.context(),
+    "wrap_optimizer": lambda repl: repl.wrap_optimizer(tf.keras.optimizers.SGD()),
+    "group": lambda repl: repl.group([0, 1]),
+    "groups": lambda repl: repl.groups([[0], [1]]),
+    "all_reduce": lambda repl: repl.all_reduce(1.0),
+    "broadcast": lambda repl: repl.broadcast(1.0),
+    "all_gather": lambda repl: repl.all_gather([1.0]),
+    "reduce": lambda repl: repl.reduce(1.0),
+    "gather": lambda repl: repl.gather([1.0]),
+    "scatter": lambda repl: repl.scatter([1.0, 2.0]),
+    "reduce_scatter": lambda repl: repl.reduce_scatter([1.0, 2.0]),
+    "all_to_all": lambda repl: repl.all_to_all([1.0, 2.0]),
+    "shift": lambda repl: repl.shift(1.0),
+    "permute": lambda repl: repl.permute(1.0, [(0, 1), (1, 0)]),
+    "broadcast_object": lambda repl: repl.broadcast_object(1),
+    "all_gather_object": lambda repl: repl.all_gather_object(1),
+    "send": lambda repl: repl.send(1.0, destination=1),
+    "recv": lambda repl: repl.recv([], tf.float32, source=0),
+    "barrier": lambda repl: repl.barrier(),
+    "all_sum": lambda repl: repl.all_sum(1.0),
+    "all_min": lambda repl: repl.all_min(1.0),
+    "all_max": lambda repl: repl.all_max(1.0),
+    "map_reduce": lambda repl: repl.map_reduce(lambda x: x, [1.0], tf.add_n, 2),
+    "map_gather": lambda repl: repl.map_gather(lambda x: x, [1.0], 2),
+    "linked": lambda repl: repl.linked(1.0),
+}
+
+
+def test_all_that_means_the_step_being_built_is_among_those():
+    """A run in a step is refused whosever it is; the rest are facts."""
+    others = {"run", "build", "initialize", "plan", "devices", "num_replicas"}
+    public = {name for name in dir(replicator.Replicator) if name[0] != "_"}
+    assert _IN_A_STEP.keys() == public - others
+
+
+def test_primitives_have_the_signatures_of_their_functions():
+    repl = helpers.make(1)
+    assert list(inspect.signature(repl.shift).parameters) == list(
+        inspect.signature(permute.shift).parameters
+    )
+    assert repl.all_reduce.__doc__ == all_reduce.all_reduce.__doc__
+
+
+@pytest.mark.parametrize("name", _IN_A_STEP)
+@pytest.mark.parametrize("others", [2, 3])
+def test_a_replicator_is_refused_in_the_step_of_another(name, others):
+    one, two = helpers.make(2), helpers.make(others)
+    with pytest.raises(ContextError) as caught:
+        one.run(lambda: _IN_A_STEP[name](two))
+    said = str(caught.value)
+    assert f"{name} of the Replicator on {list(two.devices)}" in said
+    assert f"replica 0 in a step of another Replicator, on {list(one.devices)}" in said
+    assert "test_replicator.py:" in said
+    assert f"Fix: call {name} of the Replicator that runs the step" in said
+
+
+@pytest.mark.parametrize("family", ["keras", "v1"])
+def test_an_optimizer_is_refused_where_the_replicator_that_wrapped_it_does_not_run(
+    family,
+):
+    one, two, three = helpers.make(2), helpers.make(2), helpers.make(3)
+    with three.context():
+        optimizer = three.wrap_optimizer(
+            tf.keras.optimizers.SGD(0.5)
+            if family == "keras"
+            else tf.compat.v1.train.GradientDescentOptimizer(0.5)
+        )
+    with two.context():
+        variable = tf.Variable(1.0)
+        other = two.wrap_optimizer(tf.keras.optimizers.SGD(0.5))
+
+    def step_fn(chosen):
+        chosen.apply_gradients([(tf.constant(1.0), variable)])
+        return variable.read_value()
+
+    with pytest.raises(
+        ContextError, match="was wrapped by the Replicator on"
+    ) as caught:
+        one.run(functools.partial(step_fn, optimizer))
+    assert "Fix: wrap it by wrap_optimizer of the Replicator that runs" in str(
+        caught.value
+    )
+    result = one.run(functools.partial(step_fn, other))  # on the same devices
+    assert [float(v) for v in result] == [0.5, 0.5]
+
+
 # --- Dropped --------------------------------------------------------------------------
 
 
@@ -258,20 +351,6 @@ def test_a_graph_is_freed_while_the_replicator_lives_on():
     for _ in range(3):
         gc.collect()
     assert held() is None
-
-
-def test_a_lambda_in_a_loop_is_one_step_and_its_input_goes_on():
-    repl = helpers.make(2)
-    dataset = tf.data.Dataset.range(100)
-    builds = []
-
-    def step_fn(x):
-        builds.append(1)
-        return x
-
-    seen = [repl.run(step_fn, lambda: dataset) for _ in range(3)]
-    assert [[int(v) for v in values] for values in seen] == [[0, 1], [2, 3], [4, 5]]
-    assert len(builds) == 2
 
 
 def test_lambdas_that_hold_different_values_are_different_steps():

@@ -77,7 +77,7 @@ def test_a_saver_that_renames_is_refused() -> None:
     variables = v1_variables(2, 1.0)
     with pytest.raises(
         replicator.ReplicatorError,
-        match=r"Saver cannot rename.*w:0.*Fix: give it a list",
+        match=r"(?s)Saver cannot rename.*w:0.*Fix: give it a list",
     ):
         v1.train.Saver({"other": variables[0]})
 

@@ -1,72 +1,22 @@
-"""Which functions count as the same step, and plans; more is in test_replicator.py."""
+"""Calling a step, threads, what is kept of it, and plans."""
 
 from __future__ import annotations
 
-import functools
+import concurrent.futures
+import contextlib
 import gc
+import sys
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import steps
 from tests import helpers
-
-
-class _Thing:
-    def method(self) -> None:
-        """Does nothing."""
-
-
-def _holding(value: Any) -> Any:
-    return lambda: value
-
-
-def test_bound_methods_are_comparable_by_equality() -> None:
-    one, two = _Thing(), _Thing()
-    assert steps.comparable(one.method) == steps.comparable(one.method)
-    assert steps.comparable(one.method) != steps.comparable(two.method)
-
-
-def test_partials_are_comparable_by_what_they_are_made_of() -> None:
-    def partial(*args: Any, **keywords: Any) -> Any:
-        return steps.comparable(functools.partial(_holding, *args, **keywords))
-
-    assert partial(1) == partial(1)
-    assert partial(1) != partial(2)
-    assert partial(value=1) == partial(value=1) != partial(value=2)
-
-
-def test_functions_are_comparable_by_identity_unless_asked_by_content() -> None:
-    value = object()
-    one, two, other = _holding(value), _holding(value), _holding(object())
-    assert steps.comparable(one) != steps.comparable(two)
-    by_content = functools.partial(steps.comparable, by_content=True)
-    assert by_content(one) == by_content(two) != by_content(other)
-
-
-@pytest.mark.parametrize("by_content", [False, True])
-def test_defaults_and_unhashable_arguments_tell_functions_apart(
-    by_content: bool,
-) -> None:
-    functions = [lambda k=k: k for k in ("a", "b")]
-    functions += [lambda *, k=k: k for k in ("a", "b")]
-    functions += [functools.partial(_holding, [k]) for k in (1, 2)]
-    keys = [steps.comparable(f, by_content) for f in functions]
-    assert len(set(keys)) == len(functions)
-
-
-def test_a_function_that_waits_for_its_variable_is_comparable() -> None:
-    def recursive() -> Any:
-        return later
-
-    assert hash(steps.comparable(recursive, by_content=True))
-    later = recursive
-    assert later() is recursive
-
 
 # --- Calling --------------------------------------------------------------------------
 
@@ -84,24 +34,143 @@ def _counting(repl: replicator.Replicator) -> tuple[Any, Any, list[int]]:
     return step, count, built
 
 
+def _in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Runs `work(k)` in so many threads at once; raises what one of them raised."""
+    start = threading.Barrier(count)
+
+    def run(k: int) -> None:
+        start.wait(60)
+        work(k)
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        for future in [pool.submit(run, k) for k in range(count)]:
+            future.result(120)
+
+
 def test_threads_share_a_step_which_is_built_once() -> None:
     repl = helpers.make(2)
     step, count, built = _counting(repl)
-    start = threading.Barrier(4)
     sums: list[int] = []
+    steps: list[Any] = []
 
-    def work() -> None:
-        start.wait(30)
+    def work(_: int) -> None:
+        steps.append(repl.build(step))
         sums.append(sum(int(sum(repl.run(step)["one"])) for _ in range(25)))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    _in_threads(4, work)
     assert sums == [50] * 4
+    assert len({id(one) for one in steps}) == 1
     assert built == [0, 1]
     assert [int(value) for value in helpers.components(count)] == [100, 100]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_steps_of_threads_come_one_after_the_other(replicas: int) -> None:
+    """Two steps over the same variables, each element taken once."""
+    repl = helpers.make(replicas)
+    with repl.context():
+        variables = [tf.Variable(tf.zeros([64])) for _ in range(20)]
+
+    def step_fn(x: Any) -> Any:
+        for variable in variables:  # reads and writes, in more than one op
+            variable.assign(2.0 * variable - (variable - 1.0))
+        return x
+
+    def other(x: Any) -> Any:
+        return step_fn(x)
+
+    def input_fn() -> tf.data.Dataset:
+        return tf.data.Dataset.range(10**6)
+
+    seen: list[int] = []
+
+    def work(k: int) -> None:
+        for _ in range(20):
+            seen.extend(int(x) for x in repl.run((step_fn, other)[k % 2], input_fn))
+
+    _in_threads(8, work)
+    helpers.assert_replicas_equal(variables)
+    assert {float(v) for one in variables for v in one.numpy()} == {160.0}
+    assert sorted(seen) == sorted([*range(80 * replicas)] * 2)
+
+
+def test_assignments_from_outside_wait_for_a_step() -> None:
+    """No component takes them amid a step, nor in another order than the others."""
+    repl = helpers.make(3)
+    with repl.context():
+        variable = tf.Variable(tf.zeros([32]))
+    made = []
+
+    def make() -> None:
+        with repl.context():
+            made.append(tf.Variable(0.0))
+
+    def step_fn() -> Any:
+        for k in range(10):
+            variable.assign(tf.fill([32], float(k)))
+
+    step = repl.build(step_fn)
+    step()
+    works: list[Callable[[], Any]] = [
+        step,
+        make,
+        lambda: variable.assign_add(tf.fill([32], 100.0)),
+        lambda: variable.assign(tf.fill([32], -1.0)),
+        lambda: variable.scatter_nd_update([[3]], [-2.0]),
+        lambda: variable.restore(tf.fill([32], -3.0)),
+    ]
+    turns, interval = threading.Barrier(len(works)), sys.getswitchinterval()
+
+    def work(k: int) -> None:
+        try:
+            for _ in range(60):
+                turns.wait(60)
+                works[k]()
+                if turns.wait(60) == 0:
+                    helpers.assert_replicas_equal([variable, *made])
+        except BaseException:
+            turns.abort()
+            raise
+
+    sys.setswitchinterval(1e-6)  # seconds; Python lets a thread run for long otherwise
+    try:
+        _in_threads(len(works), work)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_callbacks_of_a_step_are_refused_where_they_would_wait_for_it() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        variable = tf.Variable(1.0)
+    inside = repl.build(lambda: tf.constant(0))
+    inside()
+    asked = threading.Event()
+
+    def assign(value: Any) -> Any:
+        asked.set()
+        with contextlib.suppress(Exception):
+            variable.assign(5.0)
+        variable.read_value()  # waits for nothing
+        inside()
+        return value
+
+    def late(x: Any) -> Any:
+        time.sleep(0.05)  # seconds, after which the step waits for it
+        return assign(x)
+
+    def input_fn() -> tf.data.Dataset:
+        dataset = tf.data.Dataset.range(8)
+        return dataset.map(lambda x: tf.py_function(late, [x], x.dtype))
+
+    with pytest.raises(tf.errors.OpError) as caught:
+        repl.run(lambda x: x, input_fn)
+    assert "would have to wait for a step of this Replicator" in str(caught.value)
+    assert "test_steps.py:" in str(caught.value)
+    assert "between the steps" in str(caught.value)
+    assert asked.is_set()
+    assert [float(value) for value in helpers.components(variable)] == [1.0, 1.0]
+    assert inside()[0].numpy() == 0
 
 
 def test_the_device_around_a_call_moves_nothing() -> None:
@@ -173,6 +242,62 @@ def test_a_step_dies_with_its_replicator() -> None:
     ref = live_and_die()
     gc.collect()
     assert ref() is None
+
+
+_in_function = tf.function(lambda x: x * 2.0)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_graph_of_a_step_dies_with_its_step_fn(mode: str, fails: bool) -> None:
+    """As a notebook has it, where a cell with the step_fn is run again and again.
+
+    A function of the user's, outside of the cell, keeps no trace of it.
+    """
+    repl = helpers.make(2)
+    graphs: list[weakref.ref[Any]] = []
+    with repl.context():
+        weight = tf.Variable(1.0)
+
+    def cell() -> None:
+        def step_fn(x: Any) -> Any:
+            graphs.append(weakref.ref(tf.compat.v1.get_default_graph()))
+            loss = _in_function(repl.all_reduce(x)) + tf.Variable(1.0)
+            if mode != "session":
+                loss = _in_function.get_concrete_function(loss)(loss) + weight
+            if fails and repl.replica_id == 1:
+                raise KeyError("the user's")
+            return loss
+
+        def input_fn() -> Any:
+            return tf.data.Dataset.range(9).map(lambda x: tf.cast(x, tf.float32))
+
+        with contextlib.suppress(KeyError):
+            if mode == "session":
+                with tf.Graph().as_default():
+                    repl.run(step_fn, input_fn)
+            elif mode == "function":
+                tf.function(lambda: repl.run(step_fn, input_fn))()
+            else:
+                repl.run(step_fn, input_fn)
+                repl.run(step_fn, input_fn)
+
+    first = tf.Graph() if mode == "session" else contextlib.nullcontext()
+    with first.as_default() if mode == "session" else first:
+        _in_function(tf.constant(1.0))  # its first trace it keeps
+    for _ in range(3):
+        cell()
+    gc.collect()
+    assert len(graphs) == 6
+    assert [graph() for graph in graphs] == [None] * 6
+
+
+def test_a_step_that_is_held_lives_without_its_functions_names() -> None:
+    repl = helpers.make(2)
+    step = repl.build(lambda x: tf.Variable(0.0) + x, lambda: tf.constant(2.0))
+    for _ in range(2):
+        gc.collect()
+        assert [float(x) for x in step()] == [2.0, 2.0]
 
 
 # --- Plans ----------------------------------------------------------------------------

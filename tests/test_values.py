@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import copy
+import operator
 import pickle
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator import PerReplica, values
+from replicator import MismatchError, PerReplica, errors, values
 from tests import helpers
 
 
@@ -102,6 +103,166 @@ def test_can_be_reduced_as_in_the_paper(mode, replicas):
 
         mean = (tf.function(reduced) if mode == "function" else reduced)()
     assert mean == np.mean(range(replicas))
+
+
+# --- As one value ---------------------------------------------------------------------
+
+_MADE = {
+    "eager": tf.constant,
+    "numpy": np.float32,
+    "array": lambda x: np.asarray(x, np.float32),
+    "python": float,
+    "variable": tf.Variable,
+}
+
+
+@pytest.mark.parametrize("make", _MADE)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_equal_values_are_used_as_one(make, count):
+    loss = PerReplica([_MADE[make](0.125) for _ in range(count)])
+    assert float(loss) == loss.item() == 0.125
+    assert int(PerReplica([_MADE[make](3.0)] * count)) == 3
+    assert complex(loss) == 0.125 + 0j
+    assert f"{loss:.2f}|{loss:8.4f}|{loss:e}" == "0.12|  0.1250|1.250000e-01"
+    assert f"{loss}" == str(loss) and "PerReplica(" in f"{loss}"
+    assert round(loss, 1) == 0.1 and round(loss) == 0
+    assert (
+        np.asarray(loss.numpy()).tobytes() == np.asarray(_MADE[make](0.125)).tobytes()
+    )
+
+
+def test_arrays_and_strings_are_used_as_one():
+    arrays = PerReplica(tf.constant([[1.0, np.nan]]), tf.constant([[1.0, np.nan]]))
+    np.testing.assert_array_equal(arrays.numpy(), [[1.0, np.nan]])
+    assert PerReplica(tf.constant("a"), tf.constant("a")).numpy() == b"a"
+    words = PerReplica(tf.constant(["a", "b"]), tf.constant(["a", "b"]))
+    assert list(words.numpy()) == [b"a", b"b"]
+    assert PerReplica(tf.constant([2.0]), tf.constant([2.0])).item() == 2.0
+    rows = PerReplica(tf.ragged.constant([[1], [2, 3]]), tf.ragged.constant([[1], [2]]))
+    with pytest.raises(MismatchError):
+        rows.numpy()
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [(1.0, 1.0000001), (0.0, -0.0), (1.0, 1), (1.0, float("nan")), ("a", "b")],
+)
+@pytest.mark.parametrize("use", [float, "{:.3f}".format, PerReplica.numpy, round])
+def test_values_that_differ_are_no_one_value(use, one, two):
+    # Of scalars, TensorFlow takes -0.0 for the 0.0 that it has seen before.
+    one, two = (tf.reshape(tf.constant([value]), []) for value in (one, two))
+    loss = PerReplica(one, one, two)
+    with pytest.raises(MismatchError) as caught:
+        use(loss)
+    message = str(caught.value)
+    assert "whose replicas hold different values" in message
+    assert "replica 0: " in message and "replica 2: " in message
+    assert "test_values.py:" in message
+    assert "Fix: take one of them, loss[0]; or all, tf.reduce_mean(loss)" in message
+
+
+_OTHERS = {
+    "number": 2.0,
+    "per replica": PerReplica(1.0, 2.0),
+    "scalar": np.float32(2.0),
+    "array": np.ones(2),
+    "tuple": (1.0,),
+}
+_OPERATORS = (
+    "add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor "
+    "lt le gt ge iadd imul"
+).split()
+
+
+@pytest.mark.parametrize("other", _OTHERS)
+def test_arithmetic_and_comparisons_are_refused(other):
+    """Of a tuple they would join, repeat, or compare the first values."""
+    for name in _OPERATORS:
+        for turned in (False, True):
+            pair = (PerReplica(tf.constant(1.0), tf.constant(1.0)), _OTHERS[other])
+            if turned and (
+                name[0] == "i" or other == "tuple" and name in ("iadd", "imul")
+            ):
+                continue
+            with pytest.raises(TypeError) as caught:
+                getattr(operator, name)(*(pair[::-1] if turned else pair))
+            assert isinstance(caught.value, errors.PerReplicaError), (name, turned)
+            message = str(caught.value)
+            assert "of a PerReplica, which is a tuple of 2 values" in message
+            assert "test_values.py:" in message
+            assert "Fix: take one of them, loss[0]" in message
+            assert (
+                "tf.reduce_mean(loss)" in message and "repl.all_reduce(loss" in message
+            )
+
+
+@pytest.mark.parametrize(
+    "operate",
+    [operator.neg, operator.pos, operator.invert, abs, lambda x: divmod(x, 2)]
+    + [
+        lambda x: x == 0.5,
+        lambda x: x != np.float32(1),
+        lambda x: x == tf.constant(1.0),
+    ]
+    + [lambda x: np.add(x, 1), lambda x: np.ones(2) == x, lambda x: sum([x, x])]
+    + [lambda x: x - tf.constant(1.0), lambda x: x * tf.constant(1.0)],
+)
+def test_so_are_operators_of_one_and_what_is_never_equal(operate):
+    with pytest.raises(errors.PerReplicaError, match="of a PerReplica"):
+        operate(PerReplica(tf.constant(1.0), tf.constant(1.0)))
+
+
+def test_what_reads_all_values_works():
+    loss = PerReplica(tf.constant(1.0), tf.constant(4.0))
+    assert np.mean(loss) == float(tf.reduce_mean(loss)) == sum(loss) / 2 == 2.5
+    assert float(tf.add_n(loss)) == float(np.sum(loss)) == float(max(loss) + 1.0) == 5.0
+    np.testing.assert_array_equal(np.sqrt(loss), [1.0, 2.0])
+    np.testing.assert_array_equal(np.maximum(loss, 2.0), [2.0, 4.0])
+    assert np.isfinite(loss).all() and np.allclose(loss, [1.0, 4.0])
+    assert (
+        np.stack(loss).shape == tf.stack(loss).shape == np.asarray(loss).shape == (2,)
+    )
+    assert PerReplica(1, 2) == PerReplica(1, 2) == (1, 2) != PerReplica(1, 3)
+    assert PerReplica(1.0, 2.0) == pytest.approx((1.0, 2.0))
+    assert PerReplica(1) != None and len({PerReplica(1, 2), (1, 2)}) == 1  # noqa: E711
+    assert [*loss, 1.0][2] == 1.0 and (*loss, *loss)[3] is loss[1]
+
+
+def test_a_condition_holds_where_all_replicas_say_so():
+    """`while not repl.run(is_done)` would never start, if it were a tuple's."""
+    yes, no = tf.constant(True), tf.constant(False)
+    assert PerReplica(yes, yes) and not PerReplica(no, no)
+    assert not PerReplica(np.False_, np.False_) and not PerReplica(False)
+    with pytest.raises(MismatchError, match="bool of a PerReplica"):
+        bool(PerReplica(yes, no))
+    assert PerReplica(tf.constant(0.0), tf.constant(1.0))  # as tf.add_n asks
+    assert PerReplica([tf.constant([False])] * 2) and not PerReplica()
+
+
+@pytest.mark.parametrize(
+    ("values_", "said"),
+    [
+        ([tf.zeros([2])] * 2, r"of a PerReplica of arrays of shape \[2\]"),
+        ([tf.sparse.eye(2)] * 2, "of a PerReplica of SparseTensor"),
+        ([None, None], "of a PerReplica of NoneType"),
+        ([], "of a PerReplica"),
+    ],
+)
+def test_what_is_no_scalar_is_no_float(values_, said):
+    with pytest.raises(errors.PerReplicaError, match=said) as caught:
+        float(PerReplica(values_))
+    assert "test_values.py:" in str(caught.value)
+
+
+def test_a_value_that_is_not_there_yet_is_refused():
+    with tf.Graph().as_default():
+        loss = PerReplica(tf.constant(1.0), tf.constant(1.0))
+        assert loss  # a symbolic tensor has no truth
+        with pytest.raises(errors.PerReplicaError, match="no value yet") as caught:
+            float(loss)
+        assert "Fix: in a graph, run it first (session.run" in str(caught.value)
+        with tf.compat.v1.Session() as session:
+            assert f"{session.run(loss):.1f}" == "1.0"
 
 
 def test_transpose_puts_the_replicas_at_the_leaves():

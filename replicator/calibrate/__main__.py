@@ -21,6 +21,7 @@ from replicator import devices, errors
 from replicator.calibrate import measure
 from replicator.graph import rates
 
+_MOST_ROUNDS = 1000
 _DEVICES = flags.DEFINE_list(
     "devices", None, "Devices of one kind; all accelerators, else 8 logical CPUs."
 )
@@ -28,7 +29,9 @@ _REPLICAS = flags.DEFINE_list("replicas", None, "How many of them; 2, 4, 8, ..."
 _SIZES = flags.DEFINE_list(
     "kibibytes", ["1", "16", "256", "4096", "65536"], "Sizes of the tensors."
 )
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each is measured.", 1)
+_ROUNDS = flags.DEFINE_integer(
+    "rounds", 5, "How often each is measured.", 1, _MOST_ROUNDS
+)
 _OUTPUT = flags.DEFINE_string("output", None, "A file to write the rates to, as JSON.")
 
 
@@ -85,7 +88,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def _fail(error: Exception) -> int:
-    print(" ".join(str(error).split()), file=sys.stderr)
+    print(errors.one_line(error), file=sys.stderr)
     return 2
 
 

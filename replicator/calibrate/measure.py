@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.graph import cost, rates
-from replicator.plan import rows
+from replicator.plan import plan as plans
 from replicator.primitives import base
 from replicator.replicator import Replicator
 
@@ -191,7 +191,7 @@ def show(kind: str, measured: rates.Rates, timings: Sequence[Timing]) -> None:
     Raises:
         DependencyError: rich is not installed.
     """
-    with rows.needing("rich", "print a calibration"):
+    with plans.needing("rich", "print a calibration"):
         import rich.box
         import rich.console
         import rich.table

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.graph import likeness, placeholder, random
+from replicator.graph import likeness, placeholder, pythons, random
 
 _WAY_OUT = (
     "let step_fn build the same on every replica, and hand in what differs by the "
@@ -40,11 +40,13 @@ class Level:
             the id of each such tensor: inputs, handles of variables, arguments.
         functions: The functions that the ops call, by the name that replica 1 has for
             it; those that both call are left out.
+        tokens: Of all levels, the Python functions of replica 0 by those of replica 1.
     """
 
     ops: tuple[list[tf.Operation], list[tf.Operation]]
     own: tuple[Mapping[int, int], Mapping[int, int]]
     functions: dict[str, Function] = dataclasses.field(default_factory=dict)
+    tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +71,13 @@ class Replicas:
     Attributes:
         devices: Where all replicas are.
         scopes: The name scopes of the two, with the final "/".
+        counted: How many seeds TensorFlow had counted up in the graph when replica 0
+            began, when replica 1 began, and when that was built.
     """
 
     devices: tuple[str, ...]
     scopes: tuple[str, str]
+    counted: tuple[int, int, int]
 
 
 def prove(
@@ -108,10 +113,10 @@ def prove(
     _refuse_leaks(live[1], set(ops[0]), captured)
     level = Level((live[0], live[1]), places)
     proof = _Proof(replicas, captured)
-    proof.compare(level)
+    proof.compare(level, [(column[0], column[1]) for column in own])
     for one, two in zip(*returned, strict=True):
         proof.compare_sources("what step_fn returns", one, two)
-    return level
+    return dataclasses.replace(level, tokens=proof.pythons.tokens)
 
 
 def _refuse_leaks(
@@ -143,12 +148,22 @@ class _Proof:
         self._places: tuple[dict[tf.Operation, Any], dict[tf.Operation, Any]] = ({}, {})
         self._own: list[tuple[Mapping[int, int], Mapping[int, int]]] = []
         self._functions: dict[tuple[str, str], Function] = {}
-        self._drawn: int | None = None
+        self._graph = tf.compat.v1.get_default_graph()
+        # Levels, and what they have from outside, that are not in _names.
+        self._unnamed: list[tuple[int, Level, Sequence[Sequence[tf.Tensor]]]] = []
+        self._names: tuple[dict[str, str], dict[str, str]] = ({}, {})
+        self.pythons = pythons.Pairs()
 
-    def compare(self, level: Level) -> None:
-        """Raises unless the ops of a level are alike, one by one."""
+    def compare(self, level: Level, outside: Sequence[Sequence[tf.Tensor]]) -> None:
+        """Raises unless the ops of a level are alike, one by one.
+
+        Args:
+            level: The ops of both replicas.
+            outside: What they have from outside, `outside[k][s]`.
+        """
         number = len(self._own)
         self._own.append(level.own)
+        self._unnamed.append((number, level, outside))
         for s in (0, 1):
             for n, op in enumerate(level.ops[s]):
                 self._places[s][op] = (number, n)
@@ -253,30 +268,55 @@ class _Proof:
             elif names := likeness.function_names(values):
                 for first, second in zip(*names, strict=True):
                     self._compare_functions(first, second, one, two, level)
+            elif name == "token" and one.type in pythons.OPS:
+                difference = self.pythons.difference(
+                    *(value.s.decode() for value in values)
+                )
+                if difference:
+                    self._refuse(difference, one, two)
             elif not self._same_text(values):
                 what = "constant" if one.type == "Const" else f"attribute {name}"
                 self._refuse(f"not the same {what}", one, two)
 
     def _same_text(self, values: Sequence[Any]) -> bool:
-        """Whether two values differ by the names of the replicas' scopes only."""
+        """Whether two values differ by the replicas' names of the same things only."""
+        while self._unnamed:
+            number, level, outside = self._unnamed.pop()
+            for s in (0, 1):
+                for k, name in likeness.names(column[s] for column in outside):
+                    self._names[s][name] = f"\0{number}:{k}"
+                for n, op in enumerate(level.ops[s]):
+                    self._names[s][op.name] = f"\0{number}.{n}"
         renamed = [
-            likeness.rename(value, scope, "/") for value, scope in self._named(values)
+            likeness.rename(
+                value,
+                likeness.Renaming(
+                    (self._replicas.scopes[s], "\0/"),
+                    (self._replicas.devices[s], "\0device"),
+                    self._names[s],
+                ),
+            )
+            for s, value in enumerate(values)
         ]
         return renamed[0] == renamed[1]
-
-    def _named(self, values: Sequence[Any]) -> Iterable[tuple[Any, str]]:
-        return zip(values, self._replicas.scopes, strict=True)
 
     def _compare_seeds(
         self, first: int, second: int, one: tf.Operation, two: tf.Operation
     ) -> None:
-        """Seeds that TensorFlow counts up differ by how many a replica draws."""
-        drawn = second - first - random.OFFSET
-        if drawn:
-            if self._drawn is None and drawn > 0 and one.graph.seed is not None:
-                self._drawn = drawn
-            if drawn != self._drawn:
-                self._refuse("not the same seed", one, two)
+        """Seeds that TensorFlow counts up differ by how many a replica draws.
+
+        In the graph of the step, that is: each function counts its own from 0.
+        """
+        first = random.counted(one.get_attr("seed"), first, second)
+        second -= random.OFFSET
+        if first == second:
+            return
+        start, middle, end = self._replicas.counted
+        counted = start <= first < middle <= second < end
+        if not (
+            counted and second - first == end - middle and one.graph is self._graph
+        ):
+            self._refuse("not the same seed", one, two)
 
     def _compare_functions(
         self,
@@ -318,7 +358,7 @@ class _Proof:
             for (graph, outputs), places in zip((first, second), own, strict=True)
         ]
         level = Level((live[0], live[1]), own)  # type: ignore[arg-type]
-        self.compare(level)
+        self.compare(level, list(zip(*(graph.inputs for graph in graphs), strict=True)))
         for tensors in zip(first[1], second[1], strict=True):
             keys = [self._key(s, tensor, own) for s, tensor in enumerate(tensors)]
             if keys[0] != keys[1]:

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph import alike, effects, likeness, placeholder, random
+from replicator.graph import alike, effects, likeness, placeholder, pythons, random
 
 _LIKE = 1  # the replica that is copied
 _IN = "outside"  # where a copy's inputs from elsewhere are named
@@ -29,14 +29,14 @@ class _Names:
     Attributes:
         replica_id: The replica.
         device: Where it runs.
-        scope: The name scope of its sub-graph.
-        functions: The name of its copy of each of replica 1's functions.
+        renaming: Says what texts speak of.
+        pythons: Makes its copies of replica 1's Python functions.
     """
 
     replica_id: int
     device: str
-    scope: str
-    functions: Mapping[str, str]
+    renaming: likeness.Renaming
+    pythons: pythons.Copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +76,7 @@ class Copier:
     ) -> None:
         self._level = alike.prove(ops, returned, own, replicas)
         self._own = own
+        self._replicas = replicas
         graph = tf.compat.v1.get_default_graph()
         self._template = Template(graph, self._level, replicas, ledger)
 
@@ -87,6 +88,7 @@ class Copier:
             scope: A name scope that is not used yet, with the final "/".
         """
         template, places = self._template, self._level.own[_LIKE]
+        names = self._names(replica_id, scope)
         graph = tf.compat.v1.get_default_graph()
 
         def in_place_of(tensor: tf.Tensor) -> tf.Tensor:
@@ -97,7 +99,7 @@ class Copier:
             return graph.capture(own) if graph.building_function else own
 
         inputs = [in_place_of(tensor) for tensor in template.outside]
-        copies = template.stamp(replica_id, inputs, scope)
+        copies = template.stamp(names, inputs, scope)
 
         def leaf(what: Any) -> Any:
             if isinstance(what, tf.Operation):
@@ -107,6 +109,23 @@ class Copier:
             return template.result(what, copies, in_place_of)
 
         return Copy(copies, leaf)
+
+    def _names(self, replica_id: int, scope: str) -> _Names:
+        devices, old = self._replicas.devices, self._replicas.scopes[_LIKE]
+        elsewhere = [op for op in self._template.ops if not op.name.startswith(old)]
+        renamed = {op.name: scope + _name(op, old) for op in elsewhere}
+        for k, name in likeness.names(column[_LIKE] for column in self._own):
+            renamed[name] = self._own[k][replica_id].name
+        return _Names(
+            replica_id,
+            devices[replica_id],
+            likeness.Renaming(
+                (old, scope),
+                (devices[_LIKE], devices[replica_id]),
+                renamed,
+            ),
+            pythons.Copies(self._level.tokens),
+        )
 
 
 class Template:
@@ -198,27 +217,22 @@ class Template:
         return self._replicas.scopes[_LIKE]
 
     def stamp(
-        self, replica_id: int, inputs: Sequence[tf.Tensor], scope: str
+        self, names: _Names, inputs: Sequence[tf.Tensor], scope: str
     ) -> list[tf.Operation]:
         """Adds a copy for a replica to the default graph; returns its ops, in order.
 
         Args:
-            replica_id: The replica.
+            names: The replica, and what is called otherwise there.
             inputs: What it uses in place of `outside`.
             scope: A name scope that is not used yet, with the final "/".
         """
         graph = tf.compat.v1.get_default_graph()
-        names = _Names(
-            replica_id,
-            self._replicas.devices[replica_id],
-            scope,
-            {
-                name: _copy_function(function, template, replica_id)
-                for name, (function, template) in self._functions.items()
-            },
-        )
+        functions = {
+            name: _copy_function(function, template, names)
+            for name, (function, template) in self._functions.items()
+        }
         start = _tf.operation_count(graph)
-        definition = self._patched(names)
+        definition = self._patched(names, functions)
         given = {f"{_IN}{k}:0": tensor for k, tensor in enumerate(inputs)}
         new = _tf.import_nodes(graph, definition, given, scope)
         by_name = {op.name: n for n, op in enumerate(new)}
@@ -232,7 +246,7 @@ class Template:
             _tf.copy_handle_data(self.ops[n].outputs[k], copies[n].outputs[k])
         return copies
 
-    def _patched(self, names: _Names) -> Any:
+    def _patched(self, names: _Names, functions: Mapping[str, str]) -> Any:
         """Returns the nodes with what is the replica's own."""
         definition = tf.compat.v1.GraphDef()
         definition.CopyFrom(self._nodes)
@@ -241,7 +255,7 @@ class Template:
             if own:
                 node.device = names.device
         for n in self._patches:
-            _patch(nodes[n], self._first[n], self._scope, names)
+            _patch(nodes[n], self._first[n], names, functions)
         return definition
 
     def result(
@@ -287,7 +301,7 @@ def _differs(one: tf.Operation, two: tf.Operation) -> bool:
     )
 
 
-def _patch(node: Any, first: Any, scope: str, names: _Names) -> None:
+def _patch(node: Any, first: Any, names: _Names, functions: Mapping[str, str]) -> None:
     """Gives a copy of replica 1's node the attributes of another replica."""
     steps = names.replica_id - _LIKE
     for name in list(node.attr):
@@ -299,7 +313,8 @@ def _patch(node: Any, first: Any, scope: str, names: _Names) -> None:
         elif name in first.attr and first.attr[name] == value:
             continue
         elif name == "seed2":
-            value.i += steps * (value.i - first.attr[name].i)
+            start = random.counted(node.attr["seed"].i, first.attr[name].i, value.i)
+            value.i += steps * (value.i - start)
         elif name == "token":
             call = placeholder.call_of(value.s)
             if call is not None:
@@ -307,20 +322,21 @@ def _patch(node: Any, first: Any, scope: str, names: _Names) -> None:
                     call, replica_id=names.replica_id, device=names.device
                 )
                 value.s = placeholder.token_of(own).encode()
+            else:
+                value.s = names.pythons.token(value.s.decode()).encode()
         elif value.HasField("func"):
-            value.func.name = names.functions[value.func.name]
+            value.func.name = functions[value.func.name]
         elif value.list.func:
             for function in value.list.func:
-                function.name = names.functions.get(function.name, function.name)
+                function.name = functions.get(function.name, function.name)
         else:
-            value.CopyFrom(likeness.rename(value, scope, names.scope))
+            value.CopyFrom(likeness.rename(value, names.renaming))
 
 
-def _copy_function(
-    function: alike.Function, template: Template, replica_id: int
-) -> str:
+def _copy_function(function: alike.Function, template: Template, names: _Names) -> str:
     """Adds a replica's copy of a function to the default graph; returns its name."""
-    inside = _tf.new_function_graph(f"replica_{replica_id}")
+    scope = f"replica_{names.replica_id}"
+    inside = _tf.new_function_graph(scope)
     graph = function.graph
     arguments = [_tf.add_input(inside, t, t.shape) for t in graph.inputs]
     given = {id(t): new for t, new in zip(graph.inputs, arguments, strict=True)}
@@ -330,7 +346,7 @@ def _copy_function(
 
     with inside.as_default():
         inputs = [own(t) for t in template.outside]
-        copies = template.stamp(replica_id, inputs, f"replica_{replica_id}/")
+        copies = template.stamp(names, inputs, f"{scope}/")
         results = [template.result(t, copies, own) for t in function.outputs]
     must_run = [template.operation(op, copies) for op in graph.control_outputs]
     return _tf.finish_function(inside, results, must_run)

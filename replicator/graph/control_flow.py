@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.graph import factors, placeholder
+from replicator.graph import factors, placeholder, switching
 from replicator.graph.kinds import kind_of
 from replicator.graph.owners import NOTHING_SHARED, Handles
 from replicator.graph.placeholder import Call, Placeholder
@@ -31,6 +31,13 @@ KINDS = {
     "PartitionedCall": "function",
     "StatefulPartitionedCall": "function",
 }
+
+
+_V1 = (
+    "in a conditional or a loop of TensorFlow 1",
+    "call tf.compat.v1.enable_control_flow_v2() at the start of the program; "
+    "communication works in the control flow of TensorFlow 2, in sessions too.",
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,12 +106,7 @@ def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
                 "communicate before or after it, or leave jit_compile=True away.",
             )
         if context == "v1":
-            return (
-                "in a conditional or a loop of TensorFlow 1",
-                "call tf.compat.v1.enable_control_flow_v2() at the start of the "
-                "program; communication works in the control flow of TensorFlow 2, in "
-                "sessions too.",
-            )
+            return _V1
         if graph is built:
             return "", ""
         outer = getattr(graph, "outer_graph", None)
@@ -115,6 +117,33 @@ def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
                 "communicate in the graph in which the step is built.",
             )
         graph = outer
+
+
+def check_switches(ops: Iterable[tf.Operation], flow: switching.Flow) -> None:
+    """Raises if communication stands in control flow of TensorFlow 1.
+
+    What `refuse_outside` does not see: a function that was traced outside of it, and is
+    called inside.
+
+    Args:
+        ops: The ops of a step, at its top level.
+        flow: What of them stands there.
+
+    Raises:
+        ReplicatorError: It does.
+    """
+    for op in ops if flow else ():
+        if op not in flow:
+            continue
+        call = placeholder.read(op)
+        calls = calls_inside(op) if call is None else (call,)
+        if calls:
+            place, fix = _V1
+            what = f"{calls[0].kind} on replica {calls[0].replica_id}"
+            sites = [call.site() for call in calls[:3]]
+            raise errors.ReplicatorError(
+                errors.compose(f"{what} stands {place}.", sites, fix)
+            )
 
 
 def find_sites(

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph import rates
+from replicator.graph import rates, shapes
 
 # Each tensor that is sent costs some time, however small it is. Measured on CPUs with
 # 100 layers of 64 units, buckets of 64 and of 256 KiB were slower than these. The
@@ -140,9 +140,9 @@ def buckets(
     open_groups: dict[Any, tuple[list[int], int]] = {}
     for k, column in enumerate(columns):
         nbytes = tensor_bytes(column[0])
-        shape = column[0].shape
+        shape = shapes.static(column[0]) or ()
         owner = owners[k] if owners else None
-        kind = (column[0].dtype, tuple(shape[1:]) if shape.rank else (), owner)
+        kind = (column[0].dtype, shape[1:], owner)
         group, filled = open_groups.get(kind, ([], 0))
         known = all(tensor.shape.is_fully_defined() for tensor in column)
         if group and known and filled + nbytes <= _BUCKET_BYTES:

@@ -2,14 +2,15 @@
 
 Looks at the ops of a build before they are rewired and changes none of them:
 
-- `find_writes` finds the writes to variables, so that the builder can refuse those that
-  nobody made equal on all replicas;
+- a `Ledger` keeps which writes the replicas agree on, and `find_writes` finds the
+  writes to variables;
 - `find_leak` finds tensors that one replica took from another, past communication.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph import placeholder
-from replicator.graph.kinds import kind_of, resource_inputs
+from replicator.graph.kinds import chooses, kind_of, resource_inputs
 
 _VARIABLE_WRITERS = re.compile(
     r"Assign(Add|Sub)?VariableOp|Resource(Sparse)?Apply\w+|ResourceScatter\w+"
@@ -26,62 +27,77 @@ _VARIABLE_WRITERS = re.compile(
 )
 
 
-class Ledger:
-    """Where writes that keep the replicas equal are entered, by graph and op range.
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """Says who says that what is written is equal on all replicas, without proof.
 
-    Graphs are held weakly. Nested functions are traced once and called by later builds,
-    so one ledger serves all builds of a Replicator.
+    Attributes:
+        optimizer: The class of the optimizer that writes.
+        wrapped: Whether it was given gradients that are combined.
+    """
+
+    optimizer: str
+    wrapped: bool
+
+
+class Ledger:
+    """Where writes are entered on which the replicas agree, or are said to agree.
+
+    By graph and op range. Graphs are held weakly. Nested functions are traced once and
+    called by later builds, so one ledger serves all builds of a Replicator.
     """
 
     def __init__(self) -> None:
-        self._ranges: weakref.WeakKeyDictionary[tf.Graph, list[tuple[int, int]]]
+        self._ranges: weakref.WeakKeyDictionary[
+            tf.Graph, list[tuple[int, int, Claim | None]]
+        ]
         self._ranges = weakref.WeakKeyDictionary()
 
     @contextlib.contextmanager
-    def agreed(self) -> Iterator[None]:
-        """Ops made in this block, in the default graph, write what all replicas do."""
+    def agreed(self, claim: Claim | None = None) -> Iterator[None]:
+        """Ops made in this block, in the default graph, write what all replicas do.
+
+        Args:
+            claim: Who says so, if that is still to be proven.
+        """
         graph = tf.compat.v1.get_default_graph()
         start = _tf.operation_count(graph)
         try:
             yield
         finally:
-            self.enter(graph, start, _tf.operation_count(graph))
+            self.enter(graph, start, _tf.operation_count(graph), claim)
 
-    def enter(self, graph: tf.Graph, start: int, end: int) -> None:
+    def enter(
+        self, graph: tf.Graph, start: int, end: int, claim: Claim | None = None
+    ) -> None:
         """Says that the ops of `graph` from `start` on write what all replicas do."""
-        self._ranges.setdefault(graph, []).append((start, end))
+        self._ranges.setdefault(graph, []).append((start, end, claim))
 
     def agreed_ops(self, graph: tf.Graph) -> set[tf.Operation]:
-        """Returns the ops of `graph` that were added in an `agreed` block."""
+        """Returns the ops of `graph` of which it is known that the replicas agree."""
+        return {op for op, claim in self.claims(graph).items() if claim is None}
+
+    def claims(self, graph: tf.Graph) -> dict[tf.Operation, Claim | None]:
+        """Returns the ops of `graph` that were entered, with what is to be proven.
+
+        An op in several blocks belongs to the innermost, which is entered first.
+        """
         ops = graph.get_operations() if graph in self._ranges else []
-        return {
-            op for start, end in self._ranges.get(graph, []) for op in ops[start:end]
-        }
+        found: dict[tf.Operation, Claim | None] = {}
+        for start, end, claim in self._ranges.get(graph, []):
+            for op in ops[start:end]:
+                found.setdefault(op, claim)
+        return found
 
 
 def find_writes(
     ops: Iterable[tf.Operation],
-    ledger: Ledger,
-    agreed: set[tf.Operation] | None = None,
-) -> Iterator[tuple[tf.Operation, tf.Tensor, bool]]:
-    """Finds all writes to variables.
-
-    Args:
-        ops: The ops of one replica.
-        ledger: Holds the writes that are known to keep replicas equal.
-        agreed: Those among them that stand in the graph of `ops`, if they were looked
-            up before: that takes a time that grows with the graph.
-
-    Yields:
-        Each op that writes, the resource, and whether the write keeps replicas equal.
-    """
+) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
+    """Yields each op that writes a variable, also in a function, and the resource."""
     for op in ops:
         for index, tensor in resource_inputs(op):
-            if not _writes(op, index, None):
-                continue
-            if agreed is None:
-                agreed = ledger.agreed_ops(op.graph)
-            yield op, tensor, op in agreed or not _writes(op, index, ledger)
+            if writes(op, index):
+                yield op, tensor
 
 
 def may_write(op: tf.Operation) -> bool:
@@ -89,24 +105,26 @@ def may_write(op: tf.Operation) -> bool:
     return bool(_VARIABLE_WRITERS.fullmatch(op.type)) or kind_of(op).calls
 
 
-def _writes(op: tf.Operation, index: int, ledger: Ledger | None) -> bool:
+def writes_at(op: tf.Operation, index: int) -> bool:
+    """Whether an op itself writes the variable behind its input `index`."""
+    return index == 0 and bool(_VARIABLE_WRITERS.fullmatch(op.type))
+
+
+def writes(op: tf.Operation, index: int) -> bool:
     """Whether `op` writes the variable behind its input `index`.
 
-    With a ledger, writes inside functions that are entered there do not count.
+    Of what an optimizer's op is given, TensorFlow counts all as written, as it should.
     """
-    if _VARIABLE_WRITERS.fullmatch(op.type):
-        return index == 0
+    if not kind_of(op).calls:
+        return bool(_VARIABLE_WRITERS.fullmatch(op.type))
     for attribute, body in _tf.called_graphs(op):
-        inner = index - (1 if op.type in ("If", "StatelessIf", "Case") else 0)
+        inner = index - (1 if chooses(op) else 0)
         if attribute == "cond" or not 0 <= inner < len(body.inputs):
             continue
         argument = body.inputs[inner]
-        agreed = set() if ledger is None else ledger.agreed_ops(body)
         for consumer in argument.consumers():
-            if consumer in agreed:
-                continue
             for at, tensor in enumerate(consumer.inputs):
-                if tensor is argument and _writes(consumer, at, ledger):
+                if tensor is argument and writes(consumer, at):
                     return True
     return False
 

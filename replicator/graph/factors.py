@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.graph import shapes
 
 _UNKNOWN_EXAMPLES = 64  # a batch whose size is only known when the step runs
 # The types of ops that operands are taken apart through, down to the product.
@@ -47,15 +48,17 @@ class Factor:
     @property
     def width(self) -> int:
         """The size of each row, which is known."""
-        return int(self.tensor.shape[1 - self.axis])
+        width = shapes.sizes(self.tensor)[1 - self.axis]
+        assert width is not None, self
+        return width
 
     @property
     def rows(self) -> int:
         """The number of rows, or a guess where the number of examples is unknown."""
-        known = self.tensor.shape[self.axis]
+        known = shapes.sizes(self.tensor)[self.axis]
         if known is not None:
-            return int(known)
-        shape = origin(self.tensor).shape if self.axis == 0 else ()
+            return known
+        shape = shapes.sizes(origin(self.tensor)) if self.axis == 0 else ()
         return _UNKNOWN_EXAMPLES * math.prod(size or 1 for size in shape[1:-1])
 
 
@@ -110,7 +113,7 @@ class RowSum:
     @property
     def kind(self) -> Any:
         """What must be alike for them to be summed by their joined rows."""
-        return (self.rows.dtype, self.rows.shape[-1], self.after.steps)
+        return (self.rows.dtype, shapes.sizes(self.rows)[-1], self.after.steps)
 
 
 def find(column: Sequence[tf.Tensor]) -> list[Any] | None:
@@ -137,15 +140,17 @@ def origin(tensor: tf.Tensor) -> tf.Tensor:
         if tensor.op.type not in ("Identity", "Reshape"):
             return tensor
         before = tensor.op.inputs[0]
-        kept = tensor.op.type == "Identity" or (
-            before.shape.rank is not None
-            and before.shape.rank > 1
-            and before.shape[-1] is not None
-            and tensor.shape[-1] == before.shape[-1]
-        )
-        if not kept:
+        if tensor.op.type != "Identity" and not _same_rows(before, tensor):
             return tensor
         tensor = before
+
+
+def _same_rows(before: tf.Tensor, tensor: tf.Tensor) -> bool:
+    """Whether a tensor of another shape has the same last size, which is known."""
+    old, new = shapes.static(before), shapes.static(tensor)
+    if not old or not new or len(old) < 2 or old[-1] is None:
+        return False
+    return old[-1] == new[-1]
 
 
 def _take_apart(tensor: tf.Tensor) -> Product | RowSum | None:
@@ -177,7 +182,7 @@ def _take_apart(tensor: tf.Tensor) -> Product | RowSum | None:
                 return None
             steps.append((op.type, tuple(map(int, permutation))))
         elif op.type == "Reshape" and tensor.shape.is_fully_defined():
-            steps.append((op.type, tuple(tensor.shape)))
+            steps.append((op.type, shapes.defined(tensor)))
         elif op.type != "Identity":
             return None
         tensor = inputs[0]
@@ -192,20 +197,22 @@ def _product(op: tf.Operation, after: After) -> Product | None:
     other = Factor(right, 1 if op.get_attr("transpose_b") else 0)
     if left.shape.rank != 2 or right.shape.rank != 2:
         return None
-    if None in (left.shape[1 - one.axis], right.shape[1 - other.axis]):
+    widths = shapes.sizes(left)[1 - one.axis], shapes.sizes(right)[1 - other.axis]
+    if None in widths:
         return None
     return Product(one, other, after)
 
 
 def _row_sum(op: tf.Operation, after: After) -> RowSum | None:
     rows = op.inputs[0]
-    if rows.shape.rank is None or rows.shape.rank < 2 or rows.shape[-1] is None:
+    known = shapes.static(rows)
+    if known is None or len(known) < 2 or known[-1] is None:
         return None
     if rows.dtype not in _FLOATING:
         return None
     if op.type == "Sum":
         axes = tf.get_static_value(op.inputs[1])
-        rank = rows.shape.rank
+        rank = len(known)
         if axes is None or op.get_attr("keep_dims"):
             return None
         if {int(axis) % rank for axis in axes.flatten()} != set(range(rank - 1)):

@@ -14,6 +14,8 @@ from collections.abc import Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.graph import switching
+from replicator.graph.kinds import kind_of
 from replicator.graph.match import Site
 
 BARRIER = "barrier"
@@ -23,6 +25,7 @@ def put_up(
     ops: Sequence[tf.Operation],
     sites: Sequence[Site],
     initializers: Set[tf.Operation],
+    flow: switching.Flow = switching.NONE,
 ) -> None:
     """Lets the barriers of one replica wait for effects, and effects for barriers.
 
@@ -32,6 +35,7 @@ def put_up(
         ops: The ops of the replica on one level, in build order.
         sites: Those of them that communicate.
         initializers: Ops that initialise variables, which are no part of the step.
+        flow: What stands in control flow of TensorFlow 1.
     """
     barriers = {
         site.op
@@ -42,10 +46,10 @@ def put_up(
     last: list[tf.Operation] = []
     for op in ops if barriers else ():
         if op in barriers:
-            _tf.add_control_inputs(op, since)
+            flow.let_wait(op, since)
             since, last = [op], [op]
-        elif _tf.is_stateful(op) and op not in initializers:
-            _tf.add_control_inputs(op, last)
+        elif kind_of(op).effect and op not in initializers:
+            flow.let_wait(op, last)
             since.append(op)
 
 

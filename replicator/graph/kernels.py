@@ -1,56 +1,53 @@
-"""Has CPUs compute the same by other ops, where TensorFlow's kernels are slow.
+"""Has CPUs multiply few rows by a large transposed matrix the other way around.
 
-Runs once all replicas are built and what they communicate is in place. Each rule says
-where it pays, by measurement, and what takes the op's place; numbers differ by rounding
-alone. Ops inside conditionals, loops and functions are replaced like all others: what
-calls such a function is given a changed copy of it.
+Such is each dense layer's gradient by its inputs, dy W^T. TensorFlow's CPU kernel first
+packs the transposed matrix, element by element, whatever the number of rows; dividing a
+batch among replicas leaves that as it is, for each of them. (W dy^T)^T is the same
+product without it, but for rounding.
+
+Measured with 2 cores, TensorFlow 2.21, as how many times faster it is: W 512 x 512, 16
+to 128 rows: 1.4 to 2.4; 2048 x 2048, 16 to 512 rows: 6 to 1.7; 512 x 512 with 512
+rows: 0.7; 256 x 256: 0.8 to 0.9; 256 x 1024 with 32 rows: 2.3. So it takes a large
+matrix, and few rows beside it. It pays with oneDNN and without.
+
+Runs once all replicas are built and what they communicate is in place. A recurrent
+network has such a product in each turn of a loop: what calls a function that holds one
+is given a changed copy of the function.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph import convolutions, inline, products
+from replicator.graph import inline, shapes, switching
 from replicator.graph.control_flow import KINDS
 
 _DTYPES = (tf.float32, tf.float64)
+_LARGE = 512 * 512  # elements of the matrix
+_FEW = 4  # its shorter side has to be so many times the number of rows
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """What can take the place of ops of one type.
-
-    Attributes:
-        pays: Whether the op, on a CPU, is better replaced.
-        make: Adds what computes the same; returns the op's one result.
-    """
-
-    pays: Callable[[tf.Operation], bool]
-    make: Callable[[tf.Operation], tf.Tensor]
-
-
-RULES = {
-    "MatMul": Rule(products.pays, products.turned),
-    "Conv2DBackpropInput": Rule(convolutions.pays_by_input, convolutions.by_input),
-    "Conv2DBackpropFilter": Rule(convolutions.pays_by_filter, convolutions.by_filter),
-}
-
-
-def replace(replicas: Sequence[Sequence[tf.Operation]]) -> int:
-    """Replaces the ops of a step that are slow on CPUs.
+def replace(
+    replicas: Sequence[Sequence[tf.Operation]],
+    flow: switching.Flow = switching.NONE,
+) -> int:
+    """Replaces such products in a step.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph.
+        flow: What of it stands in control flow of TensorFlow 1, and stays as it is.
 
     Returns:
         The number of ops.
     """
     # What replicas communicate in was merged, and is an op of all of them.
-    return _replace(dict.fromkeys(op for ops in replicas for op in ops))
+    return _replace(
+        dict.fromkeys(op for ops in replicas for op in ops if op not in flow)
+    )
 
 
 def _replace(ops: Iterable[tf.Operation]) -> int:
@@ -65,23 +62,35 @@ def _replace(ops: Iterable[tf.Operation]) -> int:
 
 
 def _pays(op: tf.Operation) -> bool:
-    rule = RULES.get(op.type)
+    """Whether an op multiplies few rows by a large transposed matrix, on a CPU."""
     return (
-        rule is not None
+        op.type == "MatMul"
         and op.outputs[0].dtype in _DTYPES
         and tf.DeviceSpec.from_string(op.device).device_type == "CPU"
-        and rule.pays(op)
+        and op.get_attr("transpose_b")
+        and not op.get_attr("transpose_a")
+        and _is_large_for_its_rows(op)
     )
 
 
+def _is_large_for_its_rows(op: tf.Operation) -> bool:
+    if not op.inputs[1].shape.is_fully_defined() or op.inputs[0].shape.rank is None:
+        return False
+    matrix, (rows, _) = shapes.defined(op.inputs[1]), shapes.sizes(op.inputs[0])
+    if rows is None:
+        return False
+    return math.prod(matrix) >= _LARGE and _FEW * rows <= min(matrix)
+
+
 def _replace_one(op: tf.Operation) -> None:
+    rows, matrix = op.inputs
     with (
         tf.control_dependencies(None),
         tf.control_dependencies(op.control_inputs),
         tf.device(None),
         tf.device(op.device),
     ):
-        result = RULES[op.type].make(op)
+        result = tf.transpose(tf.linalg.matmul(matrix, rows, transpose_b=True))
     _tf.replace(op.outputs[0], result)
     _tf.move_control_outputs(op, result.op)
 
@@ -104,7 +113,7 @@ def _replace_inside(op: tf.Operation) -> int:
 
 
 def _any_pays(ops: Iterable[tf.Operation]) -> bool:
-    """Whether a rule pays for one of these ops, or for one in what they call."""
+    """Whether one of these ops is better replaced, or one in what they call."""
     return any(
         _pays(op) or (op.type in KINDS and any(_any_pays(body) for body in _bodies(op)))
         for op in ops

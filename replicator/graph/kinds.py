@@ -20,7 +20,7 @@ class Kind:
         calls: Whether its ops call functions.
         stateful: Whether its ops may do more than compute results from their inputs.
         effect: Whether TensorFlow would make its ops run, and in order.
-        resources: Whether its ops may be given resources.
+        resources: Whether its ops may be given resources, and do something with them.
     """
 
     seeded: bool
@@ -30,6 +30,16 @@ class Kind:
     resources: bool
 
 
+# The control flow of TensorFlow 1, which hands values on as they are.
+SWITCHES = ("Switch", "RefSwitch")
+MERGES = ("Merge", "RefMerge")
+ENTERS = ("Enter", "RefEnter")
+EXITS = ("Exit", "RefExit")
+NEXT = ("NextIteration", "RefNextIteration")
+SWITCHING = frozenset((*SWITCHES, *MERGES, *ENTERS, *EXITS, *NEXT))
+# Arrays and stacks of the loops of TensorFlow 1, which see to their order, by values
+# that are passed from op to op for that.
+_BY_FLOW = ("TensorArray", "Stack")
 _RESOURCE = tf.resource.as_datatype_enum
 _kinds: dict[str, Kind] = {}  # by op type; op.op_def is a costly copy
 
@@ -44,8 +54,9 @@ def kind_of(op: tf.Operation) -> Kind:
             seeded={"seed", "seed2"} <= attributes.keys(),
             calls=any(a.type in ("func", "list(func)") for a in attributes.values()),
             stateful=definition.is_stateful,
-            effect=_tf.is_stateful(op),
-            resources=any(
+            effect=_tf.is_stateful(op) and not op.type.startswith(_BY_FLOW),
+            resources=op.type not in SWITCHING
+            and any(
                 _may_be_resource(argument, attributes)
                 for argument in definition.input_arg
             ),
@@ -62,6 +73,11 @@ def acting(replicas: Sequence[Sequence[tf.Operation]]) -> list[list[tf.Operation
         [op for op in ops if (kind := kind_of(op)).resources or kind.effect]
         for ops in replicas
     ]
+
+
+def chooses(op: tf.Operation) -> bool:
+    """Whether an op calls one of its functions, as its first input says."""
+    return op.type in ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def has_effect(op: tf.Operation) -> bool:

@@ -6,15 +6,21 @@ Pure functions of ops, attributes and calls; they change no graph.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from replicator import _tf
 from replicator.graph import placeholder
 from replicator.graph.kinds import kind_of
 from replicator.graph.placeholder import Call
 
+# Of an op, or of a tensor.
+_NAME = re.compile(r"([A-Za-z0-9.][A-Za-z0-9_.\\/>-]*)(:\d+)?")
+_SMALL = 1024  # elements of eager tensors that are compared
 _CUT = {"reduce_scatter": "axis", "scatter": "axis", "all_to_all": "split_axis"}
 
 
@@ -35,23 +41,33 @@ def captures(graph: tf.Graph) -> dict[int, tf.Tensor]:
 def live(
     ops: Sequence[tf.Operation], roots: Iterable[Any], captured: Mapping[int, Any]
 ) -> list[tf.Operation]:
-    """Returns the ops that do something, or on which such ops depend, in order."""
-    own = set(ops)
+    """Returns the ops that do something, or on which such ops depend, in order.
+
+    What stands for a tensor from outside is none of them: a placeholder, or a constant
+    where the tensor was small and eager. It is made for whoever uses it first.
+    """
+    own = {op for op in ops if not any(id(t) in captured for t in op.outputs[:1])}
     found: set[tf.Operation] = set()
     stack = [root if isinstance(root, tf.Operation) else root.op for root in roots]
     for op in ops:
         kind = kind_of(op)
         if kind.stateful or kind.calls or placeholder.read(op) is not None:
-            stack.append(op)
+            if not _tf.is_abandoned(op):
+                stack.append(op)
     while stack:
         op = stack.pop()
         if op in own and op not in found:
-            if op.type == "Placeholder" and id(op.outputs[0]) in captured:
-                continue
             found.add(op)
             stack += [tensor.op for tensor in op.inputs]
             stack += op.control_inputs
     return [op for op in ops if op in found]
+
+
+def names(tensors: Iterable[tf.Tensor]) -> Iterable[tuple[int, str]]:
+    """Yields the places and names of those that have one: eager tensors have none."""
+    for k, tensor in enumerate(tensors):
+        if tf.is_symbolic_tensor(tensor):
+            yield k, tensor.name
 
 
 def function_names(values: Sequence[Any]) -> tuple[list[str], list[str]] | None:
@@ -67,18 +83,46 @@ def function_names(values: Sequence[Any]) -> tuple[list[str], list[str]] | None:
     return names[0], names[1]
 
 
-def rename(value: Any, old: str, new: str) -> Any:
-    """Returns a string attribute, or a string constant, that speaks of another scope.
+@dataclasses.dataclass(frozen=True)
+class Renaming:
+    """What in a text speaks of one replica, and what would of another.
 
-    Assertions hold the names of tensors.
+    Assertions hold the names of tensors, and where they are.
+
+    Attributes:
+        scope: The name scopes.
+        device: The devices.
+        names: Names of ops and of tensors, which need not stand in the scope.
     """
+
+    scope: tuple[str, str]
+    device: tuple[str, str]
+    names: Mapping[str, str]
+
+    def __call__(self, text: bytes) -> bytes:
+        """Returns a text that speaks of the other replica."""
+        words = text.decode("latin-1")  # whatever the bytes are, they come back
+        words = _NAME.sub(self._renamed, words)
+        words = words.replace(*self.scope)
+        if self.device[0] in words:
+            place = re.escape(self.device[0]) + r"(?!\d)"
+            words = re.sub(place, lambda _: self.device[1], words)
+        return words.encode("latin-1")
+
+    def _renamed(self, found: re.Match[str]) -> str:
+        op, output = found[1], found[2] or ""
+        return self.names.get(found[0]) or self.names.get(op, op) + output
+
+
+def rename(value: Any, renaming: Renaming) -> Any:
+    """Returns a string attribute, or a string constant, of another replica."""
     copy = type(value)()
     copy.CopyFrom(value)
     if value.HasField("s"):
-        copy.s = value.s.replace(old.encode(), new.encode())
+        copy.s = renaming(value.s)
     elif value.HasField("tensor"):
         for n, text in enumerate(value.tensor.string_val):
-            copy.tensor.string_val[n] = text.replace(old.encode(), new.encode())
+            copy.tensor.string_val[n] = renaming(text)
     return copy
 
 
@@ -120,3 +164,48 @@ def call_difference(one: Call, two: Call, count: int) -> str:
                 if size is not None and size % count:
                     return f"{one.primitive} of slices that are not all of one size"
     return ""
+
+
+def are_alike(ops: Sequence[tf.Operation]) -> bool:
+    """Whether ops do the same, on the same kind of device, with as many inputs."""
+    first = ops[0]
+    attributes: Any = None
+    for op in ops[1:]:
+        if op is first:
+            continue
+        if op.type != first.type or len(op.inputs) != len(first.inputs):
+            return False
+        if _device_type(op.device) != _device_type(first.device):
+            return False
+        if attributes is None:
+            attributes = _attributes(first)
+        if _attributes(op) != attributes:
+            return False
+    return True
+
+
+def _attributes(op: tf.Operation) -> dict[str, Any]:
+    """Returns what says what an op does; names and traces of the compiler do not."""
+    return {k: v for k, v in op.node_def.attr.items() if not k.startswith("_")}
+
+
+@functools.cache
+def _device_type(device: str) -> str | None:
+    return tf.DeviceSpec.from_string(device).device_type
+
+
+def hold_the_same(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether small eager tensors, known by now, hold the same."""
+    first = tensors[0]
+    for tensor in tensors:
+        dtype = tensor.dtype
+        numbers = dtype.is_floating or dtype.is_integer or dtype.is_complex
+        if tf.is_symbolic_tensor(tensor) or not (numbers or dtype.is_bool):
+            return False
+        if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
+            return False
+        if tensor.shape.num_elements() > _SMALL:
+            return False
+    return all(
+        tensor.numpy().tobytes() == first.numpy().tobytes() for tensor in tensors
+    )

@@ -9,13 +9,15 @@ partner that never comes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import tensorflow as tf
 
 from replicator import errors
-from replicator.graph.placeholder import Call, Shape
+from replicator.graph import near_misses
+from replicator.graph.placeholder import Call
+from replicator.graph.shapes import Shape
 
 _SAME_PROGRAM = (
     "let every replica make the same calls in the same order, and take the same "
@@ -26,6 +28,17 @@ _GRADIENT = (
     "does not depend on what the replica sent, differentiate repl.linked(loss); where "
     "a replica receives, hand in a tensor that the tape watches in place of the "
     "TensorSpec."
+)
+_MESSAGE_GRADIENT = (
+    f"{_GRADIENT[:-1]}, and take tf.stop_gradient of what comes if it is no part of a "
+    "loss. The gradients of several linked losses are told apart by the lines on which "
+    "all replicas take them."
+)
+_LINK_INSIDE = (
+    "repl.linked reaches what was sent where it is called, and not into conditionals, "
+    "loops and functions that return nothing of it: let the branch, the body or the "
+    "function that sends return repl.linked(y) in place of a y on which the loss "
+    "depends."
 )
 _SAME_PLACES = (
     "let all replicas communicate inside the same branches, loops and functions."
@@ -59,7 +72,9 @@ class Site(Protocol):
 S = TypeVar("S", bound=Site)
 
 
-def check(calls: Sequence[Sequence[Call]]) -> None:
+def check(
+    calls: Sequence[Sequence[Call]], places: Sequence[Mapping[str, str]] = ()
+) -> None:
     """Raises unless the calls of all replicas pair, each n-th one within its group.
 
     The order in which a replica's gradients are built hangs on how it uses the results
@@ -67,6 +82,8 @@ def check(calls: Sequence[Sequence[Call]]) -> None:
 
     Args:
         calls: `calls[r]` are replica r's calls, in the order its step_fn made them.
+        places: `places[r]` are, by their keys, those that stand inside of something,
+            e.g. a "loop". For messages.
 
     Raises:
         MismatchError: The replicas make different numbers of calls, or an n-th call
@@ -84,7 +101,8 @@ def check(calls: Sequence[Sequence[Call]]) -> None:
     paired = set(complete)
     alone = [call for own in calls for call in own if call.key not in paired]
     if alone:
-        _raise_missing(calls, min(alone, key=lambda call: call.depth))
+        extra = min(alone, key=lambda call: call.depth)
+        _raise_missing(calls, extra, alone, _sent_inside(calls, extra, places))
 
 
 def _is_complete(partners: dict[int, Call]) -> bool:
@@ -124,6 +142,8 @@ def _difference(first: Call, other: Call) -> str:
         return "not the same primitive"
     if first.kind == "message" and first.primitive == other.primitive:
         return f"both replicas {first.primitive}"
+    if first.options.get("writes") != other.options.get("writes"):
+        return _other_write(first, other)
     for name in {**first.options, **other.options}:
         if first.options.get(name) != other.options.get(name):
             return f"not the same {name}"
@@ -138,6 +158,14 @@ def _difference(first: Call, other: Call) -> str:
     return ""
 
 
+def _other_write(first: Call, other: Call) -> str:
+    """Says how calls differ by which the replicas agree on what to assign."""
+    shown = [call.writes or "no assignment" for call in (first, other)]
+    if shown[0] == shown[1]:
+        return f"not the same variable (two are called {shown[0].rpartition('.')[0]})"
+    return f"not the same assignment ({shown[0]} and {shown[1]})"
+
+
 def _compatible(one: Shape, two: Shape) -> bool:
     """Whether two static shapes can turn out equal when the step runs."""
     if one is None or two is None:
@@ -147,21 +175,54 @@ def _compatible(one: Shape, two: Shape) -> bool:
     )
 
 
-def _raise_missing(calls: Sequence[Sequence[Call]], extra: Call) -> None:
+def _raise_missing(
+    calls: Sequence[Sequence[Call]],
+    extra: Call,
+    alone: Sequence[Call],
+    inside: Sequence[str],
+) -> None:
     """Says of a call that has no partner what the others of its group do instead."""
     sites = [extra.site()]
     for replica_id in extra.group:
         own = [c for c in calls[replica_id] if c.channel == extra.channel]
         last = f", the last one: {own[-1]}" if own else ""
         sites.append(f"replica {replica_id}: {len(own)} calls{last}")
+    near = near_misses.find(calls, extra, alone)
+    sites += [f"with another {' and '.join(how)}: {c.site()}" for how, c in near]
     fix = _MESSAGE if extra.kind == "message" else _SAME_PROGRAM
+    if near:
+        same = " and ".join(dict.fromkeys(name for how, _ in near for name in how))
+        fix = f"give calls that belong together the same {same}; else {fix}"
+    if extra.backward:
+        fix = _MESSAGE_GRADIENT if extra.kind == "message" else _GRADIENT
+    if inside:
+        fix = _LINK_INSIDE
     raise errors.MismatchError(
         errors.compose(
             f"{_named(extra)} of replica {extra.replica_id} has no partner: {extra}.",
-            sites,
-            _GRADIENT if extra.backward else fix,
+            [*sites, *inside],
+            fix,
         )
     )
+
+
+def _sent_inside(
+    calls: Sequence[Sequence[Call]], extra: Call, places: Sequence[Mapping[str, str]]
+) -> list[str]:
+    """Names the calls that a linked loss does not reach, if that may be what is wrong.
+
+    Args:
+        calls: All calls of all replicas.
+        extra: One without a partner; in a gradient, that of the calls in question.
+        places: As for `check`.
+    """
+    root = extra.key.partition("/")[0]
+    return [
+        f"inside a {places[replica_id][call.key]}, {call.site()}"
+        for replica_id in (extra.group if extra.backward and places else ())
+        for call in calls[replica_id]
+        if call.key == root and call.receipt and root in places[replica_id]
+    ]
 
 
 def pair(sites: Sequence[Sequence[S]]) -> list[tuple[S, ...]]:

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph import inline, turns
+from replicator.graph import inline, phases, turns
 from replicator.graph.control_flow import KINDS, Region
 from replicator.graph.disagreement import agreed
 from replicator.graph.record import Place, function_name
@@ -266,6 +266,8 @@ def _function(
         returned = [tensor for own in arguments for tensor in own]
         if finish is not None:
             returned = list(finish(returned))
+        results = [tensor.op for tensor in returned]
+        must_run += phases.separate([*must_run, *results], {}, frozenset())
     return _tf.finish_function(joint, returned, list(dict.fromkeys(must_run)))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.graph import switching
 from replicator.graph.kinds import has_effect, kind_of, resource_inputs, touched
 
 
@@ -88,7 +89,10 @@ def with_sources(
 
 
 def _put_in_order(
-    ops: Sequence[tf.Operation], order: _Order, initializers: Set[tf.Operation]
+    ops: Sequence[tf.Operation],
+    order: _Order,
+    initializers: Set[tf.Operation],
+    flow: switching.Flow = switching.NONE,
 ) -> list[tf.Operation]:
     """Puts the effects of one replica in program order; returns those that must run."""
     must_run = []
@@ -96,8 +100,11 @@ def _put_in_order(
         if op in initializers:
             continue
         read, written = touched(op)
+        if op in flow:
+            outside = {id(t): id(flow.handle(t)) for _, t in resource_inputs(op)}
+            read, written = ({outside[key] for key in x} for x in (read, written))
         before = order.note(op, read, written)
-        _tf.add_control_inputs(op, sorted(before, key=lambda o: o.name))
+        flow.let_wait(op, sorted(before, key=lambda o: o.name))
         if kind_of(op).effect and (written or not read):
             must_run.append(op)
     return must_run
@@ -107,6 +114,7 @@ def order_in_session(
     replicas: Sequence[Sequence[tf.Operation]],
     lowered: Sequence[tf.Operation],
     initializers: Set[tf.Operation],
+    flow: switching.Flow,
 ) -> list[tf.Operation]:
     """Puts the effects of each replica in program order, in a plain tf.Graph.
 
@@ -116,12 +124,15 @@ def order_in_session(
         replicas: `replicas[r]` are the ops of replica r, in build order.
         lowered: The ops that communicate in their stead.
         initializers: Ops that initialise variables, which are no part of the step.
+        flow: What of it stands in control flow of TensorFlow 1.
 
     Returns:
-        The ops that must run in each step.
+        The ops that must run in each step, where their sides are taken.
     """
     must_run = [
-        op for ops in replicas for op in _put_in_order(ops, _Order(), initializers)
+        op
+        for ops in replicas
+        for op in _put_in_order(ops, _Order(), initializers, flow)
     ]
     return list(
         dict.fromkeys([*must_run, *(op for op in lowered if kind_of(op).effect)])
@@ -164,7 +175,7 @@ def order_in_function(
     earlier: Sequence[tf.Operation],
     initializers: Set[tf.Operation],
     sharing: bool = False,
-) -> None:
+) -> dict[tf.Operation, set[tf.Operation]]:
     """Puts the effects of each replica in program order, in a function being traced.
 
     There, TensorFlow orders what touches a resource as the ops were created, which is
@@ -184,21 +195,29 @@ def order_in_function(
         earlier: The ops that stand in the function before the step.
         initializers: Ops that initialise variables, which are no part of the step.
         sharing: Whether replicas share variables.
+
+    Returns:
+        What TensorFlow will let ops wait for, of what is left to it.
     """
+    left: dict[tf.Operation, set[tf.Operation]] = {}
     if sharing or any(map(resource_inputs, merged)):
         chains = _order_all(replicas, earlier, initializers)
     else:
         chains = _order_chains(replicas)
+        for ops in replicas:
+            order = _Order()
+            left.update({op: order.enter(op) for op in ops if op not in initializers})
     for op in [op for op in lowered if kind_of(op).effect]:
         _tf.run_independently(op.graph, op)
         chains.append([op])
     if chains:
         # Between these two, which TensorFlow puts in order with what stands before and
         # after the step.
-        first, last = _marker("begin"), _marker("end")
+        first, last = marker("begin"), marker("end")
         for chain in chains:
             _tf.add_control_inputs(chain[0], [first])
         _tf.add_control_inputs(last, [chain[-1] for chain in chains])
+    return left
 
 
 def _order_chains(
@@ -256,8 +275,11 @@ def _order_all(
     return chains
 
 
-def _marker(name: str) -> tf.Operation:
-    """Returns an op that does nothing, but counts as an effect that touches nothing."""
+def marker(name: str) -> tf.Operation:
+    """Returns an op that does nothing, but counts as an effect that touches nothing.
+
+    What has such an effect, and is built into a function later, runs after it.
+    """
     with tf.control_dependencies(None):
         return tf.raw_ops.Assert(condition=True, data=[name], name=name)
 

@@ -25,7 +25,7 @@ import tensorflow as tf
 from replicator import _tf, errors
 from replicator.graph.captures import Captures
 from replicator.graph.effects import may_write
-from replicator.graph.kinds import kind_of, resource_inputs, touched
+from replicator.graph.kinds import chooses, kind_of, resource_inputs, touched
 from replicator.graph.placeholder import Call
 from replicator.graph.sameness import Labels
 
@@ -58,6 +58,7 @@ class Aliases:
         self._devices = tuple(devices)
         self._made: dict[tuple[int, int], tf.Tensor] = {}
         self._variables: dict[int, Any] = {}
+        self._noted: dict[int, Any] = {}
         self._captures = Captures()
 
     def of(self, variable: Any, replica_id: int) -> tf.Tensor:
@@ -108,6 +109,17 @@ class Aliases:
     def ops(self) -> set[tf.Operation]:
         """Returns the ops that make the aliases, which are no part of the step."""
         return {alias.op for alias in self._made.values()}
+
+    def note(self, handle: tf.Tensor, variable: Any) -> None:
+        """Notes that a replica uses a variable by a handle of its component.
+
+        It may be one of another Replicator, on the same devices.
+        """
+        self._noted[id(handle)] = variable
+
+    def noted(self) -> dict[int, Any]:
+        """Returns the variable behind each alias and noted handle, by their ids."""
+        return {**self._noted, **self._variables}
 
     def variables(self) -> dict[int, Any]:
         """Returns the variable behind each alias, by the alias' id."""
@@ -245,8 +257,7 @@ NOTHING_SHARED = Handles(Labels(), {}, ())
 
 def _arguments(op: tf.Operation, count: int) -> int:
     """Returns how many of the inputs of an op its functions get: the last ones."""
-    chosen = op.type in ("If", "StatelessIf", "Case", "StatelessCase")
-    return count - 1 if chosen else count
+    return count - 1 if chooses(op) else count
 
 
 def keep_owners_writes(

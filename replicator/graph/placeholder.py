@@ -17,16 +17,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-GRADIENT_TYPE = "ReplicatorCommunication"
-_OP_TYPE = "PyFuncStateless"
-_MARK = "replicator:"
+from replicator import _tf
+from replicator.graph import shapes
+from replicator.graph.shapes import Shape
 
-Shape = tuple[int | None, ...] | None  # None: unknown rank; None inside: unknown size
+GRADIENT_TYPE = "ReplicatorCommunication"
+TYPE = "PyFuncStateless"
+_MARK = "replicator:"
+_UNSHOWN = ("owners", "writes")  # options: as many as operands; shown otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +42,7 @@ class Value:
     @classmethod
     def of(cls, tensor: tf.Tensor) -> Value:
         """Returns what is known of a tensor while the graph is built."""
-        shape = tensor.shape
-        return cls(
-            tf.as_dtype(tensor.dtype).name,
-            None if shape.rank is None else tuple(shape.as_list()),
-        )
+        return cls(tf.as_dtype(tensor.dtype).name, shapes.static(tensor))
 
     def __str__(self) -> str:
         if self.shape is None:
@@ -72,6 +71,8 @@ class Call:
         line: The user's line, "train.py:42 in step_fn".
         receipt: Whether the last result is a zero that stands for what the call does
             to other replicas' losses; see `base.communicate`.
+        watched: Whether it is on a tape, if it is a recv; without tapes, whether
+            gradients could come to it.
     """
 
     primitive: str
@@ -84,6 +85,7 @@ class Call:
     agreed: tuple[Value, ...]
     line: str
     receipt: bool = False
+    watched: bool = False
 
     @property
     def backward(self) -> bool:
@@ -106,6 +108,12 @@ class Call:
         return self.key.partition("/")[0].rpartition(":")[2]
 
     @property
+    def writes(self) -> str:
+        """The assignment on whose value the replicas agree by this call, if any."""
+        name, method, _ = self.options.get("writes", ("", "", ""))
+        return f"{name}.{method}" if name else ""
+
+    @property
     def kind(self) -> str:
         """What pairs with it: a call of the same primitive, or the other end."""
         return "message" if self.primitive in ("send", "recv") else self.primitive
@@ -114,8 +122,10 @@ class Call:
         options = "".join(
             f" {name}={value}"
             for name, value in self.options.items()
-            if value is not None and name != "owners"  # as many as operands
+            if value is not None and name not in _UNSHOWN
         )
+        if "writes" in self.options:
+            options += f" for {self.writes}"
         if self.channel and self.kind != "message":
             options += f" group={list(self.group)}"
         values = self.agreed if self.kind == "message" else self.operands
@@ -174,6 +184,11 @@ class Placeholder:
         return self.op.outputs[-1] if self.call.receipt else None
 
 
+# Takes the placeholder and the gradients of its results, in order; returns those of its
+# operands, None where there is none.
+Gradient = Callable[[Placeholder, Sequence[tf.Tensor]], Sequence[tf.Tensor | None]]
+
+
 def put(
     call: Call, operands: Sequence[tf.Tensor], results: Sequence[Value]
 ) -> tf.Operation:
@@ -188,7 +203,7 @@ def put(
         The op; `op.outputs[k]` stands for the k-th result until it is rewired.
     """
     graph = tf.compat.v1.get_default_graph()
-    override = graph.gradient_override_map({_OP_TYPE: GRADIENT_TYPE})
+    override = graph.gradient_override_map({TYPE: GRADIENT_TYPE})
     # No device: the op never runs, and there is no kernel for it on accelerators.
     with tf.device(None), override:
         outputs = tf.raw_ops.PyFuncStateless(
@@ -208,9 +223,14 @@ def token_of(call: Call) -> str:
     return _MARK + json.dumps(dataclasses.asdict(call))
 
 
+def set_key(op: tf.Operation, call: Call, key: str) -> None:
+    """Lets a placeholder op, that of `call`, say that it is another communication."""
+    _tf.set_text_attr(op, "token", token_of(dataclasses.replace(call, key=key)))
+
+
 def read(op: tf.Operation) -> Call | None:
     """Returns what a placeholder op says of itself, or None if it is another op."""
-    if op.type != _OP_TYPE:
+    if op.type != TYPE:
         return None
     return call_of(op.get_attr("token"))
 

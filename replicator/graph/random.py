@@ -18,7 +18,24 @@ from replicator import _tf, errors
 from replicator.graph.kinds import kind_of
 
 OFFSET = 1_000_003  # between replicas; a prime, far from hand-picked differences
+_INSTEAD_OF_NONE = 2**31 - 1
 SEPARATED = "_replicator_seed"  # the attribute of an op whose seed was offset
+
+
+def counted(seed: int, first: int, second: int) -> int:
+    """Returns the seed of replica 0's op as TensorFlow has counted it.
+
+    A global seed of 0 and a counted one of 0 would mean none: TensorFlow writes another
+    number then.
+
+    Args:
+        seed: The global seed.
+        first: What is written into replica 0's op.
+        second: What is written into replica 1's.
+    """
+    if not seed and first == _INSTEAD_OF_NONE and second != first + OFFSET:
+        return 0
+    return first
 
 
 @contextlib.contextmanager

@@ -15,7 +15,9 @@ import dataclasses
 import json
 import math
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -183,24 +185,56 @@ def load(path: str | os.PathLike[str] | None) -> Calibration:
         ArgumentError: There is no such file, or it holds something else.
     """
     named = path if path is not None else os.environ.get(VARIABLE)
-    if not named:
+    if named is None or (isinstance(named, str) and not named):
         return Calibration()
     try:
-        with open(named) as file:
-            kinds = json.load(file)["rates"]
-        rates = {kind: Rates(**facts) for kind, facts in kinds.items()}
-        numbers = [v for own in rates.values() for v in dataclasses.astuple(own)]
-        if set(rates) - set(KINDS) or not all(0 <= v < math.inf for v in numbers):
-            raise ValueError(f"rates of {', '.join(map(str, rates))}: {numbers}")
-        return Calibration(rates)
-    except (OSError, AttributeError, TypeError, KeyError, ValueError) as error:
+        return Calibration(_read(named))
+    except _UNREADABLE as error:
         by = "" if path is not None else f", which {VARIABLE} names,"
         raise errors.ArgumentError(
             errors.compose(
-                f"cannot read a calibration from {os.fspath(named)!r}{by}: "
-                f"{type(error).__name__}: {error}.",
-                [f"at {errors.user_line()}"],
-                "name a file that `python -m replicator.calibrate --output=FILE` "
+                f"cannot read a calibration from {errors.shown(named)}{by}: "
+                f"{errors.told(error)}.",
+                fix="name a file that `python -m replicator.calibrate --output=FILE` "
                 "has written.",
             )
         ) from error
+
+
+_UNREADABLE = (
+    *(OSError, AttributeError, TypeError, ValueError),
+    *(ArithmeticError, LookupError, RecursionError),
+)
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Rates]:
+    """Returns the rates that a file says; raises one of several errors if it does not.
+
+    An int would be a file that is open already, of which closing it takes it from
+    somebody else; and a pipe or a device may have no end.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError("a path is a str or a PathLike")
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError("this is no regular file")
+    with open(path, encoding="utf-8") as file:
+        kinds = json.load(file)["rates"]
+    unknown = set(kinds) - set(KINDS)
+    if unknown:
+        raise ValueError(f"there are rates of {', '.join(KINDS)}, none of {unknown}")
+    return {kind: _rates(facts) for kind, facts in kinds.items()}
+
+
+def _rates(facts: Mapping[str, Any]) -> Rates:
+    names = {field.name for field in dataclasses.fields(Rates)}
+    if set(facts) != names or type(facts["apart"]) is not bool:
+        raise ValueError(f"rates are {', '.join(sorted(names))}; apart is a bool")
+    costs = {name: _rate(facts[name]) for name in names - {"apart"}}
+    return Rates(**costs, apart=facts["apart"])
+
+
+def _rate(value: Any) -> float:
+    """Returns a number of JSON as a rate; one that is too large overflows."""
+    if type(value) not in (int, float) or not 0 <= float(value) < math.inf:
+        raise ValueError(f"a rate is 0 or more, and no {errors.shown(value)}")
+    return float(value)

@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.graph import switching
 from replicator.graph.effects import may_write
 from replicator.graph.kinds import resource_inputs
 
@@ -79,7 +80,9 @@ def _users(op: tf.Operation) -> int:
 
 
 def join_reads(
-    replicas: Sequence[Sequence[tf.Operation]], initializers: Set[tf.Operation]
+    replicas: Sequence[Sequence[tf.Operation]],
+    initializers: Set[tf.Operation],
+    flow: switching.Flow = switching.NONE,
 ) -> int:
     """Points the consumers of repeated reads at the first one, or at what was assigned.
 
@@ -87,6 +90,7 @@ def join_reads(
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
         initializers: Ops among them that initialise variables, which are no part of the
             step: what they read and assign is not what the step does.
+        flow: What stands in control flow of TensorFlow 1, and is left as it is.
 
     Returns:
         The number of reads that have lost their consumers.
@@ -97,10 +101,12 @@ def join_reads(
         for op in ops:
             if op in initializers:
                 continue
-            if op.type != "ReadVariableOp":
+            if op.type != "ReadVariableOp" or op in flow:
                 for _, tensor in resource_inputs(op):
                     if not _tf.only_reads(op):
-                        values.pop(id(tensor), None)
+                        values.pop(id(flow.handle(tensor)), None)
+                if op in flow:
+                    continue
                 if op.type == "AssignVariableOp":
                     resource, value = op.inputs
                     values[id(resource)] = value
@@ -116,6 +122,7 @@ def share_reads(
     replicas: Sequence[Sequence[tf.Operation]],
     initializers: Set[tf.Operation],
     shared: Set[int],
+    flow: switching.Flow = switching.NONE,
 ) -> int:
     """Lets one read of a variable that all replicas share serve all of them.
 
@@ -124,6 +131,7 @@ def share_reads(
             with the same writes in their places on all.
         initializers: Ops among them that initialise variables.
         shared: The ids of the variables' handles.
+        flow: What stands in control flow of TensorFlow 1, and is left as it is.
 
     Returns:
         The number of reads that have lost their consumers.
@@ -134,11 +142,14 @@ def share_reads(
     for ops in replicas if shared else ():
         writes = dict.fromkeys(shared, 0)
         for op in ops:
-            for _, handle in resource_inputs(op):
+            for _, tensor in resource_inputs(op):
+                handle = flow.handle(tensor)
                 if id(handle) not in writes or op in initializers:
                     continue
                 if may_write(op):
                     writes[id(handle)] += 1
+                elif op in flow:
+                    continue
                 elif op.type == "ReadVariableOp" and not op.control_inputs:
                     place = (id(handle), writes[id(handle)])
                     known = values.setdefault(place, op.outputs[0])
@@ -149,35 +160,40 @@ def share_reads(
 
 
 def read_rows(
-    replicas: Sequence[Sequence[tf.Operation]], initializers: Set[tf.Operation]
+    replicas: Sequence[Sequence[tf.Operation]],
+    initializers: Set[tf.Operation],
+    flow: switching.Flow = switching.NONE,
 ) -> list[list[tf.Operation]]:
     """Reads rows of a variable where a step gathers rows of all that it has read.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
         initializers: Ops among them that initialise variables.
+        flow: What stands in control flow of TensorFlow 1, and is left as it is.
 
     Returns:
         The ops of each replica, with those that read rows behind the ones that they
         replace.
     """
-    return [_read_rows(ops, initializers) for ops in replicas]
+    return [_read_rows(ops, initializers, flow) for ops in replicas]
 
 
 def _read_rows(
-    ops: Sequence[tf.Operation], initializers: Set[tf.Operation]
+    ops: Sequence[tf.Operation],
+    initializers: Set[tf.Operation],
+    flow: switching.Flow,
 ) -> list[tf.Operation]:
     if not any(op.type == "GatherV2" for op in ops):
         return list(ops)
     current: dict[int, set[tf.Operation]] = {}  # reads since the last write
     gathers: dict[tf.Operation, tf.Operation] = {}  # by the gather: what it reads
     for op in ops:
-        if op in initializers:
+        if op in initializers or (op in flow and _tf.only_reads(op)):
             continue
         if op.type == "ReadVariableOp":
             if not op.control_inputs:
                 current.setdefault(id(op.inputs[0]), set()).add(op)
-        elif op.type == "GatherV2":
+        elif op.type == "GatherV2" and op not in flow:
             read = op.inputs[0].op
             # Behind a later write, it would read what was written.
             if read.type == "ReadVariableOp" and _gathers_rows(op):
@@ -185,7 +201,7 @@ def _read_rows(
                     gathers[op] = read
         elif not _tf.only_reads(op):
             for _, tensor in resource_inputs(op):
-                current.pop(id(tensor), None)
+                current.pop(id(flow.handle(tensor)), None)
     partial = {
         read
         for read in gathers.values()

@@ -22,6 +22,8 @@ from replicator.graph import (
     match,
     merge,
     owners,
+    precision,
+    switching,
 )
 from replicator.graph.placeholder import Call, Placeholder
 from replicator.graph.record import Communication, Place, links
@@ -108,6 +110,8 @@ class Target:
         policy: What else decides how communication is lowered.
         handles: Knows which values, and variables, are the same on all replicas.
         initializers: Ops that initialise variables, which are no part of the step.
+        precise: Whether TensorFlow has to be kept from treating replicas differently.
+        flow: What stands in control flow of TensorFlow 1.
         communications: What was lowered so far.
     """
 
@@ -117,6 +121,8 @@ class Target:
     policy: cost.Policy
     handles: owners.Handles
     initializers: Set[tf.Operation]
+    precise: bool = False
+    flow: switching.Flow = switching.NONE
     communications: list[Communication] = dataclasses.field(default_factory=list)
 
 
@@ -134,6 +140,21 @@ class Rewritten:
     communications: tuple[Communication, ...]
 
 
+def check(replicas: Sequence[Sequence[tf.Operation]], handles: owners.Handles) -> None:
+    """Raises unless all communication of one build pairs, before anything is changed.
+
+    Args:
+        replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
+        handles: Tells the variables that one replica owns and all share.
+
+    Raises:
+        MismatchError: The replicas do not communicate alike.
+        ReplicatorError: A call stands where no other replica can join.
+    """
+    sites = [control_flow.find_sites(ops, r, handles) for r, ops in enumerate(replicas)]
+    match.check([_all_calls(own) for own in sites], [_inside(own) for own in sites])
+
+
 def rewrite(
     replicas: Sequence[Sequence[tf.Operation]],
     devices: Sequence[str],
@@ -141,8 +162,9 @@ def rewrite(
     initializers: Set[tf.Operation],
     policy: cost.Policy,
     handles: owners.Handles,
+    flow: switching.Flow = switching.NONE,
 ) -> Rewritten:
-    """Matches, lowers and rewires all communication of one build.
+    """Lowers and rewires all communication of one build, which was checked.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
@@ -151,16 +173,24 @@ def rewrite(
         initializers: Ops that initialise variables, which are no part of the step.
         policy: What the user says of how communication is lowered.
         handles: Tells the variables that one replica owns and all share.
+        flow: What stands in control flow of TensorFlow 1.
 
     Raises:
         MismatchError: The replicas do not communicate alike.
         DeadlockError: They would wait for one another in a circle.
         ReplicatorError: A call stands where no other replica can join.
     """
-    sites = [control_flow.find_sites(ops, r, handles) for r, ops in enumerate(replicas)]
-    match.check([_all_calls(own) for own in sites])
     hubs = cost.Hubs(devices)
-    target = Target(tuple(devices), lowerings, hubs, policy, handles, initializers)
+    target = Target(
+        tuple(devices),
+        lowerings,
+        hubs,
+        policy,
+        handles,
+        initializers,
+        precise=precision.may_be_lowered(),
+        flow=flow,
+    )
     rewritten = _rewrite_level(replicas, range(len(replicas)), target, Place())
     return Rewritten(rewritten, tuple(target.communications))
 
@@ -170,6 +200,12 @@ def _all_calls(
 ) -> list[Call]:
     """Returns the calls of a replica, each once, also those inside control flow."""
     return list({call.key: call for site in sites for call in site.calls}.values())
+
+
+def _inside(sites: Sequence[Placeholder | control_flow.Region]) -> dict[str, str]:
+    """Returns in what the calls stand, by their keys, that stand in control flow."""
+    regions = [site for site in sites if isinstance(site, control_flow.Region)]
+    return {call.key: site.kind for site in regions for call in site.calls}
 
 
 def _rewrite_level(
@@ -185,7 +221,7 @@ def _rewrite_level(
     ]
     nodes = match.pair(sites)
     for ops, own in zip(replicas, sites, strict=True):
-        fence.put_up(ops, own, target.initializers)
+        fence.put_up(ops, own, target.initializers, target.flow)
     deadlock.check(nodes, sites, replicas)
     merged: dict[tf.Operation, tf.Operation] = {}
     for node in nodes:
@@ -250,6 +286,9 @@ def _lower(
         target.communications.append(
             Communication(communication.calls, sent, place, algorithms)
         )
+    if target.precise and hands_to_all(call):
+        with tf.name_scope("keep_precision"), tf.control_dependencies(None):
+            results = precision.keep(results)
     return results
 
 

@@ -17,9 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph import placeholder
+from replicator.graph import placeholder, switching
 from replicator.graph.kinds import kind_of
 
+# Which of its inputs a Merge returns, the inputs do not say; see `determined_by`.
+_NOT_PURE = ("Placeholder", "PlaceholderWithDefault", "PyFuncStateless", "Merge")
 _TO_ALL = ("all_reduce", "all_gather", "broadcast")  # hand the same to everybody
 
 
@@ -29,9 +31,14 @@ def hands_to_all(call: placeholder.Call) -> bool:
 
 
 class Labels:
-    """Labels tensors; equal labels mean equal values when the step runs."""
+    """Labels tensors; equal labels mean equal values when the step runs.
 
-    def __init__(self) -> None:
+    Args:
+        flow: What stands in control flow of TensorFlow 1.
+    """
+
+    def __init__(self, flow: switching.Flow = switching.NONE) -> None:
+        self._flow = flow
         self._numbers: dict[Hashable, int] = {}
         self._known: dict[int, int] = {}  # by the id of a tensor
 
@@ -115,7 +122,7 @@ class Labels:
             if id(top) in known:
                 stack.pop()
                 continue
-            key, inputs = _origin(top.op)
+            key, inputs = self._origin(top.op)
             missing = [t for t in inputs if id(t) not in known]
             if missing:
                 stack += missing
@@ -124,23 +131,38 @@ class Labels:
             known[id(top)] = self._number((key, used, top.value_index))
         return known[id(tensor)]
 
+    def _origin(self, op: tf.Operation) -> tuple[Hashable, Sequence[tf.Tensor]]:
+        """Returns what makes the results of an op the same, and from which inputs."""
+        call = placeholder.read(op)
+        if call is not None and hands_to_all(call):
+            return (call.key, call.group), ()
+        given = determined_by(op, self._flow)
+        return (id(op), ()) if given is None else (_description(op), given)
+
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
 
-def _origin(op: tf.Operation) -> tuple[Hashable, Sequence[tf.Tensor]]:
-    """Returns what makes the results of an op the same, and from which inputs."""
-    call = placeholder.read(op)
-    if call is not None and hands_to_all(call):
-        return (call.key, call.group), ()
-    if _is_pure(op):
-        return _description(op), op.inputs
-    return id(op), ()
+def determined_by(op: tf.Operation, flow: switching.Flow) -> Sequence[tf.Tensor] | None:
+    """Returns the tensors on which alone the results of an op depend.
+
+    Args:
+        op: Any.
+        flow: What stands in control flow of TensorFlow 1, whose Merge ops return what
+            they are given by the side that is taken.
+
+    Returns:
+        None if the results depend on more.
+    """
+    deciders = flow.deciders(op)
+    if deciders is not None:
+        return [*op.inputs, *deciders]
+    return op.inputs if is_pure(op) else None
 
 
-def _is_pure(op: tf.Operation) -> bool:
+def is_pure(op: tf.Operation) -> bool:
     """Whether the results of an op depend on nothing but its inputs."""
-    if op.type in ("Placeholder", "PlaceholderWithDefault", "PyFuncStateless"):
+    if op.type in _NOT_PURE:
         return False
     kind = kind_of(op)
     return not (kind.stateful or kind.calls)

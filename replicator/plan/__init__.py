@@ -3,6 +3,7 @@
 Tables need rich and pictures need matplotlib; they are imported when one is asked for.
 """
 
-from replicator.plan.rows import Plan, Row, Total, Totals
+from replicator.plan.plan import Plan
+from replicator.plan.rows import Row, Total, Totals
 
 __all__ = ["Plan", "Row", "Total", "Totals"]

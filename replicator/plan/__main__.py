@@ -17,7 +17,7 @@ import tensorflow as tf
 from absl import app, flags
 
 from replicator import errors
-from replicator.plan import rows
+from replicator.plan import plan as plans
 from replicator.replicator import Replicator
 
 _USAGE = "python -m replicator.plan module:make [--json=PATH] [--plot=PATH]"
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
             raise _BadInput(f"usage: {_USAGE}")
         picture, text = _PLOT.value, _JSON.value
         if picture is not None:
-            _tried("--plot", lambda: rows.check_picture(picture))
+            _tried("--plot", lambda: plans.check_picture(picture))
         plan = _plan(argv[1])
         _tried("the table", plan.print)
         if text is not None:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _plan(name: str) -> rows.Plan:
+def _plan(name: str) -> plans.Plan:
     """Returns the plan of the step that `module:make` makes."""
     made = _tried(f"{name}()", _maker(name))
     if not isinstance(made, tuple) or len(made) not in (2, 3):
@@ -69,7 +69,7 @@ def _plan(name: str) -> rows.Plan:
     return _tried(f"the step of {name}", lambda: _built(repl, functions))
 
 
-def _built(repl: Replicator, functions: Sequence[Any]) -> rows.Plan:
+def _built(repl: Replicator, functions: Sequence[Any]) -> plans.Plan:
     step = repl.build(*functions)
     if not tf.executing_eagerly():
         step()  # into the default graph, which no session runs
@@ -114,7 +114,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def _fail(error: Exception) -> int:
-    print(" ".join(str(error).split()), file=sys.stderr)
+    print(errors.one_line(error), file=sys.stderr)
     return 2
 
 

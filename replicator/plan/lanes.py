@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from replicator.plan.rows import Plan, Row
+from replicator.plan.rows import Row, Rows
 from replicator.plan.table import size, title
 
 _LANE = 0.45  # the distance of two lanes
@@ -83,7 +83,7 @@ class _Layout:
         return _LEFT + self.width + 0.1, height
 
 
-def draw(plan: Plan, path: str | os.PathLike[str]) -> None:
+def draw(plan: Rows, path: str | os.PathLike[str]) -> None:
     """Draws a plan.
 
     Args:
@@ -94,7 +94,7 @@ def draw(plan: Plan, path: str | os.PathLike[str]) -> None:
         make_figure(plan).savefig(path, dpi=_DPI, facecolor="white")
 
 
-def make_figure(plan: Plan) -> Figure:
+def make_figure(plan: Rows) -> Figure:
     """Returns the picture of a plan."""
     legend = list(_legend(plan))
     layout = _layout(plan, len(legend))
@@ -124,7 +124,7 @@ def make_figure(plan: Plan) -> Figure:
     return figure
 
 
-def _layout(plan: Plan, entries: int) -> _Layout:
+def _layout(plan: Rows, entries: int) -> _Layout:
     """Decides where things stand, for a legend of so many entries."""
     count = max(len(plan), 1)
     each = math.ceil(count / math.ceil(count / _MOST_IN_STRIP))
@@ -145,7 +145,7 @@ def _layout(plan: Plan, entries: int) -> _Layout:
 
 
 def _draw_strip(
-    axes: Axes, plan: Plan, numbers: Sequence[int], layout: _Layout
+    axes: Axes, plan: Rows, numbers: Sequence[int], layout: _Layout
 ) -> None:
     """Draws neighbouring communications; x counts them, y the replicas."""
     lanes = layout.lanes
@@ -166,7 +166,7 @@ def _draw_strip(
         _write(axes, number, lanes - 0.4, str(number), rotation=0, color="grey")
 
 
-def _heading(plan: Plan) -> str:
+def _heading(plan: Rows) -> str:
     totals = plan.totals
     several = "s" if len(plan) != 1 else ""
     text = f"{len(plan)} communication{several} of {len(plan.devices)} replicas"
@@ -191,7 +191,7 @@ def _length(texts: Iterable[str]) -> float:
     return _CHARACTER * max(map(len, texts), default=0)
 
 
-def _runs(plan: Plan, numbers: Sequence[int]) -> list[_Run]:
+def _runs(plan: Rows, numbers: Sequence[int]) -> list[_Run]:
     """Returns the runs among neighbours, without those at the top level."""
     runs = []
     places = itertools.groupby(numbers, lambda n: (plan[n].path, plan[n].times))
@@ -203,7 +203,7 @@ def _runs(plan: Plan, numbers: Sequence[int]) -> list[_Run]:
     return runs
 
 
-def _colors(plan: Plan) -> dict[str, Color]:
+def _colors(plan: Rows) -> dict[str, Color]:
     names = sorted({row.primitive for row in plan})
     palette = matplotlib.colormaps["tab10" if len(names) <= 10 else "tab20"]
     return {name: palette(n) for n, name in enumerate(names)}
@@ -257,11 +257,19 @@ def _write(
     color: str = "black",
 ) -> None:
     axes.text(
-        x, y, text, rotation=rotation, va=va, ha="center", size=_FONT_SIZE, color=color
+        x,
+        y,
+        text,
+        rotation=rotation,
+        va=va,
+        ha="center",
+        size=_FONT_SIZE,
+        color=color,
+        parse_math=False,
     )
 
 
-def _legend(plan: Plan) -> Iterator[Line2D]:
+def _legend(plan: Rows) -> Iterator[Line2D]:
     """Yields an entry for each primitive, and for what else tells links apart."""
     for name, color in _colors(plan).items():
         yield Line2D([], [], color=color, lw=4, label=name)

@@ -1,21 +1,13 @@
-"""class Plan: what the replicas communicate in a step, one Row per communication.
-
-Pure data, made of what graph/record.py keeps while a step is built. Tables (table.py)
-and pictures (lanes.py) are made of it elsewhere.
-"""
+"""What the replicas communicate in a step, one Row per communication: pure data."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TextIO, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
 
-from replicator import errors
-from replicator.graph.placeholder import Call, Value
-from replicator.graph.record import Communication, Link, add
+from replicator.graph.placeholder import Value
+from replicator.graph.record import Link, add
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +93,8 @@ class Totals:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Sequence[Row]):
-    """What the replicas communicate in a step: a sequence of Rows, in build order.
+class Rows(Sequence[Row]):
+    """The Rows of a step, in build order.
 
     On each level of the control flow, calls stand before those of gradients.
 
@@ -140,140 +132,6 @@ class Plan(Sequence[Row]):
             for name in names
         }
 
-    def print(self, file: TextIO | None = None) -> None:
-        """Prints the rows and the totals as tables.
-
-        Args:
-            file: Where to; standard output, unless given.
-
-        Raises:
-            DependencyError: rich is not installed.
-        """
-        with needing("rich", "print a plan"):
-            from replicator.plan import table
-        table.show(self, file)
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws the replicas as lanes, and between them what they communicate.
-
-        Args:
-            path: Where the picture goes: a .png or .svg file.
-
-        Raises:
-            ArgumentError: The path has another suffix.
-            DependencyError: matplotlib is not installed.
-        """
-        check_picture(path)
-        with needing("matplotlib", "plot a plan"):
-            from replicator.plan import lanes
-        lanes.draw(self, path)
-
-    def to_json(self) -> str:
-        """Returns the plan as JSON: devices, rows and totals."""
-        rows = [
-            {**dataclasses.asdict(row), "sent": row.sent, "nbytes": row.nbytes}
-            for row in self.rows
-        ]
-        totals = dataclasses.asdict(self.totals)
-        return json.dumps(
-            {"devices": self.devices, "rows": rows, "totals": totals}, indent=1
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """Returns the plan of which `to_json` made this text.
-
-        Raises:
-            ArgumentError: The text is no plan.
-        """
-        try:
-            read = json.loads(text)
-            rows = tuple(map(_row_of_json, read["rows"]))
-            return cls(rows, tuple(read["devices"]))
-        except (TypeError, KeyError, ValueError) as error:
-            raise errors.ArgumentError(
-                errors.compose(
-                    f"this is not the JSON text of a plan: {type(error).__name__} "
-                    f"{error}.",
-                    fix="hand in what `Plan.to_json` returned.",
-                )
-            ) from error
-
-
-def make_plan(
-    communications: Iterable[Communication],
-    devices: Sequence[str],
-    algorithms: Mapping[str, str],
-) -> Plan:
-    """Returns the plan of a step.
-
-    Args:
-        communications: What was kept while it was built.
-        devices: `devices[r]` is where replica r runs.
-        algorithms: For each primitive, how it is done where the communication itself
-            does not say.
-    """
-    return Plan(
-        tuple(
-            _row(kept, algorithms[kept.calls[0].primitive]) for kept in communications
-        ),
-        tuple(devices),
-    )
-
-
-def check_picture(path: str | os.PathLike[str]) -> None:
-    """Raises ArgumentError unless a path names a kind of picture that can be made."""
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix not in (".png", ".svg"):
-        raise errors.ArgumentError(
-            errors.compose(
-                f"a plan cannot be plotted to {os.fspath(path)!r}: its suffix is "
-                f"{suffix!r}.",
-                fix="name a file that ends in .png or .svg.",
-            )
-        )
-
-
-def _row(kept: Communication, algorithm: str) -> Row:
-    options = {k: v for k, v in kept.calls[0].options.items() if v is not None}
-    options.pop("algorithm", None)  # how it is done says that
-    options.pop("owners", None)  # as many as operands; the links say the same
-    place = kept.place
-    if options.pop("when", False):  # an operand says whether, when the step runs
-        place = place.inside("conditional (when due)", None)
-    return Row(
-        primitive=kept.calls[0].kind,
-        reduction=options.pop("op", ""),
-        options=options,
-        group=tuple(call.replica_id for call in kept.calls),
-        operands=tuple(call.operands for call in kept.calls),
-        links=kept.links,
-        algorithm=", ".join(kept.algorithms) or algorithm,
-        path=place.path,
-        times=place.times,
-        lines=_lines(kept.calls),
-        backward=kept.calls[0].backward,
-    )
-
-
-def _lines(calls: Sequence[Call]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(call.line for call in calls))
-
-
-def _row_of_json(read: dict[str, Any]) -> Row:
-    facts = {field.name: read[field.name] for field in dataclasses.fields(Row)}
-    facts["operands"] = tuple(
-        tuple(
-            Value(v["dtype"], None if v["shape"] is None else tuple(v["shape"]))
-            for v in own
-        )
-        for own in facts["operands"]
-    )
-    facts["links"] = tuple(Link(**link) for link in facts["links"])
-    for name in ("group", "path", "lines"):
-        facts[name] = tuple(facts[name])
-    return Row(**facts)
-
 
 def _totals(rows: Iterable[Row]) -> Totals:
     kept = list(rows)
@@ -292,19 +150,3 @@ def _total(counted: Iterable[tuple[Row, int]]) -> Total:
             total.unknown + (times if row.nbytes is None else 0),
         )
     return total
-
-
-@contextlib.contextmanager
-def needing(package: str, to: str) -> Iterator[None]:
-    """Says how to install a package that an import in this block does not find."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != package:
-            raise
-        raise errors.DependencyError(
-            errors.compose(
-                f"{package} is needed to {to}, and is not installed.",
-                fix=f"pip install {package}, or pip install 'replicator[plan]'.",
-            )
-        ) from error

@@ -10,14 +10,14 @@ import rich.console
 import rich.table
 
 from replicator.graph.placeholder import Value
-from replicator.plan.rows import Plan, Row, Total
+from replicator.plan.rows import Row, Rows, Total
 
 _MOST_TENSORS = 3  # of one call that are shown
 _WIDTH = 150  # where there is no terminal that has one
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def show(plan: Plan, file: TextIO | None = None) -> None:
+def show(plan: Rows, file: TextIO | None = None) -> None:
     """Prints a plan.
 
     Args:
@@ -77,7 +77,7 @@ def _ids(replica_ids: Sequence[int]) -> str:
     return ", ".join(map(str, replica_ids))
 
 
-def _rows(plan: Plan) -> rich.table.Table:
+def _rows(plan: Rows) -> rich.table.Table:
     """Returns the table with one row per communication."""
     table = _table(f"Communication of {len(plan.devices)} replicas")
     for name in ("", "primitive", "replicas", "tensors", "each sends", "algorithm"):
@@ -100,7 +100,7 @@ def _rows(plan: Plan) -> rich.table.Table:
     return table
 
 
-def _totals(plan: Plan) -> rich.table.Table:
+def _totals(plan: Rows) -> rich.table.Table:
     """Returns the table of what the rows come to."""
     table = _table("Totals over all replicas")
     table.caption = (

@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import arguments, errors
 from replicator.graph import cost, rates
 from replicator.graph.rewrite import Matched
 from replicator.primitives import base, reductions, rooted
@@ -72,10 +72,10 @@ Received = list[list[tf.Tensor]]
 
 def check(what: str, algorithm: Any) -> None:
     """Raises ArgumentError unless `algorithm` names one, or is None."""
-    if algorithm is not None and algorithm not in cost.ALGORITHMS:
+    if not arguments.is_choice(algorithm, (None, *cost.ALGORITHMS)):
         raise base.bad_argument(
             what,
-            f"was given algorithm={algorithm!r}",
+            f"was given algorithm={errors.shown(algorithm)}",
             f"algorithm is one of {', '.join(cost.ALGORITHMS)}, or None.",
         )
 
@@ -172,7 +172,7 @@ def tree(job: Job) -> Received:
         middle = _middle(low, high)
         lower, upper = up(low, middle), up(middle, high)
         with tf.device(job.devices[leader(low, high)]):
-            return steps.pair(_hop(lower), _hop(upper))
+            return base.fold(steps.pair, [lower, upper])
 
     def down(low: int, high: int, result: tf.Tensor) -> None:
         if high - low == 1:
@@ -216,7 +216,7 @@ def ring(job: Job) -> Received:
         for n in order[1:]:
             with tf.device(job.devices[n]):
                 own = steps.widen(slices[n][k])
-                travelling = steps.pair(_hop(travelling), own)
+                travelling = base.fold(steps.pair, [travelling, own])
         with tf.device(job.devices[order[-1]]):
             travelling = steps.finish(travelling)
         gathered[order[-1]].append(travelling)
@@ -264,7 +264,7 @@ def _hop(tensor: tf.Tensor) -> tf.Tensor:
 
     Grappler takes an identity away, and lets the tensor travel from where it was made.
     """
-    return base.ensure_shape(tensor, tensor.shape)
+    return base.shield(tensor)
 
 
 def _checked(job: Job) -> Job:

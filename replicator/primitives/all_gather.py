@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator.graph import cost
 from replicator.graph.placeholder import Call, Placeholder, Value
 from replicator.graph.rewrite import Matched
-from replicator.primitives import axes, base, groups, reduce_scatter
+from replicator.primitives import axes, base, groups
 
 
 def all_gather(value: Any, axis: int | None = None, group: Any = None) -> Any:
@@ -77,9 +77,7 @@ def gather_dense(
         group = of.group
     joined = [axes.joined("all_gather", Value.of(t), axis, len(group)) for t in tensors]
     options = {"axis": axis} | ({"owners": list(owners)} if owners else {})
-    return base.communicate(
-        "all_gather", options, tensors, joined, gradient, joined, of, group
-    )
+    return base.communicate("all_gather", options, tensors, joined, joined, of, group)
 
 
 def gradient(
@@ -89,7 +87,7 @@ def gradient(
     flowing = [k for k, d in enumerate(upstream) if base.is_differentiable(d)]
     gradients: list[tf.Tensor | None] = [None] * len(upstream)
     if flowing:
-        back = reduce_scatter.sum_slices(
+        back = _sum_slices(
             [upstream[k] for k in flowing],
             like=[placed.operands[k] for k in flowing],
             axis=placed.call.options["axis"],
@@ -98,6 +96,36 @@ def gradient(
         for k, d in zip(flowing, back, strict=True):
             gradients[k] = d
     return gradients
+
+
+def _sum_slices(
+    tensors: Sequence[tf.Tensor], like: Sequence[tf.Tensor], axis: int | None, of: Call
+) -> list[tf.Tensor]:
+    """Puts the reduce_scatter call of a gradient into the graph.
+
+    Args:
+        tensors: Shaped as all_gather's results, [R, ...] or joined along `axis`.
+        like: `like[k]` has the shape of this replica's slice of `tensors[k]`.
+        axis: As it was given to all_gather.
+        of: The call that is differentiated.
+
+    Returns:
+        One tensor per entry of `like`, of its shape.
+    """
+    sizes = [
+        tf.constant(1) if axis is None else tf.shape(template)[axis]
+        for template in like
+    ]
+    results = [Value.of(template) for template in like]
+    agreed = [Value.of(t) for t in [*tensors, *sizes]]
+    return base.communicate(
+        "reduce_scatter",
+        {"op": "sum", "axis": axis, "sized": True},
+        [*tensors, *sizes],
+        results,
+        agreed,
+        of,
+    )
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import _tf, errors
 from replicator.graph import cost
 from replicator.graph.placeholder import Call, Placeholder
 from replicator.graph.rewrite import Matched
@@ -43,9 +44,8 @@ def all_reduce(
 
     Args:
         value: A nest of tensors, alike in dtype and shape on all replicas.
-            IndexedSlices stay sparse, for "sum" and "mean": the rows of all replicas
-            stand behind one another. 16-bit floats are added up and multiplied in
-            float32.
+            IndexedSlices stay sparse, for "sum" and "mean": each row that any replica
+            has is there once. 16-bit floats are added up and multiplied in float32.
         op: "sum" or "prod", of numbers; "mean", of floating and complex ones; "min",
             "max", "argmin" or "argmax", of floating ones and integers; "bitwise_and",
             "bitwise_or" or "bitwise_xor", of integers and booleans; "logical_and" or
@@ -169,35 +169,58 @@ def reduce_dense(
         The reduced tensors; for "argmin" and "argmax" all owners behind all values.
     """
     results = reductions.results(op, tensors)
-    options: dict[str, Any] = {"op": op}
+    options = reductions.call_options(op, algorithm, of)
     if owners is not None and any(owner is not None for owner in owners):
         options["owners"] = list(owners)
-    if of is not None and of.primitive == "all_reduce":
-        algorithm = of.options.get("algorithm")
-    if algorithm is not None:
-        options["algorithm"] = algorithm
     if when is None:
         return base.communicate(
-            "all_reduce", options, tensors, results, gradient, of=of, group=group
+            "all_reduce", options, tensors, results, of=of, group=group
         )
     return base.communicate(
-        "all_reduce", {**options, "when": True}, [*tensors, when], results, None
+        "all_reduce",
+        {**options, "when": True},
+        [*tensors, when],
+        results,
+        differentiable=False,
     )
 
 
 def _reduce_sparse(
     slices: tf.IndexedSlices, op: str, group: tuple[int, ...], owner: int | None
 ) -> tf.IndexedSlices:
-    """Puts the rows of all replicas behind one another; duplicates add up when used."""
+    """Gathers the rows of all replicas, and adds up equal ones."""
     values, indices = all_gather.gather_dense(
         [slices.values, slices.indices],
         axis=0,
         group=group,
         owners=None if owner is None else [owner, owner],
     )
-    if op == "mean":
-        values = reductions.divide(values, len(group))
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+    gathered = tf.IndexedSlices(values, indices, slices.dense_shape)
+    return add_up_rows(gathered, len(group) if op == "mean" else 1)
+
+
+def add_up_rows(slices: tf.IndexedSlices, count: int = 1) -> tf.IndexedSlices:
+    """Adds up rows of one index, in their order, and divides the sums.
+
+    An optimizer would square each of them by itself (Keras' Adam does), and TensorFlow
+    would add them up in the order in which its threads come to them.
+
+    Args:
+        slices: Rows, of several replicas one behind the other.
+        count: What the sums are divided by.
+
+    Returns:
+        Each index once, where it was first.
+    """
+    indices, places = tf.unique(slices.indices)
+    values, dtype = slices.values, slices.values.dtype
+    if dtype in base.HALF:
+        values = tf.cast(values, tf.float32)
+    # On CPUs each thread goes through all rows in order, and adds up some of the sums.
+    sums = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
+    if count > 1:
+        sums = reductions.divide(sums, count)
+    return tf.IndexedSlices(tf.cast(sums, dtype), indices, slices.dense_shape)
 
 
 def _weighted_mean(
@@ -212,10 +235,10 @@ def _weighted_mean(
     if op != "mean":
         raise base.bad_argument(
             "all_reduce",
-            f"was given a weight with op={op!r}",
+            f"was given a weight with op={errors.shown(op)}",
             'weights go with "mean".',
         )
-    weight = _as_weight(weight)
+    weight = as_weight("all_reduce", weight)
 
     def weighted(x: tf.Tensor) -> tf.Tensor:
         if x.dtype in base.HALF:
@@ -239,19 +262,29 @@ def _weighted_mean(
     ]
 
 
-def _as_weight(weight: Any) -> tf.Tensor:
-    """Returns a weight as a scalar, wide enough to add up counts exactly."""
-    given = base.flatten(weight, "all_reduce")
-    for k, x in enumerate(given):
-        number = x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_bool
-        if k or not number or x.shape.rank not in (0, None):
-            raise base.bad_argument(
-                "all_reduce",
-                f"was given weight={weight!r}",
-                "the weight is one real number per replica, e.g. its number of "
-                "examples.",
-            )
+def as_weight(what: str, weight: Any) -> tf.Tensor:
+    """Returns a weight as a scalar, wide enough to add up counts exactly.
+
+    Args:
+        what: What was called, for messages.
+        weight: As the user gave it.
+
+    Raises:
+        ArgumentError: It is no real number.
+    """
+    given = base.flatten(weight, what)
+    if len(given) != 1 or not _is_real_scalar(given[0]):
+        raise base.bad_argument(
+            what,
+            f"was given weight={errors.shown(weight)}",
+            "the weight is one real number per replica, e.g. its number of examples.",
+        )
     return tf.cast(tf.ensure_shape(given[0], []), tf.float64)
+
+
+def _is_real_scalar(x: tf.Tensor | tf.IndexedSlices) -> bool:
+    number = x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_bool
+    return isinstance(x, tf.Tensor) and number and x.shape.rank in (0, None)
 
 
 def _map_values(
@@ -349,7 +382,7 @@ def _reduce_one(
         return algorithms.reduce(matched, column, owner)
     matched.notes.algorithms.append("hub")
     with tf.device(matched.hub(cost.tensor_bytes(column[0]), owner)):
-        parts = tf.cond(
+        parts = _tf.cond(
             when,
             lambda: reductions.combine(matched.options["op"], column, matched.group),
             lambda: [tf.zeros_like(column[0])],

@@ -94,7 +94,7 @@ def exchange(
     if sizes is None:
         results = [_even(value, split_axis, concat_axis, count) for value in values]
         return base.communicate(
-            "all_to_all", options, tensors, results, gradient, of=of, group=group
+            "all_to_all", options, tensors, results, of=of, group=group
         )
     index = group.index(context.require("all_to_all").replica_id)
     results = [
@@ -109,7 +109,6 @@ def exchange(
         {**options, "splits": "given"},
         [*tensors, *sizes],
         [*results, *came],
-        gradient,
         agreed,
         of,
         group,
@@ -132,7 +131,7 @@ def _as_sizes(splits: Any, count: int) -> tf.Tensor:
     ):
         raise base.bad_argument(
             "all_to_all",
-            f"was given splits={splits!r}",
+            f"was given splits={errors.shown(splits)}",
             f"splits are {count} integers, one for each replica that takes part, none "
             "below zero.",
         )

@@ -11,19 +11,21 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import arguments, errors
+from replicator.graph import shapes
 from replicator.graph.placeholder import Value
 from replicator.primitives import base
+
+_MOST_AXES = 254  # of a tensor of TensorFlow
 
 
 def check(what: str, axis: Any, name: str = "axis", optional: bool = False) -> None:
     """Raises ArgumentError unless `axis` is an int, or None where that is allowed."""
-    if (axis is None and optional) or (
-        isinstance(axis, int) and not isinstance(axis, bool)
-    ):
+    if (axis is None and optional) or arguments.is_whole(axis, -_MOST_AXES, _MOST_AXES):
         return
     raise base.bad_argument(
         what,
-        f"was given {name}={axis!r}",
+        f"was given {name}={errors.shown(axis)}",
         f"{name} is a Python int{' or None' if optional else ''}.",
     )
 
@@ -133,7 +135,8 @@ def split(tensor: tf.Tensor, sizes: Any, axis: int, count: int) -> list[tf.Tenso
 
 def _shares(tensor: tf.Tensor, axis: int, count: int) -> Any:
     """Returns the sizes of all shares along an axis."""
-    size = None if tensor.shape.rank is None else tensor.shape[axis]
+    known = shapes.static(tensor)
+    size = None if known is None else known[axis]
     if size is not None:
         return [share(size, index, count) for index in range(count)]
     size = tf.shape(tensor)[axis]

@@ -33,7 +33,7 @@ def barrier(group: Any = None) -> None:
         MismatchError: When the step is built: not all replicas of the group call it.
     """
     members = groups.members("barrier", group)
-    base.communicate("barrier", {}, [], [], None, group=members)
+    base.communicate("barrier", {}, [], [], group=members, differentiable=False)
 
 
 def gradient(

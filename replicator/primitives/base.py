@@ -13,18 +13,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import _tf, arguments, context, errors
 from replicator.graph import control_flow, placeholder
-from replicator.graph.placeholder import Call, Shape, Value
+from replicator.graph.placeholder import Call, Value
+from replicator.graph.shapes import Shape
 
 HALF = (tf.float16, tf.bfloat16)
+# What TensorFlow, NumPy and Python raise for what is no tensor, or no nest.
+UNCONVERTED = (
+    *(TypeError, ValueError, OverflowError, AttributeError, NotImplementedError),
+    *(RuntimeError, tf.errors.OpError),
+)
 _MANY = 8  # results of one call: from here on they are worth adding at once
-
-# Takes the placeholder and the gradients of its results, in order; returns those of its
-# operands, None where there is none.
-Gradient = Callable[
-    [placeholder.Placeholder, Sequence[tf.Tensor]], Sequence[tf.Tensor | None]
-]
 
 
 def flatten(value: Any, what: str) -> list[tf.Tensor | tf.IndexedSlices]:
@@ -39,9 +39,9 @@ def flatten(value: Any, what: str) -> list[tf.Tensor | tf.IndexedSlices]:
             here.
     """
     leaves = []
-    for leaf in tf.nest.flatten(value):
+    for leaf in _flat(value, what):
         if isinstance(leaf, tf.IndexedSlices):
-            leaves.append(leaf)
+            leaves.append(_checked_slices(leaf, what))
             continue
         if isinstance(leaf, tf.SparseTensor | tf.RaggedTensor):
             raise bad_argument(
@@ -50,14 +50,67 @@ def flatten(value: Any, what: str) -> list[tf.Tensor | tf.IndexedSlices]:
                 "communicate its component tensors.",
             )
         try:
-            leaves.append(tf.convert_to_tensor(leaf))
-        except (TypeError, ValueError) as error:
+            leaves.append(usable(leaf))
+        except errors.ReplicatorError:
+            raise  # of a variable that cannot be read here
+        except UNCONVERTED as error:
+            shown = f"{type(leaf).__name__} {errors.shown(leaf)}"
             raise bad_argument(
                 what,
-                f"was given {type(leaf).__name__} {leaf!r}, which is no tensor",
+                f"was given {shown}, which is no tensor",
                 "hand in tensors, numbers, arrays or variables, or a nest of them.",
             ) from error
     return leaves
+
+
+def _flat(value: Any, what: str) -> list[Any]:
+    """Returns the leaves of a nest."""
+    try:
+        return leaves_of(value)
+    except UNCONVERTED as error:
+        raise bad_argument(
+            what,
+            f"was given what is no nest of tensors ({errors.told(error)})",
+            "hand in a tensor, or lists, tuples and dicts of them; the keys of a dict "
+            "are of one type, which can be sorted.",
+        ) from error
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """Returns the leaves of a nest; raises one of UNCONVERTED if it is none.
+
+    Some sequences can be taken apart, but not be made of tensors: a bytearray, say.
+    """
+    leaves: list[Any] = tf.nest.flatten(value)
+    tf.nest.pack_sequence_as(value, [object()] * len(leaves))
+    return leaves
+
+
+def usable(leaf: Any) -> tf.Tensor:
+    """Returns a leaf as a tensor; raises one of UNCONVERTED if it is none here."""
+    tensor = tf.convert_to_tensor(arguments.native(leaf))
+    if tf.is_symbolic_tensor(tensor):
+        graph = tf.compat.v1.get_default_graph()
+        while graph is not None and graph is not tensor.graph:
+            graph = getattr(graph, "outer_graph", None)
+        if graph is None:
+            raise ValueError("it is a tensor of another graph")
+    return tensor
+
+
+def _checked_slices(slices: tf.IndexedSlices, what: str) -> tf.IndexedSlices:
+    """Returns IndexedSlices; raises ArgumentError if they are not of tensors."""
+    try:
+        values, indices = usable(slices.values), usable(slices.indices)
+    except UNCONVERTED as error:
+        raise bad_argument(
+            what,
+            f"was given IndexedSlices of what is no tensor ({errors.told(error)})",
+            "make them of tensors: tf.IndexedSlices(values, indices, dense_shape).",
+        ) from error
+    if values is slices.values and indices is slices.indices:
+        return slices
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def bad_argument(what: str, problem: str, fix: str) -> errors.ArgumentError:
@@ -71,10 +124,10 @@ def bad_argument(what: str, problem: str, fix: str) -> errors.ArgumentError:
 
 def check_replica(what: str, name: str, replica_id: Any, num_replicas: int) -> int:
     """Returns `replica_id` if it names a replica, as root, source or destination."""
-    if isinstance(replica_id, bool) or not isinstance(replica_id, int):
+    if not arguments.is_whole(replica_id, -arguments.LARGEST):
         raise bad_argument(
             what,
-            f"was given {name}={replica_id!r}",
+            f"was given {name}={errors.shown(replica_id)}",
             f"{name} is a Python int, the id of a replica; it must be the same on all.",
         )
     if not 0 <= replica_id < num_replicas:
@@ -119,12 +172,12 @@ def communicate(
     options: dict[str, Any],
     operands: Sequence[tf.Tensor],
     results: Sequence[Value],
-    gradient: Gradient | None,
     agreed: Sequence[Value] | None = None,
     of: Call | None = None,
     group: Sequence[int] | None = None,
     channel: str | None = None,
     receipt: bool = False,
+    differentiable: bool = True,
 ) -> list[tf.Tensor]:
     """Puts one communication call of the replica being built into its sub-graph.
 
@@ -133,7 +186,6 @@ def communicate(
         options: JSON values on which the replicas must agree.
         operands: What this replica hands in.
         results: Dtype and static shape of what it receives.
-        gradient: The dual, or None if nothing can be differentiated.
         agreed: What must be alike on all replicas; the operands, unless given.
         of: Inside a gradient: the call that is differentiated. Replicas may reach the
             gradients of their calls in different orders, so these pair by their calls.
@@ -143,6 +195,7 @@ def communicate(
         receipt: Whether what is handed in changes the losses of other replicas only.
             The call then makes a scalar zero, the receipt, by which `linked` lets this
             replica's loss depend on it, so that gradients come back.
+        differentiable: Whether gradients go through it, as table.py says how.
 
     Returns:
         One tensor per entry of `results`, on this replica's device.
@@ -159,7 +212,10 @@ def communicate(
         # A function that is called twice communicates twice; from one trace, nobody
         # could tell the gradients of the two calls apart.
         replica.trace_anew()
+        replica.build.in_functions = True
     values = tuple(Value.of(t) for t in operands)
+    if replica.writing is not None:
+        options = {**options, "writes": list(replica.writing)}
     call = Call(
         primitive=primitive,
         options=options,
@@ -171,6 +227,7 @@ def communicate(
         agreed=values if agreed is None else tuple(agreed),
         line=line,
         receipt=receipt,
+        watched=primitive == "recv" and _tf.is_watched(operands),
     )
     made = [*results, Value("float32", ())] if receipt else results
     if graph.building_function:
@@ -179,8 +236,9 @@ def communicate(
         operands = [graph.capture(tensor) for tensor in operands]
     with _tf.stop_recording():
         op = placeholder.put(call, operands, made)
-    if gradient is not None:
+    if differentiable:
         placed = placeholder.Placeholder(op, call)
+        gradient = replica.build.gradients[primitive]
         _tf.record_gradient(
             primitive,
             op.outputs,
@@ -213,6 +271,9 @@ def linked(loss: Any) -> tf.Tensor:
     `reduce`, `gather` or the like of which another replica is the root, no gradient
     would come back from there; through the linked loss, it does.
 
+    It reaches what was sent where it is called, and around. A branch, a body or a
+    function that sends returns a linked tensor of its own, on which the loss depends.
+
     Args:
         loss: A floating tensor of any shape; 0.0 on a replica without a loss.
 
@@ -226,7 +287,9 @@ def linked(loss: Any) -> tf.Tensor:
     loss, *more = flatten(loss, "linked") or [None]
     if more or not isinstance(loss, tf.Tensor) or not is_differentiable(loss):
         raise bad_argument(
-            "linked", f"was given {loss!r}", "hand in one tensor of floating numbers."
+            "linked",
+            f"was given {errors.shown(loss)}",
+            "hand in one tensor of floating numbers.",
         )
     graphs = {tf.compat.v1.get_default_graph()}
     while outer := {getattr(graph, "outer_graph", None) for graph in graphs} - graphs:
@@ -265,7 +328,9 @@ def _next_key(
 
 
 def differentiate(
-    gradient: Gradient, placed: placeholder.Placeholder, upstream: Sequence[Any]
+    gradient: placeholder.Gradient,
+    placed: placeholder.Placeholder,
+    upstream: Sequence[Any],
 ) -> list[tf.Tensor | None]:
     """Builds the backward communication of a placeholder.
 
@@ -287,39 +352,31 @@ def differentiate(
         return list(gradient(placed, dense))
 
 
-# How many tensors one AddN adds from left to right: TensorFlow 2.21 takes up to nine.
-_ADDED_AT_ONCE = 8
-
-
 def add_in_order(column: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Adds up one tensor per replica, in replica order.
+    """Adds up one tensor per replica, in replica order, as `fold` does.
 
-    In one pass over memory: for eight tensors of 16 MiB, AddN takes 0.6 of the time of
-    seven additions. Grappler sorts the operands of an AddN by their names, and adds up
-    constants beforehand; so each gets a name that sorts, of an op that is not folded.
+    A chain of sums of two, each of which adds to the buffer of the one before. An AddN
+    of three or more would begin with whichever operand has a buffer that it may reuse,
+    which is known only when it runs; of two, it can only exchange the two.
 
     Shapes that differ when it runs are an InvalidArgumentError.
     """
     if len(column) == 1:
         return tf.identity(column[0])
-    column = _told_apart(column)
-    if len(column) == 2:
-        return tf.add_n(column)
-    nodes = _tf.Nodes()
-    dtype = column[0].dtype
-    total: tf.Tensor | int = column[0]
-    for start in range(1, len(column), _ADDED_AT_ONCE - 1):
-        named = [
-            nodes.add("PlaceholderWithDefault", [x], dtype=dtype, shape=shape)
-            for x, shape in [
-                (total, column[0].shape),
-                *((x, x.shape) for x in column[start : start + _ADDED_AT_ONCE - 1]),
-            ]
-        ]
-        total = nodes.add("AddN", named, N=len(named), T=dtype)
+    nodes, dtype = _tf.Nodes(), column[0].dtype
+
+    def shielded(x: tf.Tensor | int, shape: tf.TensorShape) -> int:
+        return nodes.add("PlaceholderWithDefault", [x], dtype=dtype, shape=shape)
+
+    shape = column[0].shape
+    operands = [shielded(x, x.shape) for x in column]
+    total = operands[0]
+    for x, operand in zip(column[1:], operands[1:], strict=True):
+        shape = shape.merge_with(x.shape)
+        total = shielded(nodes.add("AddN", [total, operand], N=2, T=dtype), shape)
     ops = nodes.finish("add_in_order")
-    made, result = set(ops), ops[-1].outputs[0]
-    added = [op.inputs[0] for op in ops if op.inputs[0].op not in made]
+    result = ops[total].outputs[0]
+    added = [ops[operand].inputs[0] for operand in operands]
     _tf.record_gradient("AddInOrder", [result], added, lambda d: [d] * len(added))
     return result
 
@@ -327,48 +384,33 @@ def add_in_order(column: Sequence[tf.Tensor]) -> tf.Tensor:
 def fold(
     combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], column: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Combines one tensor per replica from left to right, so that the order holds.
-
-    Grappler turns a chain of additions into one AddN, and reorders the operands of an
-    AddN: by name, and constants together. Of a sum of two it can only exchange the two,
-    and it does not look through an EnsureShape.
-    """
+    """Combines one tensor per replica from left to right, so that the order holds."""
     if len(column) == 1:
         return tf.identity(column[0])
-    column = _told_apart(column)
-    result = column[0]
-    for k, operand in enumerate(column[1:]):
-        if k:
-            result = ensure_shape(result, result.shape)
-        result = combine(result, operand)
+    result, *others = map(shield, column)
+    for operand in others:
+        result = shield(combine(result, operand))
     return result
 
 
-def _told_apart(column: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Keeps Grappler from seeing that two operands are one tensor.
+def shield(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor behind which TensorFlow's graph optimizer does not look.
 
-    It would make x + x a product with a constant, and its control edge from another
-    device makes a loop hang (TensorFlow 2.21; seen with a broadcast that is reduced).
+    Grappler joins additions, the user's with ours, into one AddN whose operands it
+    sorts by name; takes out common factors; multiplies and adds up constants
+    beforehand; and makes x + x a product with a constant, whose control edge from
+    another device makes a loop hang (TensorFlow 2.21; seen with a broadcast that is
+    reduced). So each operand of a reduction is shielded, and each result.
     """
-    seen = set()
-    apart = []
-    for tensor in column:
-        origin = tensor
-        while origin.op.type == "Identity":
-            origin = origin.op.inputs[0]
-        call = placeholder.read(origin.op)
-        name = id(origin) if call is None else (call.key, origin.value_index)
-        apart.append(ensure_shape(tensor, tensor.shape) if name in seen else tensor)
-        seen.add(name)
-    return apart
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
 
 
 def ensure_shape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
     """Compares a shape when it runs.
 
     tf.ensure_shape of an unknown rank fails if TensorFlow finds the rank, as it does
-    where a function is called with tensors of which more is known. Of an unknown rank,
-    this only keeps Grappler from looking through, as an EnsureShape does.
+    where a function is called with tensors of which more is known. An unknown rank is
+    compared with nothing.
     """
     if tf.TensorShape(shape).rank is None:
         return tf.raw_ops.PlaceholderWithDefault(

@@ -45,7 +45,6 @@ def broadcast(value: Any, root: int = 0, group: Any = None) -> Any:
         {"root": root},
         operands,
         rooted.values(leaves),
-        gradient,
         agreed=rooted.values(leaves),
         group=members,
     )
@@ -78,7 +77,7 @@ def send(
         {"root": root},
         [*sent, *witnesses],
         results,
-        gradient if witnesses else None,
+        differentiable=bool(witnesses),
         agreed=results,
         of=of,
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import _tf, arguments, context, errors
 from replicator.primitives import (
     all_gather,
     all_reduce,
@@ -73,10 +73,13 @@ def map_reduce(
     members = groups.members("map_reduce", group)
     base.check_place("map_reduce", errors.user_line())
     _check_values("map_reduce", values)
-    if op not in _MAPPED:
+    if not arguments.is_choice(op, _MAPPED):
         raise base.bad_argument(
-            "map_reduce", f"was given op={op!r}", f"op is one of {', '.join(_MAPPED)}."
+            "map_reduce",
+            f"was given op={errors.shown(op)}",
+            f"op is one of {', '.join(_MAPPED)}.",
         )
+    _check_function("map_reduce", fn)
     index, count = _place("map_reduce", members)
     idle = index >= len(values)
     entries = values[:1] if idle else values[index::count]
@@ -127,8 +130,14 @@ def map_gather(
     base.check_place("map_gather", errors.user_line())
     _check_values("map_gather", values, empty=True)
     each = [fns] * len(values) if callable(fns) else fns
-    if not isinstance(each, list | tuple) or len(each) != len(values):
-        number = len(each) if isinstance(each, list | tuple) else f"fns={fns!r} as"
+    if not isinstance(each, list | tuple):
+        each = []
+    for fn in each:
+        _check_function("map_gather", fn)
+    if len(each) != len(values):
+        number = str(len(each))
+        if not isinstance(fns, list | tuple):
+            number = f"fns={errors.shown(fns)} as"
         raise base.bad_argument(
             "map_gather",
             f"was given {number} functions for {len(values)} values",
@@ -161,9 +170,19 @@ def _check_values(what: str, values: Any, empty: bool = False) -> None:
     if not isinstance(values, list | tuple) or not (values or empty):
         raise base.bad_argument(
             what,
-            f"was given values={values!r}",
+            f"was given values={errors.shown(values)}",
             f"values are a list or tuple{'' if empty else ' of at least one entry'}; "
             "tf.unstack makes one of a tensor.",
+        )
+
+
+def _check_function(what: str, fn: Any) -> None:
+    """Raises ArgumentError unless a function can be called with one entry."""
+    if not callable(fn) or arguments.refuses(fn, 1):
+        raise base.bad_argument(
+            what,
+            f"was given {errors.shown(fn)} as a function",
+            "hand in a function that takes one entry of the values.",
         )
 
 
@@ -253,7 +272,7 @@ def _other_work(fn: Function, entry: Any) -> _Work:
             for leaf in built[0].leaves
         ]
 
-    rows = tf.nest.flatten(tf.cond(tf.constant(False), build, skip))
+    rows = tf.nest.flatten(_tf.cond(tf.constant(False), build, skip))
     nothing = tf.zeros([0], tf.int32)
     return _Work(
         built[0].structure,

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator.graph.placeholder import Call, Placeholder
 from replicator.graph.rewrite import Matched
-from replicator.primitives import axes, base, groups, rooted, scatter
+from replicator.primitives import axes, base, groups, rooted
 
 
 def gather(
@@ -84,7 +84,6 @@ def gather_dense(
         {"root": root, "axis": axis},
         tensors,
         joined if at_root else [],
-        gradient,
         agreed=joined,
         of=of,
         group=group,
@@ -105,7 +104,7 @@ def gradient(
         if rooted.is_root(options["root"]):
             wholes = [upstream[k] for k in flowing]
             witnesses = [placed.results[k] for k in flowing]
-        back = scatter.send_slices(
+        back = _send_slices(
             wholes,
             like=own,
             witnesses=witnesses,
@@ -116,6 +115,40 @@ def gradient(
         for k, d in zip(flowing, back, strict=True):
             gradients[k] = d
     return gradients
+
+
+def _send_slices(
+    wholes: Sequence[tf.Tensor],
+    like: Sequence[tf.Tensor],
+    witnesses: Sequence[tf.Tensor],
+    root: int,
+    axis: int | None,
+    of: Call,
+) -> list[tf.Tensor]:
+    """Puts the scatter call of a gradient into the graph.
+
+    Args:
+        wholes: On the root, what is cut up: joined from all replicas along `axis`.
+        like: `like[k]` has the shape of this replica's slice of `wholes[k]`.
+        witnesses: One per result: tensors whose values are not used, which put the call
+            on the tapes that watch them.
+        root: The replica that sends.
+        axis: As it was given to gather.
+        of: The call that is differentiated.
+
+    Returns:
+        One tensor per entry of `like`, of its shape.
+    """
+    sizes = [] if axis is None else [tf.shape(template)[axis] for template in like]
+    slices = rooted.values(like)
+    return base.communicate(
+        "scatter",
+        {"root": root, "axis": axis, "gathered": True},
+        [*wholes, *witnesses, *sizes],
+        slices,
+        agreed=[axes.joined("scatter", value, axis, len(of.group)) for value in slices],
+        of=of,
+    )
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:

@@ -8,10 +8,12 @@ different numbers of calls.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from replicator import context
+import tensorflow as tf
+
+from replicator import arguments, context, errors
 from replicator.primitives import base
 
 
@@ -38,7 +40,17 @@ class Group:
         return f"Group({list(self.members)})"
 
     def index(self, replica_id: int) -> int:
-        """Returns the place of a replica in the group, from 0 on."""
+        """Returns the place of a replica in the group, from 0 on.
+
+        Raises:
+            ArgumentError: The group has no such replica.
+        """
+        if not arguments.is_whole(replica_id) or replica_id not in self.members:
+            raise base.bad_argument(
+                "Group.index",
+                f"was given {errors.shown(replica_id)}, which is not in {self!r}",
+                "ask for a member, by its id.",
+            )
         return self.members.index(replica_id)
 
 
@@ -91,19 +103,17 @@ def make_group(members: Any, num_replicas: int, what: str = "group") -> Group:
     Raises:
         ArgumentError: A replica does not exist, or stands twice; or there is none.
     """
-    if isinstance(members, str) or not isinstance(members, Iterable):
-        raise base.bad_argument(
-            what,
-            f"was given {members!r} as a group",
-            "a group is a list of the ids of its replicas, e.g. [0, 2].",
-        )
-    ids = tuple(members)
-    for replica_id in ids:
+    ids: list[int] = []
+    for replica_id in _entries(what, members, "a group", "[0, 2]"):
         base.check_replica(what, "member", replica_id, num_replicas)
-    if not ids or len(set(ids)) < len(ids):
+        if replica_id in ids:
+            ids.clear()
+            break
+        ids.append(replica_id)
+    if not ids:
         raise base.bad_argument(
             what,
-            f"was given {list(ids)} as a group",
+            f"was given {errors.shown(members)} as a group",
             "a group has at least one replica, and each once.",
         )
     return Group(tuple(sorted(ids)))
@@ -119,13 +129,8 @@ def make_partition(groups: Any, num_replicas: int) -> Partition:
     Raises:
         ArgumentError: A replica stands in no group, or in two.
     """
-    if isinstance(groups, str) or not isinstance(groups, Iterable):
-        raise base.bad_argument(
-            "groups",
-            f"was given {groups!r}",
-            "hand in a list of groups, e.g. [[0, 1], [2, 3]].",
-        )
-    made = tuple(make_group(members, num_replicas, "groups") for members in groups)
+    entries = _entries("groups", groups, "groups", "[[0, 1], [2, 3]]")
+    made = tuple(make_group(members, num_replicas, "groups") for members in entries)
     everyone = sorted(replica_id for group in made for replica_id in group)
     if everyone != list(range(num_replicas)):
         raise base.bad_argument(
@@ -134,6 +139,22 @@ def make_partition(groups: Any, num_replicas: int) -> Partition:
             f"each of the {num_replicas} replicas stands in exactly one group.",
         )
     return Partition(made)
+
+
+def _entries(what: str, listed: Any, role: str, example: str) -> Iterator[Any]:
+    """Yields the entries of a list, or of whatever else has entries to go through."""
+    try:
+        if isinstance(listed, str) or tf.is_tensor(listed):
+            raise TypeError("no list")
+        yield from listed
+    except errors.ReplicatorError:
+        raise
+    except base.UNCONVERTED as error:
+        raise base.bad_argument(
+            what,
+            f"was given {errors.shown(listed)} as {role}",
+            f"hand in a list of the ids of replicas, e.g. {example}.",
+        ) from error
 
 
 def members(what: str, group: Any) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import context, errors
+from replicator import arguments, context, errors
 from replicator.graph.placeholder import Call, Placeholder, Value
 from replicator.graph.rewrite import Matched
 from replicator.primitives import base
@@ -102,9 +102,11 @@ def _check(what: str, name: str, other: Any, tag: Any) -> None:
             f"was given {name}={other}, which is itself",
             "keep the value in a Python variable.",
         )
-    if isinstance(tag, bool) or not isinstance(tag, int) or tag < 0:
+    if not arguments.is_whole(tag):
         raise base.bad_argument(
-            what, f"was given tag={tag!r}", "a tag is a Python int, 0 or more."
+            what,
+            f"was given tag={errors.shown(tag)}",
+            "a tag is a Python int, 0 or more, below 2**31.",
         )
 
 
@@ -165,12 +167,12 @@ def _place(
     """
     sends = primitive == "send"
     source, destination = route["source"], route["destination"]
+    context.require(primitive).build.messages = True
     return base.communicate(
         primitive,
         route,
         operands,
         results=[] if sends else values,
-        gradient=send_gradient if sends else recv_gradient,
         agreed=values,
         of=of,
         group=sorted((source, destination)),

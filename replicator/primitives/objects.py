@@ -189,7 +189,10 @@ def _raise_missing(build: context.Build, extra: _Said) -> None:
     """Says of a call that has no partner what the others of its group do instead."""
     attempt = _Attempt.of(build)
     waiting = {call.replica_id: f"waits in {call}" for call in attempt.waiting}
-    does = {**dict.fromkeys(extra.group, "makes no such call"), **waiting}
+    does = {
+        r: f"makes no such call{_elsewhere(attempt, extra, r)}" for r in extra.group
+    }
+    does |= waiting
     for replica_id, call in _partners(attempt.said, extra).items():
         if call not in attempt.waiting:
             does[replica_id] = str(call)
@@ -200,6 +203,15 @@ def _raise_missing(build: context.Build, extra: _Said) -> None:
             _FIX,
         )
     )
+
+
+def _elsewhere(attempt: _Attempt, extra: _Said, replica_id: int) -> str:
+    """Names a call of another group that has no partner either, if there is one."""
+    for call in attempt.said.values():
+        other = call.replica_id == replica_id and call.group != extra.group
+        if other and len(_partners(attempt.said, call)) < len(call.group):
+            return f", but one in another group: {call}"
+    return ""
 
 
 def _site(build: context.Build, replica_id: int, does: str) -> str:
@@ -234,7 +246,7 @@ def _pickled(primitive: str, obj: Any) -> bytes:
     except Exception as error:  # pickle and what it calls raise whatever they like
         raise base.bad_argument(
             primitive,
-            f"was given {obj!r}, which cannot be pickled ({error})",
+            f"was given {errors.shown(obj)}, which cannot be pickled ({error})",
             "hand in numbers, strings, NumPy arrays, or lists and dicts of them.",
         ) from error
     return buffer.getvalue()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.graph import shapes
 from replicator.graph.rewrite import Matched
 from replicator.primitives.algorithms import Received
 
@@ -124,7 +125,7 @@ def _readers(matched: Matched, bucket: Bucket, received: Received) -> Sequence[s
 
 
 def _rows(tensor: tf.Tensor) -> int:
-    return tensor.shape[0] if tensor.shape.rank else 1
+    return shapes.defined(tensor)[0] if tensor.shape.rank else 1
 
 
 def _as_rows(tensor: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import context
+from replicator import arguments, context, errors
 from replicator.graph.placeholder import Call, Placeholder
 from replicator.graph.rewrite import Matched
 from replicator.primitives import base, groups, rooted
@@ -62,9 +62,11 @@ def shift(value: Any, offset: int = 1, group: Any = None) -> Any:
         ArgumentError: `offset` is no Python int, or a leaf is no dense tensor.
     """
     members = groups.members("shift", group)
-    if isinstance(offset, bool) or not isinstance(offset, int):
+    if not arguments.is_whole(offset, -arguments.LARGEST):
         raise base.bad_argument(
-            "shift", f"was given offset={offset!r}", "offset is a Python int."
+            "shift",
+            f"was given offset={errors.shown(offset)}",
+            "offset is a Python int.",
         )
     count = len(members)
     pairs = [(own, members[(n + offset) % count]) for n, own in enumerate(members)]
@@ -76,7 +78,7 @@ def _checked(pairs: Any, members: Sequence[int]) -> Pairs:
     problem = ""
     try:
         checked = sorted((source, destination) for source, destination in pairs)
-    except (TypeError, ValueError):
+    except base.UNCONVERTED:
         problem, checked = "which are no pairs", []
     num_replicas = context.require("permute").num_replicas
     for end, name in enumerate(("source", "destination")):
@@ -91,7 +93,7 @@ def _checked(pairs: Any, members: Sequence[int]) -> Pairs:
     if problem:
         raise base.bad_argument(
             "permute",
-            f"was given pairs={pairs!r}, {problem}",
+            f"was given pairs={errors.shown(pairs)}, {problem}",
             "pairs are (source, destination), by the ids of members of the group "
             f"{list(members)}, each at most once source and once destination.",
         )
@@ -128,7 +130,6 @@ def move(
         {"pairs": [list(pair) for pair in pairs]},
         tensors,
         rooted.values(tensors),
-        gradient,
         of=of,
         group=group,
     )

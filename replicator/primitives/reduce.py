@@ -67,7 +67,6 @@ def _reduce_dense(
         {"root": root, "op": op},
         tensors,
         reductions.results(op, tensors) if at_root else [],
-        gradient,
         group=group,
         receipt=not at_root,
     )

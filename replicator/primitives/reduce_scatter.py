@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context
-from replicator.graph.placeholder import Call, Placeholder, Value
+from replicator.graph.placeholder import Placeholder, Value
 from replicator.graph.rewrite import Matched
 from replicator.primitives import all_gather, axes, base, groups, reductions
 
@@ -58,7 +58,6 @@ def reduce_scatter(
             axes.slice_of("reduce_scatter", whole, axis, index, len(members))
             for whole in reductions.results(op, leaves)
         ],
-        gradient,
         group=members,
     )
     return tf.nest.pack_sequence_as(value, reductions.as_leaves(op, received))
@@ -74,37 +73,6 @@ def _check(leaf: tf.Tensor | tf.IndexedSlices, op: str, axis: int) -> None:
         )
     reductions.check("reduce_scatter", leaf, op)
     axes.position("reduce_scatter", axis, Value.of(leaf))
-
-
-def sum_slices(
-    tensors: Sequence[tf.Tensor], like: Sequence[tf.Tensor], axis: int | None, of: Call
-) -> list[tf.Tensor]:
-    """Sums tensors over the replicas and gives each one its slice, inside a gradient.
-
-    Args:
-        tensors: Shaped as all_gather's results, [R, ...] or joined along `axis`.
-        like: `like[k]` has the shape of this replica's slice of `tensors[k]`.
-        axis: As it was given to all_gather.
-        of: The call that is differentiated.
-
-    Returns:
-        One tensor per entry of `like`, of its shape.
-    """
-    sizes = [
-        tf.constant(1) if axis is None else tf.shape(template)[axis]
-        for template in like
-    ]
-    results = [Value.of(template) for template in like]
-    agreed = [Value.of(t) for t in [*tensors, *sizes]]
-    return base.communicate(
-        "reduce_scatter",
-        {"op": "sum", "axis": axis, "sized": True},
-        [*tensors, *sizes],
-        results,
-        gradient,
-        agreed,
-        of,
-    )
 
 
 def gradient(

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator.graph.placeholder import Call, Value
-from replicator.primitives import all_gather, all_reduce, base
+from replicator.primitives import all_gather, base
 
 # Takes one tensor per replica, in replica order.
 Fold = Callable[[Sequence[tf.Tensor]], tf.Tensor]
@@ -116,7 +117,9 @@ def check_op(what: str, op: Any) -> None:
     """Raises ArgumentError unless `op` names a reduction."""
     if not isinstance(op, str) or op not in REDUCTIONS:
         raise base.bad_argument(
-            what, f"was given op={op!r}", f"op is one of {', '.join(REDUCTIONS)}."
+            what,
+            f"was given op={errors.shown(op)}",
+            f"op is one of {', '.join(REDUCTIONS)}.",
         )
 
 
@@ -137,6 +140,22 @@ def results(op: str, tensors: Sequence[tf.Tensor]) -> list[Value]:
     if not REDUCTIONS[op].located:
         return values
     return [*values, *(Value("int32", value.shape) for value in values)]
+
+
+def call_options(
+    op: str, algorithm: str | None = None, of: Call | None = None
+) -> dict[str, Any]:
+    """Returns the options of an all_reduce call.
+
+    Args:
+        op: One of REDUCTIONS.
+        algorithm: As for `all_reduce`.
+        of: Inside a gradient: the call that is differentiated, whose algorithm it has
+            if that is an all_reduce.
+    """
+    if of is not None and of.primitive == "all_reduce":
+        algorithm = of.options.get("algorithm")
+    return {"op": op} | ({} if algorithm is None else {"algorithm": algorithm})
 
 
 def as_leaves(op: str, received: Sequence[Any]) -> list[Any]:
@@ -302,7 +321,13 @@ def _extremum_share(
     held = [
         tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(operands, results, strict=True)
     ]
-    holders = all_reduce.reduce_dense(held, "sum", of=of)
+    holders = base.communicate(
+        "all_reduce",
+        call_options("sum", of=of),
+        held,
+        [Value.of(x) for x in held],
+        of=of,
+    )
     return [
         mine * tf.math.divide_no_nan(total, tf.stop_gradient(count))
         for mine, total, count in zip(held, totals, holders, strict=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import context
+from replicator import context, errors
 from replicator.graph.placeholder import Value
 from replicator.graph.rewrite import Matched
 from replicator.primitives import base
@@ -61,7 +61,7 @@ def handed_in(
     if specs and is_root(root):
         raise base.bad_argument(
             what,
-            f"was given {specs[0]!r}, but it is the root",
+            f"was given {errors.shown(specs[0])}, but it is the root",
             "the root hands in tensors; the others may hand in a tf.TensorSpec.",
         )
     if specs and len(specs) < len(given):

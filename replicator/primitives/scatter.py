@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context
-from replicator.graph.placeholder import Call, Placeholder
+from replicator.graph.placeholder import Placeholder
 from replicator.graph.rewrite import Matched
 from replicator.primitives import axes, base, gather, groups, rooted
 
@@ -60,46 +60,10 @@ def scatter(
             axes.slice_of("scatter", whole, axis, index, len(members))
             for whole in wholes
         ],
-        gradient,
         agreed=wholes,
         group=members,
     )
     return tf.nest.pack_sequence_as(value, received)
-
-
-def send_slices(
-    wholes: Sequence[tf.Tensor],
-    like: Sequence[tf.Tensor],
-    witnesses: Sequence[tf.Tensor],
-    root: int,
-    axis: int | None,
-    of: Call,
-) -> list[tf.Tensor]:
-    """Puts the scatter call of a gradient into the graph.
-
-    Args:
-        wholes: On the root, what is cut up: joined from all replicas along `axis`.
-        like: `like[k]` has the shape of this replica's slice of `wholes[k]`.
-        witnesses: One per result: tensors whose values are not used, which put the call
-            on the tapes that watch them.
-        root: The replica that sends.
-        axis: As it was given to gather.
-        of: The call that is differentiated.
-
-    Returns:
-        One tensor per entry of `like`, of its shape.
-    """
-    sizes = [] if axis is None else [tf.shape(template)[axis] for template in like]
-    slices = rooted.values(like)
-    return base.communicate(
-        "scatter",
-        {"root": root, "axis": axis, "gathered": True},
-        [*wholes, *witnesses, *sizes],
-        slices,
-        gradient,
-        agreed=[axes.joined("scatter", value, axis, len(of.group)) for value in slices],
-        of=of,
-    )
 
 
 def gradient(

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph import cost, factors
+from replicator.graph import cost, factors, shapes
 from replicator.graph.factors import After, Factor, Product, RowSum
 from replicator.graph.rewrite import Matched
 from replicator.primitives import base
@@ -165,7 +165,7 @@ def _matrix(factor: Factor) -> tf.Tensor:
     if factor.tensor.shape.rank == 2:
         return factor.tensor
     with tf.device(factor.tensor.device):
-        return tf.reshape(factor.tensor, [-1, factor.tensor.shape[-1]])
+        return tf.reshape(factor.tensor, [-1, shapes.sizes(factor.tensor)[-1]])
 
 
 def _multiplied(

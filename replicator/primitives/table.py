@@ -41,7 +41,7 @@ class Primitive:
     """
 
     lower: Lowering
-    gradient: base.Gradient
+    gradient: placeholder.Gradient
     algorithm: str
 
 
@@ -63,6 +63,7 @@ PRIMITIVES = {
 }
 
 LOWERINGS = {name: primitive.lower for name, primitive in PRIMITIVES.items()}
+GRADIENTS = {name: primitive.gradient for name, primitive in PRIMITIVES.items()}
 ALGORITHMS = {name: primitive.algorithm for name, primitive in PRIMITIVES.items()}
 
 

@@ -129,7 +129,7 @@ def _scaled(x: tf.Tensor, count: int) -> list[tf.Tensor]:
 
 def _shares(x: tf.Tensor, axis: int, count: int) -> list[tf.Tensor]:
     # NumPy's array_split gives the first ones one more, as it should be here.
-    rows = np.array_split(np.arange(x.shape[axis]), count)
+    rows = np.array_split(np.arange(int(x.shape[axis])), count)
     return tf.split(x, [len(own) for own in rows], axis)
 
 

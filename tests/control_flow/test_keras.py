@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -123,3 +124,128 @@ def test_a_layer_of_a_model_communicates(mode: str, where: str) -> None:
         layer.average.numpy(), 0.5 * before + 0.5 * want.mean(0), rtol=1e-5, atol=1e-6
     )
     helpers.assert_replicas_equal(model.variables)
+
+
+# --- Models that are built at their first call ----------------------------------------
+
+
+def _dense(seed: int) -> tf.keras.layers.Layer:
+    start = tf.keras.initializers.RandomNormal(seed=seed)
+    return tf.keras.layers.Dense(UNITS, activation="tanh", kernel_initializer=start)
+
+
+class Scaled(tf.keras.layers.Layer):
+    """Has a weight, and centres over the whole batch."""
+
+    def __init__(self, repl: replicator.Replicator) -> None:
+        super().__init__()
+        self.repl = repl
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        mean = self.repl.all_reduce(tf.reduce_mean(x, 0), "mean")
+        return self.scale * (x - mean)
+
+
+class Subclassed(tf.keras.Model):
+    """Applies its layers, which it does not build by itself."""
+
+    def __init__(self, layers: Any) -> None:
+        super().__init__()
+        self.inner = layers
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        for layer in self.inner:
+            x = layer(x)
+        return x
+
+
+def _functional(repl: replicator.Replicator) -> tf.keras.Model:
+    inputs = tf.keras.Input([3])
+    return tf.keras.Model(inputs, _dense(1)(Scaled(repl)(_dense(0)(inputs))))
+
+
+def _layers(repl: replicator.Replicator) -> list[tf.keras.layers.Layer]:
+    return [_dense(0), Scaled(repl), _dense(1)]
+
+
+def _by_hand(repl: replicator.Replicator) -> Any:
+    """Applies layers whose variables are there before the step."""
+    layers = _layers(repl)
+    for layer, size in zip(layers, (3, UNITS, UNITS), strict=True):
+        layer.build((None, size))
+
+    class Applied:
+        trainable_variables = [v for layer in layers for v in layer.trainable_variables]
+
+        def __call__(self, x: tf.Tensor) -> tf.Tensor:
+            for layer in layers:
+                x = layer(x)
+            return x
+
+    return Applied()
+
+
+MODELS = {
+    "sequential": lambda repl: tf.keras.Sequential(_layers(repl)),
+    "subclassed": lambda repl: Subclassed(_layers(repl)),
+    "nested": lambda repl: Subclassed([tf.keras.Sequential(_layers(repl))]),
+    "functional": _functional,
+    "functional, nested": lambda repl: tf.keras.Sequential([_functional(repl)]),
+}
+
+
+def _trained(
+    make: Callable[..., Any], mode: str, in_step: bool, **options: Any
+) -> list[np.ndarray]:
+    """Returns the losses of the second step with a model, which may be made in it."""
+    repl = helpers.make(3, **options)
+    xs = np.random.RandomState(0).randn(3, 4, 3).astype(np.float32)
+    models: list[Any] = []
+
+    def make_step() -> Callable[..., tf.Tensor]:
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.5))
+        if not in_step:
+            models.append(make(repl))
+
+        def step(x: tf.Tensor) -> tf.Tensor:
+            if not models:
+                models.append(make(repl))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((models[0](x) - 1.0) ** 2)
+            weights = models[0].trainable_variables
+            gradients = tape.gradient(loss, weights)
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            return loss
+
+        return step
+
+    def input_fn(ctx: replicator.InputContext) -> Any:
+        return lambda: tf.constant(xs[ctx.replica_id])
+
+    losses = helpers.run(mode, repl, make_step, input_fn, steps=2)
+    if mode != "session":
+        helpers.assert_replicas_equal(models[0].trainable_variables)
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "options"),
+    [
+        *((name, "eager", {}) for name in MODELS),
+        ("subclassed", "function", {}),
+        ("sequential", "session", {}),
+        ("nested", "eager", {"variables": "sharded"}),
+        ("sequential", "eager", {"build": "clone"}),
+    ],
+)
+def test_a_model_built_at_its_first_call_trains_as_layers_built_before(
+    name: str, mode: str, options: Any
+) -> None:
+    """Keras traces what is not built yet once more, to find out its shapes."""
+    in_step = name.startswith("functional")
+    got = _trained(MODELS[name], mode, in_step, **options)
+    want = _trained(_by_hand, mode, False)
+    np.testing.assert_allclose(got, want, rtol=1e-5)

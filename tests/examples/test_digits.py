@@ -1,16 +1,22 @@
 """examples/digits.py, run as a user runs it: in a process of its own."""
 
+import importlib.util
 import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
+from absl import flags
+
+from tests import helpers
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _COMMAND = [sys.executable, str(_ROOT / "examples" / "digits.py")]
@@ -78,6 +84,7 @@ def test_every_test_image_counts_once(finished):
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 def test_the_default_run_is_right_about_97_of_100_images(tmp_path):
     run_well(f"--output_dir={tmp_path}")
     assert history(tmp_path)["accuracy"][-1] >= 0.97
@@ -115,15 +122,171 @@ def test_a_run_is_not_resumed_for_fewer_epochs(finished):
     assert_refused(result, "--epochs=1, but the run has been trained for 2 epochs")
 
 
-def test_a_damaged_run_is_not_resumed(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "checkpoint").write_text(
-        'model_checkpoint_path: "ckpt-1"\nall_model_checkpoint_paths: "ckpt-1"\n'
+# --- Checkpoints that were damaged, or are not whole ---------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """The example as a module, whose flags other examples may have defined before."""
+    spec = importlib.util.spec_from_file_location("digits", _COMMAND[1])
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["digits"] = module  # which its dataclasses look up
+    names = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', pathlib.Path(_COMMAND[1]).read_text())
+    others = {name: flags.FLAGS[name] for name in names if name in flags.FLAGS}
+    for name in others:
+        delattr(flags.FLAGS, name)
+    spec.loader.exec_module(module)
+    for name in names:
+        delattr(flags.FLAGS, name)
+    for name, flag in others.items():
+        flags.FLAGS[name] = flag
+    return module
+
+
+@pytest.fixture(scope="module")
+def training(digits, tmp_path_factory):
+    """A run in this process that has not begun, to restore checkpoints into."""
+    return digits.Training(
+        repl=helpers.make(2),
+        settings=digits.Settings(64, 1e-3, "adam", 1),
+        epochs=2,
+        output_dir=tmp_path_factory.mktemp("restored"),
+        resume=False,
     )
-    (tmp_path / "checkpoints" / "ckpt-1.index").write_text("")
-    (tmp_path / "history.json").write_text('{"loss": [1.0')
-    result = run(f"--output_dir={tmp_path}", "--resume")
-    assert_refused(result, "history.json cannot be read")
+
+
+def resume(training, folder):
+    """Restores the newest checkpoint that can be read; returns its step."""
+    training.output_dir = folder
+    training.checkpoints._folder = folder / "checkpoints"
+    training._restore(training.history.settings)
+    assert len(training.history.loss) == int(training.step)
+    return int(training.step)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+DATA, INDEX = "ckpt-44.data-00000-of-00001", "ckpt-44.index"
+# For each: what is done to which file, the step that is restored, the lines printed.
+DAMAGED = {
+    "data empty": (DATA, lambda path: path.write_bytes(b""), 22, 1),
+    "data truncated": (DATA, truncate, 22, 1),
+    "data changed": (DATA, flip, 22, 1),
+    "data removed": (DATA, pathlib.Path.unlink, 22, 1),
+    "index empty": (INDEX, lambda path: path.write_bytes(b""), 22, 1),
+    "index truncated": (INDEX, truncate, 22, 1),
+    "index changed": (INDEX, flip, 22, 1),
+    # As where a run is killed between the two renames, or before.
+    "index not there yet": (INDEX, pathlib.Path.unlink, 22, 0),
+    "not yet the newest": ("checkpoint", pathlib.Path.unlink, 44, 0),
+    "state changed": ("checkpoint", flip, 44, 0),
+    "state truncated": ("checkpoint", truncate, 44, 0),
+    "history gone": ("../history.json", pathlib.Path.unlink, 44, 0),
+    "history truncated": ("../history.json", truncate, 44, 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "step", "lines"), DAMAGED.values(), ids=DAMAGED
+)
+def test_what_can_be_resumed_is_resumed(
+    name, damage, step, lines, finished, training, tmp_path, capsys
+):
+    folder = shutil.copytree(finished[0], tmp_path / "copy")
+    damage(folder / "checkpoints" / name)
+    assert resume(training, folder) == step
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == lines
+    assert all("warning: cannot read" in line and "ckpt-44" in line for line in said)
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_resumed(
+    digits, finished, training, tmp_path, capsys
+):
+    folder = shutil.copytree(finished[0], tmp_path / "copy")
+    for path in (folder / "checkpoints").glob("ckpt-*.data*"):
+        truncate(path)
+    with pytest.raises(digits.UsageError, match="no checkpoint in .*copy is whole"):
+        resume(training, folder)
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_checkpoint_is_written_once_and_outlives_a_damaged_one(
+    finished, training, tmp_path
+):
+    folder = shutil.copytree(finished[0], tmp_path / "copy")
+    truncate(folder / "checkpoints" / DATA)
+    assert resume(training, folder) == 22
+    training.checkpoints.save(44)
+    written = (folder / "checkpoints" / INDEX).stat()
+    training.checkpoints.save(44)
+    assert (folder / "checkpoints" / INDEX).stat().st_mtime_ns == written.st_mtime_ns
+    assert (folder / "checkpoints" / "ckpt-22.index").exists()
+    assert len(training.checkpoints.found()) == 2
+
+
+# --- Runs that are stopped, killed, or have no room ----------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_a_checkpoint(signum, tmp_path):
+    interrupt_after_an_epoch(f"--output_dir={tmp_path}", "--epochs=1000", signum=signum)
+    done = len(history(tmp_path)["loss"])
+    assert (tmp_path / "checkpoints" / f"ckpt-{done}.index").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_gets_to_its_end(tmp_path):
+    """Each time after an epoch and a moment, in which it saves, deletes or trains."""
+    broken, whole = tmp_path / "broken", tmp_path / "whole"
+    steps = []
+    for turn in range(6):
+        flags = [f"--output_dir={broken}", "--epochs=1000"]
+        process = start(*flags, *(["--resume"] if turn else []))
+        for line in process.stdout:
+            if "epoch " in line:
+                break
+        time.sleep(turn / 20)
+        process.kill()
+        process.communicate()
+        names = (broken / "checkpoints").glob("ckpt-*.index")
+        steps.append(max(int(path.stem[5:]) for path in names))
+    assert steps == sorted(set(steps))
+    epochs = steps[-1] // 22 + 1
+    run_well(f"--output_dir={broken}", f"--epochs={epochs}", "--resume")
+    run_well(f"--output_dir={whole}", f"--epochs={epochs}")
+    assert history(broken) == history(whole)
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_with_one_line_and_leaves_what_was_saved(finished, tmp_path):
+    folder = shutil.copytree(finished[0], tmp_path / "copy")
+    before = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    limit = [f"ulimit -f 100 && exec {shlex.join(_COMMAND)} $0 $@"]
+    result = subprocess.run(
+        ["bash", "-c", *limit, f"--output_dir={folder}", "--resume", "--epochs=3"],
+        env=_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 1
+    said = re.split(r"[\r\n]", result.stderr)
+    errors = [line for line in said if "error" in line]
+    (line,) = [line for line in errors if not _TENSORFLOWS_OWN.match(line)]
+    assert line.startswith("digits.py: error: stopped, go on with --resume: ")
+    assert "File too large" in line
+    assert "Traceback" not in result.stderr
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
 
 
 def assert_refused(result, said):
@@ -147,21 +310,33 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path):
     assert history(broken) == history(whole)
 
 
-def interrupt_after_an_epoch(*flags):
-    """Runs the example until it has told of its first epoch, then presses Ctrl-C."""
-    with subprocess.Popen(
+def start(*flags):
+    """Starts the example."""
+    return subprocess.Popen(
         [*_COMMAND, *flags],
         env=_ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-    ) as process:
+        preexec_fn=_as_in_a_terminal,
+    )
+
+
+def _as_in_a_terminal():
+    """Has the signals stop a program, as nohup and shells in the background do not."""
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def interrupt_after_an_epoch(*flags, signum=signal.SIGINT):
+    """Runs the example until it has told of its first epoch, then sends a signal."""
+    with start(*flags) as process:
         for line in process.stdout:
             if "epoch " in line:
-                process.send_signal(signal.SIGINT)
+                process.send_signal(signum)
                 break
         printed = process.stdout.read()
-    assert process.returncode == 130
+    assert process.returncode == 128 + signum
     assert "go on with --resume" in printed
 
 

@@ -208,7 +208,7 @@ def test_a_device_that_does_not_exist_ends_it_with_one_line_and_status_2() -> No
     [
         ("--learning_rate=0", "--learning_rate=0.0: must be a positive number"),
         ("--offset=inf", "--offset=inf: must be a finite number"),
-        ("--epochs=0", "--epochs=0: 0 is not a positive"),
+        ("--epochs=0", "--epochs=0: 0 is not an integer in the range"),
         ("extra", "unexpected argument 'extra'"),
     ],
 )

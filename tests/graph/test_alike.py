@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -97,12 +98,49 @@ def test_differences_in_a_branch(repl: replicator.Replicator) -> None:
     assert "not the same constant" in refused(repl, step, lambda: tf.constant(1.0))
 
 
-def test_seeds_that_differ(repl: replicator.Replicator) -> None:
-    # Where a global seed is set, ops without a seed get counted ones, which may differ.
-    tf.random.set_seed(None)
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("counted", [0, 2])
+@pytest.mark.parametrize("place", ["step", "branch"])
+def test_seeds_that_differ(
+    repl: replicator.Replicator, seed: int | None, counted: int, place: str
+) -> None:
+    """Under a global seed, ops without a seed get counted ones, which may differ."""
+    tf.random.set_seed(seed)
     seeds = iter([3, 10])
-    message = refused(repl, lambda: tf.random.normal([], seed=next(seeds)))
-    assert "not the same seed" in message
+
+    def step() -> Any:
+        drawn = [tf.random.normal([]) for _ in range(counted)]
+        own = next(seeds)
+        if place == "step":
+            return drawn, tf.random.normal([], seed=own)
+        draw = functools.partial(tf.random.normal, [], seed=own)
+        return drawn, tf.cond(repl.all_reduce(1.0) > 0.0, draw, lambda: 0.0)
+
+    try:
+        assert "not the same seed" in refused(repl, step)
+    finally:
+        tf.random.set_seed(None)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_counted_seeds_are_those_of_each_replica(seed: int) -> None:
+    def drawn(build: str) -> list[float]:
+        tf.random.set_seed(seed)
+
+        def step() -> Any:
+            return [tf.random.normal([]) for _ in range(2)], tf.random.uniform(
+                [], seed=4
+            )
+
+        try:
+            results = helpers.make(4, build=build).run(step)
+        finally:
+            tf.random.set_seed(None)
+        return [float(x) for x in tf.nest.flatten(results)]
+
+    clone = drawn("clone")
+    assert clone == drawn("trace")
+    assert len(set(clone)) == len(clone)
 
 
 def test_tensors_kept_for_the_next_replica(repl: replicator.Replicator) -> None:
@@ -195,7 +233,12 @@ def test_gradients_of_a_root_are_not_those_of_the_others(
 
 
 def test_python_functions_cannot_be_compared(repl: replicator.Replicator) -> None:
-    def step(x: tf.Tensor) -> tf.Tensor:
-        return tf.py_function(lambda y: y, [x], tf.float32)
+    numbers = iter([1.0, 2.0])
 
-    assert "token" in refused(repl, step, lambda: tf.constant(1.0))
+    def step(x: tf.Tensor) -> tf.Tensor:
+        number = next(numbers)
+        return tf.py_function(lambda y: y + number, [x], tf.float32)
+
+    assert "number, to which Python functions refer" in refused(
+        repl, step, lambda: tf.constant(1.0)
+    )

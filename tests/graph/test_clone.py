@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import sonnet as snt
 import tensorflow as tf
 
 import replicator
@@ -141,6 +144,116 @@ def collectives(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
     return step, []
 
 
+def made_outside(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """Small eager tensors, which TensorFlow captures as constants, in all places."""
+    small, names = tf.constant(3.0), tf.constant(["a", "c"])
+    lookup = tf.keras.layers.StringLookup(vocabulary=["a", "b"])
+    words = tf.keras.layers.TextVectorization(
+        vocabulary=["so", "it", "goes"], output_sequence_length=3
+    )
+    nested = tf.function(lambda x: x * small)
+
+    def step(x: tf.Tensor) -> Any:
+        y = tf.cond(x[0, 0] > 0.0, lambda: x * small, lambda: x - small)
+        y = tf.while_loop(lambda y: y[0, 0] < small, lambda y: [y + small], [y])[0]
+        return (
+            repl.all_reduce(y + nested(x)),
+            repl.all_reduce(small),
+            lookup(names),
+            words(tf.constant(["so it goes", "goes it"])),
+            small,
+        )
+
+    return step, []
+
+
+def built_in_step(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """A model of Sonnet that replica 0 builds, in scopes that are no replica's."""
+    constant = snt.initializers.Constant
+    net = snt.nets.MLP([3, 2], w_init=constant(0.1), b_init=constant(0.2))
+    drawn = snt.Linear(2)  # its initial value is a random op in the step
+    optimizer = repl.wrap_optimizer(snt.optimizers.Momentum(0.1, 0.9))
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            y = net(x)
+            tf.debugging.assert_less(y, 100.0)  # its message names the tensor
+            loss = tf.reduce_sum(y**2)
+        trained = net.trainable_variables
+        optimizer.apply(tape.gradient(loss, trained), trained)
+        return loss, 0.0 * drawn(x)
+
+    return step, []
+
+
+def asserting(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """Assertions, which say of which tensors, on which devices, they are."""
+
+    @tf.function
+    def inside(x: tf.Tensor) -> tf.Tensor:
+        tf.debugging.assert_less(x + 1.0, 100.0)
+        return x
+
+    def step(x: tf.Tensor) -> Any:
+        y = x * 2.0
+        tf.debugging.assert_less(y, 100.0, message="too large")
+        tf.debugging.assert_near(y, y + 1e-9)
+        tf.debugging.assert_equal(tf.shape(y)[0], 2)
+        tf.debugging.assert_all_finite(y, "not finite")
+        tf.debugging.Assert(tf.reduce_all(y < 100.0), [y.name, y])
+        with tf.device(repl.devices[0]):
+            tf.debugging.assert_less(y, 100.0)
+        return tf.cond(y[0, 0] > 0.0, lambda: inside(y), lambda: inside(-y))
+
+    return step, []
+
+
+def scaled(factor: float, x: Any) -> Any:
+    return x * factor
+
+
+def in_python(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """Python functions: closures of all kinds, with gradients, in a branch too."""
+    w = weights(4, 3)
+
+    class Scale:
+        by = 3.0
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.by
+
+        def method(self, x: Any) -> Any:
+            return x + self.by
+
+    scale = Scale()
+
+    def step(x: tf.Tensor) -> Any:
+        number, calls = 2.0, 0
+
+        def count(x: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return x + np.float32(calls)
+
+        def python(function: Callable[..., Any], x: tf.Tensor) -> tf.Tensor:
+            y = tf.py_function(function, [x], tf.float32)
+            y.set_shape(x.shape)
+            return y
+
+        with tf.GradientTape() as tape:
+            y = python(lambda x: tf.sin(x) * number, tf.matmul(x, w))
+            loss = tf.reduce_sum(python(scale, y) + python(scale.method, y))
+        branch = tf.cond(loss > 0.0, lambda: python(lambda x: x / number, x), lambda: x)
+        return (
+            repl.all_reduce(tape.gradient(loss, w), "mean"),
+            branch,
+            tf.numpy_function(count, [x], tf.float32),
+            python(functools.partial(scaled, number), x),
+        )
+
+    return step, [w]
+
+
 PROBLEMS = {
     problem.__name__: problem
     for problem in (
@@ -151,6 +264,10 @@ PROBLEMS = {
         function,
         sparse,
         collectives,
+        made_outside,
+        built_in_step,
+        asserting,
+        in_python,
     )
 }
 
@@ -185,7 +302,13 @@ def test_copies_compute_what_built_replicas_do(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["function", "session"])
-@pytest.mark.parametrize("name", ["momentum", "control_flow", "function", "seeded"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("momentum", "control_flow", "function", "seeded"),
+        *("built_in_step", "asserting", "in_python"),
+    ],
+)
 def test_in_functions_and_sessions_too(name: str, mode: str) -> None:
     expected, _ = outcome("trace", mode, name, 3)
     result, _ = outcome("clone", mode, name, 3)
@@ -199,6 +322,82 @@ def test_copies_draw_numbers_of_their_own() -> None:
     noise, branch, _ = outcome("clone", "eager", "seeded", 4)[0]
     assert len({value.tobytes() for value in noise}) == 4
     assert len({value.tobytes() for value in branch}) == 4
+
+
+@pytest.mark.parametrize("replica_id", range(4))
+def test_assertions_name_the_replicas_own_tensors(replica_id: int) -> None:
+    repl = helpers.make(4, build="clone")
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        tf.debugging.assert_less(tf.identity(x, "mine"), 1.0)
+        return x
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        repl.run(step, lambda ctx: tf.constant(float(ctx.replica_id == replica_id)))
+    assert f"replica_{replica_id}/mine" in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["step", "branch", "function", "argument"])
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_assertions_name_the_replicas_own_inputs(mode: str, place: str) -> None:
+    """What is asserted of an input names a tensor that no replica has built."""
+    named: list[str] = []
+
+    def check(x: tf.Tensor) -> tf.Tensor:
+        if place == "argument":
+            x = tf.compat.v1.get_default_graph().capture(x)
+        named.append(x.name)
+        with tf.control_dependencies([tf.debugging.assert_less(x, np.int64(2))]):
+            return tf.identity(x)
+
+    def step(batch: Any) -> tf.Tensor:
+        _, x = batch
+        if place == "step":
+            return check(x)
+        if place == "branch":
+            return tf.cond(x < 5, lambda: check(x), lambda: x)
+        return tf.function(lambda: check(x))()
+
+    def run(highest: int) -> Any:
+        elements = np.arange(4), np.arange(highest - 3, highest + 1)
+        return helpers.run(
+            mode,
+            helpers.make(4, build="clone"),
+            lambda: step,
+            lambda: helpers.untuned(tf.data.Dataset.from_tensor_slices(elements)),
+        )
+
+    assert list(run(1)) == [-2, -1, 0, 1]
+    assert len({*named}) == 2
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        run(2)
+    assert "assertion failed" in str(caught.value)
+    if place != "argument":  # the arguments of a copied function have other names
+        (asserted,) = {*re.findall(r"\[x \((.*?)\) = ", str(caught.value))}
+        assert asserted.replace("_3:", "_1:") == named[1]
+
+
+def test_what_a_python_function_assigns_stays_on_its_replica() -> None:
+    def run(build: str) -> list[int]:
+        repl = helpers.make(4, build=build)
+
+        def step(x: tf.Tensor) -> tf.Tensor:
+            calls = 0
+
+            def count(more: Any) -> Any:
+                nonlocal calls
+                calls += int(more)
+                return np.int32(calls)
+
+            first = tf.numpy_function(count, [x], tf.int32)
+            with tf.control_dependencies([first]):
+                return tf.numpy_function(lambda x: count(x), [x], tf.int32)
+
+        call = repl.build(step, lambda ctx: tf.constant(ctx.replica_id))
+        call()
+        return [int(value) for value in call()]
+
+    assert run("clone") == run("trace") == [0, 4, 8, 12]
 
 
 def test_step_fn_is_called_for_two_replicas() -> None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from replicator import errors
 from replicator.graph import control_flow, placeholder
 from replicator.graph.placeholder import Call, Placeholder, Value
+from tests import helpers
 
 
 def _refuse(graph: tf.Graph, built: tf.Graph) -> None:
@@ -68,16 +69,12 @@ def test_control_flow_of_v1_is_refused(inside: str) -> None:
         said.append(inside)
         return tf.constant(1)
 
-    v1.disable_control_flow_v2()
-    try:
-        with tf.Graph().as_default() as graph:
-            if inside == "conditional":
-                v1.cond(tf.constant(True), branch, lambda: tf.constant(2))
-            else:
-                v1.while_loop(lambda x: x < 1, branch, [tf.constant(0)])
-            _refuse(graph, graph)  # after it, all is well
-    finally:
-        v1.enable_control_flow_v2()
+    with helpers.v1_control_flow(), tf.Graph().as_default() as graph:
+        if inside == "conditional":
+            v1.cond(tf.constant(True), branch, lambda: tf.constant(2))
+        else:
+            v1.while_loop(lambda x: x < 1, branch, [tf.constant(0)])
+        _refuse(graph, graph)  # after it, all is well
     assert said
 
 

@@ -1,4 +1,4 @@
-"""Ops with slow kernels, replaced wherever they stand in a step."""
+"""Products that are slow on CPUs, made the other way around wherever they are."""
 
 from __future__ import annotations
 
@@ -18,25 +18,66 @@ INPUTS = RNG.standard_normal((2, 8, 768))
 COTANGENTS = RNG.standard_normal((2, 8, 512))
 
 
-def _replaced(dtype: str = "float32", device: str = "CPU:1") -> int:
-    """Returns how many ops are replaced in a graph with one product that is slow."""
+def _replaced(
+    rows: tuple[int | None, int] = (64, 512),
+    matrix: tuple[int, int] = (512, 512),
+    transpose_a: bool = False,
+    transpose_b: bool = True,
+    dtype: str = "float32",
+    device: str = "CPU:1",
+) -> int:
+    """Returns how many ops are replaced in a graph with one product."""
     with tf.Graph().as_default() as graph, tf.device(device):
         tf.identity(
             tf.linalg.matmul(
-                tf.compat.v1.placeholder(dtype, (64, 512)),
-                tf.compat.v1.placeholder(dtype, (512, 512)),
-                transpose_b=True,
+                tf.compat.v1.placeholder(dtype, rows),
+                tf.compat.v1.placeholder(dtype, matrix),
+                transpose_a=transpose_a,
+                transpose_b=transpose_b,
             )
         )
         ops = graph.get_operations()
         return kernels.replace([ops, ops])  # what is merged is one op of all replicas
 
 
+@pytest.mark.parametrize("matrix", [(512, 512), (2048, 512), (256, 1024)])
+def test_few_rows_and_a_large_matrix(matrix: tuple[int, int]) -> None:
+    assert _replaced((64, matrix[1]), matrix) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"rows": (256, 512), "matrix": (512, 512)},
+        {"rows": (16, 256), "matrix": (256, 256)},
+        {"rows": (64, 8192), "matrix": (64, 8192)},
+        {"rows": (None, 512), "matrix": (512, 512)},
+        {"rows": (64, 512), "matrix": (512, 512), "transpose_b": False},
+        {"rows": (512, 64), "matrix": (512, 512), "transpose_a": True},
+    ],
+    ids=str,
+)
+def test_others_are_left_alone(arguments: dict[str, Any]) -> None:
+    assert _replaced(**arguments) == 0
+
+
 def test_only_on_cpus_and_in_full_precision() -> None:
     assert _replaced() == 1
-    assert _replaced("float64") == 1
-    assert _replaced("float16") == 0
+    assert _replaced(dtype="float64") == 1
+    assert _replaced(dtype="float16") == 0
     assert _replaced(device="GPU:0") == 0
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_an_option_leaves_them_as_they_are(
+    on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    replace = kernels.replace
+    monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
+    repl = helpers.make(2, kernels=on)
+    repl.run(lambda: repl.all_reduce(_product(tf.constant(COTANGENTS)[0])))
+    assert counts == [2] * on
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
@@ -114,7 +155,7 @@ def test_inside_control_flow(
 ) -> None:
     counts = []
     replace = kernels.replace
-    monkeypatch.setattr(kernels, "replace", lambda ops: counts.append(replace(ops)))
+    monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
     repl = helpers.make(2)
 
     def step_fn() -> tf.Tensor:
@@ -141,7 +182,7 @@ def _merged(
 def test_what_xla_compiles_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     replace = kernels.replace
-    monkeypatch.setattr(kernels, "replace", lambda ops: counts.append(replace(ops)))
+    monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
     repl = helpers.make(2)
 
     def step_fn() -> tuple[tf.Tensor]:

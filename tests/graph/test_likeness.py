@@ -86,8 +86,23 @@ def test_scopes_are_renamed_in_text() -> None:
     with tf.Graph().as_default():
         op = tf.constant(["x (replica_1/x:0) =", "replica_1"]).op
     value = op.node_def.attr["value"]
-    renamed = likeness.rename(value, "replica_1/", "replica_2/")
+    renaming = likeness.Renaming(
+        ("replica_1/", "replica_2/"),
+        ("/device:CPU:1", "/device:CPU:2"),
+        {
+            "net/add_1": "replica_2/outside/net/add_1",
+            "inputs/Next:1": "inputs/Next_1:0",
+        },
+    )
+    renamed = likeness.rename(value, renaming)
     assert renamed.tensor.string_val[:] == [b"x (replica_2/x:0) =", b"replica_1"]
+    for text, other in {
+        b"/device:CPU:1, /device:CPU:10": b"/device:CPU:2, /device:CPU:10",
+        b"y (net/add_1:0) = ": b"y (replica_2/outside/net/add_1:0) = ",
+        b"net/add_10, a/net/add_1, \xff\x00": b"net/add_10, a/net/add_1, \xff\x00",
+        b"inputs/Next:1, inputs/Next:2": b"inputs/Next_1:0, inputs/Next:2",
+    }.items():
+        assert renaming(text) == other
     assert value.tensor.string_val[0] == b"x (replica_1/x:0) ="
 
 

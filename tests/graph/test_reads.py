@@ -335,10 +335,6 @@ def test_what_was_assigned_is_not_read() -> None:
     "write",
     [
         lambda v: v.assign_add([1.0, 1.0]),
-        # Of a variable with an owner, a part is written by assigning the whole.
-        pytest.param(
-            lambda v: v.scatter_nd_update([[0]], [5.0]), marks=pytest.mark.mirrored
-        ),
         lambda v: tf.function(lambda: v.assign([3.0, 4.0]))(),
         lambda v: tf.cond(tf.constant(True), lambda: v.assign([3.0, 4.0]), lambda: v),
     ],

@@ -89,19 +89,23 @@ KERAS = Family(lambda x: tf.keras.Variable(x, dtype=x.dtype.name), _apply)
 KERAS_PAIRS = dataclasses.replace(KERAS, apply=_apply_gradients)
 SONNET = Family(tf.Variable, _apply)
 V1 = Family(tf.Variable, _apply_gradients)
+LEGACY_KERAS = V1
 
 
 def train_plain(
     family: Family, make: Callable[[], Any], data: Sequence[Batch]
 ) -> list[np.ndarray]:
-    """Trains on one device with the whole batches; returns the final parameters."""
+    """Trains on one device with the whole batches; returns the final parameters.
+
+    Each row of a sparse gradient is there once, as in Replicator; see helpers.
+    """
     parameters = family.variables()
     optimizer = make()
 
     @tf.function(autograph=False)
     def step(indices: tf.Tensor, targets: tf.Tensor) -> None:
-        _, grads = gradients(parameters, indices, targets)
-        family.apply(optimizer, grads, parameters)
+        _, (table, *others) = gradients(parameters, indices, targets)
+        family.apply(optimizer, [helpers.each_row_once(table), *others], parameters)
 
     for indices, targets in data:
         step(tf.constant(indices), tf.constant(targets))

@@ -163,6 +163,6 @@ def test_inner_optimizer_wrapped_is_refused() -> None:
         outer = kopt.LossScaleOptimizer(inner)
     with pytest.raises(
         replicator.ReplicatorError,
-        match="LossScaleOptimizer is wrapped already.*Fix: .* the outer",
+        match="(?s)LossScaleOptimizer is wrapped already.*Fix: .* the outer",
     ):
         repl.wrap_optimizer(outer)

@@ -141,7 +141,7 @@ BAD = {
     "MODULE:mismatch": "the step of MODULE:mismatch: MismatchError: Communication call",
     "MODULE:make --plot=plan.pdf": "--plot: ArgumentError: a plan cannot be plotted",
     "MODULE:make --json=no/such/folder": "--json: FileNotFoundError: [Errno 2] No such",
-    "MODULE:make --plot=no/folder.png": "--plot: FileNotFoundError: [Errno 2] No such",
+    "MODULE:make --plot=no/folder.png": "'no/folder.png': FileNotFoundError: [Errno 2]",
     "MODULE:make --no_flag=1": "Unknown command line flag 'no_flag'",
 }
 

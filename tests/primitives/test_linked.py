@@ -259,29 +259,80 @@ def test_variables_are_trained_through_it(mode: str) -> None:
 # --- What is refused ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", helpers.MODES)
-def test_what_was_sent_in_a_function_is_linked_there_or_not_at_all(mode: str) -> None:
-    """Outside, its receipt is out of reach: an error that says what to do."""
+def _in_cond(f: Callable[[], tf.Tensor]) -> tf.Tensor:
+    return tf.cond(helpers.opaque(True), f, lambda: tf.constant(0.0))
+
+
+def _in_loop(f: Callable[[], tf.Tensor]) -> tf.Tensor:
+    return tf.while_loop(lambda k, _: k < 1, lambda k, _: (k + 1, f()), (0, 0.0))[1]
+
+
+def _in_map_fn(f: Callable[[], tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_sum(tf.map_fn(lambda _: f(), tf.zeros([1])))
+
+
+def _in_function(f: Callable[[], tf.Tensor]) -> tf.Tensor:
+    return tf.function(f)()
+
+
+def _in_cond_in_function(f: Callable[[], tf.Tensor]) -> tf.Tensor:
+    return tf.function(lambda: _in_cond(f))()
+
+
+INSIDE = {
+    "conditional": _in_cond,
+    "loop": _in_loop,
+    "loop in map_fn": _in_map_fn,
+    "function": _in_function,
+    "function and conditional": _in_cond_in_function,
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "primitive"),
+    [
+        *((place, "send") for place in INSIDE),
+        ("loop", "reduce"),
+        ("function", "gather"),
+    ],
+)
+def test_what_was_sent_inside_is_linked_there_or_refused(
+    place: str, primitive: str
+) -> None:
+    """Outside, its receipt is out of reach; the error names what works."""
     repl = helpers.make(2)
 
-    def step() -> tf.Tensor:
-        x = helpers.opaque(1.0)
+    def sent(x: tf.Tensor) -> tf.Tensor | None:
+        """Returns on replica 1 what came from replica 0."""
+        if primitive == "reduce":
+            return repl.reduce(x if repl.replica_id == 0 else 0.0 * x, 1)
+        if primitive == "gather":
+            gathered = repl.gather(x, 1)
+            return None if gathered is None else gathered[0]
+        if repl.replica_id == 0:
+            repl.send(x, 1)
+            return None
+        return repl.recv(x, 0)
 
-        @tf.function
-        def inner() -> tf.Tensor:
-            if repl.replica_id == 0:
-                repl.send(x, 1)
-                return x
-            return repl.recv(x, 0)
+    def step(within: bool) -> tf.Tensor:
+        x = helpers.opaque(X[repl.replica_id])
 
-        return _by_tape(x, lambda: repl.linked(inner()))
+        def part() -> tf.Tensor:
+            y = sent(x)
+            y = 7.0 * x if y is None else y**3
+            return repl.linked(y) if within else y
 
+        return _by_tape(x, lambda: repl.linked(INSIDE[place](part)))
+
+    kind = place.partition(" ")[0]
     with pytest.raises(
         errors.MismatchError,
-        match=r"(?s)A gradient of message 0 from 0 to 1, tag 0, of replica 1 has no "
-        r"partner.*Fix: .*repl\.linked\(loss\)",
+        match=rf"(?s)A gradient of .* of replica 1 has no partner.*inside a {kind}, "
+        rf"replica 0 .*: {primitive} .*Fix: .*send[s]? return repl\.linked\(y\)",
     ):
-        helpers.run(mode, repl, lambda: step)
+        repl.run(lambda: step(False))
+    got = [float(d) for d in repl.run(lambda: step(True))]
+    assert got == [7.0 + 3 * X[0] ** 2, 0.0]
 
 
 @pytest.mark.parametrize("loss", [3, True, "text", [1.0, 2.0], {}], ids=repr)

@@ -50,12 +50,14 @@ MISMATCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = 
     "tag": (
         lambda repl: repl.send(1.0, 1, tag=1),
         lambda repl: repl.recv(SCALAR, 0, tag=2),
-        r"Message 0 from 0 to 1, tag 1, of replica 0 has no partner.*same tag",
+        r"Message 0 from 0 to 1, tag 1, of replica 0 has no partner.*"
+        r"with another tag: replica 1 .*: recv .*tag=2 .* at LINE\s+Fix: .*same tag",
     ),
     "direction": (
         lambda repl: repl.send(1.0, 1),
         lambda repl: repl.send(1.0, 0),
-        r"Message 0 from 0 to 1, tag 0, of replica 0 has no partner",
+        r"Message 0 from 0 to 1, tag 0, of replica 0 has no partner.*"
+        r"with another direction: replica 1 .*: send .* at LINE\s+Fix: ",
     ),
     "dtype": (
         lambda repl: repl.send(1, 1),

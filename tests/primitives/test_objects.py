@@ -179,12 +179,10 @@ def test_variables_of_a_step_that_talks_are_made_once() -> None:
     made = []
 
     def step() -> tf.Tensor:
-        if repl.replica_id:
-            made.append(tf.Variable(2.0))
-            size = repl.all_gather_object(3)[0]
-        else:
-            size = repl.all_gather_object(3)[1]
-            made.append(tf.Variable(2.0))
+        # One line makes it: those of two lines are two variables, each on all replicas.
+        size = 0 if repl.replica_id else repl.all_gather_object(3)[1]
+        made.append(tf.Variable(2.0))
+        size = repl.all_gather_object(3)[0] if repl.replica_id else size
         return made[-1].assign_add(float(size))
 
     assert [float(v) for v in repl.run(step)] == [5.0, 5.0]
@@ -318,6 +316,19 @@ MISMATCHES: dict[str, Any] = {
         [
             "0 (DEVICE0): waits in all_gather_object group=[0, 1] at LINE",
             "1 (DEVICE1): waits in all_gather_object group=[0, 1, 2] at LINE",
+        ],
+    ),
+    "roots of other groups": (
+        lambda repl: (
+            _only(repl, 0, 1)
+            and repl.broadcast_object(
+                1, repl.replica_id, [[0, 1], [1, 2]][repl.replica_id]
+            )
+        ),
+        "Object call 0 of group [0, 1] of replica 0 has no partner.",
+        [
+            "1 (DEVICE1): makes no such call, but one in another group: "
+            "broadcast_object root=1 group=[1, 2] at LINE",
         ],
     ),
     "a circle": (

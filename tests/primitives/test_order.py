@@ -2,12 +2,15 @@
 
 TensorFlow's graph optimizer (Grappler) reorders sums where it may: operands by name,
 constants together, equal operands into a multiple. Each of its occasions is a case.
-Trees and rings combine in orders of their own, see test_algorithms.py.
+And its AddN begins, when it runs, with an operand whose buffer it may reuse.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +19,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator.primitives import all_reduce
 from tests import helpers
 
 Operands = Callable[[replicator.Replicator, Sequence[np.ndarray]], Callable[[], Any]]
@@ -244,3 +248,225 @@ def test_gradients_of_gathers_are_summed_in_order(num_tensors: int) -> None:
         want = _from_left("sum", own)
         for r, result in enumerate(results):
             assert result.numpy().tobytes() == want[16 * r : 16 * r + 16].tobytes()
+
+
+# --- The law: the documented order, whatever buffers can be used again ----------------
+
+VALUES = list(itertools.permutations([1e8, -1e8, 1.0]))
+ALGORITHMS = ["hub", "shuffled", "tree", "ring"]
+SIZES = [40, 100, 70, 3, 37, 16]  # of the tensors; the first ones can be cut
+
+
+def _columns(num_replicas: int) -> list[list[np.ndarray]]:
+    """Arrays whose sum shows its order: by permutation, and by replica."""
+    return [
+        [np.full(size, values[r % 3], np.float32) for r in range(num_replicas)]
+        for values, size in zip(VALUES, SIZES, strict=True)
+    ]
+
+
+def _documented(algorithm: str, column: Sequence[np.ndarray]) -> np.ndarray:
+    """Adds up one array per replica as the algorithm is documented to."""
+    count = len(column)
+    if algorithm == "tree":
+        if count == 1:
+            return column[0]
+        middle = 1 << (count - 1).bit_length() - 1
+        return _documented("tree", column[:middle]) + _documented(
+            "tree", column[middle:]
+        )
+    if algorithm != "ring":
+        return functools.reduce(np.add, column)
+    width = -(-column[0].size // (count * 16)) * 16  # slices are cut at 64 bytes
+    starts = range(0, column[0].size, width)
+    return np.concatenate(
+        [
+            functools.reduce(
+                np.add, [column[(k + n) % count][at : at + width] for n in range(count)]
+            )
+            for k, at in enumerate(starts)
+        ]
+    )
+
+
+def _packed(algorithm: str, columns: Any) -> list[np.ndarray]:
+    """Adds up tensors that travel together, one array per replica and tensor."""
+    packs = [np.concatenate(own) for own in zip(*columns, strict=True)]
+    cuts = np.cumsum([column[0].size for column in columns])[:-1]
+    return list(np.split(_documented(algorithm, packs), cuts))
+
+
+def _mixed(column: Sequence[tf.Tensor], r: int, k: int) -> tf.Tensor:
+    """Computed on some replicas, so that its buffer can be used again, not on all."""
+    return column[r] + helpers.opaque(0.0) if (r + k) % 3 == 0 else column[r]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("num_replicas", range(2, 9))
+def test_the_order_is_the_documented_one(num_replicas: int, algorithm: str) -> None:
+    """Of tensors that travel together, and of one alone, which may be cut in slices."""
+    repl = helpers.make(num_replicas, algorithm=algorithm, fusion=True)
+    columns = _columns(num_replicas)
+    captured = [list(map(tf.constant, column)) for column in columns]
+
+    def step(fed: Sequence[tf.Tensor]) -> Any:
+        r = repl.replica_id
+        mixed = [_mixed(column, r, k) for k, column in enumerate(captured)]
+        half_fed = [x if (r + k) % 3 else captured[k][r] for k, x in enumerate(fed)]
+        return [
+            repl.all_reduce([column[r] for column in captured]),
+            repl.all_reduce(mixed),
+            repl.all_reduce(half_fed),
+            [repl.all_reduce(x) for x in mixed],
+            [repl.all_reduce(x) for x in half_fed[:2]],
+        ]
+
+    def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
+        own = tuple(column[ctx.replica_id] for column in columns)
+        return helpers.untuned(tf.data.Dataset.from_tensors(own).repeat())
+
+    together = [x.tobytes() for x in _packed(algorithm, columns)]
+    alone = [_documented(algorithm, column).tobytes() for column in columns]
+    run = repl.build(step, input_fn)
+    for _ in range(20):
+        want = [*together * 3, *alone, *alone[:2]]
+        for received, bits in zip(sum(run(), []), want, strict=True):
+            assert {x.numpy().tobytes() for x in received} == {bits}
+
+
+@pytest.mark.parametrize("place", ["session", "while", "due"])
+@pytest.mark.parametrize("num_replicas", [3, 5])
+def test_the_order_holds_everywhere(num_replicas: int, place: str) -> None:
+    """In a session, in loops, and where nothing is reduced in some steps."""
+    columns = _columns(num_replicas)
+    want = [_documented("hub", column).tobytes() for column in columns]
+    repl = helpers.make(num_replicas, algorithm="hub", fusion=False)
+
+    def make_step() -> Callable[[], Any]:
+        def step() -> Any:
+            own = [
+                _mixed([tf.constant(x) for x in column], repl.replica_id, k)
+                for k, column in enumerate(columns)
+            ]
+            if place == "due":
+                return all_reduce.reduce_dense(own, "sum", when=helpers.opaque(True))
+            if place == "session":
+                return repl.all_reduce(own)
+            zeros = [tf.zeros_like(x) for x in own]
+            return tf.while_loop(
+                lambda n, *_: n < helpers.opaque(2),
+                lambda n, *_: (n + 1, *repl.all_reduce(own)),
+                (0, *zeros),
+            )[1:]
+
+        return step
+
+    mode = "session" if place == "session" else "eager"
+    for results, bits in zip(
+        helpers.run(mode, repl, make_step, steps=5), want, strict=True
+    ):
+        assert {np.asarray(x).tobytes() for x in results} == {bits}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_sums_are_not_mixed_with_those_around_them(
+    num_replicas: int, algorithm: str
+) -> None:
+    """Grappler joins a + (b + c), and adds up in the order of names."""
+    repl = _make(num_replicas, algorithm)
+    one, two, three = (_arrays(num_replicas), _arrays(num_replicas + 8), _arrays(9))
+    addend = three[0]
+
+    def step() -> list[tf.Tensor]:
+        r = repl.replica_id
+        sums = []
+        for _ in range(num_replicas):  # each device is a hub once
+            own = helpers.opaque(one[r]) + helpers.opaque(two[r])
+            sums.append(helpers.opaque(addend) + repl.all_reduce(own))
+        return sums
+
+    column = [a + b for a, b in zip(one, two, strict=False)]
+    want = (addend + _documented(algorithm, column)).tobytes()
+    for results in repl.run(step):
+        assert [y.numpy().tobytes() == want for y in results] == [True] * num_replicas
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_what_replicas_differ_in_is_added_up_in_order_when_read_outside(
+    op: str,
+) -> None:
+    columns = _columns(3)
+    repl = _make(3)
+    with repl.context():
+        variables = [
+            tf.Variable(
+                column[0],
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=getattr(tf.VariableAggregation, op.upper()),
+            )
+            for column in columns
+        ]
+
+    def step() -> None:
+        for column, variable in zip(columns, variables, strict=True):
+            variable.assign(tf.stack([tf.constant(x) for x in column])[repl.replica_id])
+
+    repl.run(step)
+    read = tf.function(lambda: [v.read_value() for v in variables])
+    for column, *values in zip(columns, variables, read(), strict=True):
+        want = _from_left(op, column).tobytes()
+        assert [x.numpy().tobytes() for x in values] == [want] * 2
+
+
+TRAINING = """
+import hashlib
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import replicator
+
+repl = replicator.Replicator([f"CPU:{r}" for r in range(3)], algorithm=sys.argv[1])
+rng = np.random.RandomState(0)
+inputs = rng.randn(12, 16).astype(np.float32)
+tf.keras.utils.set_random_seed(1)
+with repl.context():
+    model = tf.keras.Sequential(
+        [tf.keras.layers.Dense(32, activation="tanh"), tf.keras.layers.Dense(1)]
+    )
+    optimizer = repl.wrap_optimizer(
+        tf.keras.optimizers.Nadam(0.01), accumulation_steps=3
+    )
+    model.build([None, 16])
+    optimizer.build(model.trainable_variables)
+for k, variable in enumerate(model.variables):
+    variable.assign(np.random.RandomState(k).randn(*variable.shape))
+
+
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x) ** 2)
+    variables = model.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    return repl.all_reduce(loss, "mean")
+
+
+dataset = tf.data.Dataset.from_tensor_slices(inputs).batch(4).repeat()
+run = repl.build(step, lambda: dataset)
+losses = [run()[0].numpy() for _ in range(12)]
+print(hashlib.sha256(np.stack(losses).tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["hub", "shuffled"])
+def test_training_is_the_same_in_each_process(algorithm: str) -> None:
+    command = [sys.executable, "-c", TRAINING, algorithm]
+    prints = {
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for _ in range(3)
+    }
+    assert len(prints) == 1

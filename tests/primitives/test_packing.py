@@ -63,6 +63,7 @@ def _numbers(r: int, shapes: Shapes) -> list[np.ndarray]:
     return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
+@hypothesis.settings(deadline=None)
 @hypothesis.given(_buckets(), st.integers(1, 3))
 def test_what_is_packed_comes_back(buckets: list[Shapes], num_replicas: int) -> None:
     flat = [shape for shapes in buckets for shape in shapes]

@@ -211,7 +211,8 @@ def test_only_sums_and_means_are_sparse(op: str) -> None:
         return repl.all_reduce(slices, op).values
 
     if op in ("sum", "mean"):
-        assert [rows.shape for rows in repl.run(step)] == [(2,), (2,)]
+        whole = 2.0 if op == "sum" else 1.0  # of rows that are equal, one is left
+        assert [list(rows) for rows in repl.run(step)] == [[whole], [whole]]
     else:
         with pytest.raises(errors.ArgumentError, match=f"the {op} of IndexedSlices"):
             repl.run(step)

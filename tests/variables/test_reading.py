@@ -255,7 +255,8 @@ def test_symbolic_gradients_reach_it(make_gradient: Callable[..., Any]) -> None:
 def test_copies_are_refused_with_the_way_out() -> None:
     variable = make(helpers.make(2), name="weights")
     with pytest.raises(
-        replicator.ReplicatorError, match=r"weights:0 cannot be copied.*Fix:.*context"
+        replicator.ReplicatorError,
+        match=r"(?s)weights:0 cannot be copied.*Fix:.*context",
     ):
         copy.deepcopy(variable)
 

@@ -73,7 +73,7 @@ def test_load_sets_every_component() -> None:
             variable.load(START * 2, session)
             np.testing.assert_array_equal(session.run(parts), [START * 2] * 2)
             with pytest.raises(
-                replicator.ReplicatorError, match="differ.*Fix: run its assign"
+                replicator.ReplicatorError, match="(?s)differ.*Fix: run its assign"
             ):
                 counter.load(START, session)
 

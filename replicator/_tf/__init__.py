@@ -1,0 +1,214 @@
+"""What the library needs of TensorFlow beyond its public API, each with its reason.
+
+No other file imports `tensorflow.python` or touches an underscore of a TensorFlow
+object. Each entry says why the public API does not do and what would replace it.
+tests/_tf calls each of them, so that a new TensorFlow fails there, by name.
+"""
+
+from replicator._tf.autograph import (
+    call_converted,
+    function_of,
+    same_conversion,
+)
+from replicator._tf.callers import (
+    applying_optimizer,
+    asked_by_writer,
+    builder,
+    optimizer_is_summing,
+    v1_optimizer_applying,
+    variable_of_slot,
+)
+from replicator._tf.control_flow import (
+    compiled_function,
+    cond,
+    control_flow_context,
+    in_loop_of,
+    lower_in_place,
+)
+from replicator._tf.distribute import (
+    CombinedContext,
+    default_strategy,
+    distribution_mode,
+)
+from replicator._tf.effects import (
+    is_stateful,
+    only_reads,
+    ordered_branches,
+    resources_touched,
+    run_independently,
+)
+from replicator._tf.fast.calls import (
+    pack_results,
+    prepare_call,
+)
+from replicator._tf.fast.captures import (
+    capture_all,
+)
+from replicator._tf.fast.nodes import (
+    Nodes,
+    import_nodes,
+)
+from replicator._tf.fast.tracing import (
+    is_step,
+    leave_out_unused,
+    trace,
+)
+from replicator._tf.fast.variables import (
+    adds_quickly,
+    place_of_reads,
+    read_quickly,
+    write_quickly,
+)
+from replicator._tf.frames import (
+    called_by_runtime,
+    stack_depth,
+    stack_since,
+    user_frames,
+)
+from replicator._tf.functions import (
+    add_input,
+    called_graphs,
+    capture_by_call,
+    copy_functions,
+    count_functions,
+    finish_function,
+    function_body,
+    function_called,
+    functions_called,
+    new_function_graph,
+    set_function,
+)
+from replicator._tf.graphs import (
+    operation_count,
+    seeds_counted,
+    stands_in,
+)
+from replicator._tf.ops import (
+    abandon,
+    add_control_inputs,
+    control_outputs,
+    copy_handle_data,
+    empty_constant,
+    is_abandoned,
+    move_control_outputs,
+    replace,
+    set_input,
+    set_int_attr,
+    set_read_only_inputs,
+    set_text_attr,
+)
+from replicator._tf.python import (
+    PythonFunction,
+    mark_python_function,
+    python_call,
+    python_function,
+    register_python_function,
+)
+from replicator._tf.state import (
+    SaveableObject,
+    SaveSpec,
+    in_save_context,
+    track,
+)
+from replicator._tf.tapes import (
+    is_watched,
+    record_gradient,
+    stop_recording,
+)
+from replicator._tf.traces import (
+    Traces,
+    tracing_apart,
+)
+from replicator._tf.variables import (
+    HandleVariable,
+    ResourceVariable,
+    UnliftableError,
+    last_variable_creator,
+    lift_initial_value,
+)
+
+__all__ = [
+    "abandon",
+    "add_control_inputs",
+    "add_input",
+    "adds_quickly",
+    "applying_optimizer",
+    "asked_by_writer",
+    "builder",
+    "call_converted",
+    "called_by_runtime",
+    "called_graphs",
+    "capture_all",
+    "capture_by_call",
+    "CombinedContext",
+    "compiled_function",
+    "cond",
+    "control_flow_context",
+    "control_outputs",
+    "copy_functions",
+    "copy_handle_data",
+    "count_functions",
+    "default_strategy",
+    "distribution_mode",
+    "empty_constant",
+    "finish_function",
+    "function_body",
+    "function_called",
+    "function_of",
+    "functions_called",
+    "HandleVariable",
+    "import_nodes",
+    "in_loop_of",
+    "in_save_context",
+    "is_abandoned",
+    "is_stateful",
+    "is_step",
+    "is_watched",
+    "last_variable_creator",
+    "leave_out_unused",
+    "lift_initial_value",
+    "lower_in_place",
+    "mark_python_function",
+    "move_control_outputs",
+    "new_function_graph",
+    "Nodes",
+    "only_reads",
+    "operation_count",
+    "optimizer_is_summing",
+    "ordered_branches",
+    "pack_results",
+    "place_of_reads",
+    "prepare_call",
+    "python_call",
+    "python_function",
+    "PythonFunction",
+    "read_quickly",
+    "record_gradient",
+    "register_python_function",
+    "replace",
+    "resources_touched",
+    "ResourceVariable",
+    "run_independently",
+    "same_conversion",
+    "SaveableObject",
+    "SaveSpec",
+    "seeds_counted",
+    "set_function",
+    "set_input",
+    "set_int_attr",
+    "set_read_only_inputs",
+    "set_text_attr",
+    "stack_depth",
+    "stack_since",
+    "stands_in",
+    "stop_recording",
+    "trace",
+    "Traces",
+    "tracing_apart",
+    "track",
+    "UnliftableError",
+    "user_frames",
+    "v1_optimizer_applying",
+    "variable_of_slot",
+    "write_quickly",
+]

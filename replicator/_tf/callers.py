@@ -1,0 +1,152 @@
+"""Which method of another library is running, by the frames of the Python stack.
+
+Optimizers and layers of Keras, Sonnet and TensorFlow 1 do not say what they are at.
+Each function looks for the frames of the methods that it knows by name.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from typing import Any
+
+
+def variable_of_slot() -> Any:
+    """Returns the variable for which an optimizer is creating a slot now, or None.
+
+    Those of all families start from a function that is given the variable: Keras'
+    add_variable_from_reference (legacy Keras' too, or its add_slot), tf.compat.v1's
+    create_slot, Sonnet's variable_like.
+    What they hand on to the creation of the slot does not say which variable it is.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(_SLOT_DEPTH):
+        if frame is None:
+            return None
+        names = _SLOT_MAKERS.get(frame.f_code.co_name.removeprefix("tf__"), ())
+        for name in names:
+            if name in frame.f_locals:
+                return frame.f_locals[name]
+        frame = frame.f_back
+    return None
+
+
+_SLOT_DEPTH = 40  # frames; autograph and variable creators stand in between
+
+
+_SLOT_MAKERS = {
+    "add_variable_from_reference": ("reference_variable", "model_variable"),
+    "add_slot": ("var",),
+    "create_slot": ("primary",),
+    "create_slot_with_initializer": ("primary",),
+    "variable_like": ("inputs",),
+}
+
+
+def v1_optimizer_applying() -> bool:
+    """Whether the caller is called by a v1 optimizer's `apply_gradients`, closely."""
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(_V1_DEPTH):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "apply_gradients" and (
+            frame.f_globals.get("__name__") == "tensorflow.python.training.optimizer"
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_V1_DEPTH = 8  # frames from apply_gradients to the variable's handle, and some more
+
+
+def asked_by_writer() -> bool:
+    """Whether what asks for a variable's handle means to write what is behind it.
+
+    The writes of tf.compat.v1 and of some optimizers are no methods of a variable: they
+    ask for its handle, write, and tell it afterwards or not at all. The rest of
+    TensorFlow and its kin ask in order to read; a user's own code may do anything.
+    """
+    asking = sys._getframe(2).f_globals.get("__name__", "")  # behind `handle`
+    if re.match(r"(tensorflow|tf_keras|keras|sonnet|replicator)\.", asking):
+        return bool(_BY_HANDLE.match(asking))
+    return True
+
+
+_BY_HANDLE = re.compile(
+    r"tensorflow\.python\.(ops\.state_ops$|training\.(?!saving))"
+    r"|(tensorflow\.python\.keras|tf_keras)\.(.*\.)?optimizer"
+)
+
+
+def optimizer_is_summing() -> bool:
+    """Whether the caller is called by a Keras optimizer that sums its gradients.
+
+    Keras' optimizers do that by tf.distribute on their own, whatever they are given.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(_SUM_DEPTH):
+        if frame is None:
+            return False
+        if frame.f_code.co_name.removeprefix("tf__") in _SUMMING:
+            module = str(frame.f_globals.get("__name__"))
+            return module.startswith(("keras.", "tf_keras."))
+        frame = frame.f_back
+    return False
+
+
+_SUMMING = (
+    "_all_reduce_sum_gradients",
+    "all_reduce_sum_gradients",
+    "_all_reduce_sum_fn",
+)
+
+
+_SUM_DEPTH = 8  # frames from there to the replica context, and those of autograph
+
+
+_OPTIMIZERS = (
+    "keras.src.optimizers",
+    "sonnet.src.optimizers",
+    "tf_keras.src.mixed_precision.loss_scale_optimizer",
+    "tf_keras.src.optimizers",
+    "tensorflow.python.training.",
+)
+
+
+def applying_optimizer() -> str | None:
+    """Returns the class of the optimizer whose `apply` is running, of any family."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # Autograph converts Sonnet's methods, and puts "tf__" before their names.
+        name = frame.f_code.co_name.removeprefix("tf__")
+        owner = type(frame.f_locals.get("self"))
+        if name in ("apply", "apply_gradients") and any(
+            base.__module__.startswith(_OPTIMIZERS) for base in owner.__mro__
+        ):
+            return owner.__name__
+        frame = frame.f_back
+    return None
+
+
+def builder() -> str | None:
+    """Returns the class of the layer, model or optimizer whose `build` is running.
+
+    Of those that a step builds: what is around the step does not count. Keras keeps in
+    no public place that an object is being built; all of its kinds note in `built` that
+    they have been.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "replicator.building":
+            return None
+        owner = frame.f_locals.get("self")
+        if hasattr(owner, "built"):
+            name = frame.f_code.co_name.removeprefix("tf__")
+            if name in ("build", "_maybe_build"):  # in the latter, weights are set
+                return type(owner).__name__
+            if name == "call":  # Keras calls models that have no `build`, to build them
+                return None
+        frame = frame.f_back
+    return None

@@ -1,0 +1,85 @@
+"""Control flow: what is being built inside of which construct, and adding to it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import cond_v2 as _cond_v2
+from tensorflow.python.ops import control_flow_util_v2 as _control_flow_v2
+from tensorflow.python.ops.control_flow_v2_func_graphs import (
+    ControlFlowFuncGraph as _ControlFlowFuncGraph,
+)
+
+from replicator._tf.traces import Apart
+
+
+def control_flow_context(graph: tf.Graph) -> str | None:
+    """Returns in which context ops are being added to `graph`: "v1", "xla" or None."""
+    inside = graph._get_control_flow_context()
+    while isinstance(inside, Apart):
+        inside = inside.outer_context
+    if inside is None:
+        return None
+    return "xla" if inside.IsXLAContext() else "v1"
+
+
+def compiled_function(graph: Any, outermost: tf.Graph) -> Any:
+    """Returns the function that ops of `graph` belong to, if XLA compiles it.
+
+    Such a function is traced once for all keys of `tracing_apart`: what counts is the
+    innermost XLA context, and each call makes a new one that asks for no trace.
+
+    Args:
+        graph: Where ops are being added; it may be a branch or the body of a loop.
+        outermost: A graph around it, as far as it is of interest.
+
+    Returns:
+        The function's graph, inside `outermost`, or None.
+    """
+    function = graph
+    while function is not outermost and isinstance(function, _ControlFlowFuncGraph):
+        function = function.outer_graph
+    around = function
+    while around is not None and around is not outermost:
+        around = getattr(around, "outer_graph", None)
+        if around is not None and control_flow_context(around) == "xla":
+            return function
+    return None
+
+
+def cond(
+    pred: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
+) -> Any:
+    """Adds a conditional of TensorFlow 2, whatever tf.cond adds to this graph.
+
+    In programs that disable TensorFlow 2's behavior, tf.cond adds the Switch and Merge
+    of TensorFlow 1, which no pass looks into, and which hide the variables behind them.
+    The public choice between the two is one for the whole process.
+    """
+    return _cond_v2.cond_v2(pred, true_fn, false_fn)
+
+
+@contextlib.contextmanager
+def in_loop_of(op: tf.Operation) -> Iterator[None]:
+    """In this block, ops are added to the loop of TensorFlow 1 that `op` is in, if any.
+
+    TensorFlow refuses what is given tensors of a loop and is not in its context, and
+    there is no public way into the context of a loop that is built.
+    """
+    inside = op._get_control_flow_context()
+    while inside is not None and not inside.IsWhileContext():
+        inside = inside.outer_context
+    before = op.graph._get_control_flow_context()
+    op.graph._set_control_flow_context(inside)
+    try:
+        yield
+    finally:
+        op.graph._set_control_flow_context(before)
+
+
+def lower_in_place(op: tf.Operation) -> None:
+    """Lets the runtime take a conditional or a loop apart, as TensorFlow's own are."""
+    _control_flow_v2.maybe_set_lowering_attr(op)

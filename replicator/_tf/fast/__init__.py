@@ -1,0 +1,1 @@
+"""What only makes the library faster."""

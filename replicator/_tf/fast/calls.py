@@ -1,0 +1,88 @@
+"""Calls a traced step with less Python than it takes to call it itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import cancellation as _cancellation
+from tensorflow.python.eager import context as _context
+from tensorflow.python.eager import execute as _execute
+from tensorflow.python.eager.polymorphic_function import atomic_function as _atomic
+from tensorflow.python.ops import handle_data_util
+
+
+def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
+    """Returns what runs a ConcreteFunction without arguments, eagerly, on no tape.
+
+    Its own call binds arguments, asks all tapes about all captured tensors and packs
+    the results by their types, which takes longer than a small step. None of this can
+    differ from call to call here. What TensorFlow adds to an error is kept.
+
+    Args:
+        function: A ConcreteFunction.
+        only_cpus: Whether all of its ops run on CPUs.
+
+    Returns:
+        A function that returns the flat results, in a list.
+    """
+    inference = function.inference_fn
+    outputs = inference.function_type.flat_outputs
+    name, count = inference.name.decode(), len(outputs)
+    handles = [
+        (index, known.shape_inference)
+        for index, known in enumerate(spec.dtype._handle_data for spec in outputs)
+        if known is not None
+    ]
+    runtime, options = _context.context(), _call_options(only_cpus)
+    later = bool(function.graph.deferred_external_captures)
+    captured = [] if later else function.captured_inputs
+
+    def call() -> Any:
+        inputs = function.captured_inputs if later else captured
+        with (
+            tf.profiler.experimental.Trace(function.graph.name),
+            _atomic.InterpolateRuntimeError(inference),
+        ):
+            cancels = _cancellation.context()
+            if cancels is None:
+                results = _execute.execute(name, count, inputs, options, runtime)
+            else:
+                results = _execute.execute_with_cancellation(
+                    name, count, inputs, options, runtime, cancels
+                )
+        for index, known in handles:
+            handle_data_util.set_handle_data(results[index], known)
+        return results or []
+
+    return call
+
+
+def _call_options(only_cpus: bool) -> tuple[Any, ...]:
+    """Returns the attributes of a call, with less of what the first one waits for.
+
+    TensorFlow goes over each function twice with about a dozen optimizers, most of
+    which find nothing to do in a step of many replicas. Left out are the second time,
+    where nothing was found; the optimizers by MLIR, which sort out control flow; and on
+    CPUs, those that lay out images and move tensors for GPUs. The public settings hold
+    for the whole process, do not offer these, and come first where they do.
+    """
+    runtime = _context.context()
+    config = tf.compat.v1.ConfigProto()
+    config.ParseFromString(runtime.function_call_options.as_attrs()["config_proto"])
+    rewriter = config.graph_options.rewrite_options
+    choice = type(rewriter)
+    rewriter.meta_optimizer_iterations = choice.ONE
+    rewriter.disable_tfg_optimizer = True
+    if only_cpus and rewriter.layout_optimizer == choice.DEFAULT:
+        rewriter.layout_optimizer = choice.OFF
+        rewriter.memory_optimization = choice.NO_MEM_OPT
+    executor = runtime.function_call_options.executor_type or ""
+    settings = config.SerializeToString(deterministic=True)
+    return "executor_type", executor, "config_proto", settings
+
+
+def pack_results(function: Any, flat: Sequence[tf.Tensor]) -> Any:
+    """Makes of flat results what the Python function of a ConcreteFunction returned."""
+    return function.function_type.pack_output(flat)

@@ -1,0 +1,33 @@
+"""Makes many resources known to a function graph at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import handle_data_util
+
+from replicator._tf.fast.nodes import Nodes
+
+
+def capture_all(graph: Any, handles: Sequence[tf.Tensor]) -> None:
+    """Makes eager resources known to a function graph, before anything uses them.
+
+    The graph would capture each when it is used first, in several times the time. It
+    says what it has captured, but cannot be told.
+    """
+    captures = graph._function_captures
+    new = [t for t in handles if id(t) not in captures.by_val_internal]
+    nodes = Nodes()
+    for handle in new:
+        nodes.add("Placeholder", dtype=handle.dtype, shape=handle.shape)
+    with graph.as_default(), tf.control_dependencies(None):
+        ops = nodes.finish("captured") if new else []
+    for handle, op in zip(new, ops, strict=True):
+        (inside,) = op.outputs
+        handle_data_util.copy_handle_data(handle, inside)
+        captures.add_or_replace(
+            key=id(handle), external=handle, internal=inside, is_by_ref=False
+        )
+        graph.inputs.append(inside)

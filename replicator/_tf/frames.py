@@ -1,0 +1,88 @@
+"""The Python stack: the user's lines in it, its depth, and whose thread it is of."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import types
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.autograph.impl import api as autograph_api
+from tensorflow.python.util import tf_stack
+
+_LIBRARIES = tuple(
+    os.sep + name + os.sep
+    for name in ("tensorflow", "keras", "tf_keras", "sonnet", "tree", "optree")
+)
+_ROOM = os.path.dirname(__file__) + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_GENERATED = "__autograph_generated_file"
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+
+
+def _is_library(filename: str) -> bool:
+    if filename.startswith((_HERE, "<")) or _GENERATED in filename:
+        return True
+    packages = "site-packages" + os.sep
+    if packages in filename:
+        return filename.partition(packages[:-1])[2].startswith(_LIBRARIES)
+    return filename.startswith(_STANDARD)
+
+
+def user_frames(
+    of: tf.Operation | BaseException | None = None,
+) -> list[tuple[str, int, str]]:
+    """Returns (file, line, function) of the user's frames, outermost first.
+
+    Of the frames that made an op or that an exception has left, or of those running
+    now. `traceback.extract_stack` would show the files that autograph generates;
+    TensorFlow's own stack maps them back to what the user wrote. Of an exception's
+    frames, they are left out.
+    """
+    frames: Any
+    if isinstance(of, BaseException):
+        frames = traceback.extract_tb(of.__traceback__)
+    else:
+        frames = tf_stack.extract_stack() if of is None else of.traceback or ()
+    return [
+        (frame.filename, frame.lineno, frame.name)
+        for frame in frames
+        if not _is_library(frame.filename)
+    ]
+
+
+def called_by_runtime() -> bool:
+    """Whether TensorFlow's runtime called the code that is running, in a thread of it.
+
+    That is so in what `tf.py_function`, `tf.numpy_function` and a dataset's generator
+    run. No public call tells; the outermost frame of such a thread is TensorFlow's.
+    """
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == _CALLS_PYTHON
+
+
+_CALLS_PYTHON = "tensorflow.python.ops.script_ops"
+
+
+def stack_depth() -> int:
+    """Returns the depth of the Python stack, for `stack_since`."""
+    return len(_countable_frames())
+
+
+def stack_since(depth: int) -> tuple[tuple[str, int], ...]:
+    """Returns (file, line) of all deeper frames, as the user wrote them."""
+    return tuple((f.filename, f.lineno) for f in _countable_frames()[depth:])
+
+
+def _countable_frames() -> list[Any]:
+    """Returns all frames but this room's, and autograph's, hidden by converted code."""
+    return [
+        frame
+        for frame in tf_stack.extract_stack()
+        if not frame.filename.startswith(_ROOM)
+        and frame.filename != autograph_api.__file__
+    ]

@@ -1,0 +1,34 @@
+"""Facts about a graph that the public API keeps to itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import random_seed as _random_seed
+
+
+def operation_count(graph: tf.Graph) -> int:
+    """Returns the number of ops in a graph; `get_operations` would copy the list."""
+    return graph.num_operations()
+
+
+def seeds_counted(graph: tf.Graph) -> int:
+    """Returns how many ops of a graph got a seed that TensorFlow counted up.
+
+    Under a global seed, ops without one of their own get the next number as theirs.
+    """
+    return _random_seed._graph_to_seed_dict.get(graph, 0)
+
+
+def stands_in(graph: tf.Graph) -> bool:
+    """Whether ops are being added to `graph`, or to a function inside of it.
+
+    The graph around a function's is an attribute of FuncGraph, which is not public.
+    """
+    if tf.executing_eagerly():
+        return False
+    inside: Any = tf.compat.v1.get_default_graph()
+    while inside is not None and inside is not graph:
+        inside = getattr(inside, "outer_graph", None)
+    return inside is not None

@@ -1,0 +1,37 @@
+"""What gradient tapes record, and whether they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+
+
+def record_gradient(
+    name: str,
+    outputs: Sequence[tf.Tensor],
+    inputs: Sequence[tf.Tensor],
+    backward: Callable[..., Any],
+) -> None:
+    """Tells all tapes how to differentiate outputs by inputs.
+
+    `tf.custom_gradient` does the same but adds an IdentityN that holds the operands.
+    """
+    record.record_operation(name, list(outputs), list(inputs), backward)
+
+
+def is_watched(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether a tape watches one of the tensors, or might come to if there is no tape.
+
+    A public tape tells its variables only.
+    """
+    if record.could_possibly_record():
+        return bool(record.should_record_backprop(list(tensors)))
+    return any(t.dtype.is_floating or t.dtype.is_complex for t in tensors)
+
+
+def stop_recording() -> Any:
+    """In this block no tape records; the public call stops one tape only."""
+    return record.stop_recording()

@@ -1,0 +1,156 @@
+"""Traces that tf.functions of the user's make for one replica, and only for it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_ops as _control_flow
+
+
+class Apart(_control_flow.XLAControlFlowContext):
+    """Asks for traces of its own, as some XLA contexts do, but is none."""
+
+    def __init__(self, traces: Traces) -> None:
+        super().__init__()
+        self._traces = traces
+
+    def IsXLAContext(self) -> bool:
+        return False
+
+    def RequiresUniqueFunctionRetracing(self) -> bool:
+        self._traces.asked()
+        return True
+
+
+class _SameDevice:
+    """A device function that leaves ops where they are; asks for traces of its own."""
+
+    def __init__(self, traces: Traces) -> None:
+        self._traces = traces
+
+    def __call__(self, op: tf.Operation) -> str:
+        return op.device
+
+    def __hash__(self) -> int:
+        self._traces.asked(by_id=False)
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Traces:
+    """The traces that tf.functions of the user's make for one build of a step.
+
+    A tf.function keeps its traces, and they the graph of the build, for as long as it
+    lives; nobody can call them again once the build is done. There is no public way to
+    find or forget them.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[Any, Any] = {}
+        self._caches: dict[int, Any] = {}
+        self._unknown = self._done = False
+
+    def context(self, key: Any) -> Apart:
+        """Returns what has tf.functions traced for a key, inside of a function."""
+        return self._keys.setdefault(("context", key), Apart(self))
+
+    def device(self, key: Any) -> _SameDevice:
+        """Returns what has tf.functions traced for a key, in a plain tf.Graph."""
+        return self._keys.setdefault(("device", key), _SameDevice(self))
+
+    def asked(self, by_id: bool = True) -> None:
+        """Called where a tf.function looks for a trace; notes where it keeps them.
+
+        Args:
+            by_id: Whether it will tell what asks for the trace by its id alone.
+        """
+        frame: types.FrameType | None = sys._getframe(2)
+        for _ in range(0 if self._done else _ASKING_DEPTH):
+            if frame is None:
+                break
+            cache = getattr(frame.f_locals.get("tracing_options"), "function_cache", 0)
+            if cache != 0:
+                if cache is not None:
+                    self._caches[id(cache)] = cache
+                return
+            frame = frame.f_back
+        self._unknown |= by_id
+
+    def forget(self) -> None:
+        """Lets go of the traces; the graphs that call them have what they need."""
+        self._done = True
+        contexts = set(map(id, self._keys.values()))
+        for cache in self._caches.values():
+            for context, type_ in list(cache._primary):
+                asked = context.context
+                if asked.xla_context_id in contexts or any(
+                    id(function) in contexts for function in asked.device_functions
+                ):
+                    # The graph of a trace that dies by itself would be taken apart.
+                    cache._primary[context, type_]._garbage_collector.release()
+                    del cache._primary[context, type_]
+                    cache._dispatch_dict.pop(context, None)
+        if self._unknown:  # some trace has the id of a key, which must not come again
+            _never_forgotten.append(self._keys)
+        self._keys, self._caches = {}, {}
+
+
+_ASKING_DEPTH = 10  # frames from a question about a context to what asks
+
+
+_never_forgotten: list[Any] = []
+
+
+@contextlib.contextmanager
+def tracing_apart(
+    graph: tf.Graph, key: Any, traces: Traces
+) -> Iterator[Callable[[], None]]:
+    """In this block, tf.functions that are called are traced for this `key`.
+
+    What a tf.function keys its traces by, beside its arguments, is not open to the
+    public: in a tf.Graph the device functions count, in a function only the XLA context
+    and the strategy do.
+
+    Args:
+        graph: The default graph.
+        key: Any hashable.
+        traces: Where keys are equal, and remembered to be forgotten.
+
+    Yields:
+        A function; what is called after a call of it is traced anew.
+    """
+    versions = itertools.count(1)
+    if not graph.building_function:
+        with graph.device(traces.device((key, 0))):
+            entry = graph._device_function_stack.peek_top_obj()
+
+            def anew_in_graph() -> None:
+                entry.function = traces.device((key, next(versions)))
+
+            yield anew_in_graph
+        return
+    start, outside = graph.num_operations(), graph._get_control_flow_context()
+    if outside is not None:
+        yield lambda: None
+        return
+
+    def anew() -> None:
+        graph._set_control_flow_context(traces.context((key, next(versions))))
+
+    graph._set_control_flow_context(traces.context((key, 0)))
+    try:
+        yield anew
+    finally:
+        graph._set_control_flow_context(None)
+        # Automatic control dependencies would not order ops that stand in a context.
+        for op in graph.get_operations()[start:]:
+            if isinstance(op._get_control_flow_context(), Apart):
+                op._set_control_flow_context(None)

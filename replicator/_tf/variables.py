@@ -1,0 +1,90 @@
+"""Creating variables, and what a variable of several components is made of."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import lift_to_graph as _lift
+from tensorflow.python.ops import resource_variable_ops as _rvo
+
+# tf.Variable(...) asks the creator scopes again, ours too. The `next_creator` that it
+# is given places variables itself, in the scope of a tf.distribute strategy.
+ResourceVariable = _rvo.ResourceVariable
+
+UnliftableError = _lift.UnliftableError
+
+
+def last_variable_creator(creator: Any) -> contextlib.AbstractContextManager[None]:
+    """Has `creator` make variables in this block, behind all other creators.
+
+    Creators that are entered by the public call are asked from the innermost to the
+    outermost. One that makes variables by itself would end the chain before the scopes
+    around it are asked. In a tf.function it has to come before TensorFlow's own
+    creator, of priority 50. Inside the scope of a strategy, whose creator makes several
+    variables of one, it is asked in the usual order.
+    """
+    priority = 100 if tf.distribute.has_strategy() else 75
+    graph = tf.compat.v1.get_default_graph()
+    return graph._variable_creator_scope(creator, priority=priority)
+
+
+class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):
+    """All that a resource variable can do by its handle, without its type.
+
+    The v1 Saver assigns the single handle behind whatever *is a* BaseResourceVariable,
+    and asks everything else how it wants to be saved and restored. A variable of
+    several components needs to be asked, so it borrows the methods and not the class.
+    """
+
+    _should_act_as_resource_variable = True
+    locals().update(
+        {
+            name: member
+            for name, member in vars(_rvo.BaseResourceVariable).items()
+            if name
+            not in ("__init__", "__dict__", "__weakref__", "__doc__", "__module__")
+            and not name.startswith("_abc")
+        }
+    )
+
+    def __init__(self, like: Any, **facts: Any) -> None:
+        """Takes over shape, dtype, names and so on from `like`, a resource variable."""
+        with tf.init_scope():
+            _rvo.BaseResourceVariable.__init__(
+                self,
+                shape=like.shape,
+                dtype=like.dtype,
+                handle=like.handle,
+                name=like.name,
+                unique_id=like._unique_id,
+                handle_name=like._handle_name.removesuffix(":0"),
+                graph_element=like._graph_element,
+                initial_value=like._initial_value,
+                is_initialized_op=like._is_initialized_op,
+                save_slice_info=None,
+                in_graph_mode=like._in_graph_mode,
+                validate_shape=like._validate_shape,
+                **facts,
+            )
+            self._maybe_initialize_trackable()
+
+
+def lift_initial_value(value: tf.Tensor) -> tf.Tensor:
+    """Evaluates a tensor of the function being traced outside of it.
+
+    What is left of it inside, random numbers that nothing needs, does not run.
+
+    Raises:
+        UnliftableError: The tensor depends on the function's arguments or state.
+    """
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            lifted = tf.compat.v1.wrap_function(lambda: None, [])
+            graph = lifted.graph
+            with graph.as_default():
+                copy = _lift.lift_to_graph([value], graph)[value]
+            return lifted.prune([], copy)()
+        graph = tf.compat.v1.get_default_graph()
+        return _lift.lift_to_graph([value], graph)[value]

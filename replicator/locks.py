@@ -1,0 +1,41 @@
+"""One step of a Replicator at a time, whatever threads there are.
+
+A step is built and run, and a variable assigned, under one lock, so that what one
+thread writes is never between the writes of another: every component then receives all
+of them, in one order. Reading takes no lock.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from replicator import _tf, errors
+
+
+class StepLock:
+    """Held while a step is built, while it runs eagerly, and amid an assignment.
+
+    A thread may take it again. A thread that TensorFlow has started inside of the step
+    that holds it would wait for ever: it is refused.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            if _tf.called_by_runtime():
+                raise errors.ContextError(
+                    errors.compose(
+                        "a py_function or a generator that TensorFlow runs would have "
+                        "to wait for a step of this Replicator, which may be waiting "
+                        "for it.",
+                        [f"at {errors.user_line()}"],
+                        "assign to replicated variables, and run steps, between the "
+                        "steps; in a step, assign in step_fn itself.",
+                    )
+                )
+            self._lock.acquire()
+
+    def __exit__(self, *about: object) -> None:
+        self._lock.release()

@@ -1,0 +1,107 @@
+"""What is passed to a wrapped optimizer: checked while the user's line is on the stack.
+
+The families differ in how they say it, if they notice at all: some go on with gradients
+of integers, or with fewer gradients than variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.primitives import base
+from replicator.variables import plain
+
+
+def entries(who: str, name: str, values: Any) -> list[Any]:
+    """Returns the entries of a list, or of whatever else has them in an order.
+
+    Args:
+        who: The optimizer, for messages.
+        name: What is listed: "gradients", ...
+        values: As the user gave them.
+
+    Raises:
+        ArgumentError: It has no entries to go through.
+    """
+    try:
+        if isinstance(values, str | bytes) or tf.is_tensor(values):
+            raise TypeError
+        return list(values)
+    except base.UNCONVERTED:
+        raise base.bad_argument(
+            who,
+            f"was given {errors.shown(values)} as {name}",
+            f"hand in a list of {name}, one entry per variable.",
+        ) from None
+
+
+def pairs(who: str, grads_and_vars: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the gradients and the variables of a list of pairs.
+
+    Args:
+        who: The optimizer, for messages.
+        grads_and_vars: As the user gave them.
+
+    Raises:
+        ArgumentError: They are no pairs.
+    """
+    listed = entries(who, "pairs (gradient, variable)", grads_and_vars)
+    for pair in listed:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise base.bad_argument(
+                who,
+                f"was given {errors.shown(pair)} as a gradient and its variable",
+                "hand in pairs, as in zip(gradients, variables).",
+            )
+    return [gradient for gradient, _ in listed], [variable for _, variable in listed]
+
+
+def check(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Raises ArgumentError unless there is a gradient, or None, for each variable.
+
+    Args:
+        who: The optimizer, for messages.
+        grads: As the user gave them.
+        variables: As the user gave them.
+    """
+    if len(grads) != len(variables):
+        raise base.bad_argument(
+            who,
+            f"was given {len(grads)} gradients for {len(variables)} variables",
+            "hand in one gradient per variable; None where there is none.",
+        )
+    for gradient, variable in zip(grads, variables, strict=True):
+        if not isinstance(plain(variable), tf.Variable):
+            raise base.bad_argument(
+                who,
+                f"was given {errors.shown(variable)} as a variable",
+                "hand in tf.Variables, or those of Keras.",
+            )
+        if gradient is not None:
+            _check_gradient(who, gradient, variable)
+
+
+def _check_gradient(who: str, gradient: Any, variable: Any) -> None:
+    name = getattr(variable, "name", "?")
+    leaves = base.flatten(gradient, who)
+    if len(leaves) != 1 or not base.is_differentiable(leaves[0]):
+        raise base.bad_argument(
+            who,
+            f"was given {errors.shown(gradient)} as the gradient of {name}",
+            "gradients are tensors of floating or complex numbers, or None; integers "
+            "have none.",
+        )
+    (leaf,) = leaves
+    if isinstance(leaf, tf.Tensor) and not leaf.shape.is_compatible_with(
+        variable.shape
+    ):
+        raise base.bad_argument(
+            who,
+            f"was given a gradient of shape {leaf.shape} for {name} of shape "
+            f"{variable.shape}",
+            "a gradient has the shape of its variable.",
+        )

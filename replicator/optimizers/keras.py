@@ -1,0 +1,130 @@
+"""The adapter for optimizers of Keras 3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context, errors, unbuilt
+from replicator.optimizers import given
+from replicator.optimizers.wrapped import Wrapped, do_not_convert
+
+
+class KerasAdapter(Wrapped):
+    """Keras 3 optimizers, LossScaleOptimizer included."""
+
+    @do_not_convert
+    def apply(
+        self, grads: Sequence[Any], trainable_variables: Any = None, weight: Any = None
+    ) -> Any:
+        """Combines the replicas' gradients and applies them.
+
+        Args:
+            grads: This replica's gradients; None for a variable that it did not use.
+            trainable_variables: As for the Keras optimizer.
+            weight: What this replica's gradients weigh in the mean, e.g. its number of
+                examples; all replicas weigh alike if it is None.
+        """
+        base_apply = super().apply
+        if trainable_variables is None:
+            if not self.built:
+                return base_apply(grads)  # raises, in Keras' words
+            inner = getattr(self, "inner_optimizer", self)
+            variables = list(inner._trainable_variables)
+        else:
+            variables = given.entries(
+                type(self).__name__, "variables", trainable_variables
+            )
+        grads = given.entries(type(self).__name__, "gradients", grads)
+        if not grads:
+            return None
+        _refuse_lost_conditions(self)
+
+        def prepare(_: Sequence[Any]) -> None:
+            if not self.built:
+                _build(self, variables)
+
+        result = self._combined(
+            grads, variables, weight, prepare, lambda g: base_apply(g, variables)
+        )
+        replica = context.current()
+        early = ("scaled early", id(self))
+        if replica is not None and early in replica.build.findings:
+            replica.build.knowledge[replica.build.findings[early]] = True
+            raise context.BuildAgain
+        return result
+
+    @do_not_convert
+    def apply_gradients(self, grads_and_vars: Any, weight: Any = None) -> Any:
+        """Combines the replicas' gradients and applies them; see `apply`."""
+        grads, variables = given.pairs(type(self).__name__, grads_and_vars)
+        self.apply(grads, variables, weight=weight)
+        return self.iterations
+
+    @do_not_convert
+    def scale_loss(self, loss: Any) -> Any:
+        """Scales a loss, in the first step too by the variable with the scale."""
+        replica = context.current()
+        dynamic = hasattr(self, "dynamic_growth_steps")
+        if replica is not None and dynamic and not self.built:
+            # Keras would scale by a Python constant, for as long as the traced step
+            # lives. Let `apply` create the variables, and then build the step again.
+            place = ("scale_loss", replica.count("scale_loss"))
+            if place in replica.build.knowledge:
+                raise errors.ContextError(
+                    errors.compose(
+                        f"{type(self).__name__} is made anew each time the step is "
+                        "built: its scale is not known when the loss is scaled.",
+                        [f"at {errors.user_line()}"],
+                        "create it outside of step_fn, under `with repl.context():`.",
+                    )
+                )
+            replica.build.findings["scaled early", id(self)] = place
+        return super().scale_loss(loss)
+
+
+def _build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Creates an optimizer's variables; a build that fails leaves it not built.
+
+    Keras notes that an optimizer is built before all of it is.
+    """
+    import keras  # which tf.keras is not, where it is tf_keras
+
+    shared_in_graph = context.current() is None and not tf.executing_eagerly()
+    graph = tf.compat.v1.get_default_graph()
+    start = _tf.operation_count(graph) if shared_in_graph else 0
+    try:
+        with keras.name_scope(optimizer.name):
+            optimizer.build(variables)
+        if shared_in_graph:
+            added = graph.get_operations()[start:]
+            unbuilt.refuse_graph_writes(type(optimizer).__name__, added)
+    except BaseException:
+        optimizer.built = getattr(optimizer, "inner_optimizer", optimizer).built = False
+        raise
+
+
+def _refuse_lost_conditions(optimizer: Any) -> None:
+    """Raises if a tf.Graph is being built, and Keras' conditions are lost in one.
+
+    Keras 3 asks `tensor == 0` for what happens in some steps only. In a tf.Graph that
+    compares Python objects and is always False: the update would never happen.
+    """
+    replica = context.current()
+    if replica is None or replica.build.graph.building_function:
+        return
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    for option in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+        if getattr(inner, option, None):
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"Keras' own {option} (of {type(inner).__name__}) has no effect in "
+                    "a tf.Graph.",
+                    [f"at {errors.user_line()}"],
+                    "run the step eagerly or in a tf.function; to accumulate "
+                    "gradients, repl.wrap_optimizer(optimizer, accumulation_steps=...) "
+                    "works everywhere.",
+                )
+            )

@@ -1,0 +1,124 @@
+"""The adapter for optimizers of legacy Keras, the package tf_keras.
+
+They are of two kinds: those that all share `tf_keras.optimizers.Optimizer`, and before
+them `tf_keras.optimizers.legacy.Optimizer`; each has a LossScaleOptimizer of its own.
+Both ask tf.distribute to sum the gradients over its replicas, which leaves those as
+they are that are combined already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context, errors
+from replicator.optimizers import given
+from replicator.optimizers.wrapped import LaterSlots, do_not_convert
+
+# Where the base classes of the two kinds are.
+LEGACY_KERAS = {
+    "tf_keras.src.optimizers.optimizer",
+    "tf_keras.src.optimizers.legacy.optimizer_v2",
+}
+
+
+class LegacyKerasAdapter(LaterSlots):
+    """Optimizers of legacy Keras, LossScaleOptimizer included."""
+
+    @do_not_convert
+    def apply_gradients(
+        self,
+        grads_and_vars: Any,
+        name: str | None = None,
+        weight: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Combines the replicas' gradients and applies them.
+
+        Args:
+            grads_and_vars: Pairs of this replica's gradient and its variable; None for
+                a variable that it did not use.
+            name: Of the scope in which variables are created.
+            weight: What this replica's gradients weigh in the mean, e.g. its number of
+                examples; all replicas weigh alike if it is None.
+            **options: As for the optimizer.
+
+        Returns:
+            What the optimizer itself returns.
+        """
+        grads, variables = given.pairs(type(self).__name__, grads_and_vars)
+        if name is not None:
+            options["name"] = name
+        base_apply = super().apply_gradients
+        if context.current() is not None:
+            _refuse_combined(self, options)
+            if not grads:
+                return self.iterations
+        inner = getattr(self, "inner_optimizer", self)
+
+        def prepare(used: Sequence[Any]) -> None:
+            with tf.name_scope(name or _scope_of(inner)), tf.init_scope():
+                _create_variables(inner, variables, used)
+
+        def apply(combined: Sequence[Any]) -> Any:
+            _set_back(inner)
+            return base_apply(list(zip(combined, variables, strict=True)), **options)
+
+        return self._combined(grads, variables, weight, prepare, apply)
+
+
+def _scope_of(optimizer: Any) -> str:
+    """Returns the name scope in which an optimizer creates its variables."""
+    return str(getattr(optimizer, "name", None) or optimizer._name)
+
+
+def _create_variables(
+    optimizer: Any, variables: Sequence[Any], used: Sequence[Any]
+) -> None:
+    """Creates an optimizer's variables that do not exist yet.
+
+    Args:
+        optimizer: Of either kind; not a LossScaleOptimizer.
+        variables: What it is given gradients of, or None in place of one.
+        used: Those of them that are used on any replica.
+    """
+    if hasattr(optimizer, "build"):
+        optimizer.build(variables)
+    else:
+        optimizer._create_all_weights(used)
+
+
+def _set_back(optimizer: Any) -> None:
+    """Gives an optimizer the Python state that replica 0 found in the same call.
+
+    Nadam counts in a Python int how often it has been called, and compares that in the
+    graph: on each replica the update would be another one.
+    """
+    replica = context.current()
+    if replica is None:
+        return
+    place = ("python state", id(optimizer), replica.count("python state"))
+    state = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if isinstance(value, (bool, int, float))
+    }
+    vars(optimizer).update(replica.build.findings.setdefault(place, state))
+
+
+def _refuse_combined(optimizer: Any, options: dict[str, Any]) -> None:
+    """Raises ArgumentError if the caller says that the gradients are combined."""
+    skipped = options.get("skip_gradients_aggregation", False)
+    if skipped or not options.get("experimental_aggregate_gradients", True):
+        raise errors.ArgumentError(
+            errors.compose(
+                f"{type(optimizer).__name__} is wrapped, and combines the gradients of "
+                "the replicas, but is told that they are combined already.",
+                [f"at {errors.user_line()}"],
+                "leave out skip_gradients_aggregation=True (or "
+                "experimental_aggregate_gradients=False), and the all_reduce before "
+                "it.",
+            )
+        )

@@ -1,0 +1,38 @@
+"""The adapter for optimizers of Sonnet 2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from replicator.optimizers import given
+from replicator.optimizers.wrapped import Wrapped, do_not_convert
+
+
+class SonnetAdapter(Wrapped):
+    """Sonnet 2 optimizers: anything with apply(updates, parameters)."""
+
+    @do_not_convert
+    def apply(
+        self, updates: Sequence[Any], parameters: Sequence[Any], weight: Any = None
+    ) -> Any:
+        """Combines the replicas' updates and applies them.
+
+        Args:
+            updates: This replica's gradients; None for a parameter it did not use.
+            parameters: The variables, in the same order.
+            weight: What this replica's gradients weigh in the mean.
+        """
+        who = type(self).__name__
+        updates = given.entries(who, "updates", updates)
+        parameters = given.entries(who, "parameters", parameters)
+        base_apply = super().apply
+
+        def prepare(_: Sequence[Any]) -> None:
+            initialize = getattr(self, "_initialize", None)
+            if initialize is not None:
+                initialize(parameters)
+
+        return self._combined(
+            updates, parameters, weight, prepare, lambda g: base_apply(g, parameters)
+        )

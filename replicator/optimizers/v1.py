@@ -1,0 +1,61 @@
+"""The adapter for optimizers of tf.compat.v1.train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.optimizers import given
+from replicator.optimizers.wrapped import LaterSlots, do_not_convert
+from replicator.primitives import base
+from replicator.variables import plain
+
+
+class V1Adapter(LaterSlots):
+    """Optimizers of tf.compat.v1.train."""
+
+    @do_not_convert
+    def apply_gradients(
+        self,
+        grads_and_vars: Any,
+        global_step: Any = None,
+        name: str | None = None,
+        weight: Any = None,
+    ) -> Any:
+        """Combines the replicas' gradients and applies them.
+
+        Args:
+            grads_and_vars: Pairs of this replica's gradient and its variable.
+            global_step: Incremented once per step, if given.
+            name: Of the returned op.
+            weight: What this replica's gradients weigh in the mean.
+
+        Returns:
+            The op that updates this replica's components.
+        """
+        grads, variables = given.pairs(type(self).__name__, grads_and_vars)
+        if global_step is not None and not isinstance(plain(global_step), tf.Variable):
+            raise base.bad_argument(
+                type(self).__name__,
+                f"was given global_step={errors.shown(global_step)}",
+                "the global step is a variable of integers, or None.",
+            )
+        base_apply = super().apply_gradients
+
+        def prepare(used: Sequence[Any]) -> None:
+            with tf.init_scope():
+                self._create_slots(used)
+
+        def apply(combined: Sequence[Any]) -> Any:
+            pairs = list(zip(combined, variables, strict=True))
+            if global_step is None:
+                return base_apply(pairs, name=name)
+            # TensorFlow would count by the type of the variable, and keep what it gets
+            # of any other than its own in a collection that compares by value.
+            with tf.control_dependencies([base_apply(pairs)]):
+                return global_step.assign_add(1, name=name, read_value=False)
+
+        return self._combined(grads, variables, weight, prepare, apply)

@@ -1,0 +1,133 @@
+"""wrap_optimizer: gradients are combined over the replicas before they are applied.
+
+An optimizer is wrapped by giving its state a second object, of a class made on the spot
+that derives from the optimizer's own: it passes for the original in isinstance, config
+and checkpoints, and only `apply` differs. One adapter per family, each in a file of its
+own, says which method that is and how the family creates its slots.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import arguments, context, errors
+from replicator.optimizers.keras import KerasAdapter
+from replicator.optimizers.legacy_keras import LEGACY_KERAS, LegacyKerasAdapter
+from replicator.optimizers.sonnet import SonnetAdapter
+from replicator.optimizers.v1 import V1Adapter
+from replicator.optimizers.wrapped import Wrapped
+from replicator.primitives import base
+from replicator.variables import ReplicatedVariable, plain
+
+OPS = ("mean", "sum")
+
+
+def wrap_optimizer(
+    optimizer: Any,
+    devices: tuple[str, ...],
+    op: str = "mean",
+    accumulation_steps: int = 1,
+) -> Any:
+    """Returns an optimizer that combines gradients; see Replicator.wrap_optimizer.
+
+    Args:
+        optimizer: As there.
+        devices: `devices[r]` is where replica r runs.
+        op: As there.
+        accumulation_steps: As there.
+    """
+    if not arguments.is_choice(op, OPS):
+        raise base.bad_argument(
+            "wrap_optimizer",
+            f"was given op={errors.shown(op)}",
+            f"op is one of {', '.join(OPS)}.",
+        )
+    if not arguments.is_whole(accumulation_steps, 1):
+        raise base.bad_argument(
+            "wrap_optimizer",
+            f"was given accumulation_steps={errors.shown(accumulation_steps)}",
+            "it is the number of steps per update, a positive int.",
+        )
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(optimizer, Wrapped) or isinstance(inner, Wrapped):
+        raise errors.ArgumentError(
+            errors.compose(
+                f"the optimizer {type(optimizer).__name__} is wrapped already; its "
+                "gradients would be combined twice.",
+                fix="wrap it once; of two nested optimizers, the outer.",
+            )
+        )
+    adapter = _adapter_for(optimizer)
+    _check_variables(optimizer, len(devices))
+    original = type(optimizer)
+    # The name and module of the original: that is what configs and saved files say.
+    namespace: dict[str, Any] = {
+        "__module__": original.__module__,
+        "__doc__": original.__doc__,
+        "_replicator_devices": devices,
+        "_replicator_options": (
+            op,
+            accumulation_steps,
+            original.__name__,
+            context.current() is None,
+        ),
+        "_replicator_combiners": weakref.WeakKeyDictionary(),
+    }
+    if adapter in (KerasAdapter, LegacyKerasAdapter):
+        # Keras knows the public names of its classes by the class itself.
+        namespace["__class__"] = property(lambda _: original)
+    derived = type(original)(original.__name__, (adapter, original), namespace)
+    wrapped = object.__new__(derived)
+    object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
+    if accumulation_steps > 1:
+        wrapped._replicator_combiner  # noqa: B018  whose sums checkpoints hold
+    return wrapped
+
+
+def _adapter_for(optimizer: Any) -> type[Wrapped]:
+    """Returns the adapter for the optimizer's family.
+
+    Legacy Keras is known by its modules: it is a package that need not be there, and
+    `tf.keras` is one Keras or the other.
+    """
+    modules = {cls.__module__ for cls in type(optimizer).__mro__}
+    if any(name.startswith("keras.src.optimizers.") for name in modules):
+        return KerasAdapter
+    if modules & LEGACY_KERAS:
+        return LegacyKerasAdapter
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return V1Adapter
+    if isinstance(optimizer, tf.Module) and callable(getattr(optimizer, "apply", None)):
+        return SonnetAdapter
+    raise base.bad_argument(
+        "wrap_optimizer",
+        f"was given {type(optimizer).__name__} {errors.shown(optimizer)}",
+        "hand in an optimizer of Keras 3, legacy Keras (tf_keras), tf.compat.v1.train "
+        "or Sonnet 2; for anything else, all_reduce the gradients yourself.",
+    )
+
+
+def _check_variables(optimizer: Any, num_replicas: int) -> None:
+    """Raises ContextError if the optimizer holds variables that are not replicated."""
+    if num_replicas == 1:
+        return
+    if isinstance(optimizer, tf.Module):
+        # Sonnet's own property raises if there are none yet.
+        variables = tf.Module.variables.fget(optimizer)
+    else:
+        variables = getattr(optimizer, "variables", ())
+    for variable in variables() if callable(variables) else variables:
+        if not isinstance(plain(variable), ReplicatedVariable):
+            raise errors.ContextError(
+                errors.compose(
+                    f"the optimizer {type(optimizer).__name__} holds variable "
+                    f"{variable.name}, which was made outside of the context and would "
+                    "be updated once per replica.",
+                    [f"at {errors.user_line()}"],
+                    "create the optimizer (or load the model that holds it) under "
+                    "`with repl.context():`.",
+                )
+            )

@@ -1,0 +1,106 @@
+"""What wrapped optimizers of all families have in common.
+
+A family's adapter derives from Wrapped and stands before the optimizer's own class. It
+says which method applies gradients, and how the family creates its slots; how gradients
+are combined is in gradients.py.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context, errors, gradients
+from replicator.optimizers import given
+from replicator.primitives import all_reduce
+
+do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+class Wrapped:
+    """What wrapped optimizers of all families have in common.
+
+    Attributes:
+        _replicator_devices: Where the replicas run whose gradients are combined.
+        _replicator_options: What to make a Combiner of.
+        _replicator_combiners: The Combiner of each instance. There is more than one
+            instance where the class makes another one, by `from_config`, say.
+    """
+
+    _replicator_devices: tuple[str, ...]
+    _replicator_options: tuple[str, int, str, bool]
+    _replicator_combiners: weakref.WeakKeyDictionary[Any, gradients.Combiner]
+
+    @property
+    def _replicator_combiner(self) -> gradients.Combiner:
+        if self not in self._replicator_combiners:
+            made = gradients.Combiner(*self._replicator_options)
+            self._replicator_combiners[self] = made
+            if made.accumulation_steps > 1:
+                _tf.track(self, "replicator_sums", made.sums)
+        return self._replicator_combiners[self]
+
+    def _combined(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        weight: Any,
+        prepare: Callable[[Sequence[Any]], Any],
+        apply: Callable[[Sequence[Any]], Any],
+    ) -> Any:
+        """Combines gradients and applies them; outside a step, just applies them.
+
+        Args:
+            grads: One tensor, IndexedSlices or None per variable.
+            variables: What they are gradients of.
+            weight: What this replica's gradients weigh in the mean.
+            prepare: Creates the optimizer's slots, if that has not been done; given the
+                variables that are used on any replica.
+            apply: Updates by gradients that are equal on all replicas.
+        """
+        replica = context.current()
+        if replica is None:
+            if weight is not None or self._replicator_combiner.accumulation_steps > 1:
+                context.require("a weighted or accumulating update")
+            return apply(grads)
+        self._refuse_elsewhere(replica)
+        given.check(type(self).__name__, grads, variables)
+        if weight is not None:
+            weight = all_reduce.as_weight(type(self).__name__, weight)
+        return self._replicator_combiner.apply(
+            replica, grads, variables, weight, prepare, apply
+        )
+
+    def _refuse_elsewhere(self, replica: context.ReplicaContext) -> None:
+        """Raises ContextError unless the step runs where the optimizer's replicas do.
+
+        As with variables, another Replicator on the same devices may run it.
+        """
+        if replica.build.devices == self._replicator_devices:
+            return
+        raise errors.ContextError(
+            errors.compose(
+                f"{type(self).__name__} was wrapped by the Replicator on "
+                f"{list(self._replicator_devices)}, but applied on replica "
+                f"{replica.replica_id} in a step of another Replicator, on "
+                f"{list(replica.build.devices)}.",
+                [f"at {errors.user_line()}"],
+                "wrap it by wrap_optimizer of the Replicator that runs the step.",
+            )
+        )
+
+
+class LaterSlots(Wrapped):
+    """For families that create a slot as soon as a checkpoint holds a value for it.
+
+    That would be wherever the checkpoint is restored, outside the context perhaps, and
+    the slot a plain variable that all replicas write. The families wait with it under a
+    scope that creates variables, and restore it when the first step creates the slot.
+    """
+
+    def _create_or_restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:
+        with tf.variable_creator_scope(lambda create, **facts: create(**facts)):
+            return super()._create_or_restore_slot_variable(*args, **kwargs)

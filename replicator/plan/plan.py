@@ -1,0 +1,181 @@
+"""class Plan: what the replicas communicate in a step, to look at and to keep.
+
+Made of what graph/record.py keeps while a step is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from replicator import errors
+from replicator.graph.placeholder import Call
+from replicator.graph.record import Communication
+from replicator.plan import reading
+from replicator.plan.rows import Row, Rows
+
+
+class Plan(Rows):
+    """What the replicas communicate in a step: a sequence of Rows, in build order.
+
+    On each level of the control flow, calls stand before those of gradients.
+
+    Attributes:
+        rows: One per communication.
+        devices: `devices[r]` is where replica r runs.
+    """
+
+    def print(self, file: TextIO | None = None) -> None:
+        """Prints the rows and the totals as tables.
+
+        Args:
+            file: Where to; standard output, unless given.
+
+        Raises:
+            ArgumentError: The file cannot be written to.
+            DependencyError: rich is not installed.
+        """
+        if file is not None and not callable(getattr(file, "write", None)):
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"a plan cannot be printed to {errors.shown(file)}.",
+                    fix="hand in a text file that is open for writing, or none for "
+                    "standard output.",
+                )
+            )
+        with needing("rich", "print a plan"):
+            from replicator.plan import table
+        with _writing("printed to", file):
+            table.show(self, file)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws the replicas as lanes, and between them what they communicate.
+
+        Args:
+            path: Where the picture goes: a .png or .svg file.
+
+        Raises:
+            ArgumentError: The path has another suffix, or cannot be written to.
+            DependencyError: matplotlib is not installed.
+        """
+        check_picture(path)
+        with needing("matplotlib", "plot a plan"):
+            from replicator.plan import lanes
+        with _writing("plotted to", path):
+            lanes.draw(self, path)
+
+    def to_json(self) -> str:
+        """Returns the plan as JSON: devices, rows and totals."""
+        rows = [
+            {**dataclasses.asdict(row), "sent": row.sent, "nbytes": row.nbytes}
+            for row in self.rows
+        ]
+        totals = dataclasses.asdict(self.totals)
+        return json.dumps(
+            {"devices": self.devices, "rows": rows, "totals": totals}, indent=1
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Returns the plan of which `to_json` made this text.
+
+        Raises:
+            ArgumentError: The text is no plan.
+        """
+        return reading.read(cls, text)
+
+
+def make_plan(
+    communications: Iterable[Communication],
+    devices: Sequence[str],
+    algorithms: Mapping[str, str],
+) -> Plan:
+    """Returns the plan of a step.
+
+    Args:
+        communications: What was kept while it was built.
+        devices: `devices[r]` is where replica r runs.
+        algorithms: For each primitive, how it is done where the communication itself
+            does not say.
+    """
+    return Plan(
+        tuple(
+            _row(kept, algorithms[kept.calls[0].primitive]) for kept in communications
+        ),
+        tuple(devices),
+    )
+
+
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """Raises ArgumentError unless a path names a kind of picture that can be made."""
+    named = isinstance(path, str | os.PathLike)
+    suffix = os.path.splitext(os.fspath(path))[1].lower() if named else ""
+    if suffix not in (".png", ".svg"):
+        raise errors.ArgumentError(
+            errors.compose(
+                f"a plan cannot be plotted to {errors.shown(path)}: its suffix is "
+                f"{suffix!r}.",
+                fix="name a file that ends in .png or .svg.",
+            )
+        )
+
+
+@contextlib.contextmanager
+def _writing(what: str, where: Any) -> Iterator[None]:
+    """Says what could not be written, and where."""
+    try:
+        yield
+    except (OSError, TypeError, ValueError) as error:
+        raise errors.ArgumentError(
+            errors.compose(
+                f"a plan cannot be {what} {errors.shown(where)}: {errors.told(error)}.",
+                fix="name a file that can be written to, in a folder that exists.",
+            )
+        ) from error
+
+
+def _row(kept: Communication, algorithm: str) -> Row:
+    options = {k: v for k, v in kept.calls[0].options.items() if v is not None}
+    options.pop("algorithm", None)  # how it is done says that
+    options.pop("owners", None)  # as many as operands; the links say the same
+    options.pop("writes", None)
+    place = kept.place
+    if options.pop("when", False):  # an operand says whether, when the step runs
+        place = place.inside("conditional (when due)", None)
+    return Row(
+        primitive=kept.calls[0].kind,
+        reduction=options.pop("op", ""),
+        options=options,
+        group=tuple(call.replica_id for call in kept.calls),
+        operands=tuple(call.operands for call in kept.calls),
+        links=kept.links,
+        algorithm=", ".join(kept.algorithms) or algorithm,
+        path=place.path,
+        times=place.times,
+        lines=_lines(kept.calls),
+        backward=kept.calls[0].backward,
+    )
+
+
+def _lines(calls: Sequence[Call]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(call.line for call in calls))
+
+
+@contextlib.contextmanager
+def needing(package: str, to: str) -> Iterator[None]:
+    """Says how to install a package that an import in this block does not find."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise errors.DependencyError(
+            errors.compose(
+                f"{package} is needed to {to}, and is not installed.",
+                fix=f"pip install {package}, or pip install 'replicator[plan]'.",
+            )
+        ) from error

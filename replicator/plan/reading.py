@@ -1,0 +1,100 @@
+"""The plan of which a JSON text was made; nothing else passes for one.
+
+What is read is printed, plotted and added up later, where an entry of another type
+would fail far from its cause. So every field is read as the type that Row says it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from replicator import arguments, errors
+from replicator.graph.placeholder import Shape
+from replicator.plan.rows import Rows
+
+_R = typing.TypeVar("_R", bound=Rows)
+
+_MOST = 2**63 - 1  # bytes, turns or entries, and ids
+
+
+class _NoPlan(Exception):
+    """What is read is no plan."""
+
+
+def read(kind: type[_R], text: str) -> _R:
+    """Returns the plan of which `Plan.to_json` made this text.
+
+    Args:
+        kind: What a plan is.
+        text: The text.
+
+    Raises:
+        ArgumentError: The text is no plan.
+    """
+    try:
+        if not isinstance(text, str | bytes | bytearray):
+            raise _NoPlan(f"expected a str, not {errors.shown(text)}")
+        plan = _read(kind, json.loads(text), "the plan")
+        _check(plan)
+        return plan
+    except (_NoPlan, ValueError, RecursionError) as error:
+        name = "" if isinstance(error, _NoPlan) else f"{type(error).__name__} "
+        raise errors.ArgumentError(
+            errors.compose(
+                f"this is not the JSON text of a plan: {name}{error}.",
+                fix="hand in what `Plan.to_json` returned.",
+            )
+        ) from error
+
+
+def _read(hint: Any, found: Any, where: str) -> Any:
+    """Returns what was found as the type that it should have."""
+    kind, inside = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return _read_fields(hint, found, where)
+    if kind is types.UnionType:
+        if found is None:
+            return None
+        return _read(inside[0], found, where)
+    if kind is tuple and isinstance(found, list):
+        return tuple(_read(inside[0], x, f"{where}[{n}]") for n, x in enumerate(found))
+    if kind is Mapping and isinstance(found, dict):
+        return found
+    if hint is str and isinstance(found, str):
+        found.encode()  # half of a surrogate pair cannot be printed
+        return found
+    if hint is bool and isinstance(found, bool):
+        return found
+    if hint is int and arguments.is_whole(found, 0, _MOST):
+        return found
+    raise _NoPlan(f"{where} is {errors.shown(found)}")
+
+
+def _read_fields(cls: Any, found: Any, where: str) -> Any:
+    if not isinstance(found, dict):
+        raise _NoPlan(f"{where} is {errors.shown(found)}")
+    hints = typing.get_type_hints(cls, localns={"Shape": Shape})
+    facts = {}
+    for field in dataclasses.fields(cls):
+        if field.name not in found:
+            raise _NoPlan(f"{where} has no {field.name}")
+        place = f"{where}.{field.name}"
+        facts[field.name] = _read(hints[field.name], found[field.name], place)
+    return cls(**facts)
+
+
+def _check(plan: Rows) -> None:
+    """Raises _NoPlan unless a plan's numbers belong together."""
+    if not plan.devices:
+        raise _NoPlan("the plan has no devices")
+    for n, row in enumerate(plan.rows):
+        ids = {*row.group, *(r for x in row.links for r in (x.source, x.destination))}
+        if not row.group or max(ids) >= len(plan.devices):
+            raise _NoPlan(f"row {n} is not one of {len(plan.devices)} replicas")
+        if len(row.operands) != len(row.group):
+            raise _NoPlan(f"row {n} does not say what each of its replicas hands in")

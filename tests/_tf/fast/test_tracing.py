@@ -1,0 +1,53 @@
+"""Steps are traced with what they need only: each private name is called."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph import ordering
+from tests._tf import shared
+
+
+def test_trace_orders_and_runs_effects_for_which_no_result_waits():
+    variable = tf.Variable(0.0)
+    seen: list[int] = []
+
+    def build():
+        variable.assign_add(2.0)
+        tf.py_function(lambda: seen.append(1), [], [])
+        variable.assign(variable * 3.0)
+        return [tf.constant(5.0), variable.read_value(), None]
+
+    function = _tf.trace(build, ordering.order_as_created)
+    assert not any(tensor.op.control_inputs for tensor in function.graph.outputs[:1])
+    five, value, nothing = function()
+    assert (float(five), float(value), nothing) == (5.0, 6.0, None)
+    assert (float(variable), seen) == (6.0, [1])
+
+
+@pytest.mark.parametrize("abandoned", [True, False])
+def test_trace_leaves_out_what_nothing_needs_where_ops_are_abandoned(abandoned):
+    variable = tf.Variable(1.0)
+
+    def build():
+        used = tf.sin(variable)
+        unused = tf.cos(used)
+        tf.print(tf.exp(used), output_stream="file:///dev/null")
+        variable.assign(tf.tan(used))
+        if abandoned:
+            _tf.abandon([variable.assign(unused, read_value=False)])
+        with tf.control_dependencies([tf.abs(used)]):
+            return tf.square(used)
+
+    function = shared.traced(build)
+    kept = [node.op for node in function.function_def.node_def]
+    assert {"Sin", "Exp", "PrintV2", "Tan", "AssignVariableOp", "Square"} <= set(kept)
+    assert kept.count("AssignVariableOp") == 1
+    assert "Abs" in kept and ("Cos" in kept) != abandoned
+    assert float(function()) == pytest.approx(0.7080734)
+    count = len(function.graph.get_operations())
+    _tf.leave_out_unused(function.graph)
+    assert len(function.graph.get_operations()) == count
+    assert _tf.is_step(function.graph) and not _tf.is_step(tf.Graph())

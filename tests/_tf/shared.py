@@ -1,0 +1,20 @@
+"""What several of these tests need."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph import ordering
+
+
+def evaluate(tensor: tf.Tensor, graph: tf.Graph) -> float:
+    """Returns the value of a tensor of a plain graph."""
+    with tf.compat.v1.Session(graph=graph) as session:
+        return float(session.run(tensor))
+
+
+def traced(build: Callable[[], Any]) -> Any:
+    """Returns a function as steps are traced."""
+    return _tf.trace(build, ordering.order_as_created)

@@ -1,0 +1,81 @@
+"""AutoGraph: each private name is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from replicator import _tf
+from tests._tf import shared
+
+
+class _OddError(Exception):
+    def __init__(self, code, *, where):
+        super().__init__(code, where)
+
+
+def test_call_converted_converts():
+    def function(x):
+        if x > 0:
+            return x
+        return -x
+
+    with tf.Graph().as_default() as graph:
+        result = _tf.call_converted(function, [tf.constant(-2.0)])
+        assert shared.evaluate(result, graph) == 2.0
+
+
+def test_call_converted_passes_exceptions_unchanged():
+    error = _OddError(1, where="here")
+
+    def function():
+        raise error
+
+    with tf.Graph().as_default(), pytest.raises(_OddError) as caught:
+        _tf.call_converted(function, [])
+    assert caught.value is error
+    assert not vars(error)
+
+
+@pytest.mark.parametrize("method", [False, True])
+def test_function_of_opens_a_tf_function(method):
+    def plain(x):
+        return x
+
+    assert _tf.function_of(plain) is plain
+    if not method:
+        assert _tf.function_of(tf.function(plain)) is plain
+        return
+
+    class Holder:
+        @tf.function(autograph=False)
+        def call(self, x):
+            return x + 1
+
+    holder = Holder()
+    opened = _tf.function_of(holder.call)
+    assert not isinstance(opened, tf.types.experimental.PolymorphicFunction)
+    assert int(opened(1)) == 2
+
+
+def test_same_conversion_tells_calls_of_one_converted_function() -> None:
+    scopes = []
+
+    def note(function: Any) -> None:
+        (cell,) = (
+            c for c in function.__closure__ if "FunctionScope" in str(c.cell_contents)
+        )
+        scopes.append(cell.cell_contents)
+
+    def converted(x: tf.Tensor) -> tf.Tensor:
+        note(lambda: tf.sin(x))
+        return x
+
+    for _ in range(2):
+        with tf.Graph().as_default():
+            _tf.call_converted(converted, [tf.constant(1.0)])
+    one, two = scopes
+    assert one is not two and _tf.same_conversion(one, two)
+    assert not _tf.same_conversion(one, 1)

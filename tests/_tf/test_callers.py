@@ -1,0 +1,141 @@
+"""Which method of another library's is running: each private name is called."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import sonnet as snt
+import tensorflow as tf
+import tf_keras
+
+from replicator import _tf
+
+
+@pytest.mark.parametrize("keras", ["keras", "tf_keras"])
+def test_optimizer_is_summing_sees_who_asks(keras):
+    seen = []
+
+    class Context(tf.distribute.ReplicaContext):
+        def __init__(self):
+            super().__init__(_tf.default_strategy(), 0)
+
+        def all_reduce(self, reduce_op, value, options=None):
+            seen.append(_tf.optimizer_is_summing())
+            return value
+
+    optimizer = importlib.import_module(keras).optimizers.SGD(1.0)
+    with _tf.distribution_mode(Context()):
+        tf.distribute.get_replica_context().all_reduce("SUM", 1.0)
+        optimizer.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
+    assert seen[:2] == [False, True]
+
+
+def test_applying_optimizer_names_the_optimizer_at_work():
+    seen = []
+    variable = tf.keras.Variable(1.0)
+
+    class Watching(tf.keras.optimizers.SGD):
+        def update_step(self, *args):
+            seen.append(_tf.applying_optimizer())
+            return super().update_step(*args)
+
+    Watching(0.1).apply([tf.constant(1.0)], [variable])
+    assert seen == ["Watching"]
+
+    class Legacy(tf_keras.optimizers.SGD):
+        def update_step(self, *args):
+            seen.append(_tf.applying_optimizer())
+            return super().update_step(*args)
+
+    plain = tf.Variable(1.0)
+    Legacy(0.1).apply_gradients([(tf.constant(1.0), plain)])
+    scaled = tf_keras.mixed_precision.LossScaleOptimizer(Legacy(0.1))
+    scaled.apply_gradients([(tf.constant(1.0), plain)])
+    assert seen == ["Watching", "Legacy", "Legacy"]
+    assert _tf.applying_optimizer() is None
+
+
+def test_builder_names_what_builds_itself():
+    seen = []
+
+    class Watching(tf.keras.layers.Layer):
+        def build(self, shape):
+            seen.append(_tf.builder())
+
+        def call(self, x):
+            seen.append(_tf.builder())
+            return x
+
+    class Legacy(tf_keras.layers.Layer):
+        def set_weights(self, weights):
+            seen.append(_tf.builder())
+
+    Watching()(tf.constant([1.0]))
+    Legacy(weights=[])(tf.constant([1.0]))
+    Legacy(weights=[1.0])(tf.constant([1.0]))
+    assert seen == ["Watching", None, "Legacy", "Legacy"]
+    assert _tf.builder() is None
+
+
+def test_v1_optimizer_applying_is_seen_from_the_handle():
+    seen = []
+
+    class Probe(tf.compat.v1.train.GradientDescentOptimizer):
+        def _resource_apply_dense(self, grad, handle):
+            seen.append(_tf.v1_optimizer_applying())
+            return super()._resource_apply_dense(grad, handle)
+
+    Probe(0.1).apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
+    assert seen == [True]
+    assert not _tf.v1_optimizer_applying()
+
+
+@pytest.mark.parametrize("family", ["keras", "legacy", "older", "v1", "sonnet"])
+def test_variable_of_slot_knows_what_each_family_makes_slots_for(family: str) -> None:
+    seen = []
+
+    def creator(next_creator: Any, **kwargs: Any) -> Any:
+        seen.append(_tf.variable_of_slot())
+        return next_creator(**kwargs)
+
+    weights = tf.Variable([1.0, 2.0])
+    assert _tf.variable_of_slot() is None
+    with tf.variable_creator_scope(creator):
+        if family == "keras":
+            weights = tf.keras.Variable([1.0, 2.0])
+            seen.clear()
+            tf.keras.optimizers.SGD(momentum=0.5).build([weights])
+        elif family == "legacy":
+            tf_keras.optimizers.SGD(momentum=0.5).build([weights])
+        elif family == "older":
+            optimizer = tf_keras.optimizers.legacy.SGD(momentum=0.5)
+            optimizer.apply_gradients([(tf.ones([2]), weights)])
+        elif family == "v1":
+            optimizer = tf.compat.v1.train.MomentumOptimizer(0.1, 0.5)
+            optimizer.apply_gradients([(tf.ones([2]), weights)])
+        else:
+            snt.optimizers.Momentum(0.1, 0.5).apply([tf.ones([2])], [weights])
+    assert any(primary is weights for primary in seen)
+
+
+def test_writers_are_told_from_readers_where_they_ask_for_a_handle():
+    seen = []
+
+    class Variable(type(tf.Variable(1.0))):
+        @property
+        def handle(self):
+            seen.append(_tf.asked_by_writer())
+            return super().handle
+
+    variable = Variable([1.0, 2.0])
+    for use, writes in (
+        (variable.read_value, False),
+        (lambda: tf.gather(variable, 0), False),
+        (lambda: tf.compat.v1.scatter_add(variable, [0], [1.0]), True),
+        (lambda: variable.handle, True),
+    ):
+        seen.clear()
+        use()
+        assert any(seen) == writes

@@ -1,0 +1,48 @@
+"""tf.distribute answers as told: each private name is called."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from replicator import _tf
+
+
+def test_combined_context_sums_over_one_replica_without_an_op():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(1.0)
+        with _tf.distribution_mode(_tf.CombinedContext()):
+            context = tf.distribute.get_replica_context()
+            assert context.all_reduce("SUM", [x])[0] is x
+            assert not tf.distribute.has_strategy()
+            assert context.merge_call(lambda strategy, y: y, [x]) is x
+        assert len(graph.get_operations()) == 1
+
+
+def test_distribution_mode_answers_for_tf_distribute():
+    before = tf.distribute.get_replica_context()
+    ours = tf.distribute.ReplicaContext(_tf.default_strategy(), 1)
+    with tf.Graph().as_default():
+        with _tf.distribution_mode(replica=ours):
+            assert tf.distribute.get_replica_context() is ours
+            assert not tf.distribute.has_strategy()
+            with _tf.distribution_mode():
+                assert tf.distribute.get_replica_context() is before
+            with _tf.distribution_mode(cross_replica="a strategy"):
+                assert tf.distribute.in_cross_replica_context()
+                assert not tf.distribute.has_strategy()
+        assert tf.distribute.get_replica_context() is before
+
+
+def test_distribution_mode_is_left_by_an_error():
+    with tf.Graph().as_default():
+        with pytest.raises(ZeroDivisionError), _tf.distribution_mode(replica="ours"):
+            raise ZeroDivisionError
+        assert tf.distribute.get_replica_context() != "ours"
+
+
+def test_default_strategy_is_found_in_the_scope_of_another():
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        assert tf.distribute.has_strategy()
+        with _tf.distribution_mode(replica="ours"):
+            assert tf.distribute.get_strategy() is _tf.default_strategy()

@@ -1,0 +1,84 @@
+"""Effects as TensorFlow sees them: each private name is called."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import tensorflow as tf
+
+from replicator import _tf
+from tests import helpers
+
+
+def test_which_ops_have_an_effect():
+    with tf.Graph().as_default():
+        variable = tf.Variable(1.0)
+        ops = {
+            "add": (tf.constant(1.0) + 1.0).op,
+            "read": variable.read_value().op.inputs[0].op,
+            "write": variable.assign_add(1.0).op,
+            "print": tf.print("hello"),
+            "random": tf.random.uniform([]).op.inputs[0].op,
+        }
+        while ops["write"].type == "Identity":
+            ops["write"] = ops["write"].inputs[0].op
+        ops["write"] = variable.assign_add(1.0, read_value=False)
+    stateful = {name for name, op in ops.items() if _tf.is_stateful(op)}
+    assert [name for name, op in ops.items() if _tf.only_reads(op)] == ["read"]
+    assert "add" not in stateful
+    assert {"write", "print"} <= stateful
+
+
+def test_resources_touched_tells_reads_from_writes():
+    with tf.Graph().as_default():
+        variable = tf.Variable(1.0)
+        handle = id(variable.handle)
+        read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32).op
+        write = variable.assign_add(1.0, read_value=False)
+        assert _tf.resources_touched(read) == ({handle}, set())
+        assert _tf.resources_touched(write) == (set(), {handle})
+
+
+def test_run_independently_takes_an_op_out_of_the_order():
+    @tf.function(autograph=False)
+    def function():
+        one = tf.print("", end="", output_stream="file:///dev/null")
+        two = tf.print("", end="", output_stream="file:///dev/null")
+        three = tf.print("", end="", output_stream="file:///dev/null")
+        _tf.run_independently(two.graph, two)
+        return one.name, two.name, three.name
+
+    graph = function.get_concrete_function().graph
+    one, two, three = (op for op in graph.get_operations() if op.type == "PrintV2")
+    assert not two.control_inputs
+    assert one in three.control_inputs
+    assert two in graph.control_outputs  # it runs all the same
+    with tf.Graph().as_default() as plain:  # nothing is ordered there
+        _tf.run_independently(plain, tf.no_op())
+
+
+def test_only_reads_tells_reads_from_writes():
+    with tf.Graph().as_default():
+        variable = tf.Variable(1.0)
+        read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
+        assert _tf.only_reads(read.op)
+        assert not _tf.only_reads(variable.assign(2.0, read_value=False))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_ordered_branches_keeps_what_nothing_fetches(ordered):
+    with tf.Graph().as_default() as graph:
+        variable = tf.Variable(1.0)
+
+        def branch() -> tf.Tensor:
+            variable.assign_add(1.0)
+            return tf.constant(0.0)
+
+        block = _tf.ordered_branches(graph) if ordered else contextlib.nullcontext()
+        with block:
+            taken = tf.cond(helpers.opaque(True), branch, lambda: tf.constant(1.0))
+        with tf.compat.v1.Session() as session:
+            session.run(variable.initializer)
+            session.run(taken)
+            assert session.run(variable) == (2.0 if ordered else 1.0)

@@ -1,0 +1,116 @@
+"""The Python stack: each private name is called."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import threading
+
+import pytest
+import tensorflow as tf
+
+from replicator import _tf
+
+
+def test_called_by_runtime_is_true_in_threads_of_tensorflow_only():
+    seen = {}
+
+    def note(where):
+        seen[where] = _tf.called_by_runtime()
+        return 0.0
+
+    def generate():
+        yield note("generator")
+
+    spec = tf.TensorSpec([], tf.float32)
+    ends = tf.data.Dataset.from_generator(generate, output_signature=spec)
+    list(ends.prefetch(1))
+    dataset = tf.data.Dataset.range(2).map(
+        lambda x: tf.py_function(lambda: note("py_function"), [], tf.float32),
+        num_parallel_calls=2,
+    )
+    list(dataset)
+    tf.py_function(lambda: note("eager"), [], tf.float32)
+    note("plain")
+    thread = threading.Thread(target=note, args=["thread"])
+    thread.start()
+    thread.join(30)
+    inside = {"generator", "py_function"}
+    assert seen == {
+        where: where in inside for where in (*inside, "eager", "plain", "thread")
+    }
+
+
+def test_user_frames_are_of_the_user():
+    def inner():
+        return _tf.user_frames()  # the innermost line
+
+    frames = inner()
+    assert frames == [f for f in frames if "site-packages/tensorflow" not in f[0]]
+    filename, line, name = frames[-1]
+    assert filename == __file__
+    assert name == "inner"
+    assert linecache.getline(filename, line).strip().endswith("# the innermost line")
+
+
+def test_user_frames_of_an_op_are_those_that_made_it():
+    def make():
+        return tf.reduce_mean([1.0, 2.0])  # the op is made here
+
+    with tf.Graph().as_default():
+        frames = _tf.user_frames(make().op)
+    filename, line, name = frames[-1]
+    assert (filename, name) == (__file__, "make")
+    assert linecache.getline(filename, line).strip().endswith("# the op is made here")
+
+
+def test_user_frames_of_an_exception_are_those_that_it_left():
+    @tf.autograph.experimental.do_not_convert
+    def plain():
+        raise KeyError("here")  # raised here
+
+    def converted():
+        if tf.constant(1) > 0:  # in a generated file
+            plain()
+
+    with pytest.raises(KeyError) as caught:
+        _tf.call_converted(converted, [])
+    frames = _tf.user_frames(caught.value)
+    assert {filename for filename, _, _ in frames} == {__file__}
+    assert linecache.getline(__file__, frames[-1][1]).strip().endswith("# raised here")
+
+
+def test_user_frames_see_through_autograph():
+    seen = []
+
+    @tf.autograph.experimental.do_not_convert
+    def note():
+        seen.append(_tf.user_frames()[-2:])
+
+    @tf.function
+    def function(x):
+        if x > 0:  # converted, so that this line is in a generated file
+            note()
+        return x
+
+    function(tf.constant(1))
+    assert all(frame[0] == __file__ for frame in seen[0])
+
+
+def test_stack_since_shows_what_is_deeper():
+    depth = _tf.stack_depth()
+
+    def call(function):
+        return function()
+
+    def one():
+        return _tf.stack_since(depth)
+
+    def two():
+        return _tf.stack_since(depth)
+
+    first = call(one)
+    lines = [inspect.getsourcelines(function)[1] + 1 for function in (call, one)]
+    assert first == tuple((__file__, line) for line in lines)
+    assert first == call(one)  # however often, and from wherever above `depth`
+    assert first != call(two)

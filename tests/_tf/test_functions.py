@@ -1,0 +1,204 @@
+"""Functions that ops call: each private name is called."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from replicator import _tf
+from tests._tf import shared
+
+
+def _call_of(function, *args):
+    """Returns the op that calls a function, in a graph of its own."""
+    with tf.Graph().as_default() as graph:
+        function(*map(tf.constant, args))
+        return [op for op in graph.get_operations() if "Call" in op.type][-1]
+
+
+def test_called_graphs_finds_the_bodies_of_functional_ops():
+    inner = tf.function(lambda x: x * 2.0)
+
+    @tf.function(autograph=False)
+    def outer(x):
+        x = inner(x)
+        return tf.cond(x > 0, lambda: tf.sin(x), lambda: tf.cos(x))
+
+    graph = outer.get_concrete_function(tf.constant(1.0)).graph
+    bodies = {}
+    for op in graph.get_operations():
+        for attribute, body in _tf.called_graphs(op):
+            bodies[attribute] = {op.type for op in body.get_operations()}
+    assert "Mul" in bodies["f"]
+    assert "Sin" in bodies["then_branch"]
+    assert "Cos" in bodies["else_branch"]
+
+
+def test_called_graphs_finds_what_only_a_graph_around_knows():
+    with tf.Graph().as_default() as graph, tf.GradientTape() as one:
+        x = tf.constant(1.0)
+        with tf.GradientTape() as two:
+            one.watch(x)
+            two.watch(x)
+            tf.cond(x > 0.0, lambda: tf.stop_gradient(tf.sin(x)), lambda: x)
+    (call,) = [op for op in graph.get_operations() if _tf.called_graphs(op)]
+    ((_, wrapper),) = _tf.called_graphs(call)
+    (inside,) = [op for op in wrapper.get_operations() if "If" in op.type]
+    name = inside.get_attr("then_branch").name
+    assert wrapper._get_function(name) is None, "TensorFlow does better now"
+    branch = dict(_tf.called_graphs(inside))["then_branch"]
+    assert "Sin" in {op.type for op in branch.get_operations()}
+    assert _tf.function_called(inside, name)[0] is branch
+    assert ("then_branch", 0) in _tf.functions_called(inside)
+
+
+def test_called_graphs_come_in_the_order_in_which_they_are_traced():
+    def turn(x):
+        return tf.cond(x > 1.0, lambda: x + 1.0, lambda: x + 2.0)
+
+    with tf.Graph().as_default() as graph:
+        tf.while_loop(lambda x: x < 9.0, turn, [tf.constant(0.0)])
+        loop = [op for op in graph.get_operations() if "While" in op.type][0]
+    found = dict(_tf.called_graphs(loop))
+    assert list(found) == ["cond", "body"]
+    inner = [op for op in found["body"].get_operations() if "If" in op.type][0]
+    assert [name for name, _ in _tf.called_graphs(inner)] == [
+        "then_branch",
+        "else_branch",
+    ]
+
+
+def test_a_function_put_together_op_by_op():
+    with tf.Graph().as_default() as graph:
+        like = tf.constant([1.0, 2.0])
+        joint = _tf.new_function_graph("mine")
+        x = _tf.add_input(joint, like, tf.TensorShape([None]))
+        assert x.graph is joint and x.shape.rank == 1 and joint.inputs == [x]
+        with joint.as_default():
+            log = []
+            tf.py_function(lambda: log.append("left out"), [], [])
+            _tf.abandon(joint.get_operations()[1:])
+            start = len(joint.get_operations())
+            tf.py_function(lambda: log.append("runs"), [], [])
+            must_run = joint.get_operations()[start:]
+            result = x * 2.0
+        f = _tf.finish_function(joint, [result], must_run)
+        assert "mine" in f
+        (called,) = tf.raw_ops.StatefulPartitionedCall(
+            args=[like], Tout=[tf.float32], f=f
+        )
+        assert shared.evaluate(called[1], graph) == 4.0
+    assert log == ["runs"]
+
+
+def test_an_added_input_knows_of_its_resource():
+    with tf.Graph().as_default():
+        variable = tf.Variable([1.0, 2.0])
+        joint = _tf.new_function_graph("reads")
+        handle = _tf.add_input(joint, variable.handle, variable.handle.shape)
+        with joint.as_default():
+            read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+        assert read.shape == [2]
+
+
+def test_function_body_has_the_results_of_the_function_only():
+    op = _call_of(tf.function(lambda x: x * 2.0), 1.0)
+    graph, outputs = _tf.function_body(op, "f")
+    assert "Mul" in {o.type for o in graph.get_operations()}
+    assert len(outputs) == len(op.outputs)
+    with graph.as_default():
+        graph.outputs.append(outputs[0] + 1.0)  # as gradients do
+    assert len(_tf.function_body(op, "f")[1]) == len(op.outputs)
+
+
+def test_function_body_by_position():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(1.0)
+        tf.switch_case(tf.constant(1), [lambda: tf.sin(x), lambda: tf.cos(x)])
+        case = [op for op in graph.get_operations() if "Case" in op.type][0]
+    types = [
+        {o.type for o in _tf.function_body(case, "branches", n)[0].get_operations()}
+        for n in range(2)
+    ]
+    assert "Sin" in types[0] and "Cos" in types[1]
+
+
+def test_set_function_changes_one_of_those_that_functions_called_finds():
+    def outer():
+        choice = tf.switch_case(tf.constant(1), [lambda: 1.0, lambda: 2.0])
+        compiled = tf.function(lambda: tf.constant(4.0), jit_compile=True)()
+        return choice + compiled
+
+    with tf.Graph().as_default() as graph:
+        total = outer()
+        ops = {op.type: op for op in graph.get_operations()}
+        case = ops.get("Case", ops.get("StatelessCase"))
+        assert _tf.functions_called(case) == [("branches", 0), ("branches", 1)]
+        calls = [op for kind, op in ops.items() if kind.endswith("PartitionedCall")]
+        assert [_tf.functions_called(op) for op in calls] == [[]]
+        new = _tf.new_function_graph("other")
+        with new.as_default():
+            result = tf.constant(7.0)
+        _tf.set_function(case, "branches", 1, _tf.finish_function(new, [result], []))
+        with tf.compat.v1.Session() as session:
+            assert session.run(total) == 11.0
+
+
+def test_function_called_is_its_graph_and_results():
+    op = _call_of(tf.function(lambda x: x * 3.0), 2.0)
+    graph, outputs = _tf.function_called(op, op.get_attr("f").name)
+    assert graph.building_function
+    assert len(outputs) == 1
+    assert outputs[0].graph is graph
+    assert _tf.function_called(op, "no such function") is None
+
+
+def test_copy_functions_makes_them_known_with_those_that_they_call():
+    inner = tf.function(lambda x: x * 3.0)
+    op = _call_of(tf.function(lambda x: inner(x) + 1.0), 2.0)
+    definition = op.graph.as_graph_def()
+    definition.library.Clear()
+    with tf.Graph().as_default() as graph:
+        _tf.copy_functions(op.graph, graph)
+        (result,) = tf.graph_util.import_graph_def(
+            definition, return_elements=[op.outputs[0].name], name=""
+        )
+        assert shared.evaluate(result, graph) == 7.0
+
+
+def test_count_functions():
+    @tf.function(autograph=False)
+    def around(x):
+        ops = [
+            tf.cond(x > 0, lambda: x, lambda: -x).op,
+            tf.switch_case(tf.cast(x, tf.int32), [lambda: x] * 3).op,
+            (x + 1).op,
+        ]
+        while ops[0].type == "Identity":
+            ops[0] = ops[0].inputs[0].op
+        while ops[1].type == "Identity":
+            ops[1] = ops[1].inputs[0].op
+        assert [_tf.count_functions(op) for op in ops] == [2, 3, 0]
+
+    around.get_concrete_function(tf.constant(1.0))
+
+
+def test_capture_by_call_asks_at_each_call():
+    variables = [tf.Variable(1.0), tf.Variable(2.0)]
+    current = variables[0]
+
+    @tf.function(autograph=False)
+    def function():
+        graph = tf.compat.v1.get_default_graph()
+        handles = [
+            _tf.capture_by_call(
+                graph, "key", variables[0].handle, lambda: current.handle
+            )
+            for _ in range(2)
+        ]
+        assert handles[0] is handles[1]
+        return tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=tf.float32)
+
+    assert float(function()) == 1.0
+    current = variables[1]
+    assert float(function()) == 2.0
+    assert function.experimental_get_tracing_count() == 1

@@ -1,0 +1,45 @@
+"""Facts about graphs: each private name is called."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from replicator import _tf
+
+
+def test_operation_count_counts():
+    with tf.Graph().as_default() as graph:
+        for count in range(3):
+            assert _tf.operation_count(graph) == len(graph.get_operations()) == count
+            tf.constant(0)
+
+
+def test_stands_in_tells_graphs_inside_a_graph() -> None:
+    found = []
+
+    @tf.function
+    def function(x: tf.Tensor) -> tf.Tensor:
+        graph = tf.compat.v1.get_default_graph()
+        found.append(_tf.stands_in(graph))
+        with tf.init_scope():
+            found.append(not _tf.stands_in(graph))
+
+        def branch() -> tf.Tensor:
+            found.append(_tf.stands_in(graph))
+            found.append(not _tf.stands_in(tf.Graph()))
+            return x + 1
+
+        return tf.cond(x > 0, branch, lambda: x)
+
+    function.get_concrete_function(tf.TensorSpec([], tf.float32))
+    assert len(found) >= 4 and all(found)
+
+
+def test_seeds_counted_are_those_without_a_seed_of_their_own() -> None:
+    with tf.Graph().as_default() as graph:
+        assert _tf.seeds_counted(graph) == 0
+        tf.random.set_seed(3)
+        tf.random.normal([])
+        tf.random.normal([], seed=4)
+        tf.random.uniform([])
+        assert _tf.seeds_counted(graph) == 2

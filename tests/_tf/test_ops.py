@@ -1,0 +1,132 @@
+"""Changing ops that are built: each private name is called."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from replicator import _tf
+from tests._tf import shared
+
+
+def test_set_input_rewires_a_built_op():
+    with tf.Graph().as_default() as graph:
+        one, two = tf.constant(1.0), tf.constant(2.0)
+        total = tf.add(one, one)
+        _tf.set_input(total.op, 1, two)
+        assert total.op.inputs[1] is two
+        assert two.consumers() == [total.op]
+        assert shared.evaluate(total, graph) == 3.0
+
+
+def test_set_input_rewires_in_a_function():
+    @tf.function(autograph=False)
+    def function(x):
+        total = tf.add(x, x)
+        _tf.set_input(total.op, 1, tf.constant(5.0))
+        return total
+
+    assert float(function(tf.constant(1.0))) == 6.0
+
+
+def test_add_control_inputs_reaches_built_ops():
+    order: list[str] = []
+    with tf.Graph().as_default() as graph:
+        last = tf.py_function(lambda: order.append("last") or 1.0, [], tf.float32)
+        first = tf.py_function(lambda: order.append("first") or 1.0, [], tf.float32)
+        _tf.add_control_inputs(last.op, [])
+        assert not last.op.control_inputs
+        _tf.add_control_inputs(last.op, [first.op])
+        assert last.op.control_inputs == [first.op]
+        shared.evaluate(last, graph)
+    assert order == ["first", "last"]
+
+
+def test_set_text_attr_changes_a_built_op():
+    with tf.Graph().as_default():
+        y = tf.raw_ops.StringFormat(inputs=[tf.constant(1)], template="a %s")
+        _tf.set_text_attr(y.op, "template", "b %s")
+        assert y.op.get_attr("template") == b"b %s"
+        with tf.compat.v1.Session() as session:
+            assert session.run(y) == b"b 1"
+
+
+def test_empty_constant_frees_what_it_holds():
+    with tf.Graph().as_default():
+        constant = tf.constant([1.5, 2.5])
+        _tf.empty_constant(constant.op)
+        assert tf.make_ndarray(constant.op.get_attr("value")).shape == (0,)
+
+
+def test_set_int_attr_changes_a_built_op():
+    with tf.Graph().as_default() as graph:
+        tf.compat.v1.set_random_seed(None)
+        draws = [tf.compat.v1.random_uniform([], seed=s) for s in (7, 8)]
+        for name in ("seed", "seed2"):
+            _tf.set_int_attr(draws[1].op, name, draws[0].op.get_attr(name))
+        assert draws[1].op.get_attr("seed2") == draws[0].op.get_attr("seed2")
+        with tf.compat.v1.Session(graph=graph) as session:
+            one, two = session.run(draws)
+    assert one == two
+
+
+def test_copy_handle_data_tells_a_resource_what_another_knows():
+    with tf.Graph().as_default():
+        variable = tf.Variable([1.0, 2.0])
+        bare = tf.compat.v1.placeholder(tf.resource, [])
+        _tf.copy_handle_data(variable.handle, bare)
+        read = tf.raw_ops.ReadVariableOp(resource=bare, dtype=tf.float32)
+        assert read.shape == [2]
+
+
+def test_read_only_inputs_are_what_tensorflow_takes_them_for():
+    def body(x):
+        return x + variable
+
+    with tf.Graph().as_default() as graph:
+        variable = tf.Variable(1.0)
+        tf.while_loop(lambda x: x < 3.0, body, [tf.constant(0.0)])
+        loop = [op for op in graph.get_operations() if "While" in op.type][0]
+        handle = id(variable.handle)
+        assert _tf.resources_touched(loop) == ({handle}, set())
+        _tf.set_read_only_inputs(loop, [])
+        assert _tf.resources_touched(loop) == (set(), {handle})
+
+
+def test_move_control_outputs_keeps_what_else_is_waited_for():
+    with tf.Graph().as_default():
+        old, new, other = tf.no_op("old"), tf.no_op("new"), tf.no_op("other")
+        with tf.control_dependencies([old, other]):
+            late = tf.no_op("late")
+        assert _tf.control_outputs(old) == [late]
+        _tf.move_control_outputs(old, new)
+        assert set(late.control_inputs) == {new, other}
+        assert _tf.control_outputs(old) == []
+
+
+def test_abandoned_ops_do_not_run():
+    calls = []
+
+    @tf.function(autograph=False)
+    def function():
+        graph = tf.compat.v1.get_default_graph()
+        start = _tf.operation_count(graph)
+        tf.py_function(lambda: calls.append("abandoned"), [], [])
+        abandoned = graph.get_operations()[start:]
+        _tf.abandon(abandoned)
+        tf.py_function(lambda: calls.append("kept"), [], [])
+        assert [_tf.is_abandoned(op) for op in graph.get_operations()[start:]] == [
+            op in abandoned for op in graph.get_operations()[start:]
+        ]
+        return tf.constant(0)
+
+    function()
+    assert calls == ["kept"]
+
+
+def test_replace_rewires_all_consumers():
+    with tf.Graph().as_default() as graph:
+        one, two = tf.constant(1.0), tf.constant(2.0)
+        total = tf.add(one, one) * one
+        _tf.replace(one, two)
+        assert not one.consumers()
+        assert shared.evaluate(total, graph) == 8.0

@@ -1,0 +1,75 @@
+"""The room of what is private to TensorFlow: all of it is there, offered and tested."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import pytest
+
+from replicator import _tf
+
+_ROOM = pathlib.Path(_tf.__file__).parent
+_TESTS = pathlib.Path(__file__).parent
+_FILES = sorted(
+    path.relative_to(_ROOM).with_suffix("").as_posix()
+    for path in _ROOM.rglob("*.py")
+    if path.name != "__init__.py"
+)
+
+
+def _names(file: str) -> list[str]:
+    """Returns the names of a file of the room that begin with no underscore."""
+    names = []
+    for node in ast.parse((_ROOM / f"{file}.py").read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign):
+            names += [target.id for target in node.targets]
+    return [name for name in names if not name.startswith("_")]
+
+
+def _imported(file: str) -> set[str]:
+    """Returns the files of the room that a file of it imports."""
+    found = set()
+    for node in ast.walk(ast.parse((_ROOM / f"{file}.py").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            path = (node.module or "").split(".")
+            if path[:2] == ["replicator", "_tf"]:
+                found.add("/".join(path[2:]))
+    return found
+
+
+_OFFERED = [
+    (file, name) for file in _FILES for name in _names(file) if hasattr(_tf, name)
+]
+
+
+@pytest.mark.parametrize("file, name", _OFFERED)
+def test_each_name_is_called_in_the_file_of_tests_at_the_mirror_path(file, name):
+    folder, _, stem = file.rpartition("/")
+    assert f"_tf.{name}" in (_TESTS / folder / f"test_{stem}.py").read_text()
+
+
+def test_the_room_offers_what_its_files_do_not_share_among_themselves():
+    assert sorted(name for _, name in _OFFERED) == sorted(_tf.__all__)
+    shared = {name for file in _FILES for name in _names(file)} - set(_tf.__all__)
+    text = "".join((_ROOM / f"{file}.py").read_text() for file in _FILES)
+    assert not {name for name in shared if text.count(name) < 3}
+
+
+def test_no_file_of_the_room_imports_itself_by_others():
+    above = {file: _imported(file) for file in _FILES}
+    left = set(_FILES)
+    while ready := {file for file in left if not above[file] & left}:
+        left -= ready
+    assert not left
+
+
+def test_only_this_room_knows_private_names():
+    for path in _ROOM.parent.rglob("*.py"):
+        if _ROOM not in path.parents:
+            text = path.read_text()
+            for private in ("tensorflow.python", "tensorflow.core"):
+                assert f"import {private}" not in text, path
+                assert f"from {private}" not in text, path

@@ -1,0 +1,43 @@
+"""Tapes: each private name is called."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from replicator import _tf
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_record_gradient_is_what_tapes_use(mode):
+    def differentiate():
+        x = tf.constant(3.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            with _tf.stop_recording():
+                y = x * 1.0
+            _tf.record_gradient("test", [y], [x], lambda d: [d * 10.0])
+            z = y * 2.0
+        return tape.gradient(z, x)
+
+    call = tf.function(differentiate, autograph=False)
+    gradient = (call if mode == "function" else differentiate)()
+    assert float(gradient) == 20.0
+
+
+def test_stop_recording_reaches_the_tapes_of_callers():
+    x = tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with _tf.stop_recording():
+            y = x * 2.0
+    assert tape.gradient(y, x) is None
+
+
+def test_is_watched_by_a_tape_or_may_be_where_there_is_none():
+    x, n = tf.constant(1.0), tf.constant(1)
+    assert _tf.is_watched([n, x]) and not _tf.is_watched([n]) and not _tf.is_watched([])
+    with tf.GradientTape() as tape:
+        assert not _tf.is_watched([x])
+        tape.watch(x)
+        assert _tf.is_watched([n, x])

@@ -1,0 +1,106 @@
+"""Traces of tf.functions, one for each replica: each private name is called."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from replicator import _tf
+
+
+def test_tracing_apart_gives_a_function_one_trace_per_key():
+    traced, traces = [], _tf.Traces()
+
+    @tf.function(autograph=False)
+    def inner():
+        traced.append(0)
+        return tf.constant(len(traced))
+
+    @tf.function(autograph=False)
+    def outer():
+        graph = tf.compat.v1.get_default_graph()
+        results = []
+        for key in ("a", "b", "a"):
+            with _tf.tracing_apart(graph, key, traces):
+                assert _tf.control_flow_context(graph) is None
+                results.append(inner())
+        return results
+
+    assert [int(x) for x in outer()] == [1, 2, 1]
+
+
+def test_tracing_apart_does_so_in_a_plain_graph_too():
+    traced, traces = [], _tf.Traces()
+
+    @tf.function(autograph=False)
+    def inner():
+        traced.append(0)
+        return tf.constant(len(traced))
+
+    with tf.Graph().as_default() as graph:
+        results = []
+        for key in ("a", "b", "a"):
+            with _tf.tracing_apart(graph, key, traces):
+                results.append(inner())
+        with tf.compat.v1.Session() as session:
+            assert session.run(results) == [1, 2, 1]
+
+
+@pytest.mark.parametrize("plain_graph", [True, False])
+def test_traces_are_forgotten_but_for_those_of_others(plain_graph):
+    inner = tf.function(lambda: tf.constant(1) + 1, autograph=False)
+    outermost = tf.function(lambda: inner() + 1, autograph=False)
+    others = tf.function(lambda: inner() + 1, autograph=False)
+    assert int(others()) == int(inner()) + 1 == 3
+    kept = len(inner._variable_creation_config.function_cache)
+
+    def build():
+        graph, traces = tf.compat.v1.get_default_graph(), _tf.Traces()
+        with _tf.tracing_apart(graph, "key", traces) as anew:
+            results = [outermost()]
+            results.append(outermost())
+            anew()
+            results.append(inner.get_concrete_function()())
+        cache = inner._variable_creation_config.function_cache
+        assert len(cache) == kept + 2
+        traces.forget()
+        assert len(cache) == kept
+        assert len(outermost._variable_creation_config.function_cache) == 0
+        assert not traces._unknown
+        return results
+
+    if plain_graph:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            assert session.run(build()) == [3, 3, 2]
+    else:
+        assert [int(x) for x in tf.function(build, autograph=False)()] == [3, 3, 2]
+    assert int(others()) == int(outermost()) == 3
+
+
+@pytest.mark.parametrize("plain_graph", [True, False])
+def test_tracing_apart_traces_anew_when_asked_to(plain_graph):
+    traced = []
+
+    @tf.function(autograph=False)
+    def inner():
+        traced.append(0)
+        if len(traced) == 1:
+            again()  # while it is traced
+        return tf.constant(0)
+
+    def outer():
+        nonlocal again
+        graph = tf.compat.v1.get_default_graph()
+        with _tf.tracing_apart(graph, "anew", _tf.Traces()) as again:
+            for _ in range(3):
+                inner()
+        return tf.constant(0)
+
+    again = None
+
+    if plain_graph:
+        with tf.Graph().as_default():
+            outer()
+    else:
+        tf.function(outer, autograph=False)()
+    assert len(traced) == 2

@@ -1,0 +1,112 @@
+"""How variables are created, what one handle can do: each private name is called."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import _tf
+from tests import helpers
+from tests._tf import shared
+
+
+def test_resource_variable_passes_by_creator_scopes():
+    def refuse(next_creator, **kwargs):
+        raise AssertionError("asked")
+
+    with tf.variable_creator_scope(refuse):
+        variable = _tf.ResourceVariable(1.0)
+    assert isinstance(variable, tf.Variable)
+
+
+def test_last_variable_creator_comes_behind_the_others():
+    asked = []
+
+    def creator(name):
+        def ask(next_creator, **kwargs):
+            asked.append(name)
+            return next_creator(**kwargs)
+
+        return ask
+
+    with (
+        tf.variable_creator_scope(creator("around")),
+        _tf.last_variable_creator(creator("last")),
+        tf.variable_creator_scope(creator("inside")),
+    ):
+        variable = tf.Variable(1.0)
+    assert asked == ["inside", "around", "last"]
+    assert isinstance(variable, tf.Variable)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_handle_variable_does_all_by_its_handle(graph):
+    def check(read):
+        plain = _tf.ResourceVariable(2.0, name="plain")
+        variable = _tf.HandleVariable(
+            plain,
+            trainable=True,
+            synchronization=tf.VariableSynchronization.AUTO,
+            aggregation=tf.VariableAggregation.NONE,
+        )
+        assert isinstance(variable, tf.Variable)
+        assert not isinstance(variable, type(plain))
+        assert tf.is_tensor(variable)
+        assert (variable.shape, variable.dtype) == (plain.shape, plain.dtype)
+        assert variable.name == plain.name
+        return read(plain, variable)
+
+    if not graph:
+
+        def read(plain, variable):
+            variable.assign_add(1.0)
+            return plain.numpy(), (variable * 2.0).numpy()
+
+        assert check(read) == (3.0, 6.0)
+        return
+
+    def read_in_session(plain, variable):
+        with tf.compat.v1.Session() as session:
+            session.run(plain.initializer)
+            session.run(variable.assign_add(1.0))
+            return tuple(session.run([plain.read_value(), variable * 2.0]))
+
+    with tf.Graph().as_default():
+        assert check(read_in_session) == (3.0, 6.0)
+
+
+def test_lift_initial_value_evaluates_outside():
+    lifted = []
+
+    @tf.function(autograph=False)
+    def function(x):
+        lifted.append(_tf.lift_initial_value(tf.ones([2]) * 3.0))
+        with pytest.raises(_tf.UnliftableError):
+            _tf.lift_initial_value(x + 1.0)
+        return x
+
+    function(tf.constant(1.0))
+    assert lifted[0].numpy().tolist() == [3.0, 3.0]
+
+
+def test_lift_initial_value_reaches_the_graph_around():
+    lifted = []
+
+    @tf.function(autograph=False)
+    def function():
+        lifted.append(_tf.lift_initial_value(tf.constant(2.0) * 3.0))
+        return tf.constant(0)
+
+    with tf.Graph().as_default() as graph:
+        function()
+        assert lifted[0].graph is graph
+        assert shared.evaluate(lifted[0], graph) == 6.0
+
+
+def test_replicated_variables_are_handle_variables():
+    repl = helpers.make(2)
+    with repl.context():
+        variable = tf.Variable(1.0)
+    assert isinstance(variable, replicator.ReplicatedVariable)
+    assert isinstance(variable, _tf.HandleVariable)

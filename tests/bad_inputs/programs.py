@@ -1,0 +1,333 @@
+"""The programs into which bad values go: a line of a user's code, and where it stands.
+
+Each is the source of a file, user_program.py, which nothing but this line makes wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+FILE = "user_program.py"
+
+STEP_MODES = ("eager", "function", "graph", "clone", "branch", "outside")
+PLAIN_MODES = ("eager", "graph")
+
+# What a line may use, and the lines that make it.
+_SETUP = {
+    "v": "with repl.context(): v = tf.Variable([1.0, 2.0])",
+    "n": "with repl.context(): n = tf.Variable(1)",
+    "keras": (
+        "with repl.context(): "
+        "keras = repl.wrap_optimizer(tf.keras.optimizers.Adam(0.1))"
+    ),
+    "v1": (
+        "with repl.context(): v1 = repl.wrap_optimizer("
+        "tf.compat.v1.train.MomentumOptimizer(0.1, 0.9))"
+    ),
+    "sonnet": "with repl.context(): sonnet = repl.wrap_optimizer(Sonnet())",
+    "plan": "plan = repl.build(lambda: repl.all_reduce(1.0)).plan",
+}
+_MODES = {
+    "plain": "{setup}\nresult = {line}\n",
+    "eager": "{setup}\ndef step():\n    return {line}\nresult = repl.run(step)\n",
+    "function": (
+        "{setup}\ndef step():\n    return {line}\n"
+        "@tf.function\ndef call():\n    return repl.run(step)\nresult = call()\n"
+    ),
+    "graph": (
+        "{setup}\ndef step():\n    return {line}\nresult = repl.run(step)\n"
+        "with tf.compat.v1.Session() as session:\n"
+        "    session.run(tf.compat.v1.global_variables_initializer())\n"
+        "    result = session.run(result)\n"
+    ),
+    "branch": (
+        "{setup}\ndef step():\n    return tf.cond(tf.constant(True), lambda: {line},\n"
+        "        lambda: {line})\nresult = repl.run(step)\n"
+    ),
+}
+_TEMPLATES = {"clone": "eager", "outside": "plain"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A line of a user's code.
+
+    Attributes:
+        line: An expression with the value, `bad`.
+        modes: How it is run.
+        pool: What takes the place of `bad`, one of cases.POOLS.
+        want: What each replica returns where the value is accepted, as an expression of
+            plain TensorFlow; "" where that is not known.
+        plain: The same line for plain TensorFlow, whose own error is right, too.
+    """
+
+    line: str
+    modes: Sequence[str]
+    pool: str = "values"
+    want: str = ""
+    plain: str = ""
+
+    def source(self, mode: str) -> str:
+        """Returns the text of the file in which the line is run in a mode."""
+        used = [
+            made
+            for name, made in _SETUP.items()
+            if re.search(rf"\b{name}\b", self.line)
+        ]
+        in_step = self.modes == STEP_MODES
+        template = _MODES[_TEMPLATES.get(mode, mode) if in_step else "plain"]
+        return template.format(setup="\n".join(used), line=self.line)
+
+
+def _step(line: str, want: str = "", plain: str = "") -> Program:
+    return Program(line, STEP_MODES, want=want, plain=plain)
+
+
+def _plain(
+    line: str, pool: str = "values", modes: Sequence[str] = PLAIN_MODES
+) -> Program:
+    return Program(line, modes, pool)
+
+
+def _command(line: str) -> Program:
+    return Program(line, ("cold",), "texts")
+
+
+_TWICE = "each(lambda t: t + t, bad)"
+_SAME = "each(tf.identity, bad)"
+
+PROGRAMS: tuple[Program, ...] = (
+    # The constructor
+    _plain("replicator.Replicator(bad)", modes=("eager", "cold")),
+    _plain("replicator.Replicator([bad, 'CPU:1'])", modes=("eager", "cold")),
+    _plain("replicator.Replicator([['CPU:0', bad], 'CPU:1'])", modes=("eager", "cold")),
+    *(
+        _plain(f"replicator.Replicator(['CPU:0', 'CPU:1'], {name}=bad)")
+        for name in (
+            *(
+                "check",
+                "variables",
+                "algorithm",
+                "fusion",
+                "factors",
+                "kernels",
+                "build",
+            ),
+            "calibration",
+        )
+    ),
+    _plain(
+        "replicator.Replicator(['CPU:0'], calibration=written(bad))",
+        *("calibrations", ("eager",)),
+    ),
+    _plain(
+        "by_environment(bad) and replicator.Replicator(['CPU:0'])",
+        *("calibrations", ("eager",)),
+    ),
+    # Building and running
+    _plain("repl.run(bad)"),
+    _plain("repl.build(bad).plan"),
+    _plain("repl.run(lambda: bad)"),
+    _plain("repl.run(lambda: [bad] if repl.replica_id else [1.0])"),
+    _plain("repl.run(lambda e: 1.0, bad)"),
+    _plain("repl.run(lambda e: e, lambda: bad)"),
+    _plain("repl.run(lambda e: e, lambda ctx: bad)"),
+    _plain("repl.run(lambda e: e, lambda ctx: bad if ctx.replica_id else 1.0)"),
+    _plain("repl.run(lambda e: e, lambda: lambda: bad)"),
+    _plain("repl.run(lambda e: e, lambda: bad, input_mode='per_worker')"),
+    _plain("repl.run(bad, lambda: 1.0)"),
+    _plain("repl.run(lambda: 1.0, None, bad)"),
+    _plain("repl.run(lambda e: e, lambda: 1.0, input_mode=bad)"),
+    _plain("repl.run(lambda: 1.0, steps_per_call=bad)"),
+    _plain("repl.initialize(bad)"),
+    _plain("repl.build(lambda: 1.0).initialize(bad)"),
+    _plain("repl.build(lambda e: e, lambda: tf.data.Dataset.range(8)).initialize(bad)"),
+    _step("repl.run(bad)"),
+    _step("repl.build(lambda: bad)()"),
+    _step("repl.logical_device(bad).__enter__()"),
+    _plain("repl.group(bad)"),
+    _plain("repl.group([0, bad])"),
+    _plain("repl.groups(bad)"),
+    _plain("repl.groups([[0], bad])"),
+    _plain("repl.groups([[0], [bad]])"),
+    _plain("replicator.InputContext(0, 2, 0, 2).per_replica_batch_size(bad)"),
+    _plain("replicator.InputContext(0, bad, 0, 2).per_replica_batch_size(8)"),
+    # Plans
+    _plain("replicator.plan.Plan.from_json(bad)", modes=("eager",)),
+    _plain("looked_at(replicator.plan.Plan.from_json(bad))", "plans", ("eager",)),
+    _plain("replicator.plan.Plan.from_json(bad).print(nowhere)", "plans", ("eager",)),
+    _plain("plan.print(bad)", modes=("eager",)),
+    _plain("plan.plot(bad)", modes=("eager",)),
+    # Primitives
+    _step("repl.all_reduce(bad)", _TWICE),
+    _step("repl.all_reduce([x, bad])", "[x + x, each(lambda t: t + t, bad)]"),
+    _step("repl.all_reduce(x, bad)"),
+    _step("repl.all_reduce(bad, 'mean')"),
+    _step("repl.all_reduce(bad, 'max')"),
+    _step("repl.all_reduce(bad, 'argmax')"),
+    _step("repl.all_reduce(x, weight=bad)"),
+    _step("repl.all_reduce(x, 'mean', weight=bad)"),
+    _step("repl.all_reduce(x, group=bad)"),
+    _step("repl.all_reduce(x, algorithm=bad)"),
+    _step("repl.all_reduce(bad if repl.replica_id else x)"),
+    _step("repl.all_reduce(x, bad if repl.replica_id else 'sum')"),
+    _step("repl.broadcast(bad)", _SAME),
+    _step("repl.broadcast(x, bad)"),
+    _step("repl.broadcast(x, group=bad)"),
+    _step("repl.all_gather(bad)"),
+    _step("repl.all_gather(x, bad)"),
+    _step("repl.all_gather(bad, 0)"),
+    _step("repl.reduce(bad)"),
+    _step("repl.reduce(x, bad)"),
+    _step("repl.reduce(x, op=bad)"),
+    _step("repl.gather(bad)"),
+    _step("repl.gather(x, bad)"),
+    _step("repl.gather(x, axis=bad)"),
+    _step("repl.scatter(bad)"),
+    _step("repl.scatter(x, bad)"),
+    _step("repl.scatter(x, axis=bad)"),
+    _step("repl.scatter(bad, axis=0)"),
+    _step("repl.reduce_scatter(bad)"),
+    _step("repl.reduce_scatter(x, bad)"),
+    _step("repl.reduce_scatter(x, axis=bad)"),
+    _step("repl.all_to_all(bad, 0, 0)"),
+    _step("repl.all_to_all(x, bad, 0)"),
+    _step("repl.all_to_all(x, 0, bad)"),
+    _step("repl.all_to_all(x, 0, 0, splits=bad)"),
+    _step("repl.shift(bad)", _SAME),
+    _step("repl.shift(x, bad)"),
+    _step("repl.permute(bad, [(0, 1), (1, 0)])", _SAME),
+    _step("repl.permute(x, bad)"),
+    _step("repl.permute(x, [bad])"),
+    _step("repl.permute(x, [(0, bad)])"),
+    _step("repl.send(bad, 1) if repl.replica_id == 0 else repl.recv(x, 0)"),
+    _step("repl.send(x, bad) if repl.replica_id == 0 else repl.recv(x, 0)"),
+    _step("repl.send(x, 1, bad) if repl.replica_id == 0 else repl.recv(x, 0, bad)"),
+    _step("repl.send(x, 1) if repl.replica_id == 0 else repl.recv(bad, 0)"),
+    _step("repl.send(x, 1) if repl.replica_id == 0 else repl.recv(x, bad)"),
+    _step("repl.barrier(bad)"),
+    _step("repl.all_sum(bad)", _TWICE),
+    _step("repl.all_max(bad)"),
+    _step("repl.all_min(x, bad)"),
+    _step("repl.map_reduce(bad, [1.0, 2.0])"),
+    _step("repl.map_reduce(lambda t: t, bad)"),
+    _step("repl.map_reduce(lambda t: bad, [1.0, 2.0])"),
+    _step("repl.map_reduce(lambda t: t, [1.0, 2.0], bad)"),
+    _step("repl.map_gather(bad, [1.0, 2.0])"),
+    _step("repl.map_gather([bad, bad], [1.0, 2.0])"),
+    _step("repl.map_gather(lambda t: t, bad)"),
+    _step("repl.map_gather(lambda t: bad, [1.0, 2.0])"),
+    _step("repl.linked(bad)"),
+    _step("pair(repl.broadcast_object(bad))"),
+    _step("pair(repl.broadcast_object(1, bad))"),
+    _step("pair(repl.broadcast_object(1, group=bad))"),
+    _step("pair(repl.all_gather_object(bad))"),
+    _step("pair(repl.all_gather_object(1, bad))"),
+    _step("repl.group([0, 1]).index(bad)"),
+    # Optimizers
+    _plain("repl.wrap_optimizer(bad)"),
+    _plain("repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1), bad)"),
+    _plain("repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1), accumulation_steps=bad)"),
+    *(
+        _step(f"{family}.{call}", plain=f"plain_{family}.{call}" if plain else "")
+        for family, call, plain in (
+            ("keras", "apply_gradients(bad)", True),
+            ("keras", "apply_gradients([bad])", True),
+            ("keras", "apply_gradients([(bad, v)])", True),
+            ("keras", "apply_gradients([(x, bad)])", True),
+            ("keras", "apply(bad, [v])", True),
+            ("keras", "apply([x], bad)", True),
+            ("keras", "apply([x], [bad])", True),
+            ("keras", "apply(bad)", True),
+            ("keras", "apply([x], [v], weight=bad)", False),
+            ("v1", "apply_gradients(bad)", True),
+            ("v1", "apply_gradients([bad])", True),
+            ("v1", "apply_gradients([(bad, v)])", True),
+            ("v1", "apply_gradients([(x, bad)])", True),
+            ("v1", "apply_gradients([(x, v)], bad)", True),
+            ("v1", "apply_gradients([(x, v)], None, bad)", True),
+            ("v1", "apply_gradients([(x, v)], weight=bad)", False),
+            ("sonnet", "apply(bad, [v])", True),
+            ("sonnet", "apply([bad], [v])", True),
+            ("sonnet", "apply([x], bad)", True),
+            ("sonnet", "apply([x], [bad])", True),
+            ("sonnet", "apply([x], [v], weight=bad)", False),
+        )
+    ),
+    # Variables
+    _step("v.assign(bad)", plain="plain_v.assign(bad)"),
+    _step("v.assign_add(bad)", plain="plain_v.assign_add(bad)"),
+    _step("n.assign_sub(bad)", plain="plain_n.assign_sub(bad)"),
+    _step("v.scatter_update(bad)", plain="plain_v.scatter_update(bad)"),
+    _step("v[bad]", plain="plain_v[bad]"),
+    _step("v + bad", plain="plain_v + bad"),
+    _step("v.sparse_read(bad)", plain="plain_v.sparse_read(bad)"),
+    _step("tf.Variable(bad)", plain="tf.Variable(bad)"),
+    _plain("made(repl, bad)"),
+    # Programs
+    _command("main('replicator.plan', bad)"),
+    _command("main('replicator.plan', 'tests.bad_inputs.cases:good', '--json=' + bad)"),
+    _command("main('replicator.plan', 'tests.bad_inputs.cases:good', '--plot=' + bad)"),
+    _command("main('replicator.plan', 'tests.bad_inputs.cases:' + bad)"),
+    _command("main('replicator.plan', '--' + bad)"),
+    _command("main('replicator.plan', 'tests.bad_inputs.cases:good', bad)"),
+    *(
+        _command(f"main('replicator.calibrate', '--{flag}=' + bad, {least})")
+        for flag in ("devices", "replicas", "kibibytes", "rounds", "output")
+        for least in [
+            ", ".join(
+                repr(f"--{name}={value}")
+                for name, value in (
+                    ("devices", "CPU:0,CPU:1"),
+                    ("replicas", "2"),
+                    ("kibibytes", "1"),
+                    ("rounds", "1"),
+                )
+                if name != flag
+            )
+        ]
+    ),
+    _command("main('replicator.calibrate', bad)"),
+    *(
+        _command(f"main('examples/{file}.py', {first}'--{flag}=' + bad)")
+        for file, flags in (
+            (
+                "digits",
+                (
+                    *("devices", "epochs", "global_batch_size", "learning_rate"),
+                    *("optimizer", "seed", "output_dir", "resume"),
+                ),
+            ),
+            (
+                "torch_style",
+                (
+                    "devices",
+                    "epochs",
+                    "batch_size",
+                    "learning_rate",
+                    "momentum",
+                    "seed",
+                ),
+            ),
+            (
+                "global_batch_norm",
+                (
+                    *("devices", "epochs", "global_batch_size", "learning_rate"),
+                    *("offset", "seed"),
+                ),
+            ),
+        )
+        for flag in flags
+        for first in [
+            ("'--output_dir=' + folder, " if file == "digits" else "")
+            + ("" if flag == "epochs" else "'--epochs=1', ")
+        ]
+    ),
+    *(
+        _command(f"main('examples/{file}.py', '--epochs=1', bad)")
+        for file in ("torch_style", "global_batch_norm")
+    ),
+    _command("main('examples/digits.py', '--output_dir=' + folder, '--epochs=1', bad)"),
+)

@@ -1,0 +1,107 @@
+"""No bad input ends in an error from inside of the library, or in a text of others."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from tests.bad_inputs import cases, judge, programs, workers
+
+# Those that were found first, by program, value and mode.
+KNOWN = {
+    "an open file": ("calibration=bad)", "True", "eager"),
+    "huge rates": (
+        "calibration=written(bad)",
+        "rates/cpu/op=10000000000000000000",
+        "eager",
+    ),
+    "deep rates": ("calibration=written(bad)", "deep value", "eager"),
+    "deep plan": ("looked_at(", "deep", "eager"),
+    "a plan of other types": ("looked_at(", "rows/0/times=[1]", "eager"),
+    "integer gradients": ("keras.apply_gradients([(bad, v)])", "int tensor", "eager"),
+    "no gradients": ("keras.apply_gradients(bad)", "[]", "function"),
+    "no function": ("repl.run(bad)", "None", "graph"),
+    "steps past int32": ("steps_per_call=bad", "2147483648", "eager"),
+    "devices past memory": (
+        "replicator.Replicator(bad)",
+        "['CPU:0', 'CPU:1000000']",
+        "eager",
+    ),
+    "a group of objects": ("repl.barrier(bad)", "all raises", "eager"),
+    "outside a step": ("repl.linked(bad)", "1.5", "outside"),
+    "another graph's tensor": (
+        "repl.all_reduce(bad)",
+        "tensor of another graph",
+        "graph",
+    ),
+    "text that is not printed": ("repl.send(x, 1, bad)", "'\\udc80'", "eager"),
+    "a long text": ("repl.all_reduce(x, bad)", "long text", "eager"),
+}
+
+
+@pytest.mark.parametrize(("line", "value", "mode"), KNOWN.values(), ids=KNOWN)
+def test_what_was_found_first_is_right(line: str, value: str, mode: str) -> None:
+    (case,) = [
+        case
+        for case in cases.every()
+        if line in case.program.line and case.value == value and case.mode == mode
+    ][:1]
+    verdict = judge.run(case)
+    assert not verdict.startswith("BAD"), f"{case.name}: {verdict}"
+
+
+def test_a_sample_is_right() -> None:
+    drawn = [case for case in cases.sample(500, seed=5) if not case.cold]
+    verdicts = {case.name: judge.run(case) for case in drawn[:80]}
+    bad = {name: said for name, said in verdicts.items() if said.startswith("BAD")}
+    assert not bad
+    assert {"accepted", "refused"} <= set(verdicts.values())
+
+
+@pytest.mark.slow
+def test_two_thousand_are_right() -> None:
+    verdicts = workers.run(2000, seed=1)
+    assert len(verdicts) == 2000
+    assert not {name: v for name, v in verdicts.items() if v.startswith("BAD")}
+
+
+# --- The judge -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("replicator.errors.compose(bad, 1)", "BAD: .*TypeError"),
+        ("raises(replicator.errors.ArgumentError('no'))", "BAD: no way out"),
+        ("raises(replicator.errors.ArgumentError('no\\nFix: x'))", "BAD: no line"),
+        ("raises(replicator.errors.ArgumentError('x' * 5000))", "BAD: a message of"),
+        ("raises(KeyError('of the user'))", "user's own"),
+        ("closes()", "BAD: file descriptor 2 is closed"),
+        ("tf.identity(1.0)", "accepted"),
+    ],
+)
+def test_the_judge_tells_bad_from_right(line: str, said: str, monkeypatch) -> None:
+    def raises(error: Exception) -> None:
+        raise error
+
+    def closes() -> None:
+        os.close(2)
+
+    monkeypatch.setattr(
+        cases,
+        "namespace",
+        lambda case, own=cases.namespace: (
+            own(case) | {"raises": raises, "closes": closes}
+        ),
+    )
+    kept = os.dup(2)
+    try:
+        verdict = judge.run(
+            cases.Case(programs.Program(line, ("eager",)), "eager", "1")
+        )
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+    assert re.match(said, verdict)

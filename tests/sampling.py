@@ -1,0 +1,60 @@
+"""Tests drawn at random, each with options of Replicator drawn at random.
+
+What a Replicator computes does not depend on its options, so any test may run with any.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Sequence
+
+import pytest
+
+# What each option may be; the first is the default.
+CHOICES = {
+    "variables": ("mirrored", "sharded"),
+    "build": ("trace", "clone"),
+    "algorithm": ("None", "hub", "shuffled", "tree", "ring"),
+    "fusion": ("True", "False"),
+    "factors": ("True", "False"),
+    "kernels": ("True", "False"),
+    "check": ("False", "True"),
+    # Where a test makes several steps by tests/helpers.py: in one call.
+    "steps_per_call": ("False", "True"),
+}
+# Programs and measurements of their own, which take no defaults from here.
+_LEFT_OUT = (
+    *("tests/benchmarks/", "tests/examples/", "tests/calibrate/", "tests/clients/"),
+    *("tests/test_sampling.py", "tests/test_v1_behavior.py"),
+)
+
+
+def draw(asked: str, items: Sequence[pytest.Item]) -> dict[pytest.Item, list[str]]:
+    """Returns a sample of tests with their options, the same for the same seed.
+
+    Args:
+        asked: "COUNT" or "COUNT:SEED".
+        items: All tests.
+    """
+    count, _, seed = seeded(asked).partition(":")
+    dice = random.Random(seed)
+    able = sorted(filter(_is_able, items), key=lambda item: item.nodeid)
+    chosen = dice.sample(able, min(int(count), len(able)))
+    return {item: options(dice) for item in chosen}
+
+
+def seeded(asked: str) -> str:
+    """Returns "COUNT:SEED"; the seed is the date unless it is given."""
+    return asked if ":" in asked else f"{asked}:{datetime.date.today()}"
+
+
+def options(dice: random.Random) -> list[str]:
+    """Returns one or two options that are not the defaults, as "NAME=VALUE"."""
+    names = dice.sample(sorted(CHOICES), dice.choice((1, 2)))
+    return [f"{name}={dice.choice(CHOICES[name][1:])}" for name in names]
+
+
+def _is_able(item: pytest.Item) -> bool:
+    """Whether a test takes options, and a moment."""
+    return not (item.get_closest_marker("slow") or item.nodeid.startswith(_LEFT_OUT))

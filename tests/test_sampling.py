@@ -1,0 +1,125 @@
+"""What a Replicator computes does not depend on its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import pathlib
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from replicator import errors
+from replicator.options import Options
+from tests import refusals, sampling
+
+COUNT = 25  # tests per sample, which take a third of a second on average
+
+
+@pytest.mark.slow
+@pytest.mark.gate
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_sample_of_all_tests_passes_with_random_options(number: int) -> None:
+    """Each day another one; run it again by the --sample that it prints."""
+    root = pathlib.Path(__file__).parents[1]
+    sample = f"{COUNT}:{datetime.date.today()}.{number}"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--sample", sample],
+        capture_output=True,
+        text=True,
+        cwd=root,
+    )
+    assert f"--sample {sample}" in run.stdout, run.stdout + run.stderr
+    assert run.returncode == 0, run.stdout[-6000:]
+
+
+def test_all_options_are_in_the_sample() -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(Options)}
+    del defaults["calibration"]  # a file; it decides on an algorithm only
+    choices = {k: v for k, v in sampling.CHOICES.items() if k != "steps_per_call"}
+    assert {name: values[0] for name, values in choices.items()} == {
+        name: str(value) for name, value in defaults.items()
+    }
+    drawn = {o for k in range(200) for o in sampling.options(random.Random(k))}
+    assert drawn == {
+        f"{name}={value}"
+        for name, values in sampling.CHOICES.items()
+        for value in values[1:]
+    }
+
+
+def test_a_seed_tells_the_sample() -> None:
+    assert sampling.seeded("5:x") == "5:x"
+    assert sampling.seeded("5") == f"5:{datetime.date.today()}"
+    one, two, three = (sampling.options(random.Random(s)) for s in ("a", "a", "c"))
+    assert one == two != three
+
+
+CLONE, SHARDED = "build=clone", "variables=sharded"
+REFUSED = refusals.Refused({CLONE: {"a.py::f", "b.py"}, SHARDED: {"a.py::g[1]"}})
+
+
+@pytest.mark.parametrize(
+    ("test", "options"),
+    [
+        ("a.py::f", [CLONE]),
+        ("a.py::f[3-x]", [CLONE]),
+        ("a.py::ff", []),
+        ("b.py::h[a::b]", [CLONE]),
+        ("a.py::g[1]", [SHARDED]),
+        ("a.py::g[2]", []),
+    ],
+)
+def test_an_entry_is_a_case_a_test_or_a_file(test: str, options: list[str]) -> None:
+    assert REFUSED.options(test, [CLONE, SHARDED, "fusion=False"]) == options
+
+
+@pytest.mark.parametrize(
+    ("listed", "error", "said"),
+    [
+        ([], None, ""),
+        ([], ValueError(), ""),  # fails by itself
+        ([], errors.CloneError(), "refused by build=clone, and not listed"),
+        ([CLONE], errors.CloneError(), ""),
+        ([CLONE], None, "which did not refuse it"),
+        ([CLONE], AssertionError(), "which did not refuse it"),
+        ([SHARDED], errors.UnsupportedError('use variables="mirrored"'), ""),
+        ([SHARDED], errors.UnsupportedError("other"), "which did not refuse it"),
+    ],
+)
+def test_what_is_listed_must_be_refused_and_nothing_else(
+    listed: list[str], error: Any, said: str
+) -> None:
+    verdict = refusals.verdict(listed, [CLONE, SHARDED], error)
+    assert said in verdict and bool(said) == bool(verdict)
+
+
+def test_the_list_is_written_as_it_is_read(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "LIST", tmp_path / "refused.txt")
+    old = {"a.py::old", "a.py::f[1]"}
+    outcomes = {
+        "a.py::f[1]": False,
+        "a.py::f[2]": True,
+        "a.py::g": True,
+        "a.py::h": False,
+    }
+    refusals.Refused({CLONE: old, SHARDED: {"b.py"}}).note(CLONE, outcomes)
+    assert refusals.Refused.read().entries == {
+        CLONE: {"a.py::old", "a.py::f[2]", "a.py::g"},
+        SHARDED: {"b.py"},
+    }
+
+
+def test_listed_tests_exist() -> None:
+    root = pathlib.Path(__file__).parents[1]
+    for entries in refusals.Refused.read().entries.values():
+        for entry in entries:
+            file, _, function = entry.partition("[")[0].partition("::")
+            assert f"def {function.split('::')[-1]}(" in (root / file).read_text(), (
+                entry
+            )

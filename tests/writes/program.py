@@ -1,0 +1,215 @@
+"""Programs that write variables, as text, with what is known of their meaning.
+
+A program is a list of statements on a few variables. Each statement knows its lines of
+Python, whether it must be accepted or refused, and, where that is simple, what it does
+to the variables in NumPy. Nothing here knows the library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+SIZE = 3  # elements of each variable, and of each replica's input
+RIGHT = "right"  # must be accepted
+OPEN = "open"  # accepted or refused
+WRONG = "wrong"  # must be refused
+Values = list[np.ndarray]  # one per replica
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A variable.
+
+    Attributes:
+        name: In the text of the program.
+        dtype: "float32", "int32" or "bool".
+        aggregation: A name in tf.VariableAggregation.
+        on_read: Whether each replica has a value of its own.
+    """
+
+    name: str
+    dtype: str
+    aggregation: str
+    on_read: bool
+
+    @property
+    def initial(self) -> np.ndarray:
+        """Returns what it holds at first, outside of steps."""
+        number = int(self.name[1:])
+        return (np.arange(SIZE) + number).astype(self.dtype)
+
+    @property
+    def line(self) -> str:
+        """Returns the line that makes it."""
+        when = ", synchronization=tf.VariableSynchronization.ON_READ"
+        return (
+            f"{self.name} = tf.Variable({self.initial.tolist()}, name={self.name!r}, "
+            f"dtype=tf.{self.dtype}, "
+            f"aggregation=tf.VariableAggregation.{self.aggregation}"
+            f"{when if self.on_read else ''})"
+        )
+
+    def own(self, num_replicas: int) -> Values:
+        """Returns what the replicas' components hold at first."""
+        others = self.initial
+        if self.on_read and self.aggregation == "SUM":
+            others = np.zeros_like(others)
+        return [self.initial] + [others] * (num_replicas - 1)
+
+    def agreed(self, values: Values) -> Values:
+        """Returns what the replicas assign in place of values of their own."""
+        if self.on_read or self.dtype != "float32" and self.aggregation == "NONE":
+            return values
+        if self.aggregation == "ONLY_FIRST_REPLICA":
+            one = values[0]
+        else:
+            one = sum(values[1:], values[0])
+            if self.aggregation != "SUM":
+                one = one / len(values)
+        return [one.astype(self.dtype)] * len(values)
+
+
+@dataclasses.dataclass
+class State:
+    """What variables and the input hold; None where that is not known.
+
+    Attributes:
+        held: `held[name][r]` is the value on replica r.
+        x: `x[r]` is the input of replica r.
+    """
+
+    held: dict[str, Values | None]
+    x: Values
+
+    @property
+    def everyone(self) -> range:
+        """The replicas."""
+        return range(len(self.x))
+
+    def forget(self, variables: Iterable[Variable]) -> None:
+        """Makes the values of variables unknown."""
+        self.held.update(dict.fromkeys((v.name for v in variables), None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Expression:
+    """A value that a statement writes.
+
+    Attributes:
+        text: The expression.
+        equal: Whether it is equal on all replicas by construction.
+        silent: Whether it is computed without communication.
+        value: What it is on each replica; None where that is not known.
+    """
+
+    text: str
+    equal: bool
+    silent: bool
+    value: Callable[[State], Values | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """A statement.
+
+    Attributes:
+        lines: Its lines.
+        verdict: RIGHT, OPEN or WRONG.
+        writes: The variables that it writes.
+        effect: Does to the state what it does; None where that is not known.
+        setup: Lines that come before the step, under the context.
+    """
+
+    lines: tuple[str, ...]
+    verdict: str
+    writes: tuple[Variable, ...]
+    effect: Callable[[State], None] | None = None
+    setup: tuple[str, ...] = ()
+
+    def act(self, state: State) -> None:
+        """Does to the state what the statement does."""
+        if self.effect is None:
+            state.forget(self.writes)
+        else:
+            self.effect(state)
+
+
+def verdict(statements: Iterable[Statement]) -> str:
+    """Returns what has to become of several statements."""
+    verdicts = {statement.verdict for statement in statements}
+    return next((x for x in (WRONG, OPEN) if x in verdicts), RIGHT)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Program:
+    """A program, and how it is run.
+
+    Attributes:
+        num_replicas: How many replicas run it.
+        mode: One of helpers.MODES.
+        options: Of Replicator.
+        variables: Its variables.
+        statements: What a step does.
+    """
+
+    num_replicas: int
+    mode: str
+    options: tuple[tuple[str, object], ...]
+    variables: tuple[Variable, ...]
+    statements: tuple[Statement, ...]
+
+    def __repr__(self) -> str:
+        return f"\n{self.text}"
+
+    def _repr_pretty_(self, printer: object, cycle: bool) -> None:
+        """How hypothesis prints it, which else would show the dataclass."""
+        printer.text(repr(self))  # type: ignore[attr-defined]
+
+    @property
+    def verdict(self) -> str:
+        """What has to become of it."""
+        return verdict(self.statements)
+
+    @property
+    def text(self) -> str:
+        """The function that makes variables and optimizers, and returns the step."""
+        made = [variable.line for variable in self.variables]
+        made += [line for statement in self.statements for line in statement.setup]
+        step = [line for statement in self.statements for line in statement.lines]
+        names = ", ".join(variable.name for variable in self.variables)
+        lines = [
+            f"# {self.num_replicas} replicas, {self.mode}, {dict(self.options)}, "
+            f"{self.verdict}",
+            "def make_step():",
+            *indented(made),
+            "",
+            "    def step_fn(x):",
+            *indented(indented(step)),
+            "        return tf.reduce_sum(x)",
+            "",
+            f"    return step_fn, [{names}]",
+        ]
+        return "\n".join([*lines, ""])
+
+    def inputs(self, replica_id: int, steps: int) -> np.ndarray:
+        """Returns what a replica is fed: [steps, SIZE]."""
+        random = np.random.RandomState(replica_id)
+        return (random.randint(1, 9, [steps, SIZE]) / 8).astype(np.float32)
+
+    def simulate(self, steps: int) -> dict[str, Values | None]:
+        """Returns what the components hold in the end; None where it is not known."""
+        fed = [self.inputs(r, steps) for r in range(self.num_replicas)]
+        state = State({v.name: v.own(self.num_replicas) for v in self.variables}, [])
+        for k in range(steps):
+            state.x = [own[k] for own in fed]
+            for statement in self.statements:
+                statement.act(state)
+        return state.held
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    """Returns lines, indented once more."""
+    return ["    " + line if line else line for line in lines]
