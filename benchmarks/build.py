@@ -24,9 +24,9 @@ import replicator
 from benchmarks import cli, contenders, networks, results, workloads
 from benchmarks.contenders import BASELINE, CLONED, OPTIONS, OURS, RIVAL, SHARDED
 from benchmarks.tables import Table
-from replicator import building
 from replicator._tf.fast import tracing
-from replicator.graph import ordering
+from replicator.graph.order import ordering
+from replicator.step import building
 
 _COUNTS = flags.DEFINE_list(
     "build_counts", None, "Numbers of replicas; by default enough for each network."

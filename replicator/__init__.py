@@ -8,12 +8,12 @@ from replicator.errors import (
     MismatchError,
     ReplicatorError,
 )
-from replicator.inputs import InputContext
+from replicator.inputs.feeds import InputContext
 from replicator.primitives.groups import Group, Partition
 from replicator.primitives.reductions import Extremum
 from replicator.replicator import Replicator
 from replicator.values import PerReplica
-from replicator.variables import ReplicatedVariable
+from replicator.variables.replicated import ReplicatedVariable
 
 __all__ = [
     "ContextError",

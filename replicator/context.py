@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from replicator import _tf, errors
-from replicator.graph.effects import Claim, Ledger
-from replicator.graph.owners import Aliases
-from replicator.graph.placeholder import Gradient
-from replicator.graph.reads import Recent
+from replicator.graph.ir.placeholder import Gradient
+from replicator.graph.order.effects import Claim, Ledger
+from replicator.graph.passes.owners import Aliases
+from replicator.graph.passes.reads import Recent
 from replicator.options import Options
 
 _current: contextvars.ContextVar[ReplicaContext | None] = contextvars.ContextVar(
@@ -40,7 +40,7 @@ class Waiting(BaseException):
     """Raised by a replica that lacks what later replicas have to say.
 
     The builder goes on with the others. What the replica itself had to say stands in
-    `Build.knowledge`; see primitives/objects.py.
+    `Build.knowledge`; see step/objects.py.
     """
 
 

@@ -1,8 +1,8 @@
 """What a user can choose about how a Replicator does its work; never what it computes.
 
 The arguments of `Replicator` that are kept, checked once, and handed to whoever does
-the work: creation.py asks for `variables`, building.py for `build`, the lowerings for
-`policy`.
+the work: variables/creation.py asks for `variables`, step/building.py for `build`, the
+lowerings for `policy`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import dataclasses
 from typing import Any
 
 from replicator import arguments, errors
-from replicator.graph import rates
-from replicator.graph.cost import ALGORITHMS, Policy
+from replicator.costs import rates
+from replicator.costs.cost import ALGORITHMS, Policy
 
 VARIABLES = ("mirrored", "sharded", "auto")
 BUILDS = ("trace", "clone")

@@ -9,22 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import (
-    arguments,
-    building,
-    compiled,
-    context,
-    devices,
-    draft,
-    errors,
-    locks,
-    methods,
-    optimizers,
-    steps,
-)
-from replicator.creation import VariableFactory
-from replicator.graph import cost, rates
-from replicator.graph.effects import Ledger
+from replicator import arguments, context, devices, errors, methods, optimizers
+from replicator.costs import cost, rates
+from replicator.graph.order.effects import Ledger
+from replicator.interop import tf_replicator
 from replicator.options import Options
 from replicator.plan import plan as plans
 from replicator.primitives import (
@@ -34,16 +22,17 @@ from replicator.primitives import (
     barrier,
     base,
     broadcast,
-    conveniences,
     gather,
     groups,
     message,
-    objects,
     permute,
     reduce,
     reduce_scatter,
     scatter,
 )
+from replicator.step import building, draft, objects, steps
+from replicator.variables import compiled, locks
+from replicator.variables.creation import VariableFactory
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
@@ -366,11 +355,11 @@ class Replicator:
     send = methods.primitive(message.send)
     recv = methods.primitive(message.recv)
     barrier = methods.primitive(barrier.barrier)
-    all_sum = methods.primitive(conveniences.all_sum)
-    all_min = methods.primitive(conveniences.all_min)
-    all_max = methods.primitive(conveniences.all_max)
-    map_reduce = methods.primitive(conveniences.map_reduce)
-    map_gather = methods.primitive(conveniences.map_gather)
+    all_sum = methods.primitive(tf_replicator.all_sum)
+    all_min = methods.primitive(tf_replicator.all_min)
+    all_max = methods.primitive(tf_replicator.all_max)
+    map_reduce = methods.primitive(tf_replicator.map_reduce)
+    map_gather = methods.primitive(tf_replicator.map_gather)
     linked = methods.primitive(base.linked)
 
 

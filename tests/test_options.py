@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import replicator
-from replicator.graph import cost
+from replicator.costs import cost
 from replicator.options import Options
 from tests.helpers import make
 

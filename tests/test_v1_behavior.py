@@ -104,8 +104,8 @@ def test_training_in_sessions(call: str) -> None:
 
 # Of the rooms that know of sessions, files whose tests take a moment.
 FILES = [
-    "test_accumulators.py",
-    "test_outputs.py",
+    "optimizers/test_accumulators.py",
+    "step/test_outputs.py",
     "test_savers.py",
     "primitives/test_order.py",
     "variables/test_writing.py",

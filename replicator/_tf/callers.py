@@ -139,7 +139,7 @@ def builder() -> str | None:
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__") == "replicator.building":
+        if frame.f_globals.get("__name__") == "replicator.step.building":
             return None
         owner = frame.f_locals.get("self")
         if hasattr(owner, "built"):

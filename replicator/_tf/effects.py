@@ -1,6 +1,7 @@
 """Which ops have an effect, and what TensorFlow does to order effects.
 
-Decides nothing: the order of a step's effects is the subject of graph/ordering.py.
+Decides nothing: the order of a step's effects is the subject of
+graph/order/ordering.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What `Replicator(..., calibration=FILE)`, or the environment variable
 REPLICATOR_CALIBRATION, then chooses algorithms by. Prints the rates of the cost model
-(graph/rates.py), and beside one another what all_reduce takes by each algorithm, and
+(costs/rates.py), and beside one another what all_reduce takes by each algorithm, and
 what the model says of it.
 """
 
@@ -19,7 +19,7 @@ from absl import app, flags
 
 from replicator import devices, errors
 from replicator.calibrate import measure
-from replicator.graph import rates
+from replicator.costs import rates
 
 _MOST_ROUNDS = 1000
 _DEVICES = flags.DEFINE_list(

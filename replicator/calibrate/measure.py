@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph import cost, rates
+from replicator.costs import cost, rates
 from replicator.plan import plan as plans
 from replicator.primitives import base
 from replicator.replicator import Replicator

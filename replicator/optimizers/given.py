@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.primitives import base
-from replicator.variables import plain
+from replicator.variables.replicated import plain
 
 
 def entries(who: str, name: str, values: Any) -> list[Any]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors, unbuilt
+from replicator import _tf, context, errors
 from replicator.optimizers import given
 from replicator.optimizers.wrapped import Wrapped, do_not_convert
+from replicator.variables import unbuilt
 
 
 class KerasAdapter(Wrapped):

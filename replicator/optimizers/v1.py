@@ -11,7 +11,7 @@ from replicator import errors
 from replicator.optimizers import given
 from replicator.optimizers.wrapped import LaterSlots, do_not_convert
 from replicator.primitives import base
-from replicator.variables import plain
+from replicator.variables.replicated import plain
 
 
 class V1Adapter(LaterSlots):

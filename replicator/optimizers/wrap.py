@@ -20,7 +20,7 @@ from replicator.optimizers.sonnet import SonnetAdapter
 from replicator.optimizers.v1 import V1Adapter
 from replicator.optimizers.wrapped import Wrapped
 from replicator.primitives import base
-from replicator.variables import ReplicatedVariable, plain
+from replicator.variables.replicated import ReplicatedVariable, plain
 
 OPS = ("mean", "sum")
 

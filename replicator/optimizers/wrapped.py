@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors, gradients
-from replicator.optimizers import given
+from replicator import _tf, context, errors
+from replicator.optimizers import given, gradients
 from replicator.primitives import all_reduce
 
 do_not_convert = tf.autograph.experimental.do_not_convert

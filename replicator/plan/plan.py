@@ -1,6 +1,6 @@
 """class Plan: what the replicas communicate in a step, to look at and to keep.
 
-Made of what graph/record.py keeps while a step is built.
+Made of what graph/lowering/record.py keeps while a step is built.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from replicator import errors
-from replicator.graph.placeholder import Call
-from replicator.graph.record import Communication
+from replicator.graph.ir.placeholder import Call
+from replicator.graph.lowering.record import Communication
 from replicator.plan import reading
 from replicator.plan.rows import Row, Rows
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from replicator import arguments, errors
-from replicator.graph.placeholder import Shape
+from replicator.graph.ir.placeholder import Shape
 from replicator.plan.rows import Rows
 
 _R = typing.TypeVar("_R", bound=Rows)

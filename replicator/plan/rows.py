@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
-from replicator.graph.placeholder import Value
-from replicator.graph.record import Link, add
+from replicator.graph.ir.placeholder import Value
+from replicator.graph.lowering.record import Link, add
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import rich.box
 import rich.console
 import rich.table
 
-from replicator.graph.placeholder import Value
+from replicator.graph.ir.placeholder import Value
 from replicator.plan.rows import Row, Rows, Total
 
 _MOST_TENSORS = 3  # of one call that are shown

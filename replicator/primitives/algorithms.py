@@ -4,7 +4,7 @@ Each gives all replicas the same bits, the same from run to run: an element is c
 once, in an order that only the algorithm and the number of replicas decide. Hub and
 shuffled combine in replica order, and so give the same bits as one another.
 
-graph/cost.py chooses between them. What an algorithm cannot do is done by the hub:
+costs/cost.py chooses between them. What an algorithm cannot do is done by the hub:
 tree, ring and nccl do no "argmin" or "argmax", and nccl only the sum, mean, min, max
 and prod of floating numbers and of int32 and int64.
 
@@ -23,8 +23,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, errors
-from replicator.graph import cost, rates
-from replicator.graph.rewrite import Matched
+from replicator.costs import cost, rates
+from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import base, reductions, rooted
 
 # TensorFlow cuts a tensor without a copy where the cut falls on a multiple of these.

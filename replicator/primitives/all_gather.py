@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph import cost
-from replicator.graph.placeholder import Call, Placeholder, Value
-from replicator.graph.rewrite import Matched
+from replicator.costs import cost
+from replicator.graph.ir.placeholder import Call, Placeholder, Value
+from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import axes, base, groups
 
 

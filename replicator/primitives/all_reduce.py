@@ -19,9 +19,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.graph import cost
-from replicator.graph.placeholder import Call, Placeholder
-from replicator.graph.rewrite import Matched
+from replicator.costs import cost
+from replicator.graph.ir.placeholder import Call, Placeholder
+from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import (
     algorithms,
     all_gather,

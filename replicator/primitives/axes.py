@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, errors
-from replicator.graph import shapes
-from replicator.graph.placeholder import Value
+from replicator.graph.ir import shapes
+from replicator.graph.ir.placeholder import Value
 from replicator.primitives import base
 
 _MOST_AXES = 254  # of a tensor of TensorFlow

@@ -2,8 +2,8 @@
 
 Meaning: all effects (writes and reads of variables, prints, Python calls) that any
 replica's code has before its barrier happen before all that any replica's code has
-behind it. Dual: none, nothing flows. Lowering: nothing is computed; graph/fence.py puts
-the effects in order.
+behind it. Dual: none, nothing flows. Lowering: nothing is computed;
+graph/lowering/fence.py puts the effects in order.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph.placeholder import Placeholder
-from replicator.graph.rewrite import Matched
+from replicator.graph.ir.placeholder import Placeholder
+from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import base, groups
 
 

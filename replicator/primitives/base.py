@@ -14,9 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, arguments, context, errors
-from replicator.graph import control_flow, placeholder
-from replicator.graph.placeholder import Call, Value
-from replicator.graph.shapes import Shape
+from replicator.graph.ir import placeholder
+from replicator.graph.ir.placeholder import Call, Value
+from replicator.graph.ir.shapes import Shape
+from replicator.graph.matching import control_flow
 
 HALF = (tf.float16, tf.bfloat16)
 # What TensorFlow, NumPy and Python raise for what is no tensor, or no nest.

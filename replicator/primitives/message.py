@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, context, errors
-from replicator.graph.placeholder import Call, Placeholder, Value
-from replicator.graph.rewrite import Matched
+from replicator.graph.ir.placeholder import Call, Placeholder, Value
+from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import base
 
 

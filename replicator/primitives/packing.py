@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph import shapes
-from replicator.graph.rewrite import Matched
+from replicator.graph.ir import shapes
+from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives.algorithms import Received
 
 Bucket = Sequence[int]  # the places of its tensors among the operands

@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, context, errors
-from replicator.graph.placeholder import Call, Placeholder
-from replicator.graph.rewrite import Matched
+from replicator.graph.ir.placeholder import Call, Placeholder
+from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import base, groups, rooted
 
 Pairs = Sequence[tuple[int, int]]

@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context
-from replicator.graph.placeholder import Placeholder, Value
-from replicator.graph.rewrite import Matched
+from replicator.graph.ir.placeholder import Placeholder, Value
+from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import all_gather, axes, base, groups, reductions
 
 

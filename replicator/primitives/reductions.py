@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from replicator import errors
-from replicator.graph.placeholder import Call, Value
+from replicator.graph.ir.placeholder import Call, Value
 from replicator.primitives import all_gather, base
 
 # Takes one tensor per replica, in replica order.

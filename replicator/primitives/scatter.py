@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context
-from replicator.graph.placeholder import Placeholder
-from replicator.graph.rewrite import Matched
+from replicator.graph.ir.placeholder import Placeholder
+from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import axes, base, gather, groups, rooted
 
 

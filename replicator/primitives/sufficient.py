@@ -1,9 +1,9 @@
 """Sums of matrix products, made from the products' thin factors.
 
-What graph/factors.py has recognised, and graph/cost.py finds to pay, is put together
-here: the replicas' factors are joined in replica order, each once per device, and
-multiplied once. A mean divides one of the joined factors, so that nothing passes over
-the large product. Products of 16-bit floats are made in float32.
+What graph/matching/factors.py has recognised, and costs/cost.py finds to pay, is put
+together here: the replicas' factors are joined in replica order, each once per device,
+and multiplied once. A mean divides one of the joined factors, so that nothing passes
+over the large product. Products of 16-bit floats are made in float32.
 
 Where devices share a memory, the product is made on one of them (the hub, or the owner
 of what it is for) and read by all; else each device joins and multiplies for itself,
@@ -17,9 +17,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph import cost, factors, shapes
-from replicator.graph.factors import After, Factor, Product, RowSum
-from replicator.graph.rewrite import Matched
+from replicator.costs import cost
+from replicator.graph.ir import shapes
+from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.matching import factors
+from replicator.graph.matching.factors import After, Factor, Product, RowSum
 from replicator.primitives import base
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph import placeholder
-from replicator.graph.rewrite import Lowering
+from replicator.graph.ir import placeholder
+from replicator.graph.lowering.rewrite import Lowering
 from replicator.primitives import (
     all_gather,
     all_reduce,

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph import ordering
+from replicator.graph.order import ordering
 
 
 def evaluate(tensor: tf.Tensor, graph: tf.Graph) -> float:

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from replicator.graph import rates
+from replicator.costs import rates
 from replicator.plan import Plan
 from tests.bad_inputs import programs, values
 

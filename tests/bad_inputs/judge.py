@@ -25,7 +25,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import context
-from replicator.graph import rates
+from replicator.costs import rates
 from tests.bad_inputs import cases, programs
 from tests.bad_inputs.values import Hostile
 

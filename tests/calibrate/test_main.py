@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from replicator.graph import rates
+from replicator.costs import rates
 from tests import helpers
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.calibrate import measure
-from replicator.graph import rates
+from replicator.costs import rates
 
 DEVICES = [f"/job:localhost/replica:0/task:0/device:CPU:{n}" for n in range(3)]
 

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 import replicator
-from replicator.graph.placeholder import Value
-from replicator.graph.record import Link
+from replicator.graph.ir.placeholder import Value
+from replicator.graph.lowering.record import Link
 from replicator.plan import Plan, Row
 from tests import helpers
 

@@ -17,8 +17,8 @@ import tensorflow as tf
 import replicator
 from replicator import errors
 from replicator import plan as plans
-from replicator.graph.placeholder import Value
-from replicator.graph.record import Link
+from replicator.graph.ir.placeholder import Value
+from replicator.graph.lowering.record import Link
 from replicator.plan import Plan, Row, Total
 from tests import helpers
 from tests.plan import examples

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from replicator.graph.placeholder import Value
-from replicator.graph.record import Link
+from replicator.graph.ir.placeholder import Value
+from replicator.graph.lowering.record import Link
 from replicator.plan import Plan, Row, table
 from tests import helpers
 from tests.plan import examples

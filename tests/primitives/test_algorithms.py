@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.graph import cost
+from replicator.costs import cost
 from replicator.primitives import algorithms, base, reductions
 from tests import helpers
 

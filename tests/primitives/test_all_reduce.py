@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
-from replicator.graph import placeholder
+from replicator.graph.ir import placeholder
 from replicator.primitives import all_reduce, base
 from tests import helpers
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import errors
-from replicator.graph.placeholder import Value
+from replicator.graph.ir.placeholder import Value
 from replicator.primitives import axes
 from tests import helpers
 

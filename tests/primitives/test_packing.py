@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.graph import cost
-from replicator.graph.placeholder import Call
-from replicator.graph.rewrite import Matched
+from replicator.costs import cost
+from replicator.graph.ir.placeholder import Call
+from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import packing
 from tests import helpers
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.graph import cost
+from replicator.costs import cost
 from tests import helpers
 
 LARGE = 320  # widths at which moving the factors pays, for few or unknown rows

@@ -20,7 +20,7 @@ SHARED = {
     "sufficient",
     "table",
 }
-NOT_PRIMITIVES = {"__init__", "conveniences", "objects", *SHARED}
+NOT_PRIMITIVES = {"__init__", *SHARED}
 
 FILES = {"recv": "message", "send": "message"}  # the others are called like theirs
 

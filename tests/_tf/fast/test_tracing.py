@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph import ordering
+from replicator.graph.order import ordering
 from tests._tf import shared
 
 

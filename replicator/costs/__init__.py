@@ -1,0 +1,1 @@
+"""What communication costs, and what is chosen for it."""

@@ -1,0 +1,1 @@
+"""Replicas that are copies of another."""

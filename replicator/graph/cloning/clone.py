@@ -1,0 +1,356 @@
+"""Makes the sub-graphs of further replicas, as copies of replica 1's.
+
+Runs with build="clone", between the building of replicas 0 and 1 in Python and the
+passes over all replicas. What `alike.py` has proven to be the same on both is imported
+once more for each further replica, in C++: with the replica's own inputs and variables,
+on its device, under its seeds, and with its name in what it communicates. Functions are
+copied where the replicas have one each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.cloning import alike, pythons
+from replicator.graph.equal import likeness
+from replicator.graph.ir import placeholder
+from replicator.graph.order import effects
+from replicator.graph.passes import random
+
+_LIKE = 1  # the replica that is copied
+_IN = "outside"  # where a copy's inputs from elsewhere are named
+
+
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """What the copies of one replica are called by, where it differs.
+
+    Attributes:
+        replica_id: The replica.
+        device: Where it runs.
+        renaming: Says what texts speak of.
+        pythons: Makes its copies of replica 1's Python functions.
+    """
+
+    replica_id: int
+    device: str
+    renaming: likeness.Renaming
+    pythons: pythons.Copies
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """A replica that is a copy.
+
+    Attributes:
+        ops: Its ops, in the order in which replica 1 was built.
+        leaf: Returns what it has in place of a tensor or an op that replica 1 returned.
+    """
+
+    ops: list[tf.Operation]
+    leaf: Callable[[Any], Any]
+
+
+class Copier:
+    """Copies replica 1, once it is proven to be like replica 0.
+
+    Args:
+        ops: `ops[s]` are the ops of replica s, in build order; there are two.
+        returned: `returned[s]` are the leaves of what step_fn returned.
+        own: `own[k][r]` is what replica r has as its k-th tensor from outside.
+        replicas: What is known of the replicas.
+        ledger: Holds the writes that keep the replicas equal.
+
+    Raises:
+        CloneError: The two differ.
+    """
+
+    def __init__(
+        self,
+        ops: Sequence[Sequence[tf.Operation]],
+        returned: Sequence[Sequence[Any]],
+        own: Sequence[Sequence[tf.Tensor]],
+        replicas: alike.Replicas,
+        ledger: effects.Ledger,
+    ) -> None:
+        self._level = alike.prove(ops, returned, own, replicas)
+        self._own = own
+        self._replicas = replicas
+        graph = tf.compat.v1.get_default_graph()
+        self._template = Template(graph, self._level, replicas, ledger)
+
+    def copy(self, replica_id: int, scope: str) -> Copy:
+        """Adds a copy to the default graph.
+
+        Args:
+            replica_id: The replica.
+            scope: A name scope that is not used yet, with the final "/".
+        """
+        template, places = self._template, self._level.own[_LIKE]
+        names = self._names(replica_id, scope)
+        graph = tf.compat.v1.get_default_graph()
+
+        def in_place_of(tensor: tf.Tensor) -> tf.Tensor:
+            k = places.get(id(tensor))
+            if k is None:
+                return tensor
+            own = self._own[k][replica_id]
+            return graph.capture(own) if graph.building_function else own
+
+        inputs = [in_place_of(tensor) for tensor in template.outside]
+        copies = template.stamp(names, inputs, scope)
+
+        def leaf(what: Any) -> Any:
+            if isinstance(what, tf.Operation):
+                return template.operation(what, copies)
+            if not tf.is_symbolic_tensor(what):
+                return what
+            return template.result(what, copies, in_place_of)
+
+        return Copy(copies, leaf)
+
+    def _names(self, replica_id: int, scope: str) -> _Names:
+        devices, old = self._replicas.devices, self._replicas.scopes[_LIKE]
+        elsewhere = [op for op in self._template.ops if not op.name.startswith(old)]
+        renamed = {op.name: scope + _name(op, old) for op in elsewhere}
+        for k, name in likeness.names(column[_LIKE] for column in self._own):
+            renamed[name] = self._own[k][replica_id].name
+        return _Names(
+            replica_id,
+            devices[replica_id],
+            likeness.Renaming(
+                (old, scope),
+                (devices[_LIKE], devices[replica_id]),
+                renamed,
+            ),
+            pythons.Copies(self._level.tokens),
+        )
+
+
+class Template:
+    """The ops of one level of replica 1, ready to be copied.
+
+    Args:
+        graph: Where they stand.
+        level: What replicas 0 and 1 have there.
+        replicas: What is known of the two.
+        ledger: Holds the writes that keep the replicas equal.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        level: alike.Level,
+        replicas: alike.Replicas,
+        ledger: effects.Ledger,
+    ) -> None:
+        self._graph, self._level, self._replicas = graph, level, replicas
+        self._ledger = ledger
+        first, self.ops = level.ops
+        index = {op: n for n, op in enumerate(self.ops)}
+        agreed = ledger.agreed_ops(graph)
+        self._agreed = {n for n, op in enumerate(self.ops) if op in agreed}
+        self._index = index
+        self.outside: list[tf.Tensor] = []  # what they use and do not make
+        self._waits: list[tuple[int, tf.Operation]] = []  # (op, what is not copied)
+        self._nodes = self._take(index)
+        self._patches = [
+            n
+            for n, (one, two) in enumerate(zip(first, self.ops, strict=True))
+            if _differs(one, two)
+        ]
+        self._first = {n: first[n].node_def for n in self._patches}
+        self._own_place = [
+            (one.device, two.device) == replicas.devices[:2]
+            for one, two in zip(first, self.ops, strict=True)
+        ]
+        self._handles = [
+            (n, k)
+            for n, op in enumerate(self.ops)
+            for k, tensor in enumerate(op.outputs)
+            if tensor.dtype in (tf.resource, tf.variant)
+        ]
+        self._functions = {
+            name: (
+                function,
+                Template(function.graph, function.level, replicas, ledger),
+            )
+            for name, function in level.functions.items()
+        }
+
+    def _take(self, index: Mapping[tf.Operation, int]) -> Any:
+        """Returns the nodes with inputs by the numbers of ops: op 3 is called "n3"."""
+        by_name = {op.name: n for op, n in index.items()}
+        nodes: list[Any] = [None] * len(index)
+        for node in self._graph.as_graph_def(add_shapes=True).node:
+            n = by_name.get(node.name)
+            if n is not None:
+                nodes[n] = node
+        known: dict[int, int] = {}
+        definition = tf.compat.v1.GraphDef()
+        for op, node in zip(self.ops, nodes, strict=True):
+            node.attr.pop("_class", None)  # every op has a device
+            inputs = []
+            for tensor in op.inputs:
+                if tensor.op in index:
+                    inputs.append(
+                        f"{_name(tensor.op, self._scope)}:{tensor.value_index}"
+                    )
+                else:
+                    k = known.setdefault(id(tensor), len(known))
+                    if k == len(self.outside):
+                        self.outside.append(tensor)
+                    inputs.append(f"{_IN}{k}:0")
+            for source in op.control_inputs:
+                if source in index:
+                    inputs.append(f"^{_name(source, self._scope)}")
+                else:
+                    self._waits.append((index[op], source))
+            node.name = _name(op, self._scope)
+            node.input[:] = inputs
+            definition.node.append(node)
+        return definition
+
+    @property
+    def _scope(self) -> str:
+        return self._replicas.scopes[_LIKE]
+
+    def stamp(
+        self, names: _Names, inputs: Sequence[tf.Tensor], scope: str
+    ) -> list[tf.Operation]:
+        """Adds a copy for a replica to the default graph; returns its ops, in order.
+
+        Args:
+            names: The replica, and what is called otherwise there.
+            inputs: What it uses in place of `outside`.
+            scope: A name scope that is not used yet, with the final "/".
+        """
+        graph = tf.compat.v1.get_default_graph()
+        functions = {
+            name: _copy_function(function, template, names)
+            for name, (function, template) in self._functions.items()
+        }
+        start = _tf.operation_count(graph)
+        definition = self._patched(names, functions)
+        given = {f"{_IN}{k}:0": tensor for k, tensor in enumerate(inputs)}
+        new = _tf.import_nodes(graph, definition, given, scope)
+        by_name = {op.name: n for n, op in enumerate(new)}
+        places = [by_name[scope + node.name] for node in definition.node]
+        copies = [new[n] for n in places]
+        for n, source in self._waits:
+            _tf.add_control_inputs(copies[n], [source])
+        for n in self._agreed:
+            self._ledger.enter(graph, start + places[n], start + places[n] + 1)
+        for n, k in self._handles:
+            _tf.copy_handle_data(self.ops[n].outputs[k], copies[n].outputs[k])
+        return copies
+
+    def _patched(self, names: _Names, functions: Mapping[str, str]) -> Any:
+        """Returns the nodes with what is the replica's own."""
+        definition = tf.compat.v1.GraphDef()
+        definition.CopyFrom(self._nodes)
+        nodes = definition.node
+        for node, own in zip(nodes, self._own_place, strict=True):
+            if own:
+                node.device = names.device
+        for n in self._patches:
+            _patch(nodes[n], self._first[n], names, functions)
+        return definition
+
+    def result(
+        self,
+        tensor: tf.Tensor,
+        copies: Sequence[tf.Operation],
+        outside: Callable[[tf.Tensor], tf.Tensor],
+    ) -> tf.Tensor:
+        """Returns what a copy has in place of a tensor.
+
+        Args:
+            tensor: One of replica 1.
+            copies: What `stamp` returned.
+            outside: Says what the copy has in place of a tensor from outside.
+        """
+        n = self._index.get(tensor.op)
+        if n is not None:
+            return copies[n].outputs[tensor.value_index]
+        return outside(tensor)
+
+    def operation(
+        self, op: tf.Operation, copies: Sequence[tf.Operation]
+    ) -> tf.Operation:
+        """Returns what a copy has in place of an op."""
+        n = self._index.get(op)
+        return op if n is None else copies[n]
+
+
+def _name(op: tf.Operation, scope: str) -> str:
+    """Returns what an op is called inside the scope of a replica."""
+    if op.name.startswith(scope):
+        return op.name.removeprefix(scope)
+    return f"{_IN}/{op.name}"
+
+
+def _differs(one: tf.Operation, two: tf.Operation) -> bool:
+    """Whether an attribute of an op is not the same on all replicas."""
+    first, second = one.node_def.attr, two.node_def.attr
+    return any(
+        name not in first or first[name] != second[name]
+        for name in second
+        if name != "_class"
+    )
+
+
+def _patch(node: Any, first: Any, names: _Names, functions: Mapping[str, str]) -> None:
+    """Gives a copy of replica 1's node the attributes of another replica."""
+    steps = names.replica_id - _LIKE
+    for name in list(node.attr):
+        value = node.attr[name]
+        if name == "_output_shapes":
+            continue
+        if name == random.SEPARATED:
+            value.i = names.replica_id
+        elif name in first.attr and first.attr[name] == value:
+            continue
+        elif name == "seed2":
+            start = random.counted(node.attr["seed"].i, first.attr[name].i, value.i)
+            value.i += steps * (value.i - start)
+        elif name == "token":
+            call = placeholder.call_of(value.s)
+            if call is not None:
+                own = dataclasses.replace(
+                    call, replica_id=names.replica_id, device=names.device
+                )
+                value.s = placeholder.token_of(own).encode()
+            else:
+                value.s = names.pythons.token(value.s.decode()).encode()
+        elif value.HasField("func"):
+            value.func.name = functions[value.func.name]
+        elif value.list.func:
+            for function in value.list.func:
+                function.name = functions.get(function.name, function.name)
+        else:
+            value.CopyFrom(likeness.rename(value, names.renaming))
+
+
+def _copy_function(function: alike.Function, template: Template, names: _Names) -> str:
+    """Adds a replica's copy of a function to the default graph; returns its name."""
+    scope = f"replica_{names.replica_id}"
+    inside = _tf.new_function_graph(scope)
+    graph = function.graph
+    arguments = [_tf.add_input(inside, t, t.shape) for t in graph.inputs]
+    given = {id(t): new for t, new in zip(graph.inputs, arguments, strict=True)}
+
+    def own(tensor: tf.Tensor) -> tf.Tensor:
+        return given[id(tensor)]
+
+    with inside.as_default():
+        inputs = [own(t) for t in template.outside]
+        copies = template.stamp(names, inputs, f"{scope}/")
+        results = [template.result(t, copies, own) for t in function.outputs]
+    must_run = [template.operation(op, copies) for op in graph.control_outputs]
+    return _tf.finish_function(inside, results, must_run)

@@ -1,0 +1,1 @@
+"""Which values are the same on all replicas."""

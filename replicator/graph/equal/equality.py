@@ -1,0 +1,418 @@
+"""Which values are equal on all replicas by construction, and if not, because of what.
+
+Goes back from one tensor per replica, side by side: they are equal where they are one
+tensor, results that a collective returns to everybody, reads of one variable after the
+same writes, or what one stateless op computes from equal values; the same inside
+conditionals, loops and functions. It reads graphs and changes none, before anything is
+rewired.
+
+Where `sameness.Labels` numbers the values of a graph that is being rewired, this keeps
+in mind in which order variables are written, and names the op by which values differ.
+
+Source: value numbering (Cocke and Schwartz 1970, Programming languages and their
+compilers); loops are taken as equal until that is refuted, as in Alpern, Wegman and
+Zadeck 1988, Detecting equality of variables in programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.equal.likeness import are_alike, hold_the_same
+from replicator.graph.equal.sameness import determined_by, hands_to_all
+from replicator.graph.ir import placeholder, switching
+from replicator.graph.ir.captures import Captures
+from replicator.graph.ir.kinds import acting, chooses, kind_of, resource_inputs
+from replicator.graph.matching import control_flow
+from replicator.graph.order import effects
+
+Column: TypeAlias = tuple[tf.Tensor, ...]  # one per replica
+Ops: TypeAlias = tuple[tf.Operation, ...]  # one per replica
+
+_LOOPS = ("While", "StatelessWhile")
+
+
+class Level:
+    """The ops of all replicas on one level of the graph, side by side.
+
+    Attributes:
+        writes: `writes[r]` are the ops of replica r that write, in order, by the id of
+            what they write: a replicated variable, or any other resource.
+        resources: What these ids stand for.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Iterable[tf.Operation]],
+        inputs: _Inputs,
+    ) -> None:
+        self._inputs = inputs
+        self._known: dict[tuple[int, ...], Ops | None] = {}
+        self._inside: dict[tuple[Ops, int], Level | None] = {}
+        self._versions: list[dict[tuple[tf.Operation, int], Any]] = []
+        self.writes: list[dict[int, list[tf.Operation]]] = []
+        self.resources: dict[int, Any] = {}
+        for r, ops in enumerate(replicas):
+            self._scan(r, ops)
+
+    def _scan(self, r: int, ops: Iterable[tf.Operation]) -> None:
+        """Finds out which ops of a replica write what, and what is read in between."""
+        versions: dict[tuple[tf.Operation, int], Any] = {}
+        writes: dict[int, list[tf.Operation]] = {}
+        for op in ops:
+            written = []
+            for index, tensor in resource_inputs(op):
+                resource = self.resource(r, tensor)
+                key = id(resource)
+                self.resources[key] = resource
+                entry = self._inputs.version(r, tensor)
+                versions[op, id(tensor)] = (entry, len(writes.get(key, ())))
+                if effects.writes(op, index):
+                    written.append(key)
+            for key in dict.fromkeys(written):
+                writes.setdefault(key, []).append(op)
+        self._versions.append(versions)
+        self.writes.append(writes)
+
+    def resource(self, r: int, tensor: tf.Tensor) -> Any:
+        """Returns the replicated variable behind a handle, or any other resource."""
+        return self._inputs.resource(r, tensor)
+
+    def version(self, r: int, op: tf.Operation, tensor: tf.Tensor) -> Any:
+        """Returns what is equal where a resource was written as often before an op."""
+        return self._versions[r].get((op, id(tensor)))
+
+    def difference(self, column: Column) -> Ops | None:
+        """Returns the ops by which the replicas' values come to differ.
+
+        Args:
+            column: One tensor per replica, of this level.
+
+        Returns:
+            Each replica's op; None if the values are equal by construction.
+        """
+        stack = [column]
+        opened = set()
+        while stack:
+            top = stack[-1]
+            key = _key(top)
+            if key in self._known:
+                stack.pop()
+                continue
+            first = key not in opened
+            opened.add(key)
+            if first:  # not by recursion: graphs are deep
+                missing = [c for c in self._below(top) if _key(c) not in self._known]
+                if missing:
+                    stack += missing
+                    continue
+            self._known[key] = self._find(top)
+        return self._known[_key(column)]
+
+    def difference_of_inputs(self, ops: Ops) -> Ops | None:
+        """Returns by what the replicas' ops, or their inputs, differ; None if equal.
+
+        Resources count as equal if they are the same variables.
+        """
+        if not are_alike(ops):
+            return ops
+        for column in zip(*(op.inputs for op in ops), strict=True):
+            if column[0].dtype == tf.resource:
+                if not self._same_resource(column):
+                    return ops
+            elif (found := self.difference(column)) is not None:
+                return found
+        return None
+
+    def _below(self, column: Column) -> list[Column]:
+        """Returns what has to be known before it is known whether values are equal."""
+        ops = [tensor.op for tensor in column]
+        given = [x for op in ops if (x := self._given(op)) is not None]
+        if len(given) < len(ops) or any(op.type != ops[0].type for op in ops):
+            return []
+        if self._inputs.difference(column)[0]:
+            return []
+        inputs = zip(*given, strict=False)
+        return [below for below in inputs if below[0].dtype != tf.resource]
+
+    def _find(self, column: Column) -> Ops | None:
+        """Returns by what values differ, once that is known of what is below."""
+        known, found = self._inputs.difference(column)
+        if known:
+            return found
+        ops = tuple(tensor.op for tensor in column)
+        if len({tensor.value_index for tensor in column}) > 1:
+            return ops
+        calls = [placeholder.read(op) for op in ops]
+        if calls[0] is not None:
+            keys = {None if call is None else call.key for call in calls}
+            return None if len(keys) == 1 and hands_to_all(calls[0]) else ops
+        if kind_of(ops[0]).calls:
+            return self._of_call(ops, column[0].value_index)
+        given = [x for op in ops if (x := self._given(op)) is not None]
+        if len(given) < len(ops) or not are_alike(ops):
+            return ops
+        if len(set(map(len, given))) > 1:
+            return ops
+        for inputs in zip(*given, strict=True):
+            if inputs[0].dtype == tf.resource:
+                if not self._same_value(ops, inputs):
+                    return ops
+            elif (found := self._known.get(_key(inputs), ops)) is not None:
+                return found
+        return None
+
+    def _given(self, op: tf.Operation) -> Sequence[tf.Tensor] | None:
+        """Returns what the results of an op depend on; None if on more than tensors."""
+        if kind_of(op).calls or _tf.only_reads(op):
+            return op.inputs
+        return determined_by(op, self._inputs.flow)
+
+    def _same_resource(self, column: Column) -> bool:
+        return len({id(self.resource(r, t)) for r, t in enumerate(column)}) == 1
+
+    def _same_value(self, ops: Ops, handles: Column) -> bool:
+        """Whether ops read one variable, or table, that was written as often before."""
+        if not self._same_resource(handles):
+            return False
+        if getattr(self.resource(0, handles[0]), "differs", False):
+            return False
+        versions = [
+            self.version(r, op, handle)
+            for r, (op, handle) in enumerate(zip(ops, handles, strict=True))
+        ]
+        return all(version == versions[0] for version in versions)
+
+    # --- Inside conditionals, loops and functions -------------------------------------
+
+    def bodies(self, ops: Ops) -> list[Level]:
+        """Returns what the replicas' ops call, side by side.
+
+        Returns:
+            None of them if they differ in number, or one only exists in C++.
+        """
+        counts = {len(_tf.called_graphs(op)) for op in ops}
+        if len({op.type for op in ops}) > 1 or counts != {_tf.count_functions(ops[0])}:
+            return []
+        levels = [self._body(ops, n) for n in range(counts.pop())]
+        return [] if None in levels else [x for x in levels if x is not None]
+
+    def difference_of_choice(self, ops: Ops) -> Ops | None:
+        """Returns why replicas may take different branches, or make different turns.
+
+        Where they communicate inside, they are compared when the step runs.
+        """
+        if all(control_flow.calls_inside(op) for op in ops):
+            return None
+        if control_flow.KINDS.get(ops[0].type) == "function":
+            return None
+        if ops[0].type in _LOOPS:
+            cond = self._body(ops, 0)
+            if cond is None:
+                return ops
+            outputs = (_tf.called_graphs(op)[0][1].outputs[0] for op in ops)
+            return cond.difference(tuple(outputs))
+        return self.difference(tuple(op.inputs[0] for op in ops))
+
+    def _of_call(self, ops: Ops, output: int) -> Ops | None:
+        """Returns by what a result of control flow or a function differs."""
+        if any(op.type not in control_flow.KINDS for op in ops):
+            return ops
+        bodies = self.bodies(ops)
+        if not bodies:
+            return ops
+        choice = self.difference_of_choice(ops)
+        if choice is not None:
+            return choice
+        for n, level in enumerate(bodies):
+            if ops[0].type in _LOOPS and n == 0:
+                continue
+            graphs = [_tf.called_graphs(op)[n][1] for op in ops]
+            if any(len(graph.outputs) <= output for graph in graphs):
+                return ops
+            column = tuple(graph.outputs[output] for graph in graphs)
+            found = level.difference(column)
+            if found is None and ops[0].type in _LOOPS:
+                # What it starts with, too: the loop may make no turn.
+                found = self.difference(tuple(op.inputs[output] for op in ops))
+            if found is not None:
+                return found
+        return None
+
+    def _body(self, ops: Ops, n: int) -> Level | None:
+        """Returns the n-th functions that the replicas' ops call, side by side."""
+        if (ops, n) not in self._inside:
+            loop = ops[0].type in _LOOPS
+            made = self._loop(ops) if loop else [self._open(ops, n, None)]
+            for k, level in enumerate(made):
+                self._inside[ops, k if loop else n] = level
+        return self._inside[ops, n]
+
+    def _loop(self, ops: Ops) -> list[Level | None]:
+        """Returns the condition and the body of loops, once it is known what stays.
+
+        What is equal to begin with is taken to be so in each turn, until it is refuted.
+        """
+        # Of what loops capture, there may be more on one replica.
+        columns = list(zip(*(op.inputs for op in ops), strict=False))
+        begin = [c[0].dtype == tf.resource or not self.difference(c) for c in columns]
+        stays = begin
+        while True:
+            body = self._open(ops, 1, stays)
+            if body is None:
+                return [None, None]
+            graphs = [_tf.called_graphs(op)[1][1] for op in ops]
+            kept = [
+                stay
+                and (
+                    columns[k][0].dtype == tf.resource
+                    or not body.difference(tuple(g.outputs[k] for g in graphs))
+                )
+                for k, stay in enumerate(stays)
+            ]
+            if kept == stays:
+                return [self._open(ops, 0, stays), body]
+            stays = kept
+
+    def _open(self, ops: Ops, n: int, stays: Sequence[bool] | None) -> Level | None:
+        called = [_tf.called_graphs(op) for op in ops]
+        if any(len(functions) <= n for functions in called):
+            return None
+        graphs = [functions[n][1] for functions in called]
+        offset = 1 if chooses(ops[0]) else 0
+        inputs = _Arguments(self, ops, graphs, offset, (n, stays is not None), stays)
+        replicas = acting([graph.get_operations() for graph in graphs])
+        return Level(replicas, inputs)
+
+
+def of_step(
+    replicas: Sequence[Iterable[tf.Operation]],
+    variable_of: Callable[[tf.Tensor], Any],
+    flow: switching.Flow = switching.NONE,
+) -> Level:
+    """Returns the outermost level of a step.
+
+    Args:
+        replicas: `replicas[r]` are those ops of replica r that may use resources or
+            have effects, in build order.
+        variable_of: Returns the replicated variable behind a handle, or None.
+        flow: What stands in control flow of TensorFlow 1.
+    """
+    return Level(replicas, _Inputs(variable_of, flow))
+
+
+class _Inputs:
+    """What is known of the values that a level is given from outside.
+
+    Args:
+        variable_of: Returns the replicated variable behind a handle, or None.
+        flow: What stands in control flow of TensorFlow 1.
+    """
+
+    flow = switching.NONE
+
+    def __init__(
+        self, variable_of: Callable[[tf.Tensor], Any], flow: switching.Flow
+    ) -> None:
+        self.flow = flow
+        self._variable_of = variable_of
+        self._captures = Captures()
+
+    def resource(self, r: int, tensor: tf.Tensor) -> Any:
+        """Returns the replicated variable behind a handle, or any other resource."""
+        outermost = self._captures.outermost(self.flow.handle(tensor))
+        variable = self._variable_of(outermost)
+        return outermost if variable is None else variable
+
+    def version(self, r: int, tensor: tf.Tensor) -> Any:
+        """Returns what is equal where a resource was written as often before."""
+        return None
+
+    def difference(self, column: Column) -> tuple[bool, Ops | None]:
+        """Returns whether something is known, and by what the values differ if so."""
+        if all(tensor is column[0] for tensor in column):
+            return True, None
+        outside = [self._captures.outermost(tensor) for tensor in column]
+        return hold_the_same(outside), None
+
+
+class _Arguments(_Inputs):
+    """What is known of the arguments of functions that the replicas' ops call.
+
+    Args:
+        outer: The level on which they are called.
+        ops: The ops that call them.
+        graphs: The functions.
+        offset: How many of the inputs of an op are not the function's.
+        place: Tells the functions of one op apart.
+        stays: Of a loop, which arguments are equal at the start of each turn.
+    """
+
+    def __init__(
+        self,
+        outer: Level,
+        ops: Ops,
+        graphs: Sequence[Any],
+        offset: int,
+        place: Any,
+        stays: Sequence[bool] | None,
+    ) -> None:
+        self._outer = outer
+        self._ops = ops
+        self._offset = offset
+        self._place = place
+        self._stays = stays
+        self._index = [
+            {id(tensor): k for k, tensor in enumerate(graph.inputs)} for graph in graphs
+        ]
+
+    def _given(self, r: int, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns what an argument is on the level around."""
+        k = self._index[r].get(id(tensor))
+        inputs = self._ops[r].inputs
+        if k is None or k + self._offset >= len(inputs):
+            return None
+        return inputs[k + self._offset]
+
+    def resource(self, r: int, tensor: tf.Tensor) -> Any:
+        """Returns the replicated variable behind a handle, or any other resource."""
+        given = self._given(r, tensor)
+        return tensor if given is None else self._outer.resource(r, given)
+
+    def version(self, r: int, tensor: tf.Tensor) -> Any:
+        """Returns what is equal where a resource was written as often before."""
+        given = self._given(r, tensor)
+        if given is None:
+            return None
+        outside = self._outer.version(r, self._ops[r], given)
+        key = id(self._outer.resource(r, given))
+        if self._ops[r] not in self._outer.writes[r].get(key, ()):
+            return outside
+        return outside, self._place
+
+    def difference(self, column: Column) -> tuple[bool, Ops | None]:
+        """Returns whether something is known, and by what the values differ if so."""
+        given = [self._given(r, tensor) for r, tensor in enumerate(column)]
+        if any(tensor is None for tensor in given):
+            return False, None
+        if self._stays is None:
+            return True, self._outer.difference(tuple(given))
+        places = [self._index[r][id(tensor)] for r, tensor in enumerate(column)]
+        if len(set(places)) == 1:
+            return True, None if self._stays[places[0]] else self._ops
+        if all(self._is_captured(r, place) for r, place in enumerate(places)):
+            return True, self._outer.difference(tuple(given))
+        return True, self._ops
+
+    def _is_captured(self, r: int, place: int) -> bool:
+        """Whether an argument of a loop is the same in each turn."""
+        body = _tf.called_graphs(self._ops[r])[1][1]
+        return body.outputs[place] is body.inputs[place]
+
+
+def _key(column: Column) -> tuple[int, ...]:
+    return tuple(map(id, column))

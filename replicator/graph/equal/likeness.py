@@ -1,0 +1,211 @@
+"""What corresponds on two replicas though it is not the same: `alike.py`'s vocabulary.
+
+Pure functions of ops, attributes and calls; they change no graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.ir import placeholder
+from replicator.graph.ir.kinds import kind_of
+from replicator.graph.ir.placeholder import Call
+
+# Of an op, or of a tensor.
+_NAME = re.compile(r"([A-Za-z0-9.][A-Za-z0-9_.\\/>-]*)(:\d+)?")
+_SMALL = 1024  # elements of eager tensors that are compared
+_CUT = {"reduce_scatter": "axis", "scatter": "axis", "all_to_all": "split_axis"}
+
+
+def captures(graph: tf.Graph) -> dict[int, tf.Tensor]:
+    """Returns what the inputs of a function being traced stand for, by their ids."""
+    found: dict[int, tf.Tensor] = {}
+    outer, known = graph, []
+    while getattr(outer, "building_function", False):
+        known.append({id(inner): external for external, inner in outer.captures})
+        outer = outer.outer_graph
+    for tensor_id, external in known[0].items() if known else ():
+        for more in known[1:]:
+            external = more.get(id(external), external)
+        found[tensor_id] = external
+    return found
+
+
+def live(
+    ops: Sequence[tf.Operation], roots: Iterable[Any], captured: Mapping[int, Any]
+) -> list[tf.Operation]:
+    """Returns the ops that do something, or on which such ops depend, in order.
+
+    What stands for a tensor from outside is none of them: a placeholder, or a constant
+    where the tensor was small and eager. It is made for whoever uses it first.
+    """
+    own = {op for op in ops if not any(id(t) in captured for t in op.outputs[:1])}
+    found: set[tf.Operation] = set()
+    stack = [root if isinstance(root, tf.Operation) else root.op for root in roots]
+    for op in ops:
+        kind = kind_of(op)
+        if kind.stateful or kind.calls or placeholder.read(op) is not None:
+            if not _tf.is_abandoned(op):
+                stack.append(op)
+    while stack:
+        op = stack.pop()
+        if op in own and op not in found:
+            found.add(op)
+            stack += [tensor.op for tensor in op.inputs]
+            stack += op.control_inputs
+    return [op for op in ops if op in found]
+
+
+def names(tensors: Iterable[tf.Tensor]) -> Iterable[tuple[int, str]]:
+    """Yields the places and names of those that have one: eager tensors have none."""
+    for k, tensor in enumerate(tensors):
+        if tf.is_symbolic_tensor(tensor):
+            yield k, tensor.name
+
+
+def function_names(values: Sequence[Any]) -> tuple[list[str], list[str]] | None:
+    """Returns the functions that two attributes name, if they are as many."""
+    names = [
+        [value.func.name]
+        if value.HasField("func")
+        else [function.name for function in value.list.func]
+        for value in values
+    ]
+    if not names[0] or len(names[0]) != len(names[1]):
+        return None
+    return names[0], names[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Renaming:
+    """What in a text speaks of one replica, and what would of another.
+
+    Assertions hold the names of tensors, and where they are.
+
+    Attributes:
+        scope: The name scopes.
+        device: The devices.
+        names: Names of ops and of tensors, which need not stand in the scope.
+    """
+
+    scope: tuple[str, str]
+    device: tuple[str, str]
+    names: Mapping[str, str]
+
+    def __call__(self, text: bytes) -> bytes:
+        """Returns a text that speaks of the other replica."""
+        words = text.decode("latin-1")  # whatever the bytes are, they come back
+        words = _NAME.sub(self._renamed, words)
+        words = words.replace(*self.scope)
+        if self.device[0] in words:
+            place = re.escape(self.device[0]) + r"(?!\d)"
+            words = re.sub(place, lambda _: self.device[1], words)
+        return words.encode("latin-1")
+
+    def _renamed(self, found: re.Match[str]) -> str:
+        op, output = found[1], found[2] or ""
+        return self.names.get(found[0]) or self.names.get(op, op) + output
+
+
+def rename(value: Any, renaming: Renaming) -> Any:
+    """Returns a string attribute, or a string constant, of another replica."""
+    copy = type(value)()
+    copy.CopyFrom(value)
+    if value.HasField("s"):
+        copy.s = renaming(value.s)
+    elif value.HasField("tensor"):
+        for n, text in enumerate(value.tensor.string_val):
+            copy.tensor.string_val[n] = renaming(text)
+    return copy
+
+
+def place(one: str, two: str, devices: Sequence[str], replica_id: int) -> str | None:
+    """Returns where a replica has what replicas 0 and 1 have on devices one and two.
+
+    Returns:
+        None if the two do not correspond.
+    """
+    if (one, two) == tuple(devices[:2]):
+        return devices[replica_id]
+    return two if one == two else None
+
+
+def call_difference(one: Call, two: Call, count: int) -> str:
+    """Says why the calls of two replicas do not tell those of further ones, or ""."""
+    for field in dataclasses.fields(Call):
+        name = field.name
+        if name not in ("replica_id", "device", "line"):
+            if getattr(one, name) != getattr(two, name):
+                return f"not the same {name} of {one.primitive}"
+    if one.group != tuple(range(count)):
+        return (
+            f"{one.primitive} in the group {list(one.group)}, and not of all replicas"
+        )
+    if one.options.get("root", 0) > 1:
+        return f"{one.primitive} with the root {one.options['root']}, which is a copy"
+    if "splits" in one.options:
+        return f"{one.primitive} with the sizes of slices"
+    if one.primitive in _CUT:
+        axis = one.options.get(_CUT[one.primitive])
+        for value in one.agreed:
+            if (
+                axis is not None
+                and value.shape
+                and -len(value.shape) <= axis < len(value.shape)
+            ):
+                size = value.shape[axis]
+                if size is not None and size % count:
+                    return f"{one.primitive} of slices that are not all of one size"
+    return ""
+
+
+def are_alike(ops: Sequence[tf.Operation]) -> bool:
+    """Whether ops do the same, on the same kind of device, with as many inputs."""
+    first = ops[0]
+    attributes: Any = None
+    for op in ops[1:]:
+        if op is first:
+            continue
+        if op.type != first.type or len(op.inputs) != len(first.inputs):
+            return False
+        if _device_type(op.device) != _device_type(first.device):
+            return False
+        if attributes is None:
+            attributes = _attributes(first)
+        if _attributes(op) != attributes:
+            return False
+    return True
+
+
+def _attributes(op: tf.Operation) -> dict[str, Any]:
+    """Returns what says what an op does; names and traces of the compiler do not."""
+    return {k: v for k, v in op.node_def.attr.items() if not k.startswith("_")}
+
+
+@functools.cache
+def _device_type(device: str) -> str | None:
+    return tf.DeviceSpec.from_string(device).device_type
+
+
+def hold_the_same(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether small eager tensors, known by now, hold the same."""
+    first = tensors[0]
+    for tensor in tensors:
+        dtype = tensor.dtype
+        numbers = dtype.is_floating or dtype.is_integer or dtype.is_complex
+        if tf.is_symbolic_tensor(tensor) or not (numbers or dtype.is_bool):
+            return False
+        if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
+            return False
+        if tensor.shape.num_elements() > _SMALL:
+            return False
+    return all(
+        tensor.numpy().tobytes() == first.numpy().tobytes() for tensor in tensors
+    )

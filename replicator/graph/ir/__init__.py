@@ -1,0 +1,1 @@
+"""What a graph holds: placeholders, facts about ops, captures."""

@@ -1,0 +1,250 @@
+"""Placeholder ops: how a replica's sub-graph says "here we communicate".
+
+While a step is built, each communication call leaves one op behind that carries the
+operands, has outputs of the result's dtypes and shapes, and describes itself completely
+in its own node attributes. A pass over the graph needs nothing but the graph.
+
+The op is a PyFuncStateless: it takes any number of operands, is stateless (so nothing
+makes it run) and, should a bug of ours leave one in place, it fails by name when it
+runs, where an identity would silently hand on the local value. The post-pass takes away
+all of its consumers, so that it is pruned before anything runs.
+
+Source: placeholders and a rewriting pass are the mechanism of TF-Replicator
+(Buchlovsky et al. 2019, arXiv:1902.00465, section 4).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.ir import shapes
+from replicator.graph.ir.shapes import Shape
+
+GRADIENT_TYPE = "ReplicatorCommunication"
+TYPE = "PyFuncStateless"
+_MARK = "replicator:"
+_UNSHOWN = ("owners", "writes")  # options: as many as operands; shown otherwise
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """The dtype and static shape of one operand or result."""
+
+    dtype: str
+    shape: Shape
+
+    @classmethod
+    def of(cls, tensor: tf.Tensor) -> Value:
+        """Returns what is known of a tensor while the graph is built."""
+        return cls(tf.as_dtype(tensor.dtype).name, shapes.static(tensor))
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.dtype}[...]"
+        sizes = ("?" if size is None else str(size) for size in self.shape)
+        return f"{self.dtype}[{', '.join(sizes)}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One place where one replica communicates.
+
+    Attributes:
+        primitive: "all_reduce", "broadcast", ...
+        options: What else the replicas must agree on, e.g. {"op": "sum"}.
+        replica_id: The replica that calls.
+        device: Where that replica is built.
+        group: The replicas that take part, in order.
+        key: Which communication of the step this is: "3" for the fourth call of all
+            replicas, "0,2:3" for that of replicas 0 and 2, "0>2#7:3" for the fourth
+            message from 0 to 2 under tag 7; and "3/0" for the first call that the
+            gradient of call "3" makes.
+        operands: What it hands in.
+        agreed: What must be the same on all replicas: `operands`, with the sizes that
+            may differ set to None.
+        line: The user's line, "train.py:42 in step_fn".
+        receipt: Whether the last result is a zero that stands for what the call does
+            to other replicas' losses; see `base.communicate`.
+        watched: Whether it is on a tape, if it is a recv; without tapes, whether
+            gradients could come to it.
+    """
+
+    primitive: str
+    options: dict[str, Any]
+    replica_id: int
+    device: str
+    group: tuple[int, ...]
+    key: str
+    operands: tuple[Value, ...]
+    agreed: tuple[Value, ...]
+    line: str
+    receipt: bool = False
+    watched: bool = False
+
+    @property
+    def backward(self) -> bool:
+        """Whether the call belongs to a gradient."""
+        return "/" in self.key
+
+    @property
+    def depth(self) -> int:
+        """Returns 0 for a call, 1 for one in a gradient, 2 in a gradient's gradient."""
+        return self.key.count("/")
+
+    @property
+    def channel(self) -> str:
+        """Among which calls this one is counted: "" for those of all replicas."""
+        return self.key.partition("/")[0].rpartition(":")[0]
+
+    @property
+    def number(self) -> str:
+        """Which call of its channel this is, or is the gradient of, from 0 on."""
+        return self.key.partition("/")[0].rpartition(":")[2]
+
+    @property
+    def writes(self) -> str:
+        """The assignment on whose value the replicas agree by this call, if any."""
+        name, method, _ = self.options.get("writes", ("", "", ""))
+        return f"{name}.{method}" if name else ""
+
+    @property
+    def kind(self) -> str:
+        """What pairs with it: a call of the same primitive, or the other end."""
+        return "message" if self.primitive in ("send", "recv") else self.primitive
+
+    def __str__(self) -> str:
+        options = "".join(
+            f" {name}={value}"
+            for name, value in self.options.items()
+            if value is not None and name not in _UNSHOWN
+        )
+        if "writes" in self.options:
+            options += f" for {self.writes}"
+        if self.channel and self.kind != "message":
+            options += f" group={list(self.group)}"
+        values = self.agreed if self.kind == "message" else self.operands
+        shown = "".join(f" {value}," for value in values[:3]).rstrip(",")
+        more = f", ... ({len(values)} tensors)" if len(values) > 3 else ""
+        origin = "in the gradient, " if self.backward else ""
+        return f"{self.primitive}{options}{shown}{more} {origin}at {self.line}"
+
+    def site(self) -> str:
+        """Returns the line of an error message that says where the call stands."""
+        return f"replica {self.replica_id} ({self.device}): {self}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Placeholder:
+    """A placeholder op of a graph and what it says of itself."""
+
+    op: tf.Operation
+    call: Call
+
+    @property
+    def kind(self) -> str:
+        """What the op is called in messages."""
+        return "call"
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The one call, as `control_flow.Region` has several."""
+        return (self.call,)
+
+    @property
+    def replica_id(self) -> int:
+        """The replica that calls."""
+        return self.call.replica_id
+
+    def site(self) -> str:
+        """Returns the line of an error message that says where the op stands."""
+        return self.call.site()
+
+    def __str__(self) -> str:
+        return str(self.call)
+
+    @property
+    def operands(self) -> tuple[tf.Tensor, ...]:
+        """What the replica hands in."""
+        return tuple(self.op.inputs)
+
+    @property
+    def results(self) -> tuple[tf.Tensor, ...]:
+        """What stands for the results, but for the receipt, until they are rewired."""
+        return tuple(self.op.outputs[: -1 if self.call.receipt else None])
+
+    @property
+    def receipt(self) -> tf.Tensor | None:
+        """What stands for the receipt, if there is one."""
+        return self.op.outputs[-1] if self.call.receipt else None
+
+
+# Takes the placeholder and the gradients of its results, in order; returns those of its
+# operands, None where there is none.
+Gradient = Callable[[Placeholder, Sequence[tf.Tensor]], Sequence[tf.Tensor | None]]
+
+
+def put(
+    call: Call, operands: Sequence[tf.Tensor], results: Sequence[Value]
+) -> tf.Operation:
+    """Adds a placeholder op to the graph being built.
+
+    Args:
+        call: The description that the op will carry.
+        operands: The tensors that the replica hands in.
+        results: The dtype and static shape of each output.
+
+    Returns:
+        The op; `op.outputs[k]` stands for the k-th result until it is rewired.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    override = graph.gradient_override_map({TYPE: GRADIENT_TYPE})
+    # No device: the op never runs, and there is no kernel for it on accelerators.
+    with tf.device(None), override:
+        outputs = tf.raw_ops.PyFuncStateless(
+            input=list(operands),
+            token=token_of(call),
+            Tout=[tf.as_dtype(value.dtype) for value in results],
+            name=call.primitive,
+        )
+    op = outputs[0].op if results else graph.get_operations()[-1]
+    for output, value in zip(op.outputs, results, strict=True):
+        output.set_shape(value.shape)
+    return op
+
+
+def token_of(call: Call) -> str:
+    """Returns the attribute by which a placeholder describes itself."""
+    return _MARK + json.dumps(dataclasses.asdict(call))
+
+
+def set_key(op: tf.Operation, call: Call, key: str) -> None:
+    """Lets a placeholder op, that of `call`, say that it is another communication."""
+    _tf.set_text_attr(op, "token", token_of(dataclasses.replace(call, key=key)))
+
+
+def read(op: tf.Operation) -> Call | None:
+    """Returns what a placeholder op says of itself, or None if it is another op."""
+    if op.type != TYPE:
+        return None
+    return call_of(op.get_attr("token"))
+
+
+def call_of(token: bytes) -> Call | None:
+    """Returns the call that a placeholder's attribute describes, if it does."""
+    text = token.decode()
+    if not text.startswith(_MARK):
+        return None
+    facts = json.loads(text.removeprefix(_MARK))
+    facts["group"] = tuple(facts["group"])
+    for name in ("operands", "agreed"):
+        facts[name] = tuple(
+            Value(v["dtype"], None if v["shape"] is None else tuple(v["shape"]))
+            for v in facts[name]
+        )
+    return Call(**facts)

@@ -1,0 +1,349 @@
+"""Control flow of TensorFlow 1: conditionals and loops that are many ops, and not one.
+
+In programs that disable TensorFlow 2's behavior, tf.cond and tf.while_loop add Switch,
+Merge, Enter, Exit and NextIteration ops among all others. What is behind a Switch runs
+only on one side of it, and so does whatever waits for it, by data or control. What is
+behind an Enter runs once per turn, and no op outside can wait for it, nor it for them.
+So passes that let ops wait for one another ask here how that is done:
+
+- what comes after a conditional waits for a Merge, which runs on either side;
+- what comes after a loop waits for its Exits, and the next turn for what one turn does;
+- what comes before a loop is waited for by its Enters.
+
+Looks at what ops are given, and not at what TensorFlow's Python notes of them: copies
+and gradients have no such notes.
+
+Source: Yu et al. 2018, Dynamic control flow in large-scale machine learning,
+arXiv:1805.01772, sections 3 and 4, on dead values and frames.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.ir.kinds import ENTERS, EXITS, MERGES, NEXT, SWITCHES, SWITCHING
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """A side of a conditional.
+
+    Attributes:
+        decider: What makes the predicate.
+        index: Which of its results that is.
+        branch: 1 where the predicate holds, else 0.
+    """
+
+    decider: tf.Operation
+    index: int
+    branch: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """The turns of a loop.
+
+    Attributes:
+        name: That of its frame.
+    """
+
+    name: bytes
+
+
+# In what an op stands, the outermost first: (loop, side on which it goes on, ...).
+Path: TypeAlias = tuple[Side | Loop, ...]
+
+
+class Flow:
+    """What of a step stands in control flow of TensorFlow 1.
+
+    Args:
+        ops: All ops of the step, on one level of the graph.
+    """
+
+    def __init__(self, ops: Sequence[tf.Operation] = ()) -> None:
+        self._paths: dict[tf.Operation, Path] = {}
+        self._members: dict[Loop, list[tf.Operation]] = {}  # by outermost loop
+        self._parts: dict[tuple[Loop, str], list[tf.Operation]] = {}
+        self._before: dict[tf.Operation, list[tf.Operation]] = {}
+        self._known: dict[tf.Operation, dict[Path, list[tf.Operation]]] = {}
+        if not any(op.type in ("Switch", "Enter") for op in ops):
+            return
+        paths = _in_full(_find_paths(ops))
+        for op, path in paths.items():
+            if path:
+                self._paths[op] = path
+            loops = _loops(path)
+            if loops:
+                self._members.setdefault(loops[0], []).append(op)
+            if op.type in EXITS:  # it stands outside, and belongs to the loop
+                loops = _loops(paths[op.inputs[0].op])
+            if loops:
+                kind = op.type.removeprefix("Ref")
+                self._parts.setdefault((loops[-1], kind), []).append(op)
+
+    def __bool__(self) -> bool:
+        """Whether there is any such control flow."""
+        return bool(self._paths)
+
+    def __contains__(self, op: tf.Operation) -> bool:
+        """Whether an op may not run, or may run several times, in one step."""
+        return op in self._paths
+
+    def path(self, op: tf.Operation) -> Path:
+        """Returns in what an op stands; nothing, if it runs once per step."""
+        return self._paths.get(op, ())
+
+    # --- Waiting ----------------------------------------------------------------------
+
+    def let_wait(self, op: tf.Operation, before: Iterable[tf.Operation]) -> None:
+        """Lets an op wait for others, on whatever sides and in whatever turns they are.
+
+        Args:
+            op: Waits; a loop that the others are outside of does in its place.
+            before: Ops that do not wait for it.
+        """
+        if not self._paths:
+            _tf.add_control_inputs(op, list(before))
+            return
+        path = self.path(op)
+        for source in before:
+            shared = _shared(self.path(source), path)
+            loops = _loops(path[len(shared) :])
+            for target in self._parts[loops[0], "Enter"] if loops else [op]:
+                _tf.add_control_inputs(target, self._after(source, shared))
+            if path:
+                self._before.setdefault(op, []).append(source)
+                self._known.pop(op, None)
+
+    def after(self, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
+        """Returns ops that run once others have run, or are known not to run.
+
+        Args:
+            ops: Will run, where their sides are taken.
+        """
+        if not self._paths:
+            return list(ops)
+        by_path: dict[Path, dict[tf.Operation, None]] = {(): {}}
+        waited: dict[Path, list[tf.Operation]] = {}
+        for op in ops:
+            by_path.setdefault(self.path(op), {})[op] = None
+            waited.setdefault(self.path(op), []).extend(self._before.get(op, ()))
+        while path := max(by_path, key=len):
+            ended = self._leave(list(by_path.pop(path)), path, waited.get(path, ()))
+            by_path.setdefault(path[:-1], {}).update(dict.fromkeys(ended))
+            waited.setdefault(path[:-1], []).extend(waited.pop(path, ()))
+        return list(by_path[()])
+
+    def _after(self, op: tf.Operation, inside: Path) -> list[tf.Operation]:
+        """Does it for one op, and ops that stand in the beginning of its path."""
+        path = self.path(op)
+        if len(path) <= len(inside):
+            return [op]
+        known = self._known.setdefault(op, {})
+        if inside not in known:
+            around = path[: len(inside) + 1]
+            before = self._after(op, around)
+            known[inside] = self._leave(before, around, self._before.get(op, ()))
+        return known[inside]
+
+    def _leave(
+        self, ops: Sequence[tf.Operation], path: Path, before: Iterable[tf.Operation]
+    ) -> list[tf.Operation]:
+        """Returns what runs after ops of one path, outside of its last place.
+
+        Args:
+            ops: The ops.
+            path: Theirs.
+            before: What they wait for, and is waited for if they do not run, too.
+        """
+        *around, place = path
+        outside = tuple(around)
+        if isinstance(place, Loop):
+            for end in self._parts[place, "LoopCond"]:
+                _tf.add_control_inputs(end, [op for op in ops if op is not end])
+            return self._parts[place, "Exit"]
+        if place.decider.type != "LoopCond":
+            waited = [
+                end
+                for op in before
+                for end in self._after(op, _shared(self.path(op), outside))
+            ]
+            switch, sides, merged = _either_way(place, ops, waited)
+            self._enter(outside, switch, merged)
+            for branch, end in enumerate(sides):
+                self._enter((*outside, dataclasses.replace(place, branch=branch)), end)
+            return [merged]
+        if place.branch == 1:
+            for end in self._parts[_loops(path)[-1], "NextIteration"]:
+                _tf.add_control_inputs(end, [op for op in ops if op is not end])
+        return []  # the loop's Exits, which follow, wait for all turns
+
+    def _enter(self, path: Path, *ops: tf.Operation) -> None:
+        """Notes in what ops stand that were added."""
+        loops = _loops(path)
+        for op in ops if path else ():
+            self._paths[op] = path
+            if loops:
+                self._members[loops[0]].append(op)
+
+    # --- Loops, each in the place of all of its ops -----------------------------------
+
+    def unit(self, op: tf.Operation) -> tf.Operation:
+        """Returns what stands for the outermost loop that an op is in, or the op."""
+        loops = _loops(self._paths[op]) if op in self._paths else []
+        return self._parts[loops[0], "LoopCond"][0] if loops else op
+
+    def members(self, unit: tf.Operation) -> list[tf.Operation]:
+        """Returns the ops for which an op stands, of those that `unit` returns."""
+        loops = _loops(self._paths[unit]) if unit in self._paths else []
+        return self._members[loops[0]] if loops else [unit]
+
+    # --- Values -----------------------------------------------------------------------
+
+    def handle(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the handle of a resource as it is outside."""
+        while self._paths and tensor.op.type in SWITCHING:
+            tensor = tensor.op.inputs[0]
+        return tensor
+
+    def deciders(self, op: tf.Operation) -> list[tf.Tensor] | None:
+        """Returns what says which of its inputs a Merge returns; None of other ops.
+
+        None also where the turns of a loop begin.
+        """
+        if op.type != "Merge" or not self._paths:
+            return None
+        found: dict[Side | Loop, tf.Tensor] = {}
+        for tensor in op.inputs:
+            if tensor.op.type in NEXT or tensor.op.type in ENTERS:
+                return None
+            for place in _behind(tensor, self._paths):
+                if place in self.path(op):
+                    continue
+                if isinstance(place, Loop) or place.decider.type == "LoopCond":
+                    return None
+                found[place] = place.decider.outputs[place.index]
+        return list({id(tensor): tensor for tensor in found.values()}.values())
+
+
+NONE = Flow()
+
+
+def _either_way(
+    side: Side, ops: Sequence[tf.Operation], others: Sequence[tf.Operation]
+) -> tuple[tf.Operation, list[tf.Operation], tf.Operation]:
+    """Adds an op that runs after ops if a side is taken, and after others if not.
+
+    Returns:
+        A Switch, what waits on either side, and the Merge of the two.
+    """
+    predicate = side.decider.outputs[side.index]
+    with (
+        tf.control_dependencies(None),
+        tf.device(None),
+        tf.device(side.decider.device),
+        _tf.in_loop_of(side.decider),
+    ):
+        switch = tf.raw_ops.Switch(data=predicate, pred=predicate)
+        ends = [
+            tf.raw_ops.Identity(input=end)
+            for end in (switch.output_false, switch.output_true)
+        ]
+        for branch, end in enumerate(ends):
+            before = ops if branch == side.branch else others
+            _tf.add_control_inputs(end.op, list(before))
+        merged = tf.raw_ops.Merge(inputs=ends).output
+    return switch.output_true.op, [end.op for end in ends], merged.op
+
+
+def _loops(path: Path) -> list[Loop]:
+    return [place for place in path if isinstance(place, Loop)]
+
+
+def _shared(one: Path, other: Path) -> Path:
+    """Returns what two paths have in common, from the beginning on."""
+    pairs = zip(one, other, strict=False)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+    return tuple(place for place, _ in same)
+
+
+def _find_paths(ops: Sequence[tf.Operation]) -> dict[tf.Operation, Path]:
+    """Finds in what ops stand, in a time that grows with their number."""
+    inside = set(ops)
+    paths: dict[tf.Operation, Path] = {}
+    stack = [(op, False) for op in reversed(ops)]
+    while stack:
+        op, ready = stack.pop()
+        if op in paths:
+            continue
+        if ready:
+            paths[op] = _path(op, paths)
+            continue
+        stack.append((op, True))
+        sources = [*(tensor.op for tensor in _inputs(op)), *op.control_inputs]
+        stack += [(s, False) for s in sources if s in inside and s not in paths]
+    return paths
+
+
+def _inputs(op: tf.Operation) -> list[tf.Tensor]:
+    """Returns what an op is given, but not by the turn before."""
+    inputs = list(op.inputs)
+    if op.type in MERGES:
+        return [tensor for tensor in inputs if tensor.op.type not in NEXT]
+    return inputs
+
+
+def _path(op: tf.Operation, paths: Mapping[tf.Operation, Path]) -> Path:
+    """Returns in what an op stands, by those that it waits for."""
+    given = [_behind(tensor, paths) for tensor in _inputs(op)]
+    if op.type in MERGES:
+        return tuple(x for x in given[0] if all(x in other for other in given))
+    path: Path = ()
+    for other in [*given, *(paths.get(source, ()) for source in op.control_inputs)]:
+        if set(path) <= set(other):
+            path = other
+        else:
+            path += tuple(place for place in other if place not in path)
+    if op.type in ENTERS:
+        return (*path, Loop(op.get_attr("frame_name")))
+    if op.type in EXITS:
+        return path[: path.index(_loops(path)[-1])]
+    return path
+
+
+def _behind(tensor: tf.Tensor, paths: Mapping[tf.Operation, Path]) -> Path:
+    """Returns in what stands whatever waits for a tensor."""
+    path = paths.get(tensor.op, ())
+    if tensor.op.type not in SWITCHES:
+        return path
+    predicate = tensor.op.inputs[1]
+    while predicate.op.type == "Identity":
+        predicate = predicate.op.inputs[0]
+    return (*path, Side(predicate.op, predicate.value_index, tensor.value_index))
+
+
+def _in_full(paths: Mapping[tf.Operation, Path]) -> dict[tf.Operation, Path]:
+    """Returns paths in which each loop stands in all that it stands in.
+
+    What a loop is given may come from outside of what it stands in.
+    """
+    full: dict[Loop, Path] = {}
+    for path in paths.values():
+        for k, place in enumerate(path):
+            if isinstance(place, Loop) and len(full.get(place, ())) <= k:
+                full[place] = path[: k + 1]
+    made = {}
+    for op, path in paths.items():
+        loops = _loops(path)
+        if loops:
+            inside = path[path.index(loops[-1]) + 1 :]
+            path = (*full[loops[-1]], *inside)
+        made[op] = path
+    return made

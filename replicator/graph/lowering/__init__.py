@@ -1,0 +1,1 @@
+"""Replaces what was matched by ops that communicate."""

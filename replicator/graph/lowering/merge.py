@@ -1,0 +1,297 @@
+"""Makes one conditional, loop or function call of those of several replicas.
+
+The merged op takes the inputs of all replicas, one behind the other, and calls
+functions that hold the bodies of all replicas, side by side. Inside, communication is
+matched, lowered and rewired as on any other level. The merged op runs one branch, and
+one number of turns; a replica that would have done something else is an error when the
+step runs, where it would hang in other systems.
+
+Ops in which there is no communication are not touched: replicas stay independent in
+them.
+
+Source: TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465) rewrites the top level
+of the graph; merging takes the same idea one level down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.equal.sameness import Labels
+from replicator.graph.lowering import inline, turns
+from replicator.graph.lowering.disagreement import agreed
+from replicator.graph.lowering.record import Place, function_name
+from replicator.graph.matching.control_flow import KINDS, Region
+from replicator.graph.order import phases
+
+# Rewrites the ops of one level, given those of each replica, the replicas' ids and the
+# level's place; returns the ops with the merged ones in their places.
+Rewrite = Callable[
+    [Sequence[Sequence[tf.Operation]], Sequence[int], Place], list[list[tf.Operation]]
+]
+
+# What a replica does that answers False, and True.
+_TURN = ("stops", "makes another turn")
+_BRANCH = ("takes the false branch", "takes the true branch")
+
+
+def merge(
+    regions: Sequence[Region], rewrite: Rewrite, labels: Labels, place: Place
+) -> tf.Operation:
+    """Replaces one op per replica by one op for all of them.
+
+    Args:
+        regions: The ops, in replica order, of one kind.
+        rewrite: Rewrites what stands inside.
+        labels: Knows which values are the same on all replicas.
+        place: Where the ops stand.
+
+    Returns:
+        The merged op. It has all consumers of the old ones, and waits for what they
+        waited for.
+
+    Raises:
+        MismatchError: What stands inside differs between the replicas.
+    """
+    old = [region.op for region in regions]
+    before = list(dict.fromkeys(op for o in old for op in o.control_inputs))
+    kind = KINDS[old[0].type]
+    build = {"conditional": _conditional, "loop": _loop, "function": _call}[kind]
+    with tf.control_dependencies(None), tf.device(None):
+        with tf.name_scope(f"merged_{kind}"):
+            new = build(regions, rewrite, labels, place)
+    _tf.add_control_inputs(new, before)
+    _tf.set_read_only_inputs(new, _read_only(old, new))
+    outputs = iter(new.outputs)
+    for op in old:
+        for tensor in op.outputs:
+            result = next(outputs)
+            _tf.copy_handle_data(tensor, result)
+            _tf.replace(tensor, result)
+        _tf.move_control_outputs(op, new)
+    _tf.abandon(old)
+    return new
+
+
+def _read_only(old: Sequence[tf.Operation], new: tf.Operation) -> list[int]:
+    """Returns which inputs of a merged op are resources that nobody inside writes."""
+    reads = set[int]()
+    writes = set[int]()
+    for op in old:
+        read, written = _tf.resources_touched(op)
+        reads, writes = reads | read, writes | written
+    return [n for n, t in enumerate(new.inputs) if id(t) in reads - writes]
+
+
+def _loop(
+    regions: Sequence[Region], rewrite: Rewrite, labels: Labels, place: Place
+) -> tf.Operation:
+    old = [region.op for region in regions]
+    outputs = [tensor for op in old for tensor in op.outputs]
+
+    counted = []
+
+    def agree(conditions: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        counted.append(labels.same(conditions))
+        return [agreed(regions, conditions, _TURN, labels)]
+
+    known = labels.of_loops(old)
+    given = [known[: len(op.inputs)] for op in old]
+    inside = place.inside("loop condition", None)
+    condition = _function(regions, "cond", rewrite, labels, inside, given, agree)
+    total = turns.count(old[0]) if counted[0] else None
+    repeat = turns.at_once(old, total)
+    inside = place.inside("loop body", total)
+    body = _function(regions, "body", rewrite, labels, inside, given, repeat=repeat)
+    new = _operation(
+        tf.raw_ops.While if _any_stateful(old) else tf.raw_ops.StatelessWhile,
+        input=[tensor for op in old for tensor in op.inputs],
+        cond=condition,
+        body=body,
+        output_shapes=[tensor.shape for tensor in outputs],
+        parallel_iterations=max(op.get_attr("parallel_iterations") for op in old),
+    )
+    _tf.lower_in_place(new)
+    count = len(new.outputs) // len(old)
+    for n, label in enumerate(known[:count]):
+        if label is not None:  # as many turns on all: the same at the end, too
+            at_the_end = labels.new()
+            for tensor in new.outputs[n::count]:
+                labels.set(tensor, at_the_end)
+    return new
+
+
+def _conditional(
+    regions: Sequence[Region], rewrite: Rewrite, labels: Labels, place: Place
+) -> tf.Operation:
+    old = [region.op for region in regions]
+    two = "If" in old[0].type
+    chosen = agreed(
+        regions, [op.inputs[0] for op in old], _BRANCH if two else None, labels
+    )
+    given = [[labels.of(tensor) for tensor in op.inputs[1:]] for op in old]
+    stateful = _any_stateful(old)
+
+    def branch(attribute: str, name: str, position: int = 0) -> Any:
+        inside = place.inside(f"conditional ({name})", None)
+        return _function(
+            regions, attribute, rewrite, labels, inside, given, position=position
+        )
+
+    arguments = {
+        "input": [tensor for op in old for tensor in op.inputs[1:]],
+        "Tout": [tensor.dtype for op in old for tensor in op.outputs],
+        "output_shapes": [tensor.shape for op in old for tensor in op.outputs],
+    }
+    if two:
+        new = _operation(
+            tf.raw_ops.If if stateful else tf.raw_ops.StatelessIf,
+            cond=chosen,
+            then_branch=branch("then_branch", "true"),
+            else_branch=branch("else_branch", "false"),
+            **arguments,
+        )
+    else:
+        count = len(old[0].get_attr("branches"))
+        new = _operation(
+            tf.raw_ops.Case if stateful else tf.raw_ops.StatelessCase,
+            branch_index=chosen,
+            branches=[branch("branches", f"branch {n}", n) for n in range(count)],
+            **arguments,
+        )
+    _tf.lower_in_place(new)
+    return new
+
+
+def _call(
+    regions: Sequence[Region], rewrite: Rewrite, labels: Labels, place: Place
+) -> tf.Operation:
+    old = [region.op for region in regions]
+    given = [[labels.of(tensor) for tensor in op.inputs] for op in old]
+    inside = place.inside(function_name(old[0]))
+    body = _function(regions, "f", rewrite, labels, inside, given)
+    stateful = _any_stateful(old)
+    arguments = [tensor for op in old for tensor in op.inputs]
+    dtypes = [tensor.dtype for op in old for tensor in op.outputs]
+    if not _in_session():
+        return _operation(
+            tf.raw_ops.StatefulPartitionedCall
+            if stateful
+            else tf.raw_ops.PartitionedCall,
+            args=arguments,
+            Tout=dtypes,
+            f=body,
+        )
+    # A session calls functions that it could take apart, and then hides what failed in
+    # one; a conditional of one branch it does take apart.
+    new = _operation(
+        tf.raw_ops.Case if stateful else tf.raw_ops.StatelessCase,
+        branch_index=0,
+        input=arguments,
+        Tout=dtypes,
+        output_shapes=[tensor.shape for op in old for tensor in op.outputs],
+        branches=[body],
+    )
+    _tf.lower_in_place(new)
+    return new
+
+
+def _in_session() -> bool:
+    """Whether the outermost graph is run by a session, and not by a function."""
+    with tf.init_scope():
+        return not tf.executing_eagerly()
+
+
+def _operation(build: Callable[..., Any], **arguments: Any) -> tf.Operation:
+    """Adds an op; raw ops return its results, or the op itself where it has none."""
+    graph = tf.compat.v1.get_default_graph()
+    build(**arguments)
+    return graph.get_operations()[-1]
+
+
+def _any_stateful(ops: Sequence[tf.Operation]) -> bool:
+    return any(not op.type.startswith(("Stateless", "Partitioned")) for op in ops)
+
+
+def _function(
+    regions: Sequence[Region],
+    attribute: str,
+    rewrite: Rewrite,
+    labels: Labels,
+    place: Place,
+    given: Sequence[Sequence[int | None]],
+    finish: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
+    position: int = 0,
+    repeat: int = 1,
+) -> Any:
+    """Adds a function that holds one function of each replica.
+
+    Args:
+        regions: The ops that call the functions.
+        attribute: By which attribute they do, "body" for example.
+        rewrite: Rewrites what stands inside.
+        labels: Knows which values are the same on all replicas.
+        place: Where the functions stand.
+        given: `given[n][k]` is the label of the n-th replica's k-th argument, or None.
+        finish: Makes the results of the merged function of those of all replicas.
+        position: Which function of a list of them.
+        repeat: How often the functions are called, on their own results.
+
+    Returns:
+        Its name, as the attribute of an op.
+    """
+    joint = _tf.new_function_graph(f"merged_{attribute}")
+    functions = [_tf.function_body(r.op, attribute, position) for r in regions]
+    arguments = [
+        _arguments(joint, graph.inputs, own_labels, labels)
+        for (graph, _), own_labels in zip(functions, given, strict=True)
+    ]
+    must_run: list[tf.Operation] = []
+    with joint.as_default():
+        for turn in range(repeat):
+            copies = [
+                inline.copy(*function, own, f"turn_{turn}/replica_{region.replica_id}")
+                for region, function, own in zip(
+                    regions, functions, arguments, strict=True
+                )
+            ]
+            arguments = [copy.results for copy in copies]
+            replicas = [copy.ops for copy in copies]
+            ids = [region.replica_id for region in regions]
+            rewritten = rewrite(replicas, ids, place.again() if turn else place)
+            must_run += _renamed(copies, rewritten)
+        returned = [tensor for own in arguments for tensor in own]
+        if finish is not None:
+            returned = list(finish(returned))
+        results = [tensor.op for tensor in returned]
+        must_run += phases.separate([*must_run, *results], {}, frozenset())
+    return _tf.finish_function(joint, returned, list(dict.fromkeys(must_run)))
+
+
+def _arguments(
+    joint: Any,
+    like: Sequence[tf.Tensor],
+    own_labels: Sequence[int | None],
+    labels: Labels,
+) -> list[tf.Tensor]:
+    """Adds the arguments of one replica's function to a function graph."""
+    arguments = [_tf.add_input(joint, tensor, tensor.shape) for tensor in like]
+    for argument, label in zip(arguments, own_labels, strict=True):
+        labels.set(argument, labels.new() if label is None else label)
+    return arguments
+
+
+def _renamed(
+    copies: Sequence[inline.Copy], rewritten: Sequence[Sequence[tf.Operation]]
+) -> list[tf.Operation]:
+    """Returns the ops that must run, merged ones in the places of those replaced."""
+    renamed = {
+        old: new
+        for copy, after in zip(copies, rewritten, strict=True)
+        for old, new in zip(copy.ops, after, strict=True)
+    }
+    return [renamed.get(op, op) for copy in copies for op in copy.must_run]

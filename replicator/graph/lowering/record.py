@@ -1,0 +1,157 @@
+"""What is kept of each communication when it is lowered, for `Replicator.plan`.
+
+Facts only: where the communication stands, who calls, and which bytes leave which
+replica's device. It reads the ops that a lowering has built and changes none, so that
+what is shown is what was built, whatever the algorithm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.costs import cost
+from replicator.graph.ir.placeholder import Call
+
+# TensorFlow wraps the name, once more for each gradient: "__inference_inner_42".
+_FUNCTION_NAME = re.compile(r"__(?:inference|forward|backward)_(.+)_\d+$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where in the control flow a level of the graph stands.
+
+    Attributes:
+        path: The control flow around it, outermost first; empty at the top level.
+        times: How often it is reached in a step; None where that is only known when
+            the step runs.
+        repeated: Whether the level is one more copy of another one.
+    """
+
+    path: tuple[str, ...] = ()
+    times: int | None = 1
+    repeated: bool = False
+
+    def inside(self, name: str, times: int | None = 1) -> Place:
+        """Returns the place of a level inside of this one.
+
+        Args:
+            name: The control flow, e.g. "loop body".
+            times: How often it is reached each time that this level is.
+        """
+        known = None if self.times is None or times is None else self.times * times
+        return dataclasses.replace(self, path=(*self.path, name), times=known)
+
+    def again(self) -> Place:
+        """Returns the place of one more copy of the same level."""
+        return dataclasses.replace(self, repeated=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What one replica's device sends to another's in one communication.
+
+    Attributes:
+        source: The replica that sends.
+        destination: The replica that receives.
+        nbytes: How many bytes; None where a size is only known when the step runs.
+    """
+
+    source: int
+    destination: int
+    nbytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication:
+    """One communication that was lowered.
+
+    Attributes:
+        calls: The call of each participant, in replica order.
+        links: Who sends how much to whom.
+        place: Where in the control flow it stands.
+        algorithms: How it is done; empty: as the primitive always is.
+    """
+
+    calls: tuple[Call, ...]
+    links: tuple[Link, ...]
+    place: Place
+    algorithms: tuple[str, ...] = ()
+
+
+def function_name(op: tf.Operation) -> str:
+    """Returns how the function that an op calls is shown, by the user's name for it."""
+    name = op.get_attr("f").name
+    while found := _FUNCTION_NAME.match(name):
+        name = found[1]
+    return f"function {name}"
+
+
+def links(
+    replica_ids: Sequence[int],
+    operands: Sequence[Sequence[tf.Tensor]],
+    results: Sequence[Sequence[tf.Tensor]],
+    devices: Sequence[str],
+) -> tuple[Link, ...]:
+    """Returns what travels between replicas in one communication.
+
+    Each tensor travels once to each device on which something reads it. Checks that
+    yield nothing are left out.
+
+    Args:
+        replica_ids: Those of the participants.
+        operands: `operands[n]` is what participant n hands in.
+        results: `results[n]` is what participant n receives.
+        devices: `devices[r]` is where replica r runs.
+    """
+    owners: dict[Any, list[int]] = {}  # several, of what was made outside of the step
+    for replica_id, own in zip(replica_ids, operands, strict=True):
+        for tensor in own:
+            owners.setdefault(tensor.ref(), []).append(replica_id)
+    of_device: dict[str, int] = {device: r for r, device in enumerate(devices)}
+    travels: dict[tuple[int, int], dict[Any, int | None]] = {}
+    for tensor, reader in _reads(replica_ids, results, set(owners), of_device):
+        sources = owners.get(tensor.ref(), [of_device.get(tensor.device)])
+        if reader is not None and sources[0] is not None and reader not in sources:
+            sent = travels.setdefault((sources[0], reader), {})
+            sent[tensor.ref()] = cost.known_bytes(tensor)
+    return tuple(
+        Link(source, reader, add(sent.values()))
+        for (source, reader), sent in sorted(travels.items())
+    )
+
+
+def _reads(
+    replica_ids: Sequence[int],
+    results: Sequence[Sequence[tf.Tensor]],
+    operands: Container[Any],
+    of_device: Mapping[str, int],
+) -> Iterator[tuple[tf.Tensor, int | None]]:
+    """Yields (tensor, the replica on whose device it is read), back to the operands."""
+    waiting: list[tuple[tf.Tensor, int | None]] = [
+        (tensor, replica_id)
+        for replica_id, own in zip(replica_ids, results, strict=True)
+        for tensor in own
+    ]
+    seen = set()
+    while waiting:
+        tensor, reader = waiting.pop()
+        yield tensor, reader
+        if tensor.ref() not in operands and tensor.op not in seen:
+            seen.add(tensor.op)
+            place = of_device.get(tensor.op.device)
+            waiting += [(read, place) for read in tensor.op.inputs]
+
+
+def add(sizes: Iterable[int | None]) -> int | None:
+    """Adds sizes up; a single unknown one makes the sum unknown."""
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total += size
+    return total

@@ -1,0 +1,297 @@
+"""Replaces matched placeholders by real cross-device ops, on every level of the graph.
+
+Runs once per build, after all replicas are built. Conditionals, loops and function
+calls in which replicas communicate become one op each (merge.py), inside which the
+same is done again. `rewrite` is the only place where what the user built is changed:
+every decision on a level is taken before, on facts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence, Set
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.costs import cost
+from replicator.graph.equal.sameness import hands_to_all
+from replicator.graph.ir import switching
+from replicator.graph.ir.placeholder import Call, Placeholder
+from replicator.graph.lowering import fence, merge
+from replicator.graph.lowering.record import Communication, Place, links
+from replicator.graph.matching import control_flow, deadlock, match
+from replicator.graph.passes import owners, precision
+
+
+@dataclasses.dataclass
+class Notes:
+    """What a lowering has to say of its work, for plans.
+
+    Attributes:
+        algorithms: How it is done, if not as the primitive always is.
+        moved: (participant, tensor) for what is sent in place of operands.
+    """
+
+    algorithms: list[str] = dataclasses.field(default_factory=list)
+    moved: list[tuple[int, tf.Tensor]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Matched:
+    """One communication, with all of its participants, ready to be lowered.
+
+    Attributes:
+        calls: `calls[n]` is the call of replica `group[n]`.
+        operands: `operands[n][k]` is the k-th tensor that this replica hands in.
+        devices: `devices[n]` is where it runs.
+        hubs: Deals out the devices on which shared work is done.
+        policy: What else decides how it is lowered.
+        notes: What the lowering says of its work.
+    """
+
+    calls: tuple[Call, ...]
+    operands: tuple[tuple[tf.Tensor, ...], ...]
+    devices: tuple[str, ...]
+    hubs: cost.Hubs
+    policy: cost.Policy
+    notes: Notes = dataclasses.field(default_factory=Notes)
+
+    @property
+    def options(self) -> dict:
+        """What the replicas agreed on."""
+        return self.calls[0].options
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """The replicas that take part, in order."""
+        return tuple(call.replica_id for call in self.calls)
+
+    def column(self, k: int) -> list[tf.Tensor]:
+        """Returns the k-th operand of every participant, in replica order."""
+        return [own[k] for own in self.operands]
+
+    def hub(self, nbytes: int, owner: int | None = None) -> str:
+        """Returns the device on which to work for all participants.
+
+        Args:
+            nbytes: How much it will have to do.
+            owner: The participant that needs the result, by its replica's id. Its
+                device; unless given, that with the least shared work so far.
+        """
+        if owner is None:
+            return self.hubs.next(nbytes, self.devices)
+        return self.hubs.next(nbytes, [self.devices[self.group.index(owner)]])
+
+    def owner(self, k: int) -> int | None:
+        """Returns the replica that needs what becomes of the k-th operands, if one."""
+        owners = self.options.get("owners")
+        return owners[k] if owners else None
+
+
+# A lowering returns `results[n][k]`, what participant n receives as its k-th result.
+Lowering = Callable[[Matched], Sequence[Sequence[tf.Tensor]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What placeholders are lowered to.
+
+    Attributes:
+        devices: `devices[r]` is where replica r runs.
+        lowerings: For each primitive, how it becomes real ops.
+        hubs: Deals out the devices on which shared work is done.
+        policy: What else decides how communication is lowered.
+        handles: Knows which values, and variables, are the same on all replicas.
+        initializers: Ops that initialise variables, which are no part of the step.
+        precise: Whether TensorFlow has to be kept from treating replicas differently.
+        flow: What stands in control flow of TensorFlow 1.
+        communications: What was lowered so far.
+    """
+
+    devices: tuple[str, ...]
+    lowerings: Mapping[str, Lowering]
+    hubs: cost.Hubs
+    policy: cost.Policy
+    handles: owners.Handles
+    initializers: Set[tf.Operation]
+    precise: bool = False
+    flow: switching.Flow = switching.NONE
+    communications: list[Communication] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewritten:
+    """What a build has become.
+
+    Attributes:
+        replicas: The ops of each replica, as given, with those that were merged in the
+            places of those that they replace.
+        communications: What was lowered, calls before gradients on each level.
+    """
+
+    replicas: list[list[tf.Operation]]
+    communications: tuple[Communication, ...]
+
+
+def check(replicas: Sequence[Sequence[tf.Operation]], handles: owners.Handles) -> None:
+    """Raises unless all communication of one build pairs, before anything is changed.
+
+    Args:
+        replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
+        handles: Tells the variables that one replica owns and all share.
+
+    Raises:
+        MismatchError: The replicas do not communicate alike.
+        ReplicatorError: A call stands where no other replica can join.
+    """
+    sites = [control_flow.find_sites(ops, r, handles) for r, ops in enumerate(replicas)]
+    match.check([_all_calls(own) for own in sites], [_inside(own) for own in sites])
+
+
+def rewrite(
+    replicas: Sequence[Sequence[tf.Operation]],
+    devices: Sequence[str],
+    lowerings: Mapping[str, Lowering],
+    initializers: Set[tf.Operation],
+    policy: cost.Policy,
+    handles: owners.Handles,
+    flow: switching.Flow = switching.NONE,
+) -> Rewritten:
+    """Lowers and rewires all communication of one build, which was checked.
+
+    Args:
+        replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
+        devices: `devices[r]` is where replica r runs.
+        lowerings: For each primitive, how it becomes real ops.
+        initializers: Ops that initialise variables, which are no part of the step.
+        policy: What the user says of how communication is lowered.
+        handles: Tells the variables that one replica owns and all share.
+        flow: What stands in control flow of TensorFlow 1.
+
+    Raises:
+        MismatchError: The replicas do not communicate alike.
+        DeadlockError: They would wait for one another in a circle.
+        ReplicatorError: A call stands where no other replica can join.
+    """
+    hubs = cost.Hubs(devices)
+    target = Target(
+        tuple(devices),
+        lowerings,
+        hubs,
+        policy,
+        handles,
+        initializers,
+        precise=precision.may_be_lowered(),
+        flow=flow,
+    )
+    rewritten = _rewrite_level(replicas, range(len(replicas)), target, Place())
+    return Rewritten(rewritten, tuple(target.communications))
+
+
+def _all_calls(
+    sites: Sequence[Placeholder | control_flow.Region],
+) -> list[Call]:
+    """Returns the calls of a replica, each once, also those inside control flow."""
+    return list({call.key: call for site in sites for call in site.calls}.values())
+
+
+def _inside(sites: Sequence[Placeholder | control_flow.Region]) -> dict[str, str]:
+    """Returns in what the calls stand, by their keys, that stand in control flow."""
+    regions = [site for site in sites if isinstance(site, control_flow.Region)]
+    return {call.key: site.kind for site in regions for call in site.calls}
+
+
+def _rewrite_level(
+    replicas: Sequence[Sequence[tf.Operation]],
+    replica_ids: Sequence[int],
+    target: Target,
+    place: Place,
+) -> list[list[tf.Operation]]:
+    """Does it for the ops of one graph; `replicas[n]` are those of `replica_ids[n]`."""
+    sites = [
+        control_flow.find_sites(ops, r, target.handles)
+        for ops, r in zip(replicas, replica_ids, strict=True)
+    ]
+    nodes = match.pair(sites)
+    for ops, own in zip(replicas, sites, strict=True):
+        fence.put_up(ops, own, target.initializers, target.flow)
+    deadlock.check(nodes, sites, replicas)
+    merged: dict[tf.Operation, tf.Operation] = {}
+    for node in nodes:
+        calls = [site for site in node if isinstance(site, Placeholder)]
+        regions = [site for site in node if not isinstance(site, Placeholder)]
+        if calls:
+            results = _lower(calls, target, place)
+            if hands_to_all(calls[0].call):
+                target.handles.labels.join(results)
+            _rewire(calls, results)
+            if calls[0].call.kind == fence.BARRIER:
+                fence.join([call.op for call in calls])
+        else:
+            new = merge.merge(
+                regions,
+                lambda inner, ids, at: _rewrite_level(inner, ids, target, at),
+                target.handles.labels,
+                place,
+            )
+            merged.update({region.op: new for region in regions})
+    replicas = _with(merged, replicas)
+    others = owners.keep_owners_writes(
+        replicas, replica_ids, target.handles, target.initializers
+    )
+    return _with(others, replicas)
+
+
+def _with(
+    replaced: Mapping[tf.Operation, tf.Operation],
+    replicas: Sequence[Sequence[tf.Operation]],
+) -> list[list[tf.Operation]]:
+    """Returns the ops of each replica, with those that took the places of others."""
+    if not replaced:
+        return [list(ops) for ops in replicas]
+    return [[replaced.get(op, op) for op in ops] for ops in replicas]
+
+
+def _lower(
+    matched: Sequence[Placeholder], target: Target, place: Place
+) -> Sequence[Sequence[tf.Tensor]]:
+    """Adds the real ops for one communication; returns results by participant."""
+    communication = Matched(
+        calls=tuple(p.call for p in matched),
+        operands=tuple(p.operands for p in matched),
+        devices=tuple(target.devices[p.replica_id] for p in matched),
+        hubs=target.hubs,
+        policy=target.policy,
+    )
+    call = matched[0].call
+    # What the user made a call wait for, every participant's result waits for.
+    before = [op for p in matched for op in p.op.control_inputs]
+    with tf.control_dependencies(None), tf.control_dependencies(before):
+        with tf.name_scope(f"communicate/{call.kind}"):
+            results = target.lowerings[call.primitive](communication)
+    if not place.repeated:
+        notes = communication.notes
+        given = [list(own) for own in communication.operands]
+        for n, tensor in notes.moved:
+            given[n].append(tensor)
+        sent = links(communication.group, given, results, target.devices)
+        algorithms = tuple(dict.fromkeys(notes.algorithms))
+        target.communications.append(
+            Communication(communication.calls, sent, place, algorithms)
+        )
+    if target.precise and hands_to_all(call):
+        with tf.name_scope("keep_precision"), tf.control_dependencies(None):
+            results = precision.keep(results)
+    return results
+
+
+def _rewire(
+    matched: Sequence[Placeholder], results: Sequence[Sequence[tf.Tensor]]
+) -> None:
+    """Points all consumers of the placeholders at the real results."""
+    for placeholder, own in zip(matched, results, strict=True):
+        for old, new in zip(placeholder.results, own, strict=True):
+            _tf.replace(old, new)
+        if placeholder.receipt is not None:
+            _tf.replace(placeholder.receipt, tf.zeros([]))

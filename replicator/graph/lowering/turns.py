@@ -1,0 +1,126 @@
+"""How many turns a loop makes, where that can be known before it runs.
+
+A loop that counts does so whatever else it computes: its condition is evaluated here on
+the counters alone, with NumPy. merge.py takes several turns of a short loop at once,
+which saves most of what a turn costs by itself: the answer of the condition has to
+reach every device before the turn begins there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.ir.kinds import kind_of
+
+_MOST_TURNS = 2_000  # counting takes 0.1 ms a turn, and gains little beyond
+_MOST_OPS = 400  # in a body, once several turns are taken at once
+_AT_ONCE = (8, 7, 6, 5, 4, 3, 2)
+
+# What counters are made of; any other op, and the number of turns is not known.
+_COUNTING: dict[str, Callable[..., Any]] = {
+    "AddV2": np.add,
+    "Equal": np.equal,
+    "FloorDiv": np.floor_divide,
+    "Greater": np.greater,
+    "GreaterEqual": np.greater_equal,
+    "Identity": lambda x: x,
+    "Less": np.less,
+    "LessEqual": np.less_equal,
+    "LogicalAnd": np.logical_and,
+    "LogicalNot": np.logical_not,
+    "LogicalOr": np.logical_or,
+    "Maximum": np.maximum,
+    "Minimum": np.minimum,
+    "Mul": np.multiply,
+    "NotEqual": np.not_equal,
+    "Sub": np.subtract,
+}
+
+
+def at_once(loops: Sequence[tf.Operation], total: int | None) -> int:
+    """Returns how many turns of loops that are merged should be taken at once.
+
+    Args:
+        loops: One loop per replica; they are known to make equal numbers of turns.
+        total: How many turns that is, by `count`; None where that is not known.
+
+    Returns:
+        A number that divides the number of turns; 1 where that is not known, or where
+        a turn has side effects, which would have to be put in order, or draws random
+        numbers, which would come again from the copy of an op.
+    """
+    bodies = [_tf.function_body(op, "body")[0] for op in loops]
+    ops = [op for body in bodies for op in body.get_operations()]
+    if any(body.control_outputs for body in bodies) or any(map(_has_state, ops)):
+        return 1
+    for several in _AT_ONCE:
+        if total and total % several == 0 and several * len(ops) <= _MOST_OPS:
+            return several
+    return 1
+
+
+def _has_state(op: tf.Operation) -> bool:
+    return kind_of(op).stateful and not _tf.only_reads(op)
+
+
+def count(loop: tf.Operation) -> int | None:
+    """Returns how many turns a loop makes, or None if that cannot be known here."""
+    values = [_constant(tensor) for tensor in loop.inputs]
+    body, updated = _tf.function_body(loop, "body")
+    condition, (goes_on,) = _tf.function_body(loop, "cond")
+    for turns in range(_MOST_TURNS):
+        another = _evaluate(goes_on, condition.inputs, values)
+        if another is None:
+            return None
+        if not another:
+            return turns
+        values = [
+            None if value is None else _evaluate(result, body.inputs, values)
+            for value, result in zip(values, updated, strict=True)
+        ]
+    return None
+
+
+def _constant(tensor: tf.Tensor) -> Any:
+    """Returns the value of an integer or boolean scalar that is constant, or None."""
+    scalar = tensor.shape.rank == 0
+    if not scalar or not (tensor.dtype.is_integer or tensor.dtype.is_bool):
+        return None
+    return tf.get_static_value(tensor)
+
+
+def _evaluate(
+    result: tf.Tensor, arguments: Sequence[tf.Tensor], values: Sequence[Any]
+) -> Any:
+    """Computes a result of a function from what is known of its arguments, or None."""
+    known = {id(t): value for t, value in zip(arguments, values, strict=True)}
+    stack = [result]
+    while stack:
+        tensor = stack[-1]
+        if id(tensor) in known:
+            stack.pop()
+        elif tensor.op.type == "Const":
+            known[id(tensor)] = _constant(tensor)
+        elif tensor.op.type not in _COUNTING:
+            return None
+        else:
+            missing = [t for t in tensor.op.inputs if id(t) not in known]
+            stack += missing
+            if not missing:
+                inputs = [known[id(t)] for t in tensor.op.inputs]
+                known[id(tensor)] = _apply(tensor, inputs)
+    return known[id(result)]
+
+
+def _apply(tensor: tf.Tensor, inputs: Sequence[Any]) -> Any:
+    """Computes one op; overflow wraps around, as it does in TensorFlow."""
+    if any(value is None for value in inputs):
+        return None
+    with np.errstate(all="ignore"):
+        result = _COUNTING[tensor.op.type](*inputs)
+    return np.asarray(result).astype(tensor.dtype.as_numpy_dtype)[()]

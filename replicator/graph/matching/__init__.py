@@ -1,0 +1,1 @@
+"""Finds the communication of all replicas and pairs it."""

@@ -1,0 +1,101 @@
+"""Makes sure that no placeholder is left in what a step runs.
+
+Runs after all passes and changes nothing. A placeholder that is left is a mistake of
+ours: some pass could not see it. It would fail when the step runs, with a text that
+says nothing to a user, so it is an error while the step is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.graph.ir import placeholder
+from replicator.graph.ir.kinds import has_effect, kind_of
+from replicator.graph.ir.placeholder import Call
+
+
+def check(ops: Sequence[tf.Operation], returned: Any) -> None:
+    """Raises InternalError if a step needs a placeholder, at whatever depth.
+
+    Args:
+        ops: All ops of the step, at its top level.
+        returned: What it returns, a nest of tensors and ops.
+    """
+    roots = {op for op in ops if has_effect(op) and not _tf.is_abandoned(op)}
+    for leaf in tf.nest.flatten(returned, expand_composites=True):
+        if isinstance(leaf, tf.Operation):
+            roots.add(leaf)
+        elif tf.is_symbolic_tensor(leaf):
+            roots.add(leaf.op)
+    left = _left_in(ops, roots, {})
+    if left:
+        raise errors.InternalError(
+            errors.compose(
+                "communication is left in the step that was not matched with that of "
+                "the other replicas, and would fail when the step runs. This is a "
+                "mistake of Replicator, and none of yours.",
+                [call.site() for call in left[:3]],
+                "please report it, with step_fn; until it is mended, it may help to "
+                "communicate outside of this conditional, loop or function.",
+            )
+        )
+
+
+def _left_in(
+    ops: Iterable[tf.Operation],
+    roots: set[tf.Operation],
+    known: dict[int, list[Call]],
+) -> list[Call]:
+    """Returns the calls that one graph needs, those in its functions included.
+
+    Args:
+        ops: The ops of the graph.
+        roots: Those that are needed for themselves.
+        known: What was found in functions so far, by the id of their graph.
+    """
+    found = []
+    for op in ops:
+        if op.type != placeholder.TYPE and not kind_of(op).calls:
+            continue
+        if op not in roots and not _has_consumers(op):  # as all that was replaced
+            continue
+        call = placeholder.read(op)
+        calls = _left_inside(op, known) if call is None else [call]
+        if calls:
+            found.append((op, calls))
+    needed = _with_sources(roots) if found else set()
+    return [call for op, calls in found if op in needed for call in calls]
+
+
+def _left_inside(op: tf.Operation, known: dict[int, list[Call]]) -> list[Call]:
+    """Returns the calls that are needed in the functions that an op calls."""
+    found = []
+    for _, body in _tf.called_graphs(op):
+        if id(body) not in known:
+            roots = {*(tensor.op for tensor in body.outputs), *body.control_outputs}
+            known[id(body)] = _left_in(body.get_operations(), roots, known)
+        found += known[id(body)]
+    return found
+
+
+def _has_consumers(op: tf.Operation) -> bool:
+    return any(output.consumers() for output in op.outputs) or bool(
+        _tf.control_outputs(op)
+    )
+
+
+def _with_sources(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """Returns the ops and all that they wait for."""
+    stack = list(ops)
+    found = set(stack)
+    while stack:
+        op = stack.pop()
+        for source in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
+            if source not in found:
+                found.add(source)
+                stack.append(source)
+    return found

@@ -1,0 +1,318 @@
+"""Lines up the communication calls of all replicas.
+
+Runs after every replica's step_fn is built and before any op is rewired. `check` takes
+the calls of the whole step, and raises unless each finds its partners; `pair` says
+which ops of one level of the graph become one. Both read facts and change no graph.
+What does not pair is an error here, so that nothing that was built can wait for a
+partner that never comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.graph.ir.placeholder import Call
+from replicator.graph.ir.shapes import Shape
+from replicator.graph.matching import near_misses
+
+_SAME_PROGRAM = (
+    "let every replica make the same calls in the same order, and take the same "
+    "gradients; move a call out of the Python code that depends on the replica."
+)
+_GRADIENT = (
+    "let every replica that takes part differentiate through its call; where a loss "
+    "does not depend on what the replica sent, differentiate repl.linked(loss); where "
+    "a replica receives, hand in a tensor that the tape watches in place of the "
+    "TensorSpec."
+)
+_MESSAGE_GRADIENT = (
+    f"{_GRADIENT[:-1]}, and take tf.stop_gradient of what comes if it is no part of a "
+    "loss. The gradients of several linked losses are told apart by the lines on which "
+    "all replicas take them."
+)
+_LINK_INSIDE = (
+    "repl.linked reaches what was sent where it is called, and not into conditionals, "
+    "loops and functions that return nothing of it: let the branch, the body or the "
+    "function that sends return repl.linked(y) in place of a y on which the loss "
+    "depends."
+)
+_SAME_PLACES = (
+    "let all replicas communicate inside the same branches, loops and functions."
+)
+_MESSAGE = "let the source send and the destination recv, as often, under the same tag."
+
+
+class Site(Protocol):
+    """An op that communicates, or control flow in which there is communication."""
+
+    @property
+    def kind(self) -> str:
+        """Says what it is: a call, or some kind of control flow."""
+
+    @property
+    def op(self) -> tf.Operation:
+        """The op itself."""
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """All calls of the op, inside it too."""
+
+    @property
+    def replica_id(self) -> int:
+        """The replica whose op it is."""
+
+    def site(self) -> str:
+        """Returns the line of an error message that says where the op stands."""
+
+
+S = TypeVar("S", bound=Site)
+
+
+def check(
+    calls: Sequence[Sequence[Call]], places: Sequence[Mapping[str, str]] = ()
+) -> None:
+    """Raises unless the calls of all replicas pair, each n-th one within its group.
+
+    The order in which a replica's gradients are built hangs on how it uses the results
+    (a + b or b + a), so a call in a gradient pairs by the call that is differentiated.
+
+    Args:
+        calls: `calls[r]` are replica r's calls, in the order its step_fn made them.
+        places: `places[r]` are, by their keys, those that stand inside of something,
+            e.g. a "loop". For messages.
+
+    Raises:
+        MismatchError: The replicas make different numbers of calls, or an n-th call
+            differs in primitive, options, dtype or static shape.
+    """
+    partners: dict[str, dict[int, Call]] = {}
+    for own in calls:
+        for call in own:
+            partners.setdefault(call.key, {})[call.replica_id] = call
+    complete = [key for key, own in partners.items() if _is_complete(own)]
+    for key in sorted(complete, key=lambda key: key.count("/")):
+        first, *others = partners[key].values()
+        for other in others:
+            _check_alike(first, other)
+    paired = set(complete)
+    alone = [call for own in calls for call in own if call.key not in paired]
+    if alone:
+        extra = min(alone, key=lambda call: call.depth)
+        _raise_missing(calls, extra, alone, _sent_inside(calls, extra, places))
+
+
+def _is_complete(partners: dict[int, Call]) -> bool:
+    """Whether all replicas of the group take part."""
+    first = next(iter(partners.values()))
+    return set(partners) == set(first.group)
+
+
+def _named(call: Call) -> str:
+    if call.channel and call.kind == "message":
+        source, _, rest = call.channel.partition(">")
+        destination, _, tag = rest.partition("#")
+        where = f"Message {call.number} from {source} to {destination}, tag {tag},"
+        return f"A gradient of m{where[1:]}" if call.backward else where
+    of = "A gradient of communication" if call.backward else "Communication"
+    group = f" of group [{', '.join(map(str, call.group))}]" if call.channel else ""
+    return f"{of} call {call.number}{group}"
+
+
+def _check_alike(first: Call, other: Call) -> None:
+    difference = _difference(first, other)
+    if difference:
+        raise errors.MismatchError(
+            errors.compose(
+                f"{_named(first)} differs between replicas: {difference}.",
+                [first.site(), other.site()],
+                _SAME_PROGRAM
+                if first.kind != other.kind
+                else "make the calls alike on all replicas.",
+            )
+        )
+
+
+def _difference(first: Call, other: Call) -> str:
+    """Says in which respect two calls differ, or nothing if they pair."""
+    if first.kind != other.kind:
+        return "not the same primitive"
+    if first.kind == "message" and first.primitive == other.primitive:
+        return f"both replicas {first.primitive}"
+    if first.options.get("writes") != other.options.get("writes"):
+        return _other_write(first, other)
+    for name in {**first.options, **other.options}:
+        if first.options.get(name) != other.options.get(name):
+            return f"not the same {name}"
+    if len(first.agreed) != len(other.agreed):
+        return "not the same number of tensors"
+    for k, (one, two) in enumerate(zip(first.agreed, other.agreed, strict=True)):
+        where = f" of tensor {k}" if len(first.agreed) > 1 else ""
+        if one.dtype != two.dtype:
+            return f"not the same dtype{where} ({one} and {two})"
+        if not _compatible(one.shape, two.shape):
+            return f"not the same shape{where} ({one} and {two})"
+    return ""
+
+
+def _other_write(first: Call, other: Call) -> str:
+    """Says how calls differ by which the replicas agree on what to assign."""
+    shown = [call.writes or "no assignment" for call in (first, other)]
+    if shown[0] == shown[1]:
+        return f"not the same variable (two are called {shown[0].rpartition('.')[0]})"
+    return f"not the same assignment ({shown[0]} and {shown[1]})"
+
+
+def _compatible(one: Shape, two: Shape) -> bool:
+    """Whether two static shapes can turn out equal when the step runs."""
+    if one is None or two is None:
+        return True
+    return len(one) == len(two) and all(
+        a is None or b is None or a == b for a, b in zip(one, two, strict=True)
+    )
+
+
+def _raise_missing(
+    calls: Sequence[Sequence[Call]],
+    extra: Call,
+    alone: Sequence[Call],
+    inside: Sequence[str],
+) -> None:
+    """Says of a call that has no partner what the others of its group do instead."""
+    sites = [extra.site()]
+    for replica_id in extra.group:
+        own = [c for c in calls[replica_id] if c.channel == extra.channel]
+        last = f", the last one: {own[-1]}" if own else ""
+        sites.append(f"replica {replica_id}: {len(own)} calls{last}")
+    near = near_misses.find(calls, extra, alone)
+    sites += [f"with another {' and '.join(how)}: {c.site()}" for how, c in near]
+    fix = _MESSAGE if extra.kind == "message" else _SAME_PROGRAM
+    if near:
+        same = " and ".join(dict.fromkeys(name for how, _ in near for name in how))
+        fix = f"give calls that belong together the same {same}; else {fix}"
+    if extra.backward:
+        fix = _MESSAGE_GRADIENT if extra.kind == "message" else _GRADIENT
+    if inside:
+        fix = _LINK_INSIDE
+    raise errors.MismatchError(
+        errors.compose(
+            f"{_named(extra)} of replica {extra.replica_id} has no partner: {extra}.",
+            [*sites, *inside],
+            fix,
+        )
+    )
+
+
+def _sent_inside(
+    calls: Sequence[Sequence[Call]], extra: Call, places: Sequence[Mapping[str, str]]
+) -> list[str]:
+    """Names the calls that a linked loss does not reach, if that may be what is wrong.
+
+    Args:
+        calls: All calls of all replicas.
+        extra: One without a partner; in a gradient, that of the calls in question.
+        places: As for `check`.
+    """
+    root = extra.key.partition("/")[0]
+    return [
+        f"inside a {places[replica_id][call.key]}, {call.site()}"
+        for replica_id in (extra.group if extra.backward and places else ())
+        for call in calls[replica_id]
+        if call.key == root and call.receipt and root in places[replica_id]
+    ]
+
+
+def pair(sites: Sequence[Sequence[S]]) -> list[tuple[S, ...]]:
+    """Says which ops of one level of the graph become one.
+
+    Ops that have a call in common do: the calls of a collective, or the loops of the
+    replicas that communicate inside. Where several ops of a replica hold the same call
+    (a function called twice), they pair in order.
+
+    Args:
+        sites: `sites[n]` are one replica's ops that communicate, in order, on a level.
+
+    Returns:
+        The sets of ops that become one, each in replica order; calls before gradients.
+
+    Raises:
+        MismatchError: A call stands inside control flow on one replica and outside, or
+            in another kind of it, on another.
+    """
+    holders: dict[tuple[str, int], list[S]] = {}
+    for own in sites:
+        seen: dict[str, int] = {}
+        for site in own:
+            for key in dict.fromkeys(call.key for call in site.calls):
+                holders.setdefault((key, seen.get(key, 0)), []).append(site)
+                seen[key] = seen.get(key, 0) + 1
+    joined: dict[int, list[S]] = {id(site): [site] for own in sites for site in own}
+    for together in holders.values():
+        for other in together[1:]:
+            _join(joined, together[0], other)
+    nodes = {id(node): node for node in joined.values()}
+    for node in nodes.values():
+        node.sort(key=lambda site: site.replica_id)
+        _check_structure(node)
+    return sorted(
+        (tuple(node) for node in nodes.values()),
+        key=lambda node: node[0].calls[0].depth,
+    )
+
+
+def _join(joined: dict[int, list[S]], one: S, other: S) -> None:
+    """Makes the sets of two ops one set."""
+    whole, part = joined[id(one)], joined[id(other)]
+    if whole is not part:
+        whole += part
+        for site in part:
+            joined[id(site)] = whole
+
+
+def _check_structure(node: Sequence[S]) -> None:
+    """Raises unless ops that share calls are of one kind, one per replica of each."""
+    first = node[0]
+    present = {site.replica_id for site in node}
+    for site in node:
+        absent = {r for call in site.calls for r in call.group} - present
+        if absent:
+            who = ", ".join(map(str, sorted(absent)))
+            raise errors.MismatchError(
+                errors.compose(
+                    f"replica {site.replica_id} makes a call at a place of the control "
+                    f"flow where there is none of replica {who}: they make it in "
+                    "another branch, or call a function less often.",
+                    [site.site()],
+                    _SAME_PLACES,
+                )
+            )
+    for previous, site in zip(node, node[1:], strict=False):
+        if site.kind != first.kind:
+            problem = (
+                "the replicas communicate at different places of the control flow: "
+                f"{_described(first)} on replica {first.replica_id}, "
+                f"{_described(site)} on replica {site.replica_id}."
+            )
+            other = site
+        elif site.replica_id == previous.replica_id:
+            problem = (
+                f"replica {site.replica_id} makes in two {site.kind}s the calls that "
+                "another replica makes in one."
+            )
+            first, other = previous, site
+        else:
+            continue
+        raise errors.MismatchError(
+            errors.compose(
+                problem,
+                [first.site(), other.site()],
+                _SAME_PLACES,
+            )
+        )
+
+
+def _described(site: S) -> str:
+    return "at the top level" if site.kind == "call" else f"inside a {site.kind}"

@@ -1,0 +1,1 @@
+"""Effects, and in which order they happen."""

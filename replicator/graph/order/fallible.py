@@ -1,0 +1,148 @@
+"""Which ops can fail when a step runs, and which write variables.
+
+An op counts as safe if its type is listed here, for any values of operands whose static
+shapes are known; everything else can fail. What only fails where memory or a device
+does is not looked at. Reads graphs and changes none.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.ir.kinds import kind_of, resource_inputs, touched
+from replicator.graph.order.effects import writes_at
+
+# Never fail, whatever the shapes are.
+_ALWAYS = frozenset(
+    """
+    Const Placeholder PlaceholderWithDefault Identity IdentityN StopGradient NoOp
+    PreventGradient Shape ShapeN Size Rank ZerosLike OnesLike Snapshot DeepCopy
+    ReadVariableOp VariableShape VarHandleOp VarIsInitializedOp RngReadAndSkip RngSkip
+    StatelessRandomGetAlg StatelessRandomGetKeyCounter Print PrintV2 AsString
+    StringFormat
+    Switch Merge Enter Exit NextIteration LoopCond ControlTrigger
+    Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Digamma Elu Erf Erfc Erfinv Exp
+    Expm1 Floor Imag Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p LogicalNot Ndtri
+    Neg Real Reciprocal Relu Relu6 LeakyRelu Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh
+    Softplus Softsign Sqrt Square Tan Tanh Cast Bitcast Conj Angle ComplexAbs
+    """.split()
+)
+
+# Do not fail where the static shapes of all operands and results are known: they fit,
+# or the op would not have been built.
+_SHAPED = frozenset(
+    """
+    Add AddN AddV2 ApproximateEqual Atan2 BiasAdd BiasAddGrad BiasAddV1 Complex
+    DivNoNan Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr
+    Maximum Minimum Mul MulNoNan RealDiv SquaredDifference Sub Xdivy Xlogy Xlog1py
+    Select SelectV2 ClipByValue BitwiseAnd BitwiseOr BitwiseXor NextAfter
+    EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad
+    SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad TanhGrad
+    MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum L2Loss LogSoftmax Softmax
+    SoftmaxCrossEntropyWithLogits
+    All Any Max Mean Min Prod Sum EuclideanNorm ArgMax ArgMin
+    BroadcastArgs BroadcastGradientArgs BroadcastTo ConcatOffset ConcatV2 Diag DiagPart
+    Cumprod Cumsum ExpandDims Fill MatrixBandPart MirrorPad MirrorPadGrad OneHot Pack
+    Pad PadV2 Range Reshape Slice Split SplitV Squeeze StridedSlice StridedSliceGrad
+    Tile Transpose Unpack EnsureShape TensorStridedSliceUpdate ReverseV2
+    AvgPool AvgPoolGrad AvgPool3D AvgPool3DGrad Conv2D Conv2DBackpropFilter
+    Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2
+    DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
+    DepthwiseConv2dNativeBackpropInput FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3
+    FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 MaxPool MaxPoolGrad
+    MaxPoolV2 MaxPoolGradV2 LRN LRNGrad
+    RandomStandardNormal RandomUniform RandomShuffle TruncatedNormal
+    StatelessRandomNormal StatelessRandomNormalV2 StatelessRandomUniform
+    StatelessRandomUniformV2 StatelessTruncatedNormal StatelessTruncatedNormalV2
+    """.split()
+)
+
+# Divisions, which fail where an integer is divided by zero.
+_DIVISIONS = frozenset("Div FloorDiv FloorMod Mod TruncateDiv TruncateMod Pow".split())
+
+# Which operands say what is done, and are wrong at times where they are computed, even
+# if what results has a known shape.
+_TOLD = {
+    **dict.fromkeys(
+        "ArgMax ArgMin BroadcastTo Cumprod Cumsum ExpandDims".split(), (1,)
+    ),
+    **dict.fromkeys("All Any EuclideanNorm Max Mean Min Prod Sum".split(), (1,)),
+    **dict.fromkeys("MirrorPad MirrorPadGrad Pad PadV2 Reshape".split(), (1,)),
+    **dict.fromkeys("ReverseV2 Tile Transpose".split(), (1,)),
+    **dict.fromkeys("Slice SplitV".split(), (1, 2)),
+    **dict.fromkeys("StridedSlice TensorStridedSliceUpdate".split(), (1, 2, 3)),
+    "ConcatV2": (-1,),
+    "Split": (0,),
+    "StridedSliceGrad": (0, 1, 2, 3),
+}
+
+_RANDOM_STATES = frozenset(("RngReadAndSkip", "RngSkip"))
+
+
+class Facts:
+    """Answers for the ops of one build; remembers what it found in functions."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[tf.Graph, tuple[bool, bool]] = {}
+        self._known: dict[tf.Operation, bool] = {}
+
+    def writes(self, op: tf.Operation) -> bool:
+        """Whether an op writes a variable, or may call a function that does.
+
+        States of random generators do not count: what is drawn depends on the write.
+        """
+        kind = kind_of(op)
+        if not kind.effect or not kind.resources or op.type in _RANDOM_STATES:
+            return False
+        if not kind.calls:
+            return writes_at(op, 0)
+        if not resource_inputs(op):
+            return False
+        bodies = _tf.called_graphs(op)
+        if not bodies:
+            return bool(touched(op)[1])
+        return any(self._inside(body)[0] for _, body in bodies)
+
+    def fails(self, op: tf.Operation) -> bool:
+        """Whether an op can fail, or may call a function that can."""
+        type_ = op.type
+        if type_ in _ALWAYS:
+            return False
+        if type_ in _SHAPED:
+            told = _TOLD.get(type_)
+            if told and any(op.inputs[k].op.type != "Const" for k in told):
+                return True
+            return not self._shapes_known(op)
+        if type_ in _DIVISIONS:
+            integers = op.outputs[0].dtype.is_integer
+            return integers or not self._shapes_known(op)
+        kind = kind_of(op)
+        if kind.calls:
+            bodies = _tf.called_graphs(op)
+            return not bodies or any(self._inside(body)[1] for _, body in bodies)
+        return not (kind.effect and kind.resources and writes_at(op, 0))
+
+    def _inside(self, body: tf.Graph) -> tuple[bool, bool]:
+        """Returns whether a function writes variables, and whether it can fail."""
+        if body not in self._bodies:
+            ops = body.get_operations()
+            self._bodies[body] = (
+                any(self.writes(op) for op in ops),
+                any(self.fails(op) for op in ops),
+            )
+        return self._bodies[body]
+
+    def _shapes_known(self, op: tf.Operation) -> bool:
+        """Whether the static shapes of all operands and results are known."""
+        return self._known_results(op) and all(
+            self._known_results(tensor.op) for tensor in op.inputs
+        )
+
+    def _known_results(self, op: tf.Operation) -> bool:
+        known = self._known.get(op)
+        if known is None:
+            known = self._known[op] = all(
+                tensor.shape.is_fully_defined() for tensor in op.outputs
+            )
+        return known

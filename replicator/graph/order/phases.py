@@ -1,0 +1,314 @@
+"""What can fail comes before what writes, on all replicas: errors leave them equal.
+
+An error on one device stops the others wherever they are; if one of them had written a
+variable and another had not, their components would differ from then on. So a step is
+divided into phases, in which nothing fails while variables are being written:
+
+- the level of an op is how many writes, one behind the other, it depends on;
+- on each level, on all replicas, all that can fail comes first, then what both writes
+  and can fail (a merged conditional or loop, which keeps the same order inside), one
+  after the other, and then all other writes;
+- what can fail on a level comes after all writes of the levels below.
+
+A step that fails on level 0, where almost all of a step is, has thus changed nothing.
+Along all edges neither levels nor, on a level, phases go back, so no edge that is added
+here can close a circle.
+
+Most writes depend on all that can fail, by the reduced gradients; they need no edge.
+The others wait for an op of their own device that does; or else for a gate: one op per
+device, since an edge between two devices costs a transfer.
+
+Runs once per build and per merged function, when all else is in place, in a time that
+grows with the number of ops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.ir import switching
+from replicator.graph.ir.kinds import MERGES, kind_of
+from replicator.graph.order.fallible import Facts
+
+_Ops = Sequence[tf.Operation]
+
+
+@dataclasses.dataclass
+class _Step:
+    """What is known of the ops of a step.
+
+    Attributes:
+        ops: Each behind all that it waits for. A loop of TensorFlow 1 is one of them.
+        sources: What each of them waits for.
+        flow: What of them stands in control flow of TensorFlow 1.
+        level: The level of each.
+        failing: Those that can fail.
+        writing: Those that write variables.
+        covered: Which of the failing ops of `last` an op waits for, by their bits.
+        last: The failing ops of each level that no other one of the level waits for.
+    """
+
+    ops: list[tf.Operation]
+    sources: dict[tf.Operation, list[tf.Operation]]
+    flow: switching.Flow
+    level: dict[tf.Operation, int] = dataclasses.field(default_factory=dict)
+    failing: dict[tf.Operation, None] = dataclasses.field(default_factory=dict)
+    writing: dict[tf.Operation, None] = dataclasses.field(default_factory=dict)
+    covered: dict[tf.Operation, int] = dataclasses.field(default_factory=dict)
+    last: dict[tf.Operation, int] = dataclasses.field(default_factory=dict)
+
+    def switches(self, op: tf.Operation) -> bool:
+        """Whether an op may run, or not, before all that it waits for has run."""
+        return bool(self.flow) and (op in self.flow or op.type in MERGES)
+
+
+def separate(
+    roots: Iterable[tf.Operation],
+    before: Mapping[tf.Operation, Iterable[tf.Operation]],
+    left_out: Set[tf.Operation],
+    earlier: Sequence[tf.Operation] = (),
+    end: tf.Operation | None = None,
+    flow: switching.Flow = switching.NONE,
+) -> list[tf.Operation]:
+    """Adds the control edges that keep replicas equal if a step fails.
+
+    Args:
+        roots: What runs, in one graph: with all that it waits for, it is the step.
+        before: What ops will be made to wait for, beside what they do already.
+        left_out: Ops that initialise variables, which are no part of the step.
+        earlier: Ops that run with the step, and are in the program before it: another
+            step, for example.
+        end: For which what follows in the program waits, if it has an effect.
+        flow: What of the step stands in control flow of TensorFlow 1.
+
+    Returns:
+        What must run in a function that holds these ops, so that what waits for a call
+        of it waits for all that can fail.
+    """
+    facts = Facts()
+    step = _sorted(roots, before, flow)
+    others = {*left_out, *earlier}
+    for op in step.ops:
+        if op in others:
+            continue
+        parts = flow.members(op)
+        if any(facts.writes(part) for part in parts):
+            step.writing[op] = None
+        if any(facts.fails(part) for part in parts):
+            step.failing[op] = None
+    _follow(step, [op for op in earlier if op not in left_out], facts)
+    if end is not None and step.writing:
+        gates = _gates(step, list(step.writing), [end.device], "all_written")
+        _tf.add_control_inputs(end, list(gates.values()))
+    if not step.failing:
+        return []
+    _find_levels(step)
+    _find_last(step)
+    if step.writing:
+        _fail_before_writes(step)
+        _fail_after_writes(step)
+    return _ends(step, step.last)
+
+
+def _sorted(
+    roots: Iterable[tf.Operation],
+    before: Mapping[tf.Operation, Iterable[tf.Operation]],
+    flow: switching.Flow,
+) -> _Step:
+    """Finds all ops that run, each behind all that it waits for."""
+    found: dict[tf.Operation, list[tf.Operation]] = {}
+    ordered: list[tf.Operation] = []
+    stack: list[tuple[tf.Operation, bool]] = [(flow.unit(op), False) for op in roots]
+    while stack:
+        op, done = stack.pop()
+        if done:
+            ordered.append(op)
+        elif op not in found:
+            sources = []
+            for part in flow.members(op):
+                sources += [tensor.op for tensor in part.inputs]
+                sources += part.control_inputs
+            sources += before.get(op, ())
+            if flow:
+                units = map(flow.unit, sources)
+                sources = [source for source in units if source is not op]
+            found[op] = sources
+            stack.append((op, True))
+            stack += [(source, False) for source in sources if source not in found]
+    return _Step(ordered, found, flow)
+
+
+def _follow(step: _Step, earlier: _Ops, facts: Facts) -> None:
+    """Lets a step that follows others in a function come after them, as far as needed.
+
+    What can fail waits for what they have written, and writes for what in them can fail
+    and has an effect; what computes values for nothing but results may come later.
+    """
+    written = [op for op in earlier if facts.writes(op)]
+    failing = [op for op in earlier if kind_of(op).effect and facts.fails(op)]
+    for sources, ops in ((written, step.failing), (failing, step.writing)):
+        devices = list({op.device: None for op in ops})
+        gates = _gates(step, sources, devices, "step_before")
+        for op in ops if sources else ():
+            step.flow.let_wait(op, [gates[op.device]])
+
+
+def _find_levels(step: _Step) -> None:
+    level = step.level
+    for op in step.ops:
+        level[op] = max(
+            (level[s] + (s in step.writing) for s in step.sources[op]), default=0
+        )
+
+
+def _find_last(step: _Step) -> None:
+    """Finds the last ops that can fail on each level, and what waits for them.
+
+    Nothing counts as waiting through a call: once the function is put in its place, one
+    result waits for some of the operands only. So it is where a Merge returns what one
+    side of a conditional makes, and where a loop ends.
+    """
+    never = 1 + max(step.level.values())
+    lowest = dict.fromkeys(step.ops, never)  # of what can fail and waits for an op
+    calls = {op for op in step.ops if kind_of(op).calls or step.switches(op)}
+    for op in reversed(step.ops):
+        own = lowest[op]
+        if op in step.failing:
+            if own > step.level[op] or op in calls:
+                step.last[op] = 1 << len(step.last)
+            own = step.level[op]
+        for source in step.sources[op] if op not in calls else ():
+            if own < lowest[source]:
+                lowest[source] = own
+    for op in step.ops if len(step.last) <= _FEW else ():
+        covered = step.last.get(op, 0)
+        for source in step.sources[op]:
+            covered |= step.covered[source]
+        step.covered[op] = 0 if op in calls else covered
+
+
+_FEW = 512  # as many ops at the ends of all that can fail no write waits for anyway
+
+
+def _fail_before_writes(step: _Step) -> None:
+    """Lets the writes of each level wait for all that can fail on it and below."""
+    for level in sorted({step.level[op] for op in step.writing}):
+        writes = [op for op in step.writing if step.level[op] == level]
+        failing = [op for op in step.last if step.level[op] <= level]
+        both = [op for op in writes if op in step.failing]
+        others = [op for op in failing if op not in both]
+        _wait(step, both, others, level)
+        for one, other in itertools.pairwise(both):
+            step.flow.let_wait(other, _ends(step, [one]))
+        # The last of them waits for the others, and for all that those wait for.
+        only_write = [op for op in writes if op not in step.failing]
+        _wait(step, only_write, both[-1:] or others, level)
+
+
+def _wait(step: _Step, writes: _Ops, failing: _Ops, level: int) -> None:
+    """Lets writes of a level wait for what can fail, unless they do already."""
+    needed = sum(step.last[op] for op in failing)
+    waiting: dict[str, list[tf.Operation]] = {}
+    for op in writes:
+        if not step.covered or step.covered[op] & needed != needed:
+            waiting.setdefault(op.device, []).append(op)
+    if not waiting or not failing:
+        return
+    gates = _found(step, waiting.keys(), needed, level) if step.covered else {}
+    missing = [device for device in waiting if device not in gates]
+    if missing:
+        gates.update(_gates(step, failing, missing, "nothing_failed"))
+    for device, ops in waiting.items():
+        for op in ops:
+            step.flow.let_wait(op, [gates[device]])
+
+
+def _found(
+    step: _Step, devices: Iterable[str], needed: int, level: int
+) -> dict[str, tf.Operation]:
+    """Finds an op on each device that waits for what is needed, if there is one."""
+    found: dict[str, tf.Operation] = {}
+    wanted = set(devices)
+    for op in step.ops:
+        if not wanted:
+            break
+        if step.covered[op] & needed != needed or step.level[op] > level:
+            continue
+        if op in step.writing or op in step.flow:
+            continue
+        if op.device in wanted:
+            found[op.device] = op
+            wanted.remove(op.device)
+    return found
+
+
+def _fail_after_writes(step: _Step) -> None:
+    """Lets what can fail on each level wait for all writes of the levels below."""
+    above: dict[tf.Operation, int] = {}  # the highest level of what failed before it
+    first: dict[int, list[tf.Operation]] = {}
+    for op in step.ops:
+        highest = max(
+            (
+                max(above[s], step.level[s] if s in step.failing else -1)
+                for s in step.sources[op]
+                if not step.switches(s)
+            ),
+            default=-1,
+        )
+        above[op] = highest
+        if op in step.failing and 0 < step.level[op] != highest:
+            first.setdefault(step.level[op], []).append(op)
+    done = -1
+    for level in sorted(first):
+        writes = [op for op in step.writing if done <= step.level[op] < level]
+        devices = dict.fromkeys(op.device for op in first[level])
+        gates = _gates(step, writes, list(devices), "all_written")
+        for op in first[level]:
+            step.flow.let_wait(op, [gates[op.device]])
+        done = level
+
+
+def _gates(
+    step: _Step, ops: _Ops, devices: Sequence[str], name: str
+) -> dict[str, tf.Operation]:
+    """Adds an op on each device that waits for ops of any; returns them."""
+    by_device: dict[str, list[tf.Operation]] = {}
+    for end in _ends(step, ops):
+        by_device.setdefault(end.device, []).append(end)
+    joint = [_after(own, device, name) for device, own in by_device.items()]
+    if len(joint) > 1 and len(devices) > 1:
+        joint = [_after(joint, joint[0].device, name)]
+    return {device: _after(joint, device, name) for device in devices}
+
+
+def _ends(step: _Step, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Returns what runs when all of some ops is done."""
+    return step.flow.after(op if op in step.flow else _end(op) for op in ops)
+
+
+def _end(op: tf.Operation) -> tf.Operation:
+    """Returns what runs when all of an op is done.
+
+    Of a function that is put in the place of its call, what waits for the call waits
+    for its effects alone, and what uses one result for no other. Merged functions, on
+    no device, count all that can fail among their effects.
+    """
+    if not (op.device and op.outputs and kind_of(op).calls):
+        return op
+    with tf.control_dependencies(None), tf.device(None), tf.device(op.device):
+        with tf.control_dependencies([op]):
+            return tf.raw_ops.IdentityN(input=list(op.outputs))[0].op
+
+
+def _after(ops: _Ops, device: str, name: str) -> tf.Operation:
+    """Adds an op that does nothing, after others."""
+    if len(ops) == 1 and ops[0].device == device:
+        return ops[0]
+    with tf.control_dependencies(None), tf.device(None), tf.device(device):
+        with tf.control_dependencies(ops):
+            return tf.no_op(name)

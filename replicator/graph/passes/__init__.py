@@ -1,0 +1,1 @@
+"""Passes that need nothing but a graph."""

@@ -1,0 +1,343 @@
+"""Variables that one replica owns and all of them share: written once, by the owner.
+
+While a step is built, each replica uses such a variable under an alias of its handle,
+as if it had a component of its own: what tells replicas apart, or puts the effects of
+one of them in order, need not know of sharing. Every replica builds the same updates,
+too. Then, of the n-th writes of all replicas to a variable, the owner's is kept, and
+takes the places of the others in their replicas' programs; what computes the values of
+those is pruned. So the optimizer's work and its slots are those of one device, and of a
+reduced gradient only the owner needs to hear.
+
+Source: a parameter server per variable (Li et al. 2014, Scaling distributed machine
+learning with the parameter server), as AutoDist compiles it into the graph (Zhang et
+al. 2020), and the partitioned states of ZeRO (Rajbhandari et al. 2020,
+arXiv:1910.02054).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.graph.equal.sameness import Labels
+from replicator.graph.ir.captures import Captures
+from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs, touched
+from replicator.graph.ir.placeholder import Call
+from replicator.graph.order.effects import may_write
+
+WRITE = "assign"  # what a write in control flow is called, among communication calls
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """A variable that one replica owns.
+
+    Attributes:
+        name: The variable's.
+        owner: The replica.
+    """
+
+    name: str
+    owner: int
+
+
+class Aliases:
+    """The handles by which the replicas of one build use shared variables.
+
+    Args:
+        graph: The graph that the step is built into.
+        devices: `devices[r]` is where replica r runs.
+    """
+
+    def __init__(self, graph: tf.Graph, devices: Sequence[str]) -> None:
+        self._graph = graph
+        self._devices = tuple(devices)
+        self._made: dict[tuple[int, int], tf.Tensor] = {}
+        self._variables: dict[int, Any] = {}
+        self._noted: dict[int, Any] = {}
+        self._captures = Captures()
+
+    def of(self, variable: Any, replica_id: int) -> tf.Tensor:
+        """Returns the handle by which a replica uses a variable that has an owner."""
+        key = (id(variable.components[0]), replica_id)
+        if key not in self._made:
+            handle = variable.components[0].handle
+            with (
+                self._graph.as_default(),
+                self._graph.colocate_with(None, ignore_existing=True),
+                tf.control_dependencies(None),
+                tf.device(None),
+                tf.device(self._devices[variable.owner]),
+                tf.name_scope("alias"),
+                _tf.stop_recording(),
+            ):
+                alias = self._made[key] = tf.identity(handle)
+            _tf.copy_handle_data(handle, alias)
+            self._variables[id(alias)] = variable
+        return self._made[key]
+
+    def make(self, variables: Sequence[Any], replica_ids: Sequence[int]) -> None:
+        """Makes the handles of several variables, with an owner, for several replicas.
+
+        One import into the graph, which takes a fraction of the time of as many ops.
+        """
+        graph: Any = self._graph
+        nodes = _tf.Nodes()
+        new = []
+        for variable in variables:
+            handle = variable.components[0].handle
+            inside = graph.capture(handle) if graph.building_function else handle
+            device = self._devices[variable.owner]
+            for r in replica_ids:
+                if (id(variable.components[0]), r) not in self._made:
+                    nodes.add("Identity", [inside], device, T=tf.resource)
+                    new.append((variable, r))
+        if not new:
+            return
+        with graph.as_default(), tf.control_dependencies(None):
+            ops = nodes.finish("aliases")
+        for (variable, r), op in zip(new, ops, strict=True):
+            alias = op.outputs[0]
+            _tf.copy_handle_data(variable.components[0].handle, alias)
+            self._made[id(variable.components[0]), r] = alias
+            self._variables[id(alias)] = variable
+
+    def ops(self) -> set[tf.Operation]:
+        """Returns the ops that make the aliases, which are no part of the step."""
+        return {alias.op for alias in self._made.values()}
+
+    def note(self, handle: tf.Tensor, variable: Any) -> None:
+        """Notes that a replica uses a variable by a handle of its component.
+
+        It may be one of another Replicator, on the same devices.
+        """
+        self._noted[id(handle)] = variable
+
+    def noted(self) -> dict[int, Any]:
+        """Returns the variable behind each alias and noted handle, by their ids."""
+        return {**self._noted, **self._variables}
+
+    def variables(self) -> dict[int, Any]:
+        """Returns the variable behind each alias, by the alias' id."""
+        return self._variables
+
+    def device_for(self, op: tf.Operation) -> str | None:
+        """Returns where an op has to be placed to reach a shared variable.
+
+        Control flow and functions may run anywhere: what stands inside is placed.
+        """
+        if not self._made or kind_of(op).calls:
+            return None
+        for _, tensor in resource_inputs(op):
+            variable = self._variables.get(id(self._captures.outermost(tensor)))
+            if variable is not None:
+                return self._devices[variable.owner]
+        return None
+
+    def label(self, labels: Labels) -> dict[int, Shared]:
+        """Gives all aliases of a variable one label.
+
+        Returns:
+            What these labels stand for.
+        """
+        known: dict[int, int] = {}
+        shared = {}
+        for (key, _), alias in self._made.items():
+            variable = self._variables[id(alias)]
+            label = known.setdefault(key, labels.new())
+            labels.set(alias, label)
+            shared[label] = Shared(variable.name, variable.owner)
+        return shared
+
+    def resolve(self) -> set[int]:
+        """Puts the handles in the places of their aliases; returns the handles' ids."""
+        handles = set()
+        for alias in self._made.values():
+            (handle,) = alias.op.inputs
+            _tf.replace(alias, handle)
+            _tf.abandon([alias.op])  # it is nothing that happens in the step
+            handles.add(id(handle))
+        return handles
+
+
+@dataclasses.dataclass(frozen=True)
+class Handles:
+    """Tells which resources, on any level of the graph, are shared variables.
+
+    Attributes:
+        labels: Gives all resources that are one variable one label.
+        shared: What these labels stand for.
+        devices: `devices[r]` is where replica r runs.
+    """
+
+    labels: Labels
+    shared: Mapping[int, Shared]
+    devices: tuple[str, ...]
+
+    def written(self, op: tf.Operation) -> list[int]:
+        """Returns the labels of the shared variables that an op writes, each once."""
+        if not self.shared or not may_write(op):
+            return []
+        found = self._touched(op.inputs)
+        if not found:
+            return []
+        written = touched(op)[1]
+        return list(dict.fromkeys(found[id_] for id_ in found if id_ in written))
+
+    def calls_inside(self, op: tf.Operation, replica_id: int) -> list[Call]:
+        """Describes the writes inside control flow as calls, so that it is merged.
+
+        Args:
+            op: A conditional, a loop or a function call.
+            replica_id: The replica whose op it is.
+        """
+        if not self.shared or not self._touched(op.inputs):
+            return []
+        counts: dict[int, int] = {}
+        calls = []
+        for label, writer in self._writers(op, [self._known(t) for t in op.inputs]):
+            number = counts[label] = counts.get(label, -1) + 1
+            calls.append(
+                Call(
+                    primitive=WRITE,
+                    options={"variable": self.shared[label].name},
+                    replica_id=replica_id,
+                    device=self.devices[replica_id],
+                    group=tuple(range(len(self.devices))),
+                    key=f"w{label}:{number}",
+                    operands=(),
+                    agreed=(),
+                    line=errors.line_of(writer),
+                )
+            )
+        return calls
+
+    def _known(self, tensor: tf.Tensor) -> int | None:
+        """Returns the label of a shared variable's handle, None for another tensor."""
+        if tensor.dtype != tf.resource:
+            return None
+        label = self.labels.of(tensor)
+        return label if label in self.shared else None
+
+    def _touched(self, tensors: Sequence[tf.Tensor]) -> dict[int, int]:
+        """Returns the labels of shared variables' handles, by the tensors' ids."""
+        labels = {id(tensor): self._known(tensor) for tensor in tensors}
+        return {key: label for key, label in labels.items() if label is not None}
+
+    def _writers(
+        self, op: tf.Operation, given: Sequence[int | None]
+    ) -> Iterator[tuple[int, tf.Operation]]:
+        """Yields (label, op) for each write inside of an op, in order, to any depth."""
+        given = given[len(given) - _arguments(op, len(given)) :]
+        for attribute, body in _tf.called_graphs(op):
+            if attribute == "cond":
+                continue
+            known = {
+                id(tensor): label
+                for tensor, label in zip(body.inputs, given, strict=False)
+            }
+            for inner in body.get_operations():
+                labels = [known.get(id(tensor)) for tensor in inner.inputs]
+                if kind_of(inner).calls:
+                    if any(label is not None for label in labels):
+                        yield from self._writers(inner, labels)
+                elif may_write(inner):
+                    written = _tf.resources_touched(inner)[1]
+                    for tensor, label in zip(inner.inputs, labels, strict=True):
+                        if label is not None and id(tensor) in written:
+                            yield label, inner
+
+
+NOTHING_SHARED = Handles(Labels(), {}, ())
+
+
+def _arguments(op: tf.Operation, count: int) -> int:
+    """Returns how many of the inputs of an op its functions get: the last ones."""
+    return count - 1 if chooses(op) else count
+
+
+def keep_owners_writes(
+    replicas: Sequence[Sequence[tf.Operation]],
+    replica_ids: Sequence[int],
+    handles: Handles,
+    initializers: Set[tf.Operation],
+) -> dict[tf.Operation, tf.Operation]:
+    """Puts one write in the place of those of all replicas, on one level of the graph.
+
+    Args:
+        replicas: `replicas[n]` are the ops of `replica_ids[n]`, in build order.
+        replica_ids: The replicas.
+        handles: Tells shared variables.
+        initializers: Ops that initialise variables, which are no part of the step.
+
+    Returns:
+        The owner's write for each of the others, which are left out of the graph.
+
+    Raises:
+        MismatchError: A replica writes a variable more often than another.
+        UnsupportedError: One op writes variables of several owners.
+    """
+    if not handles.shared:
+        return {}
+    writes: dict[int, list[list[tf.Operation]]] = {}
+    for n, ops in enumerate(replicas):
+        for op in ops:
+            if op in initializers:
+                continue
+            for label in handles.written(op):
+                columns = writes.setdefault(label, [[] for _ in replicas])
+                columns[n].append(op)
+    kept: dict[tf.Operation, tf.Operation] = {}
+    for label, columns in writes.items():
+        shared = handles.shared[label]
+        _check_count(shared, columns, replica_ids)
+        for row in zip(*columns, strict=True):
+            keep = row[list(replica_ids).index(shared.owner)]
+            for op in row:
+                if kept.setdefault(op, keep) is not keep:
+                    _raise_two_owners(op, shared)
+    others = {op: keep for op, keep in kept.items() if op is not keep}
+    for op, keep in others.items():
+        _tf.add_control_inputs(keep, [c for c in op.control_inputs if c is not keep])
+        _tf.move_control_outputs(op, keep)
+    _tf.abandon(list(others))
+    return others
+
+
+def _check_count(
+    shared: Shared,
+    columns: Sequence[Sequence[tf.Operation]],
+    replica_ids: Sequence[int],
+) -> None:
+    counts = [len(column) for column in columns]
+    if len(set(counts)) == 1:
+        return
+    most = columns[counts.index(max(counts))]
+    extra = most[min(counts)]
+    sites = [
+        f"replica {r}: {len(column)} writes"
+        for r, column in zip(replica_ids, columns, strict=True)
+    ]
+    raise errors.MismatchError(
+        errors.compose(
+            f"the replicas write variable {shared.name}, which replica {shared.owner} "
+            "owns, in different numbers.",
+            [*sites, f"one of them writes it at {errors.line_of(extra)}"],
+            'let every replica make the same assignments, or use variables="mirrored".',
+        )
+    )
+
+
+def _raise_two_owners(op: tf.Operation, shared: Shared) -> None:
+    raise errors.UnsupportedError(
+        errors.compose(
+            f"{op.type} writes variable {shared.name}, which replica {shared.owner} "
+            "owns, and one of another owner.",
+            [f"at {errors.line_of(op)}"],
+            'use variables="mirrored" with this optimizer.',
+        )
+    )

@@ -1,0 +1,1 @@
+"""What other libraries find in a step."""

@@ -1,0 +1,268 @@
+"""What tf.distribute answers during a step, so that other libraries' layers work.
+
+A layer that normalizes over the whole batch, say, asks
+`tf.distribute.get_replica_context()` who it is and communicates by what it is given.
+While a replica is built that is a context of ours, whose methods are the primitives.
+The strategy stays TensorFlow's default one, so that whoever asks `has_strategy()`
+(optimizers, metrics, whatever creates variables) behaves as on one device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from replicator import _tf, context, errors
+from replicator.primitives import all_gather, all_reduce, base
+from replicator.variables import compiled
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+def answering(replica: context.ReplicaContext) -> contextlib.AbstractContextManager:
+    """In this block, tf.distribute takes the code that runs for `replica`'s."""
+    return _tf.distribution_mode(replica=ReplicaContext(replica))
+
+
+class ReplicaContext(tf.distribute.ReplicaContext):
+    """What `tf.distribute.get_replica_context()` returns during a step.
+
+    Args:
+        replica: The replica being built.
+    """
+
+    def __init__(self, replica: context.ReplicaContext) -> None:
+        super().__init__(_tf.default_strategy(), replica.replica_id)
+        self._num_replicas = replica.num_replicas
+        self._own_id = replica.replica_id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are."""
+        return self._num_replicas
+
+    @property
+    def replica_id_in_sync_group(self) -> tf.Tensor:
+        """Which replica is built, an int32 scalar of a value known by then."""
+        compiled.refuse_to_tell("replica_id_in_sync_group")
+        context.require("replica_id_in_sync_group").build.refuse_copies(
+            "replica_id_in_sync_group"
+        )
+        return tf.constant(self._own_id, tf.int32)
+
+    @_do_not_convert
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        """Reduces over all replicas; see `Replicator.all_reduce`.
+
+        Args:
+            reduce_op: A tf.distribute.ReduceOp, or its name.
+            value: A nest of tensors or IndexedSlices.
+            options: Of collectives that are not used here; without effect.
+
+        Returns:
+            A nest like `value`, the same bits on every replica. For a Keras optimizer
+            that was not wrapped, `value` itself: it would sum whatever gradients it is
+            given, those too that are combined already.
+        """
+        op = _name_of(reduce_op, "all_reduce")
+        if _tf.optimizer_is_summing():
+            return value
+        return all_reduce.all_reduce(value, op)
+
+    @_do_not_convert
+    def all_gather(self, value: Any, axis: Any, options: Any = None) -> Any:
+        """Sets the tensors of all replicas behind one another.
+
+        Args:
+            value: A nest of tensors, alike on all replicas but for the size of `axis`.
+            axis: An int, or a tensor whose value is known when the step is built.
+            options: Of collectives that are not used here; without effect.
+
+        Returns:
+            A nest like `value`.
+        """
+        return _gathered(value, axis)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Calls a function that is written for all replicas, in each of them.
+
+        Args:
+            merge_fn: Called with a `MergedStrategy` and the arguments. tf.distribute
+                would call it once, with the values of all replicas; here each replica
+                calls it with its own values, and meets the others in what it reduces.
+            args: Arguments of `merge_fn`.
+            kwargs: Keyword arguments of `merge_fn`.
+
+        Returns:
+            What `merge_fn` returned.
+        """
+        context.require("merge_call")
+        strategy = MergedStrategy(self)
+        with _tf.distribution_mode(cross_replica=strategy):
+            return merge_fn(strategy, *args, **(kwargs or {}))
+
+
+def _name_of(reduce_op: Any, what: str) -> str:
+    """Returns a tf.distribute.ReduceOp as the primitives call it."""
+    name = getattr(reduce_op, "value", reduce_op)
+    if not isinstance(name, str) or name.lower() not in ("sum", "mean"):
+        raise base.bad_argument(
+            what, f"was given reduce_op={reduce_op!r}", 'it is "SUM" or "MEAN".'
+        )
+    return name.lower()
+
+
+class _Facade:
+    """Stands in for an object of tf.distribute; what it lacks is refused."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # Python and TensorFlow only look whether it is there
+            raise AttributeError(name)
+        raise errors.UnsupportedError(
+            errors.compose(
+                f"a merge_fn asks tf.distribute for {name}, which has no meaning in a "
+                "step of Replicator.",
+                [f"at {errors.user_line()}"],
+                "a merge_fn can reduce, gather and update, in each replica; for "
+                "anything else, use the communication of Replicator.",
+            )
+        )
+
+
+class MergedStrategy(_Facade):
+    """The strategy that a merge_fn is given.
+
+    A value that tf.distribute would hand in as the values of all replicas is here that
+    of the replica being built.
+
+    Args:
+        replica_context: The replica's.
+    """
+
+    def __init__(self, replica_context: ReplicaContext) -> None:
+        self.num_replicas_in_sync = replica_context.num_replicas_in_sync
+        self.extended = _MergedExtended(replica_context)
+
+    @_do_not_convert
+    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        """Reduces over all replicas and, if given, over an axis of their values.
+
+        Args:
+            reduce_op: A tf.distribute.ReduceOp, or its name.
+            value: A nest of tensors, alike on all replicas but for the size of `axis`.
+            axis: An int, a tuple of ints, or None.
+
+        Returns:
+            A nest like `value`. The mean over an axis is that of all elements.
+        """
+        op = _name_of(reduce_op, "reduce")
+        if axis is None:
+            return all_reduce.all_reduce(value, op)
+        sums = tf.nest.map_structure(lambda x: tf.reduce_sum(x, axis), value)
+        if op == "sum":
+            return all_reduce.all_reduce(sums, "sum")
+        counts = tf.nest.map_structure(lambda x: _count(x, axis), value)
+        sums, counts = all_reduce.all_reduce((sums, counts), "sum")
+        return tf.nest.map_structure(
+            lambda total, count: total / tf.cast(count, total.dtype), sums, counts
+        )
+
+    @_do_not_convert
+    def gather(self, value: Any, axis: Any) -> Any:
+        """Sets the tensors of all replicas behind one another; see `all_gather`."""
+        return _gathered(value, axis)
+
+    @_do_not_convert
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the values of all replicas, in order.
+
+        Args:
+            value: A nest of tensors, alike in dtype and shape on all replicas.
+        """
+        stacked = all_gather.all_gather(value)
+        return tuple(
+            tf.nest.map_structure(lambda x, r=r: x[r], stacked)
+            for r in range(self.num_replicas_in_sync)
+        )
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Calls a function in each replica; `options` are without effect."""
+        return self.extended.call_for_each_replica(fn, args, kwargs)
+
+
+class _MergedExtended(_Facade):
+    """What `MergedStrategy.extended` is; see the class for what a value is."""
+
+    def __init__(self, replica_context: ReplicaContext) -> None:
+        self._replica_context = replica_context
+
+    @_do_not_convert
+    def reduce_to(
+        self, reduce_op: Any, value: Any, destinations: Any, options: Any = None
+    ) -> Any:
+        """Reduces over all replicas, to all of them, whatever the destinations."""
+        return all_reduce.all_reduce(value, _name_of(reduce_op, "reduce_to"))
+
+    @_do_not_convert
+    def batch_reduce_to(
+        self,
+        reduce_op: Any,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: Any = None,
+    ) -> list[Any]:
+        """Reduces several values over all replicas, to all of them."""
+        values = [value for value, _ in value_destination_pairs]
+        if _tf.optimizer_is_summing():
+            return values  # see `ReplicaContext.all_reduce`
+        return all_reduce.all_reduce(values, _name_of(reduce_op, "batch_reduce_to"))
+
+    def update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Calls `fn(var, ...)` in each replica, for the replica's own component.
+
+        What it assigns is made equal on all replicas, as everywhere in a step.
+        """
+        updated = fn(var, *args, **(kwargs or {}))
+        return updated if group else (updated,)
+
+    def call_for_each_replica(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Calls a function in each replica, as in the code around the merge_call."""
+        with _tf.distribution_mode(replica=self._replica_context):
+            return fn(*args, **(kwargs or {}))
+
+
+def _gathered(value: Any, axis: Any) -> Any:
+    """Gathers along an axis, which may be a tensor of a value known by now."""
+    known = tf.get_static_value(axis)
+    return all_gather.all_gather(value, axis if known is None else int(known))
+
+
+def _count(value: Any, axis: Any) -> tf.Tensor:
+    """Returns how many elements a reduction over `axis` takes together, int64."""
+    sizes = tf.gather(tf.shape(value, tf.int64), axis)
+    return tf.reduce_prod(sizes)

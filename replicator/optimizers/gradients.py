@@ -1,0 +1,408 @@
+"""How the gradients of all replicas become one gradient per variable.
+
+Used by the wrapped optimizers of all families. Three things make this more than an
+all_reduce: a variable may be unused on some replicas, gradients may be sparse, and an
+update may gather the gradients of several steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context, errors
+from replicator.graph.order import effects
+from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
+from replicator.primitives import all_gather, all_reduce
+from replicator.variables.replicated import plain
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Whether a gradient is sparse, and the dtype of its indices if so."""
+
+    index_dtype: str | None = None
+
+    @classmethod
+    def of(cls, gradient: Gradient | None) -> Kind | None:
+        """Returns the kind of a gradient; None if there is none."""
+        if gradient is None:
+            return None
+        if isinstance(gradient, tf.IndexedSlices):
+            return cls(gradient.indices.dtype.name)
+        return cls()
+
+
+class Combiner:
+    """Combines gradients over replicas and steps, for one optimizer.
+
+    Args:
+        op: "mean" or "sum", over the replicas.
+        accumulation_steps: How many steps make one update, by the mean over them.
+        name: The optimizer's, for the names of variables.
+        shared: Whether all replicas use one optimizer; else it is made inside step_fn,
+            another one on each replica.
+
+    Attributes:
+        sums: What has been accumulated, for checkpoints.
+    """
+
+    def __init__(
+        self, op: str, accumulation_steps: int, name: str, shared: bool
+    ) -> None:
+        self.op = op
+        self.accumulation_steps = accumulation_steps
+        self._name = name
+        self._shared = shared
+        self.sums = Sums()
+        self._accumulators: dict[Any, Accumulators] = {}
+
+    def apply(
+        self,
+        replica: context.ReplicaContext,
+        grads: Sequence[Gradient | None],
+        variables: Sequence[Any],
+        weight: Any,
+        prepare: Callable[[Sequence[Any]], Any],
+        apply: Callable[[Sequence[Any]], Any],
+    ) -> Any:
+        """Combines and applies, in the step of one replica.
+
+        Args:
+            replica: The replica being built.
+            grads: This replica's gradients.
+            variables: What they are gradients of.
+            weight: What they weigh in the mean over the replicas, or None.
+            prepare: Creates the optimizer's variables that do not exist yet; given the
+                variables that are used on any replica.
+            apply: Updates by gradients that are equal on all replicas.
+
+        Returns:
+            What `apply` returns; with accumulation, an op after which all is done.
+        """
+        if weight is not None and self.op != "mean":
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"{self._name} was given a weight on replica {replica.replica_id}, "
+                    f'but was wrapped with op="{self.op}".',
+                    [f"at {errors.user_line()}"],
+                    'weights go with op="mean".',
+                )
+            )
+        kinds = self._agree_on_kinds(replica, grads, variables, weight is not None)
+        if kinds is None:
+            return tf.no_op()
+        grads = [
+            _as_kind(gradient, variable, kind)
+            for gradient, variable, kind in zip(grads, variables, kinds, strict=True)
+        ]
+        used = [k for k, gradient in enumerate(grads) if gradient is not None]
+        own = [grads[k] for k in used]
+
+        def update(combined: Sequence[Gradient]) -> Any:
+            everyone: list[Gradient | None] = [None] * len(grads)
+            for k, gradient in zip(used, combined, strict=True):
+                everyone[k] = gradient
+            # Keras would sum them over the replicas of tf.distribute once more.
+            combined_already = _tf.distribution_mode(_tf.CombinedContext())
+            with replica.equal_updates(self._name), combined_already:
+                return apply(everyone)
+
+        if own:
+            needed = [variables[k] for k in used]
+            if self._shared:
+                # Outside of the function that is traced: some assign to what they
+                # create, which is to happen once, and not in every step.
+                with _creation(replica), tf.init_scope():
+                    prepare(needed)
+            else:
+                with replica.equal_updates(self._name):
+                    prepare(needed)
+        if self.accumulation_steps > 1 and own:
+            what = tuple((_key(variables[k]), kinds[k]) for k in used)
+            return self._accumulate(replica, own, what, weight, update)
+        owners = [getattr(plain(variables[k]), "owner", None) for k in used]
+        return update(all_reduce.combine(own, self.op, weight, owners))
+
+    def _agree_on_kinds(
+        self,
+        replica: context.ReplicaContext,
+        grads: Sequence[Gradient | None],
+        variables: Sequence[Any],
+        weighted: bool,
+    ) -> Sequence[Kind | None] | None:
+        """Finds out which gradients there are, dense or sparse, on any replica.
+
+        A variable that is unused on some replicas counts as zeros there, and one that
+        is unused on all is left alone; a replica alone cannot tell which. Replica 0's
+        gradients are taken as typical; where a later replica finds them wrong, the step
+        is built again, knowing better. The replicas' n-th calls belong together,
+        whichever objects they are called on: an optimizer made inside step_fn is
+        another one on each replica.
+
+        Returns:
+            The kind of each gradient, None for what no replica uses; or nothing, if
+            no update must be built yet, because the step will be built again.
+        """
+        place = ("gradients", replica.count("gradients"))
+        own = _Handed.by(replica, self._name, grads, variables, weighted)
+        build = replica.build
+        first = build.findings.setdefault(place, own)
+        first.check_pairs_with(own)
+        known = build.knowledge.get(place)
+        # What replica 0 does not use must be known for sure where guessing does harm:
+        # optimizers refuse to be given nothing at all, and slots that are made inside
+        # step_fn are told apart by the order in which they are made.
+        used = [kind is not None for kind in first.kinds]
+        guess = any(used) if self._shared else all(used)
+        if known is None and not guess and replica.num_replicas > 1:
+            so_far = build.findings.get(("merged", place), first.kinds)
+            merged = _merge_all(so_far, own.kinds)
+            build.findings["merged", place] = merged
+            if replica.replica_id < build.num_traced - 1:
+                return None
+        else:
+            kinds = first.kinds if known is None else known
+            merged = _merge_all(kinds, own.kinds)
+            if merged == kinds:
+                return kinds
+        build.knowledge[place] = merged
+        raise context.BuildAgain
+
+    def _accumulate(
+        self,
+        replica: context.ReplicaContext,
+        grads: Sequence[Gradient],
+        what: Any,
+        weight: Any,
+        update: Callable[[Sequence[Gradient]], Any],
+    ) -> tf.Operation:
+        """Adds up this replica's gradients; in each k-th step, combines and applies.
+
+        The sums stay on their replica: there is one all_reduce per update, and it does
+        nothing in the steps between.
+
+        Args:
+            replica: The replica being built.
+            grads: This replica's gradients.
+            what: What they are gradients of. All steps that hand in gradients of the
+                same share their sums and their count; others have their own.
+            weight: What the gradients weigh in the mean, or None.
+            update: Applies the combined gradients.
+        """
+        op = self.op if weight is None else "sum"
+        addends = [_wide(gradient) for gradient in grads]
+        if weight is not None:
+            weight = tf.cast(weight, tf.float32)
+            addends = [*(_scaled(g, weight) for g in addends), weight]
+        key = (_home(replica.build.graph), weight is not None, what)
+        if key not in self._accumulators:
+            with _creation(replica) if self._shared else contextlib.nullcontext():
+                self._accumulators[key] = self.sums.create(addends, op, self._name)
+        sums, counter = self._accumulators[key]
+        with replica.equal_updates(self._name):
+            turn = counter.add(tf.constant(1, tf.int64))
+        full = turn >= self.accumulation_steps
+        totals = [s.add(gradient) for s, gradient in zip(sums, addends, strict=True)]
+        combined = _all_reduce_when(full, totals, op)
+        if weight is not None:
+            *combined, total = combined
+            factor = tf.math.divide_no_nan(1.0, total)
+        else:  # more steps than wanted, if a checkpoint held more
+            factor = 1.0 / tf.cast(turn, tf.float64)
+        combined = [
+            _cast(_scaled(g, factor), own.dtype)
+            for g, own in zip(combined, grads, strict=True)
+        ]
+
+        def apply_and_clear() -> tf.Tensor:
+            done = update(combined)
+            waits = [done] if isinstance(done, tf.Operation) else []
+            with replica.equal_updates(self._name):
+                for accumulator in (*sums, counter):
+                    waits += accumulator.clear()
+            with tf.control_dependencies(waits):
+                return tf.constant(True)
+
+        with replica.build.ledger.agreed(effects.Claim(self._name, wrapped=True)):
+            return _tf.cond(full, apply_and_clear, lambda: tf.constant(False)).op
+
+
+@contextlib.contextmanager
+def _creation(replica: context.ReplicaContext) -> Iterator[None]:
+    """In this block, a new variable is a new one, whichever replica is being built.
+
+    Inside a step, variables that replicas create at one place of the code are one. But
+    an optimizer that all replicas use creates each of its variables once, and at one
+    place: in a later build, or on a later replica, that is the next of them.
+    """
+    scope = tf.compat.v1.get_default_graph().get_name_scope() + "/"
+    scope = scope.removeprefix(replica.scope)
+    with context.building(None), tf.name_scope(scope if scope != "/" else ""):
+        yield
+
+
+def _home(graph: tf.Graph) -> Any:
+    """Returns what a build's variables belong to: its tf.Graph, or eager's None."""
+    return None if graph.building_function else graph
+
+
+def _key(variable: Any) -> Any:
+    """Returns what identifies a variable, Keras' or TensorFlow's, among all others."""
+    inside = plain(variable)
+    return inside.ref() if isinstance(inside, tf.Variable) else id(inside)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Handed:
+    """What a replica handed to its n-th call of a wrapped optimizer.
+
+    Attributes:
+        optimizer: The name of its class.
+        variables: Their keys.
+        kinds: Of the gradients; None where there was none.
+        weighted: Whether a weight was given.
+        site: All of this in words, with the user's line.
+    """
+
+    optimizer: str
+    variables: tuple[Any, ...]
+    kinds: tuple[Kind | None, ...]
+    weighted: bool
+    site: str
+
+    @classmethod
+    def by(
+        cls,
+        replica: context.ReplicaContext,
+        optimizer: str,
+        grads: Sequence[Gradient | None],
+        variables: Sequence[Any],
+        weighted: bool,
+    ) -> _Handed:
+        """Notes what the replica being built hands in."""
+        names = [getattr(variable, "name", "?") for variable in variables]
+        shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+        return cls(
+            optimizer,
+            tuple(map(_key, variables)),
+            tuple(map(Kind.of, grads)),
+            weighted,
+            f"replica {replica.replica_id} ({replica.device}): {optimizer}, "
+            f"{len(names)} gradients, of {shown}, "
+            f"{'with a' if weighted else 'without'} weight, at {errors.user_line()}",
+        )
+
+    def check_pairs_with(self, other: _Handed) -> None:
+        """Raises MismatchError unless two replicas' calls belong together."""
+        sites = [self.site, other.site]
+        if (self.optimizer, self.variables) != (other.optimizer, other.variables):
+            raise errors.MismatchError(
+                errors.compose(
+                    "the replicas apply gradients of different variables, or in "
+                    "another order.",
+                    sites,
+                    "hand in the same variables in the same order on every replica; "
+                    "the gradient of a variable that a replica does not use is None.",
+                )
+            )
+        if self.weighted != other.weighted:
+            raise errors.MismatchError(
+                errors.compose(
+                    "the replicas apply gradients with a weight and without one.",
+                    sites,
+                    "give a weight on every replica, or on none.",
+                )
+            )
+
+
+def _merge_all(
+    ones: Sequence[Kind | None], others: Sequence[Kind | None]
+) -> tuple[Kind | None, ...]:
+    return tuple(_merge(one, two) for one, two in zip(ones, others, strict=True))
+
+
+def _merge(one: Kind | None, two: Kind | None) -> Kind | None:
+    if one is None or two is None:
+        return one or two
+    return one if one == two else Kind()
+
+
+def _as_kind(
+    gradient: Gradient | None, variable: Any, kind: Kind | None
+) -> Gradient | None:
+    """Makes a gradient dense or sparse; None becomes zeros, unless all have None."""
+    if kind is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        if Kind.of(gradient) == kind:
+            return gradient
+        if gradient.dense_shape is None:
+            gradient = tf.IndexedSlices(
+                gradient.values, gradient.indices, _shape_of(plain(variable))
+            )
+    if gradient is not None:
+        return tf.convert_to_tensor(gradient)
+    value = plain(variable)
+    if kind.index_dtype is None:
+        return tf.zeros_like(value)
+    shape = _shape_of(value)
+    return tf.IndexedSlices(
+        tf.zeros(tf.concat([[0], shape[1:]], 0), value.dtype),
+        tf.zeros([0], kind.index_dtype),
+        shape,
+    )
+
+
+def _shape_of(variable: Any) -> tf.Tensor:
+    """Returns a variable's shape; it is only read if it may change."""
+    if variable.shape.is_fully_defined():
+        return tf.constant(variable.shape.as_list(), tf.int32)
+    return tf.shape(variable)
+
+
+def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
+    """Casts a gradient, if it has another dtype."""
+    return gradient if gradient.dtype == dtype else tf.cast(gradient, dtype)
+
+
+def _wide(gradient: Gradient) -> Gradient:
+    """Returns what to add up: 16-bit floats are added up in float32."""
+    half = gradient.dtype in (tf.float16, tf.bfloat16)
+    return _cast(gradient, tf.float32) if half else gradient
+
+
+def _scaled(gradient: Gradient, factor: Any) -> Gradient:
+    """Multiplies a gradient; a factor of 0 gives 0 whatever the gradient holds."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            _scaled(gradient.values, factor), gradient.indices, gradient.dense_shape
+        )
+    if isinstance(factor, float):  # which tf.cast would round to float32 first
+        factor = tf.constant(factor, gradient.dtype)
+    return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
+
+
+def _all_reduce_when(
+    full: tf.Tensor, totals: Sequence[Gradient], op: str
+) -> list[Gradient]:
+    """Reduces where `full` is true; else moves nothing, returns zeros or no rows."""
+    dense = [t for t in totals if not isinstance(t, tf.IndexedSlices)]
+    reduced = iter(all_reduce.reduce_dense(dense, op, when=full) if dense else [])
+    results: list[Gradient] = []
+    for total in totals:
+        if not isinstance(total, tf.IndexedSlices):
+            results.append(next(reduced))
+            continue
+        rows = tf.where(full, tf.shape(total.values)[0], 0)
+        parts = [total.values[:rows], total.indices[:rows]]
+        values, indices = all_gather.all_gather(parts, axis=0)
+        gathered = tf.IndexedSlices(values, indices, total.dense_shape)
+        replicas = context.require("all_gather").num_replicas
+        count = replicas if op == "mean" else 1
+        results.append(all_reduce.add_up_rows(gathered, count))
+    return results

@@ -1,0 +1,1 @@
+"""A step: built by a list of passes, kept, and called."""

@@ -1,0 +1,177 @@
+"""What is refused once all replicas are built, before anything is rewired.
+
+Each check takes what was built and returns nothing, or raises an error that says where
+the replicas differ, or could come to differ, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.graph.ir import placeholder, switching
+from replicator.graph.ir.captures import Captures
+from replicator.graph.ir.kinds import resource_inputs
+from replicator.graph.order import effects
+from replicator.graph.passes.owners import Aliases
+from replicator.variables.creation import VariableFactory
+
+
+def check_outputs(outputs: Sequence[Any], devices: Sequence[str], step_fn: Any) -> None:
+    """Raises MismatchError unless all replicas returned one structure."""
+    first = outputs[0]
+    for replica_id, other in enumerate(outputs[1:], 1):
+        try:
+            tf.nest.assert_same_structure(first, other, expand_composites=True)
+            alike = all(
+                type(one) is type(two) or tf.is_tensor(one) and tf.is_tensor(two)
+                for one, two in zip(
+                    tf.nest.flatten(first), tf.nest.flatten(other), strict=True
+                )
+            )
+        except (TypeError, ValueError):
+            alike = False
+        if not alike:
+            raise errors.MismatchError(
+                errors.compose(
+                    "step_fn returns different structures on different replicas.",
+                    [
+                        f"replica 0 ({devices[0]}): {_outline(first)}",
+                        f"replica {replica_id} ({devices[replica_id]}): "
+                        f"{_outline(other)}",
+                        *errors.sites_of("step_fn", step_fn),
+                    ],
+                    "return the same structure on every replica; to return nothing on "
+                    "one, return None on all.",
+                )
+            )
+
+
+def _outline(structure: Any) -> str:
+    """Describes a structure by the dtypes and shapes of its leaves."""
+
+    def leaf(value: Any) -> str:
+        if value is None or isinstance(value, tf.Operation):
+            return type(value).__name__
+        return str(placeholder.Value.of(value))
+
+    return str(tf.nest.map_structure(leaf, structure)).replace("'", "")
+
+
+def check_writes(
+    factory: VariableFactory,
+    replicas: Sequence[Sequence[tf.Operation]],
+    aliases: Aliases,
+    flow: switching.Flow = switching.NONE,
+) -> None:
+    """Raises ContextError if a step writes variables that were made elsewhere.
+
+    Or in control flow of TensorFlow 1, where nothing compares what replicas write.
+    """
+    owners = {**factory.owners(), **aliases.noted()}
+    initializers = factory.initializers
+    outermost = Captures().outermost
+    for replica_id, ops in enumerate(replicas):
+        for op, resource in effects.find_writes(ops):
+            if op in initializers:
+                continue
+            if op in flow:
+                raise errors.ContextError(
+                    errors.compose(
+                        f"replica {replica_id} writes a variable in a conditional or a "
+                        f"loop of TensorFlow 1 ({op.type}), where nothing sees to it "
+                        "that all replicas write it alike.",
+                        [f"at {errors.line_of(op)}"],
+                        "call tf.compat.v1.enable_control_flow_v2() at the start of "
+                        "the program, or write it before or after.",
+                    )
+                )
+            if id(outermost(resource)) in owners:
+                continue
+            raise errors.ContextError(
+                errors.compose(
+                    f"replica {replica_id} writes a variable that was made outside of "
+                    f"the context ({_name(outermost(resource))}, by {op.type}); it "
+                    "would be written once per replica.",
+                    [f"at {errors.line_of(op)}"],
+                    "create it (or the model, optimizer, metric or generator that "
+                    "holds it) under `with repl.context():`, and then load its values.",
+                )
+            )
+
+
+def _name(handle: tf.Tensor) -> str:
+    """Returns the name and the shape of the variable that a handle belongs to.
+
+    An eager handle does not know its variable: all there are have to be asked, which
+    takes a moment, and is done for a message only.
+    """
+    if tf.is_symbolic_tensor(handle):
+        return str(handle.op.name)
+    for found in gc.get_objects():
+        with contextlib.suppress(Exception):  # of what is only half made, or half gone
+            if issubclass(type(found), tf.Variable) and found.handle is handle:
+                return f"{found.name} {found.dtype.name}{found.shape}"
+    return "of unknown name"
+
+
+def check_components(
+    factory: VariableFactory,
+    replicas: Sequence[Sequence[tf.Operation]],
+    aliases: Aliases,
+) -> None:
+    """Raises ContextError if a replica uses another one's component of a variable.
+
+    That happens in functions that are called by the step but were traced elsewhere; no
+    gradient would reach the replica's own component.
+    """
+    owners = {**factory.owners(), **aliases.noted()}
+    initializers = factory.initializers
+    outermost = Captures().outermost
+    for replica_id, ops in enumerate(replicas):
+        for op in ops:
+            if op in initializers:
+                continue
+            for _, resource in resource_inputs(op):
+                handle = outermost(resource)
+                variable = owners.get(id(handle))
+                if variable is None or handle is variable.handle_on(
+                    replica_id, aliases
+                ):
+                    continue
+                raise errors.ContextError(
+                    errors.compose(
+                        f"replica {replica_id} uses another replica's component of "
+                        f"variable {variable.name}, by {op.type}.",
+                        [f"at {errors.line_of(op)}"],
+                        "call the tf.function itself, which is traced per replica, "
+                        "and not its concrete function (a loaded SavedModel has no "
+                        "others). One with jit_compile=True is traced once: make "
+                        "another one for what is called outside of steps, and take "
+                        "gradients of tf.recompute_grad inside of it.",
+                    )
+                )
+
+
+def check_circles(replicas: Sequence[Sequence[tf.Operation]]) -> None:
+    """Raises DeadlockError if replicas would wait for one another in a circle."""
+    link = effects.find_leak(replicas)
+    if link is not None:
+        taker, giver = link
+        raise errors.DeadlockError(
+            errors.compose(
+                "a replica uses a tensor of another replica directly, and communicates "
+                "with it: they could wait for one another.",
+                [
+                    f"the tensor is made at {errors.line_of(giver)} ({giver.name})",
+                    f"and used at {errors.line_of(taker)} ({taker.name})",
+                ],
+                "do not keep tensors of one call of step_fn for the next; hand them "
+                "over by broadcast or all_gather.",
+            )
+        )

@@ -1,0 +1,91 @@
+"""What a build does for several replicas at once: handles, and copies of replica 1.
+
+What these are made of is proven to be alike in graph/cloning/alike.py, and imported
+into the graph in graph/cloning/clone.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context
+from replicator.graph.cloning import alike, clone
+from replicator.graph.order import ordering
+from replicator.inputs import feeds
+from replicator.variables.creation import VariableFactory
+
+
+def bring_handles(factory: VariableFactory, build: context.Build) -> None:
+    """Gives all replicas the handles of all variables that one of them uses so far.
+
+    Each would get them when it uses them first, one by one, which takes a good part of
+    the time of a build with many variables.
+    """
+    shared = {id(variable): variable for variable in build.aliases.variables().values()}
+    build.aliases.make(list(shared.values()), range(build.num_replicas))
+    if build.graph.building_function:
+        owners = factory.owners()
+        used = [owners.get(id(outside)) for outside, _ in build.graph.captures]
+        _tf.capture_all(
+            build.graph,
+            [
+                component.handle
+                for variable in used
+                if variable is not None and variable.owner is None
+                for component in variable.components
+            ],
+        )
+
+
+def make(
+    factory: VariableFactory,
+    build: context.Build,
+    elements: Sequence[Any] | None,
+    replicas: Sequence[Sequence[tf.Operation]],
+    returned: Sequence[Any],
+    scopes: Sequence[str],
+    counted: Sequence[int],
+) -> Iterator[tuple[list[tf.Operation], Any]]:
+    """Adds copies of replica 1 for those that are not built by calling step_fn.
+
+    Args:
+        factory: Makes the variables.
+        build: The build.
+        elements: What each replica is fed, if there is a feed.
+        replicas: The ops of replicas 0 and 1.
+        returned: What step_fn returned for them.
+        scopes: Their name scopes.
+        counted: How many seeds TensorFlow had counted up where each began.
+
+    Yields:
+        The ops of each copy, and what step_fn would have returned.
+    """
+    seeds = counted[0], counted[1], _tf.seeds_counted(build.graph)
+    initializers = ordering.with_sources(factory.initializers, replicas)
+    own = feeds.columns(elements) if elements else []
+    bring_handles(factory, build)
+    used = [*build.aliases.variables().values()]
+    used += [v for v in factory.owners().values() if v.owner is None]
+    variables = {id(variable): variable for variable in used}
+    own += [
+        [variable.handle_on(r, build.aliases) for r in range(build.num_replicas)]
+        for variable in variables.values()
+    ]
+    flat = [tf.nest.flatten(leaves, expand_composites=True) for leaves in returned]
+    copier = clone.Copier(
+        [[op for op in ops if op not in initializers] for ops in replicas],
+        [[leaf for leaf in leaves if leaf is not None] for leaves in flat],
+        own,
+        alike.Replicas(build.devices, (scopes[0], scopes[1]), seeds),
+        build.ledger,
+    )
+    for replica_id in range(build.num_traced, build.num_replicas):
+        with tf.name_scope(f"replica_{replica_id}") as scope:
+            copy = copier.copy(replica_id, scope)
+        yield (
+            copy.ops,
+            tf.nest.map_structure(copy.leaf, returned[1], expand_composites=True),
+        )

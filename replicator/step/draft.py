@@ -1,0 +1,117 @@
+"""A step while it is built, and what is there when it is: what passes know."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context
+from replicator.graph.ir import switching
+from replicator.graph.lowering import record
+from replicator.graph.order import effects
+from replicator.graph.passes import owners
+from replicator.inputs import feeds
+from replicator.options import Options
+from replicator.variables import locks
+from replicator.variables.creation import VariableFactory
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Settings:
+    """What all steps of one Replicator share.
+
+    Attributes:
+        devices: `devices[r]` is where replica r runs.
+        options: What the user chose.
+        factory: Makes the variables.
+        ledger: Where writes that keep replicas equal are entered.
+        lock: Held while a step is built or run.
+    """
+
+    devices: tuple[str, ...]
+    options: Options
+    factory: VariableFactory
+    ledger: effects.Ledger
+    lock: locks.StepLock
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A step that stands in a graph.
+
+    Attributes:
+        returned: `returned[r]` is what step_fn returned for replica r, as tensors.
+        communications: What the replicas communicate, calls before gradients on each
+            level of the graph.
+    """
+
+    returned: list[Any]
+    communications: tuple[record.Communication, ...]
+
+
+@dataclasses.dataclass
+class Draft:
+    """A step that is being built; what the passes know of it so far.
+
+    Attributes:
+        settings: What all steps of the Replicator share.
+        step_fn: The user's function, of one element if there is a feed.
+        feed: Gives each replica its element.
+        build: What the replicas of this build share.
+        previous: The ops that were in the graph before the step.
+        earlier: Those and the ops of the inputs.
+        elements: `elements[r]` is what replica r is fed, if there is a feed.
+        returned: `returned[r]` is what step_fn returned for replica r.
+        scopes: The name scope of each replica for which step_fn was called.
+        seeds: How many seeds TensorFlow had counted up where each of them began.
+        ranges: From which op to which each of them was built.
+        replicas: The ops of each replica.
+        active: Those which may touch a resource or have an effect; of the replicas for
+            which step_fn was called, until the step is lowered.
+        own: How many ops there were when all replicas had been built.
+        flow: What of the step is in control flow of TensorFlow 1.
+        initializers: Ops that initialize variables, which are no part of the step.
+        handles: Who owns which variable.
+        communications: What the replicas communicate.
+        sharing: The handles of variables that replicas use of one another.
+        done: In a plain tf.Graph, an op that runs when all effects have happened.
+    """
+
+    settings: Settings
+    step_fn: Callable[..., Any]
+    feed: feeds.Feed | None
+    build: context.Build
+    previous: list[tf.Operation] = dataclasses.field(default_factory=list)
+    earlier: list[tf.Operation] = dataclasses.field(default_factory=list)
+    elements: Any = None
+    returned: list[Any] = dataclasses.field(default_factory=list)
+    scopes: list[str] = dataclasses.field(default_factory=list)
+    seeds: list[int] = dataclasses.field(default_factory=list)
+    ranges: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    replicas: Sequence[Sequence[tf.Operation]] = ()
+    active: Sequence[Sequence[tf.Operation]] = ()
+    own: int = 0
+    flow: switching.Flow = dataclasses.field(default_factory=lambda: switching.Flow(()))
+    initializers: Set[tf.Operation] = frozenset()
+    handles: owners.Handles | None = None
+    communications: tuple[record.Communication, ...] = ()
+    sharing: Any = ()
+    done: tf.Operation | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one replica."""
+        return self.build.num_replicas > 1
+
+    def ops(self) -> list[tf.Operation]:
+        """Returns all ops of the step, without those of its inputs."""
+        ops: list[tf.Operation] = self.build.graph.get_operations()
+        return ops[self.ranges[0][0] :]
+
+    def leaves(self) -> list[Any]:
+        """Returns the leaves of what step_fn returned, for all replicas."""
+        flat: list[Any] = tf.nest.flatten(self.returned, expand_composites=True)
+        return flat

@@ -1,0 +1,123 @@
+"""Several steps in one call: a loop inside the graph, around a step that is built once.
+
+The step becomes a function, whose replicas communicate already, and the loop calls it.
+Its results are stacked. What a single step does not do twice (leaving Python, starting
+and ending on all devices) is done once per call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.graph.order import ordering
+from replicator.step import outputs
+
+
+def repeat(
+    build: Callable[[], list[Any]], count: int, devices: Sequence[str]
+) -> list[Any]:
+    """Builds a loop of steps into the default graph, one after the other.
+
+    A turn starts when the one before is done on all devices: the inputs may end, and
+    that must not stop a device amid its updates.
+
+    Args:
+        build: Builds one step into the default graph; returns what step_fn returned for
+            each replica.
+        count: How many steps.
+        devices: Where each replica runs.
+
+    Returns:
+        What step_fn returned for each replica, with [count, ...] values at each leaf.
+
+    Raises:
+        ReplicatorError: The step returns what cannot be stacked.
+    """
+    structures: list[Any] = []
+
+    def one_step() -> tuple[list[list[Any]], tf.Tensor]:
+        returned = build()
+        structures.append(tf.nest.map_structure(_check, returned[0]))
+        rows = [outputs.returnable(tf.nest.flatten(own)) for own in returned]
+        return rows, tf.constant(True)
+
+    step = _tf.trace(one_step, ordering.order_as_created)
+    with _tf.stop_recording():  # as `outputs.seal`: no gradient passes
+        specs, _ = step.structured_outputs
+        arrays = [
+            [_array(spec, count, device) for spec in own if spec is not None]
+            for own, device in zip(specs, devices, strict=True)
+        ]
+
+        def turn(number: tf.Tensor, arrays: Any) -> tuple[tf.Tensor, Any]:
+            rows, done = step()
+            kept = [[leaf for leaf in own if leaf is not None] for own in rows]
+            arrays = [
+                _written(own, leaves, number, device)
+                for own, leaves, device in zip(arrays, kept, devices, strict=True)
+            ]
+            with tf.control_dependencies([done.op]):
+                return number + 1, arrays
+
+        number, arrays = tf.while_loop(
+            lambda number, _: number < count,
+            turn,
+            (tf.constant(0), arrays),
+            parallel_iterations=1,
+        )
+        stacked = [
+            _stacks(own, kept, device)
+            for own, kept, device in zip(specs, arrays, devices, strict=True)
+        ]
+    if not tf.compat.v1.get_default_graph().building_function:
+        stacked = [[outputs.after(number.op, leaf) for leaf in own] for own in stacked]
+    structure = structures[-1]
+    return [tf.nest.pack_sequence_as(structure, own) for own in stacked]
+
+
+def _array(spec: tf.TensorSpec, count: int, device: str) -> tf.TensorArray:
+    with tf.device(device):
+        return tf.TensorArray(spec.dtype, count, element_shape=spec.shape)
+
+
+def _written(
+    arrays: Sequence[tf.TensorArray],
+    leaves: Sequence[tf.Tensor],
+    number: tf.Tensor,
+    device: str,
+) -> list[tf.TensorArray]:
+    with tf.device(device):
+        pairs = zip(arrays, leaves, strict=True)
+        return [array.write(number, leaf) for array, leaf in pairs]
+
+
+def _stacks(
+    specs: Sequence[Any], arrays: Sequence[tf.TensorArray], device: str
+) -> list[Any]:
+    """Returns the stacked leaves of one replica, with None where there is no value."""
+    remaining = iter(arrays)
+    with tf.device(device):
+        return [
+            None if spec is None else tf.stop_gradient(next(remaining).stack())
+            for spec in specs
+        ]
+
+
+def _check(leaf: Any) -> None:
+    """Raises ReplicatorError unless a leaf can be stacked; None takes its place."""
+    plain = leaf is None or isinstance(leaf, tf.Operation | tf.Tensor)
+    dtype = getattr(leaf, "dtype", None)
+    if plain and dtype not in (tf.resource, tf.variant):
+        return
+    kind = f"a tensor of {dtype!r}" if plain else type(leaf).__name__
+    raise errors.ReplicatorError(
+        errors.compose(
+            f"step_fn returned {kind}; those of several steps cannot be stacked.",
+            fix="with steps_per_call, return tensors of one shape in all steps, or "
+            "None; make sparse and ragged ones dense.",
+        )
+    )

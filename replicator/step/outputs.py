@@ -1,0 +1,122 @@
+"""What step_fn returned, made fit to leave the step.
+
+Inside the step, a leaf becomes a tensor. On the way out it is tied to the rest of the
+step: no gradient passes it, and in a session it waits for the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.graph.matching import control_flow
+from replicator.primitives import base
+
+
+def as_output(leaf: Any, step_fn: Any) -> Any:
+    """Makes a leaf of what step_fn returned a tensor; None and ops stay.
+
+    Raises:
+        ReplicatorError: It cannot be made a tensor.
+    """
+    if leaf is None or isinstance(leaf, tf.Operation):
+        return leaf
+    try:
+        if _is_composite(leaf):
+            return tf.nest.map_structure(_held, leaf, expand_composites=True)
+        return _held(leaf)
+    except errors.ReplicatorError:
+        raise  # of a variable that cannot be read here
+    except base.UNCONVERTED as error:
+        raise errors.ReplicatorError(
+            errors.compose(
+                f"step_fn returned {type(leaf).__name__} {errors.shown(leaf)}, which "
+                "is no tensor.",
+                errors.sites_of("step_fn", step_fn),
+                "return tensors, numbers, variables, operations, None, or a nest of "
+                "them.",
+            )
+        ) from error
+
+
+def _is_composite(leaf: Any) -> bool:
+    """Whether a leaf is made of tensors with values: ragged, sparse, structured."""
+    parts = tf.nest.flatten(leaf, expand_composites=True)
+    if isinstance(leaf, tf.Variable) or any(part is leaf for part in parts):
+        return False
+    return all(part.dtype not in (tf.resource, tf.variant) for part in parts)
+
+
+def _held(value: Any) -> tf.Tensor:
+    """Returns a tensor of this graph, which stays in place when its op is replaced."""
+    if isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value):
+        # An eager tensor from outside of the step: a function captures it.
+        if not tf.compat.v1.get_default_graph().building_function:
+            value = value.numpy()
+    return control_flow.held(base.usable(value))
+
+
+def as_outputs(returned: Any, step_fn: Any) -> Any:
+    """Makes the leaves of what step_fn returned tensors.
+
+    Raises:
+        ReplicatorError: It is no nest, or a leaf cannot be made a tensor.
+    """
+    try:
+        leaves = base.leaves_of(returned)
+    except base.UNCONVERTED as error:
+        raise errors.ReplicatorError(
+            errors.compose(
+                f"step_fn returned what is no nest of tensors: {errors.told(error)}.",
+                errors.sites_of("step_fn", step_fn),
+                "return tensors, or lists, tuples and dicts of them; the keys of a "
+                "dict are of one type, which can be sorted.",
+            )
+        ) from error
+    made = [as_output(leaf, step_fn) for leaf in leaves]
+    return tf.nest.pack_sequence_as(returned, made)
+
+
+def seal(leaf: Any) -> Any:
+    """Stops gradients that are taken around the step: they are None.
+
+    Outside a step a variable stands for component 0, so such a gradient would silently
+    leave out what the other replicas did. Inside the step, gradients are whole.
+    """
+    if leaf is None or isinstance(leaf, tf.Operation):
+        return leaf
+
+    def stopped(tensor: tf.Tensor) -> tf.Tensor:
+        with tf.device(tensor.device):
+            return tf.stop_gradient(tensor)
+
+    return tf.nest.map_structure(stopped, leaf, expand_composites=True)
+
+
+def returnable(leaves: Sequence[Any]) -> list[Any]:
+    """A traced function runs all of its ops, and cannot return them."""
+    return [None if isinstance(leaf, tf.Operation) else leaf for leaf in leaves]
+
+
+def after(done: tf.Operation | None, leaf: Any) -> Any:
+    """Returns an output of a session's step that is there when the whole step is done.
+
+    Args:
+        done: Runs when all effects of the step have happened; None if there are none.
+        leaf: The output. None, which cannot be fetched, becomes an op.
+    """
+    if leaf is None:
+        return done or tf.no_op()
+    if done is None:
+        return leaf
+    if isinstance(leaf, tf.Operation):
+        return tf.group(leaf, done)
+
+    def waiting(tensor: tf.Tensor) -> tf.Tensor:
+        with tf.device(tensor.device), tf.control_dependencies([done]):
+            return tf.identity(tensor)
+
+    return tf.nest.map_structure(waiting, leaf, expand_composites=True)

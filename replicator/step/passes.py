@@ -1,0 +1,294 @@
+"""The passes by which a step is built, in their order: PASSES.
+
+Each takes the draft of the step, and leaves in it what later ones need. A new pass is a
+function here, or in a file of graph/ if it knows nothing but the graph, and a line in
+the list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context
+from replicator.costs import cost
+from replicator.graph.equal import sameness
+from replicator.graph.ir import switching
+from replicator.graph.ir.kinds import acting, has_effect
+from replicator.graph.lowering import rewrite
+from replicator.graph.matching import control_flow, leftover, numbering, unanswered
+from replicator.graph.order import ordering, phases
+from replicator.graph.passes import constants, kernels, owners, random, reads
+from replicator.inputs import feeds
+from replicator.primitives import table
+from replicator.step import checks, copies, objects, outputs, python_calls, tracing
+from replicator.step.draft import Built, Draft, Settings
+from replicator.variables import drift, unbuilt
+
+
+def run(
+    settings: Settings,
+    step_fn: Callable[..., Any],
+    feed: feeds.Feed | None,
+    build: context.Build,
+) -> Built:
+    """Builds a step by all passes.
+
+    Args:
+        settings: What all steps of the Replicator share.
+        step_fn: The user's function, of one element if there is a feed.
+        feed: Gives each replica its element.
+        build: What the replicas of this build share.
+    """
+    draft = Draft(settings, step_fn, feed, build)
+    for apply in PASSES:
+        apply(draft)
+    return Built(draft.returned, draft.communications)
+
+
+# --- Building the replicas ------------------------------------------------------------
+
+
+def pull_inputs(draft: Draft) -> None:
+    """Pulls what each replica is fed, before all else."""
+    ops = draft.build.graph.get_operations()
+    draft.previous = [op for op in ops if not _tf.is_abandoned(op)]
+    with tf.name_scope("inputs"):
+        draft.elements = None if draft.feed is None else draft.feed.pull()
+
+
+def call_step_fn(draft: Draft) -> None:
+    """Calls step_fn once per replica, in replica order, or for two of them."""
+    build = draft.build
+    for replica_id in range(build.num_traced):
+        if replica_id == 1:
+            copies.bring_handles(draft.settings.factory, build)
+        start = _tf.operation_count(build.graph)
+        draft.seeds.append(_tf.seeds_counted(build.graph))
+        with contextlib.suppress(context.Waiting):
+            arguments = [] if draft.elements is None else [draft.elements[replica_id]]
+            own, scope = tracing.build_replica(
+                draft.step_fn, arguments, build, replica_id
+            )
+            draft.returned.append(own)
+            draft.scopes.append(scope)
+        draft.ranges.append((start, _tf.operation_count(build.graph)))
+
+
+def check_results(draft: Draft) -> None:
+    """Checks what the replicas exchanged while they were built, and returned."""
+    objects.check(draft.build)
+    unbuilt.check(draft.build)
+    checks.check_outputs(draft.returned, draft.build.devices, draft.step_fn)
+
+
+def share_constants(draft: Draft) -> None:
+    """Lets all replicas use large constants of equal bits together."""
+    build = draft.build
+    if _tf.is_step(build.graph) and cost.share_memory(build.devices):
+        spared = set(map(id, draft.leaves()))
+        constants.share(build.graph, draft.ops(), build.devices[0], spared)
+
+
+def divide_ops(draft: Draft) -> None:
+    """Says which ops are whose."""
+    build, ops = draft.build, draft.build.graph.get_operations()
+    aliases = build.aliases.ops()
+    draft.replicas = [
+        [op for op in ops[begin:end] if op not in aliases]
+        for begin, end in draft.ranges
+    ]
+    if build.in_functions:
+        numbering.close_gaps(draft.replicas)
+
+
+def copy_replicas(draft: Draft) -> None:
+    """Adds copies for the replicas for which step_fn was not called."""
+    build = draft.build
+    if build.num_traced == build.num_replicas:
+        return
+    made = copies.make(
+        draft.settings.factory,
+        build,
+        draft.elements,
+        draft.replicas,
+        draft.returned,
+        draft.scopes,
+        draft.seeds,
+    )
+    for ops, returned in made:
+        draft.replicas = [*draft.replicas, ops]
+        draft.returned.append(returned)
+
+
+# --- Checks ---------------------------------------------------------------------------
+
+
+def check_effects(draft: Draft) -> None:
+    """Checks what the replicas do beside computing; copies do as their originals."""
+    build, factory = draft.build, draft.settings.factory
+    traced = draft.replicas[: build.num_traced]
+    draft.flow = switching.Flow(draft.ops())
+    control_flow.check_switches(draft.ops(), draft.flow)
+    if draft.several:
+        draft.active = acting(traced)
+        checks.check_components(factory, draft.active, build.aliases)
+        checks.check_writes(factory, draft.active, build.aliases, draft.flow)
+        checks.check_circles(traced)
+    python_calls.note(traced)
+    random.check(draft.replicas)
+
+
+def answer_messages(draft: Draft) -> None:
+    """Gives zeros as gradients to messages of which nobody makes anything."""
+    build = draft.build
+    ops = build.graph.get_operations()
+    draft.own = len(ops)
+    first = draft.ranges[0][0]
+    draft.earlier = [op for op in ops[:first] if not _tf.is_abandoned(op)]
+    if build.messages:
+        draft.replicas = unanswered.answer(draft.replicas, draft.returned)
+
+
+def check_equality(draft: Draft) -> None:
+    """Checks that all calls pair, and that no write lets replicas drift apart."""
+    build, factory = draft.build, draft.settings.factory
+    draft.initializers = ordering.with_sources(factory.initializers, draft.replicas)
+    labels = sameness.Labels(draft.flow)
+    owned = build.aliases.label(labels)
+    draft.handles = owners.Handles(labels, owned, build.devices)
+    rewrite.check(draft.replicas, draft.handles)
+    if draft.several:
+        drift.check(factory, build, draft.active, draft.initializers, draft.flow)
+
+
+# --- Communication, and what it makes possible ----------------------------------------
+
+
+def lower(draft: Draft) -> None:
+    """Puts real ops in the places of placeholders."""
+    assert draft.handles is not None, "known since the checks"
+    rewritten = rewrite.rewrite(
+        draft.replicas,
+        draft.build.devices,
+        table.LOWERINGS,
+        draft.initializers,
+        draft.settings.options.policy,
+        draft.handles,
+        draft.flow,
+    )
+    draft.replicas = rewritten.replicas
+    draft.communications = rewritten.communications
+    draft.sharing = draft.build.aliases.resolve()
+    draft.flow = switching.Flow(draft.ops())
+
+
+def read_once(draft: Draft) -> None:
+    """Reads each variable once between two writes, and of some only rows."""
+    initializers, flow = draft.initializers, draft.flow
+    reads.join_reads(acting(draft.replicas), initializers, flow)
+    draft.replicas = reads.read_rows(draft.replicas, initializers, flow)
+    draft.active = acting(draft.replicas)
+    reads.share_reads(draft.active, initializers, draft.sharing, flow)
+
+
+def turn_products(draft: Draft) -> None:
+    """Makes products that are slow on CPUs the other way around."""
+    if draft.settings.options.kernels:
+        kernels.replace(draft.replicas, draft.flow)
+
+
+# --- Effects and results --------------------------------------------------------------
+
+
+def order_effects(draft: Draft) -> None:
+    """Orders the side effects of a step, none before all inputs are there.
+
+    In a plain tf.Graph there is an op then that runs when all effects have happened, if
+    there are any; a function runs them by itself.
+    """
+    lowered = draft.build.graph.get_operations()[draft.own :]
+    feed, fed = draft.feed, draft.elements is not None
+    ready = feed.ready(draft.elements) if feed is not None and fed else []
+    replicas, initializers, flow = draft.active, draft.initializers, draft.flow
+    merged = {op for ops in replicas for op in ops}.intersection(lowered)
+    added = [op for op in lowered if op not in merged and not _tf.is_abandoned(op)]
+    own = [*replicas, added]
+    acts = [
+        [op for op in ops if has_effect(op) and op not in initializers] for ops in own
+    ]
+    if ready:
+        _wait(acts, ready, flow)
+    results = [
+        leaf.op if tf.is_tensor(leaf) else leaf
+        for leaf in draft.leaves()
+        if leaf is not None
+    ]
+    if draft.build.graph.building_function:
+        before = ordering.order_in_function(
+            replicas, added, merged, draft.earlier, initializers, bool(draft.sharing)
+        )
+        must_run = [op for ops in acts for op in ops]
+        followed = not _tf.is_step(draft.build.graph)
+        end = ordering.marker("written") if followed else None
+        phases.separate(
+            [*must_run, *results], before, initializers, draft.previous, end, flow
+        )
+        return
+    must_run = ordering.order_in_session(replicas, added, initializers, flow)
+    phases.separate([*must_run, *results], {}, initializers, flow=flow)
+    done = flow.after(must_run)
+    draft.done = tf.group(*done, name="step") if done else None
+
+
+def _wait(
+    acts: Sequence[Sequence[tf.Operation]],
+    ready: Sequence[tf.Operation],
+    flow: switching.Flow,
+) -> None:
+    """Lets ops with effects, those of each replica, wait until all inputs are there."""
+    for ops in acts:
+        if ops:
+            with tf.device(ops[0].device), tf.control_dependencies(ready):
+                gate = tf.no_op("inputs_are_there")  # one edge between two devices
+            for op in ops:
+                flow.let_wait(op, [gate])
+
+
+def seal_results(draft: Draft) -> None:
+    """Makes what step_fn returned fit to leave the step."""
+    if draft.several:
+        draft.returned = tf.nest.map_structure(outputs.seal, draft.returned)
+    if not draft.build.graph.building_function:
+        # Whatever is fetched, the whole step happens, on all replicas: half of it would
+        # let their variables drift apart.
+        draft.returned = tf.nest.map_structure(
+            lambda leaf: outputs.after(draft.done, leaf), draft.returned
+        )
+
+
+def check_leftovers(draft: Draft) -> None:
+    """Refuses a step in which a placeholder is left."""
+    leftover.check(draft.ops(), draft.returned)
+
+
+PASSES: tuple[Callable[[Draft], None], ...] = (
+    pull_inputs,
+    call_step_fn,
+    check_results,
+    share_constants,
+    divide_ops,
+    copy_replicas,
+    check_effects,
+    answer_messages,
+    check_equality,
+    lower,
+    read_once,
+    turn_products,
+    order_effects,
+    seal_results,
+    check_leftovers,
+)

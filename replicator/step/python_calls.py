@@ -1,0 +1,83 @@
+"""Python functions that a step calls while it runs: tf.py_function, numpy_function.
+
+Each replica calls its own, in a thread of TensorFlow's where no replica is being built:
+there a variable looks as it does outside of steps, and a write would reach all of its
+components, once per replica. The graph does not show it, so it is refused when it
+happens; the error passes through the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.graph.ir.kinds import kind_of
+
+_TYPES = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
+
+
+def note(replicas: Sequence[Iterable[tf.Operation]]) -> None:
+    """Marks the Python functions that the ops of a step call, in functions too.
+
+    Args:
+        replicas: `replicas[r]` are the ops of replica r.
+    """
+    stack = [list(ops) for ops in replicas]
+    seen: set[tf.Graph] = set()
+    while stack:
+        for op in stack.pop():
+            if op.type in _TYPES:
+                _tf.mark_python_function(op, len(replicas), errors.line_of(op))
+            elif kind_of(op).calls:
+                bodies = {body for _, body in _tf.called_graphs(op)} - seen
+                seen |= bodies
+                stack += [body.get_operations() for body in bodies]
+
+
+def refuse_write(variable: Any) -> None:
+    """Raises ContextError if a Python function that a step calls writes a variable.
+
+    Args:
+        variable: The ReplicatedVariable that is about to be written, in no step.
+    """
+    replicas, line = _tf.python_call()
+    if replicas < 2:
+        return
+    raise errors.ContextError(
+        errors.compose(
+            f"a Python function that a step calls (tf.py_function or "
+            f"tf.numpy_function) writes variable {variable.name}: each replica would "
+            "write all of its components.",
+            _sites(line),
+            "return what is to be written from the function, and assign it in the "
+            "step itself.",
+        )
+    )
+
+
+def refuse_step() -> None:
+    """Raises ContextError if a Python function that a step calls runs a step."""
+    replicas, line = _tf.python_call()
+    if replicas:
+        raise errors.ContextError(
+            errors.compose(
+                "a step was run inside a step, by a Python function that it calls "
+                "(tf.py_function or tf.numpy_function).",
+                _sites(line),
+                "run it outside, before or after the other.",
+            )
+        )
+
+
+def _sites(line: str) -> list[str]:
+    """Returns the running line and the one that calls the function, as far as known.
+
+    The running line is unknown where autograph has converted the function: how its
+    lines map to the user's is known in the thread that built the step only.
+    """
+    running = errors.user_line()
+    sites = [] if running == errors.UNKNOWN else [f"at {running}"]
+    return [*sites, f"called by the step at {line}"]

@@ -1,0 +1,78 @@
+"""After an error in a step that is called eagerly, mirrored variables are equal.
+
+graph/order/phases.py sees to that in all ways of running, for what it knows can fail. A
+write that fails itself (rows that do not exist), memory that runs out or a call that is
+cancelled may still stop replicas amid their writes; here, whoever calls the step gets
+the error after all components have been given the first one's value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.variables.replicated import ReplicatedVariable
+
+
+@dataclasses.dataclass(frozen=True)
+class Mirrored:
+    """The components of a mirrored variable; itself may be gone before its step is.
+
+    Attributes:
+        handles: `handles[r]` is where replica r's is.
+        dtype: Of its value.
+    """
+
+    handles: tuple[tf.Tensor, ...]
+    dtype: tf.DType
+
+    def mend(self) -> None:
+        """Gives all components the value of the first."""
+        first, *others = self.handles
+        value = tf.raw_ops.ReadVariableOp(resource=first, dtype=self.dtype)
+        for handle in others:
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def mirrored(
+    captured: Iterable[tf.Tensor], owners: Mapping[int, ReplicatedVariable]
+) -> list[Mirrored]:
+    """Returns the mirrored variables of a step.
+
+    Args:
+        captured: The tensors that the step captured.
+        owners: The variable behind each handle, by the handle's id.
+    """
+    found = (owners.get(id(tensor)) for tensor in captured)
+    variables = {id(variable): variable for variable in found if variable is not None}
+    return [
+        Mirrored(tuple(c.handle for c in variable.components), variable.dtype)
+        for variable in variables.values()
+        if variable.owner is None and not variable.differs
+    ]
+
+
+def equal_after_errors(
+    run: Callable[[], Any], variables: Sequence[Mirrored]
+) -> Callable[[], Any]:
+    """Returns what runs a step, and leaves variables equal if it fails.
+
+    Args:
+        run: Runs the step, eagerly.
+        variables: Those that it uses.
+    """
+
+    def call() -> Any:
+        try:
+            return run()
+        except tf.errors.OutOfRangeError:
+            raise  # nothing is written before all inputs have arrived
+        except tf.errors.OpError:
+            for variable in variables:
+                variable.mend()
+            raise
+
+    return call

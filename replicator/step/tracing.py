@@ -1,0 +1,69 @@
+"""Calls step_fn for one replica, under its device, scope, seeds and context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context
+from replicator.graph.passes import owners, random
+from replicator.interop import distribute
+from replicator.step import outputs, scopes
+
+
+def build_replica(
+    step_fn: Callable[..., Any],
+    arguments: Sequence[Any],
+    build: context.Build,
+    replica_id: int,
+) -> tuple[Any, str]:
+    """Calls step_fn for one replica; returns its outputs as tensors, and its scope."""
+    graph = build.graph
+    function = _tf.function_of(step_fn)
+    with (
+        scopes.kept_caching_device(),
+        graph.device(_placer(build.devices[replica_id], build.aliases)),
+        tf.name_scope(f"replica_{replica_id}") as scope,
+        random.separate_seeds(graph, replica_id),
+        _tf.tracing_apart(graph, replica_id, build.traces) as trace_anew,
+        scopes.shared_variables(build, replica_id),
+    ):
+        replica = context.ReplicaContext(
+            build,
+            replica_id,
+            scope=scope,
+            depth=_tf.stack_depth(),
+            trace_anew=trace_anew,
+        )
+        with context.building(replica), distribute.answering(replica):
+            if graph.building_function:
+                returned = _tf.call_converted(function, arguments)
+            else:
+                returned = function(*arguments)
+            return outputs.as_outputs(returned, step_fn), scope
+
+
+def _placer(device: str, aliases: owners.Aliases) -> Callable[[tf.Operation], str]:
+    """Returns a device function that fills in what the user's own tf.device left open.
+
+    A function and not a string: in a tf.Graph, a tf.function that is called inside the
+    step is traced anew for each device function, and so gets each replica's own
+    variables and communicates in each build for itself. Where the step itself is a
+    function, `_tf.tracing_apart` sees to that.
+    """
+    default = tf.DeviceSpec.from_string(device)
+    merged = {"": device}
+
+    def place(op: tf.Operation) -> str:
+        at_owner = aliases.device_for(op)
+        if at_owner is not None:
+            return at_owner
+        own = op.device
+        if own not in merged:
+            spec = default.make_merged_spec(tf.DeviceSpec.from_string(own))
+            merged[own] = spec.to_string()
+        return merged[own]
+
+    return place

@@ -1,0 +1,1 @@
+"""Variables with a component per replica, or with one owner."""

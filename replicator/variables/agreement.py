@@ -1,0 +1,116 @@
+"""What a step assigns to a mirrored variable is made equal on all replicas first.
+
+Called by ReplicatedVariable while a step is built, for every assignment that is not
+known to be equal by construction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, arguments, context, errors
+from replicator.graph.order import effects
+from replicator.primitives import all_gather, all_reduce, broadcast
+
+UNEVEN = "written unevenly by an optimizer"  # knowledge of a build, with a variable
+
+
+def is_equal(variable: Any, replica: context.ReplicaContext) -> bool:
+    """Whether replicas write what they like, or what is equal without communication.
+
+    Args:
+        variable: The ReplicatedVariable that is written.
+        replica: The replica being built.
+    """
+    if variable.differs or replica.num_replicas == 1:
+        return True
+    return replica.updating and not _is_uneven(variable, replica)
+
+
+def _is_uneven(variable: Any, replica: context.ReplicaContext) -> bool:
+    """Whether an optimizer was found to write other values on other replicas."""
+    return (UNEVEN, variable.key) in replica.build.knowledge
+
+
+def agree(
+    variable: Any, value: Any, replica: context.ReplicaContext, method: str = "assign"
+) -> Any:
+    """Returns what all replicas assign in place of their own values.
+
+    Args:
+        variable: The ReplicatedVariable that is assigned to.
+        value: What this replica assigns, of the variable's shape.
+        replica: The replica being built.
+        method: By which it is assigned.
+
+    Returns:
+        `value` where components may differ or updates are equal anyway; else the
+        aggregate that the variable asks for, the mean of floats, and anything else as
+        it is, which is taken to be equal.
+
+    Raises:
+        ArgumentError: The variable asks for the mean of integers.
+    """
+    if is_equal(variable, replica):
+        return value
+    value = tf.convert_to_tensor(arguments.native(value), dtype=variable.dtype)
+    how = variable.aggregation
+    if _is_uneven(variable, replica) and how == tf.VariableAggregation.SUM:
+        how = tf.VariableAggregation.MEAN  # each replica has written the whole update
+    with replica.agreeing_on(variable.name, method, variable.key):
+        if how == tf.VariableAggregation.SUM:
+            return _combined(value, "sum", variable.owner)
+        if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return broadcast.broadcast(value, root=0)
+        has_mean = variable.dtype.is_floating or variable.dtype.is_complex
+        if how == tf.VariableAggregation.MEAN or has_mean:
+            return _combined(value, "mean", variable.owner)
+        check = replica.build.options.check
+        return _checked_equal(value, variable.name) if check else value
+
+
+def _combined(value: tf.Tensor, op: str, owner: int | None) -> tf.Tensor:
+    """Reduces a value over all replicas, for the replica that owns the variable."""
+    if owner is None:
+        return all_reduce.all_reduce(value, op)
+    return all_reduce.combine([value], op, None, [owner])[0]
+
+
+def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | None:
+    """Returns who is writing a variable and is yet to be shown to write it equally.
+
+    An optimizer that nobody wrapped is right where it is given gradients that are equal
+    on all replicas: what it writes is as equal as they are, and not to be aggregated.
+
+    Args:
+        variable: The ReplicatedVariable that is written.
+        replica: The replica being built.
+
+    Returns:
+        None where the replicas write what they agree on, or what they like.
+    """
+    if variable.differs or replica.num_replicas == 1 or replica.updating:
+        return None
+    optimizer = _tf.applying_optimizer()
+    return None if optimizer is None else effects.Claim(optimizer, wrapped=False)
+
+
+def _checked_equal(value: tf.Tensor, name: str) -> tf.Tensor:
+    """Returns `value`, after asserting that all replicas hand in the same one."""
+    line = errors.user_line()
+    everyone = all_gather.all_gather(value)
+    with tf.control_dependencies(
+        [
+            tf.debugging.Assert(
+                tf.reduce_all(tf.equal(everyone, value)),
+                [
+                    f"the replicas assign different values to variable {name} at "
+                    f"{line}; give it an aggregation, or all_reduce the value:",
+                    everyone,
+                ],
+            )
+        ]
+    ):
+        return tf.identity(value)

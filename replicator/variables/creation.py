@@ -1,0 +1,323 @@
+"""How replicated variables come to be: the variable creator of a Replicator.
+
+Runs whenever TensorFlow or Keras makes a variable under `Replicator.context()` or
+inside a step_fn. Makes one plain variable per device, all of one initial value, and one
+ReplicatedVariable around them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context, errors
+from replicator.graph.ir.kinds import kind_of
+from replicator.variables import locks
+from replicator.variables.replicated import ReplicatedVariable, plain
+from replicator.variables.seeds import Seed
+
+
+@dataclasses.dataclass
+class _Kept:
+    """What a factory has made in one graph, or eagerly.
+
+    Attributes:
+        made: The variables made inside step_fns, by what stands for each and goes with
+            it, and by their places.
+        initializers: All ops made for the creation of variables.
+    """
+
+    made: weakref.WeakKeyDictionary[Any, dict[Any, ReplicatedVariable]] = (
+        dataclasses.field(default_factory=weakref.WeakKeyDictionary)
+    )
+    initializers: set[tf.Operation] = dataclasses.field(default_factory=set)
+
+
+class VariableFactory:
+    """Creates replicated variables; the variable creator of one Replicator.
+
+    Variables made inside a step_fn are kept as long as it is: every replica's k-th
+    creation at a place of its code is one variable, in all builds of it. Those of a
+    tf.Graph are kept by the graph, and go with it.
+    """
+
+    def __init__(
+        self, devices: Sequence[str], lock: locks.StepLock, sharded: bool = False
+    ) -> None:
+        self._devices = tuple(devices)
+        self._lock = lock  # of the steps that the variables are used in
+        self._sharded = sharded and len(self._devices) > 1
+        self._bytes = [0] * len(self._devices)  # that each replica owns
+        self._last_owner: int | None = None
+        self._eager = _Kept()
+        self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
+        self._all = weakref.WeakValueDictionary()
+        self._all_lock = threading.Lock()  # it may grow while a thread goes through it
+
+    @property
+    def initializers(self) -> set[tf.Operation]:
+        """All ops made for the creation of variables in the graph at hand.
+
+        They may stand amid a step's ops, but are no part of the step.
+        """
+        return self._kept().initializers
+
+    def _kept(self) -> _Kept:
+        """Returns what was made where variables are made now."""
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                return self._eager
+            # By a key that is no string, as private collections of TensorFlow are.
+            graph = tf.compat.v1.get_default_graph()
+            collection = graph.get_collection_ref((_Kept, self))
+            if not collection:
+                collection.append(_Kept())
+            return collection[0]
+
+    def creator(self, next_creator: Any, **kwargs: Any) -> ReplicatedVariable:
+        """What tf.variable_creator_scope calls for each new variable."""
+        replica = context.current()
+        if replica is None:
+            return self._create(kwargs, scope=None)
+        made = self._kept().made.setdefault(replica.build.step_key, {})
+        place = _tf.stack_since(replica.depth)
+        key = (place, replica.count(place))
+        if key in made:
+            variable = self._again(made[key], kwargs)
+            replica.build.create(variable, new=False)
+            return variable
+        scope = tf.compat.v1.get_default_graph().get_name_scope() + "/"
+        variable = self._create(kwargs, scope=scope.removeprefix(replica.scope))
+        replica.build.create(variable, new=True)
+        made[key] = variable
+        return variable
+
+    def owners(self) -> dict[int, ReplicatedVariable]:
+        """Returns the variable behind each component's handle, by the handle's id."""
+        with self._all_lock:
+            variables = list(self._all.values())
+        return {
+            id(component.handle): variable
+            for variable in variables
+            for component in variable.components
+        }
+
+    def _again(
+        self, variable: ReplicatedVariable, kwargs: dict[str, Any]
+    ) -> ReplicatedVariable:
+        """Returns the variable that another replica made at the same place."""
+        dtype, shape = _dtype_and_shape(kwargs)
+        if dtype != variable.dtype or not variable.shape.is_compatible_with(shape):
+            raise errors.MismatchError(
+                errors.compose(
+                    f"replicas create different variables at {errors.user_line()}: "
+                    f"{variable.dtype.name}{variable.shape} first, then "
+                    f"{dtype.name}{shape}.",
+                    fix="let all replicas create the same variables in the same order.",
+                )
+            )
+        return variable
+
+    def _create(self, kwargs: dict[str, Any], scope: str | None) -> ReplicatedVariable:
+        kwargs = {k: v for k, v in kwargs.items() if v is not None}
+        if "initial_value" not in kwargs and "shape" in kwargs:
+            kwargs["initial_value"] = _placeholder(kwargs)
+        kwargs["initial_value"] = _lifted(kwargs.get("initial_value"))
+        collections = kwargs.pop("collections", None)
+        with (
+            tf.init_scope(),
+            context.building(None),
+            tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True),
+        ):
+            graph = tf.compat.v1.get_default_graph()
+            start = _tf.operation_count(graph)
+            name_scope = contextlib.nullcontext()
+            if scope is not None:
+                name_scope = tf.name_scope(scope if scope != "/" else "")
+            with name_scope:
+                owner = self._owner(kwargs)
+                components = self._components(kwargs, owner)
+            variable = self._combine(components, kwargs, collections, owner)
+            if not tf.executing_eagerly():
+                self._kept().initializers.update(graph.get_operations()[start:])
+            return variable
+
+    def _owner(self, kwargs: dict[str, Any]) -> int | None:
+        """Returns the replica that shall own a variable; None if each gets its own.
+
+        Replicas own about the same number of bytes, and what is an optimizer's slot is
+        owned with its variable, what is a vector with the variable before it: a bias
+        with its layer's weights, whose gradient is computed from the same. What is to
+        differ is not shared, and neither are
+        integers, which a step may count with in its own way, and scalars, which would
+        cost a transfer to save a few bytes.
+        """
+        on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+        if not self._sharded or on_read:
+            return None
+        value = kwargs.get("initial_value")
+        if callable(value):
+            value = value()
+            if not hasattr(value, "checkpoint_position"):
+                kwargs["initial_value"] = value
+        value = tf.convert_to_tensor(
+            getattr(value, "wrapped_value", value), kwargs.get("dtype")
+        )
+        inexact = value.dtype.is_floating or value.dtype.is_complex
+        if not inexact or not value.shape.rank:
+            return None
+        primary = plain(_tf.variable_of_slot())
+        if isinstance(primary, ReplicatedVariable) and primary.owner is not None:
+            owner = primary.owner
+        elif value.shape.rank == 1 and self._last_owner is not None:
+            owner = self._last_owner
+        else:
+            owner = self._bytes.index(min(self._bytes))
+        self._bytes[owner] += (value.shape.num_elements() or 0) * value.dtype.size
+        self._last_owner = owner
+        return owner
+
+    def _components(
+        self, kwargs: dict[str, Any], owner: int | None
+    ) -> list[tf.Variable]:
+        """Creates one plain variable per device, with component 0's initial value.
+
+        But for seeds, which are offset, and for what is added up over the replicas when
+        read: there the others begin with zeros, so that the sum is the initial value.
+        """
+        names = ("initial_value", "name", "dtype", "shape", "validate_shape")
+        own = {k: kwargs[k] for k in names if k in kwargs}
+        with tf.device(self._devices[owner or 0]):
+            first = _tf.ResourceVariable(trainable=False, collections=[], **own)
+        if owner is not None:
+            return [first] * len(self._devices)
+        seed = Seed.of(first)
+        added_up = (
+            kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+            and kwargs.get("aggregation") == tf.VariableAggregation.SUM
+        )
+        components = [first]
+        for r, device in enumerate(self._devices[1:], 1):
+
+            def initial_value(r: int = r) -> tf.Tensor:
+                eager = tf.executing_eagerly()
+                value = first.read_value() if eager else first.initial_value
+                if seed is not None:
+                    value = value + seed.offset(first, r)
+                if added_up:
+                    value = tf.zeros_like(value)
+                return tf.identity(value)
+
+            own["initial_value"] = initial_value
+            own["dtype"] = first.dtype
+            own["name"] = f"{first.name.partition(':')[0].split('/')[-1]}/replica_{r}"
+            with tf.device(device):
+                components.append(
+                    _tf.ResourceVariable(trainable=False, collections=[], **own)
+                )
+        return components
+
+    def _combine(
+        self,
+        components: Sequence[tf.Variable],
+        kwargs: dict[str, Any],
+        collections: Sequence[str] | None,
+        owner: int | None,
+    ) -> ReplicatedVariable:
+        facts: dict[str, Any] = {
+            name: kwargs[name]
+            for name in ("trainable", "synchronization", "aggregation", "constraint")
+            if name in kwargs
+        }
+        graph_mode = not tf.executing_eagerly()
+        if graph_mode:
+            initializers = dict.fromkeys(one.initializer for one in components)
+            facts["initializer_op"] = tf.group(*initializers, name="initialize")
+        variable = ReplicatedVariable(
+            components=components,
+            devices=self._devices,
+            seed=Seed.of(components[0]),
+            owner=owner,
+            lock=self._lock,
+            **facts,
+        )
+        with self._all_lock:
+            self._all[id(variable)] = variable
+        if graph_mode:
+            if collections is None:
+                collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
+            if variable.trainable:
+                trainable = tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES
+                collections = list(dict.fromkeys([*collections, trainable]))
+            variable.graph.add_to_collections(collections, variable)
+        return variable
+
+
+def _dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
+    """Returns what a creator's arguments say of the variable, without making it."""
+    value, dtype = kwargs.get("initial_value"), kwargs.get("dtype")
+
+    def initial_value() -> tf.Tensor:
+        return tf.convert_to_tensor(value() if callable(value) else value, dtype)
+
+    if callable(value):
+        with context.building(None):  # traced, not run: initializers may draw numbers
+            value = tf.function(initial_value, autograph=False).get_concrete_function()
+            value = value.structured_outputs
+    else:
+        value = initial_value()
+    shape = kwargs.get("shape")
+    return value.dtype, value.shape if shape is None else tf.TensorShape(shape)
+
+
+def _placeholder(kwargs: dict[str, Any]) -> Callable[[], tf.Tensor]:
+    """Returns an initial value for a variable that a SavedModel's values will fill."""
+    shape = [size or 0 for size in tf.TensorShape(kwargs["shape"]).as_list()]
+    return lambda: tf.zeros(shape, kwargs.get("dtype", tf.float32))
+
+
+def _lifted(initial_value: Any) -> Any:
+    """Returns an initial value that can be used outside the function being traced."""
+    if callable(initial_value) or not tf.is_tensor(initial_value):
+        return initial_value
+    if isinstance(initial_value, tf.Variable) or not tf.is_symbolic_tensor(
+        initial_value
+    ):
+        return initial_value
+    with tf.init_scope():
+        outside = tf.compat.v1.get_default_graph()
+        if not tf.executing_eagerly() and initial_value.graph is outside:
+            return initial_value
+    try:
+        lifted = _tf.lift_initial_value(initial_value)
+        # What made it here draws random numbers, for nobody: it is no part of the step.
+        _tf.abandon([op for op in _sources(initial_value) if kind_of(op).stateful])
+        return lifted
+    except _tf.UnliftableError as error:
+        raise errors.ContextError(
+            errors.compose(
+                "the initial value of a variable created in a step depends on the "
+                "step's inputs or state.",
+                [f"at {errors.user_line()}"],
+                "hand in a function without arguments, lambda: ..., or a value that "
+                "does not depend on the batch.",
+            )
+        ) from error
+
+
+def _sources(tensor: tf.Tensor) -> list[tf.Operation]:
+    """Returns the ops of its graph that a tensor is made of."""
+    found = {tensor.op: None}
+    stack = [tensor.op]
+    while stack:
+        for source in stack.pop().inputs:
+            if source.op not in found:
+                found[source.op] = None
+                stack.append(source.op)
+    return list(found)

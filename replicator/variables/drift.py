@@ -1,0 +1,286 @@
+"""No write of a step lets the replicas' components of a variable drift apart.
+
+Runs once the calls of all replicas are known to pair, before anything is rewired. What
+the replicas agree on, `agreement` has seen to while they were built. What is left is
+compared here, variable by variable, also inside control flow: that all replicas write
+it as often and by the same methods, and that what an optimizer writes, or an op without
+a method of the variable's, is equal on all of them by construction.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence, Set
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from replicator import context, errors
+from replicator.graph.equal import equality
+from replicator.graph.equal.equality import Level, Ops
+from replicator.graph.ir import switching
+from replicator.graph.ir.kinds import kind_of
+from replicator.graph.order import effects
+from replicator.variables import agreement
+from replicator.variables.creation import VariableFactory
+from replicator.variables.replicated import ReplicatedVariable
+
+_EQUAL = (
+    "compute what differs outside of the optimizer, and make it equal on all replicas "
+    "by repl.broadcast or repl.all_reduce; random numbers are equal by "
+    "tf.random.stateless_normal and the like, of equal seeds."
+)
+
+
+def check(
+    factory: VariableFactory,
+    build: context.Build,
+    replicas: Sequence[Sequence[tf.Operation]],
+    initializers: Set[tf.Operation],
+    flow: switching.Flow = switching.NONE,
+) -> None:
+    """Raises if a step could make the replicas' variables drift apart.
+
+    Args:
+        factory: Makes the variables.
+        build: The build.
+        replicas: Those ops of each replica that may use resources or have effects.
+        initializers: Ops that initialise variables, which are no part of the step.
+        flow: What stands in control flow of TensorFlow 1.
+
+    Raises:
+        ContextError: A write is not equal on all replicas by construction.
+        MismatchError: The replicas write a variable in different numbers, or by
+            different methods.
+        BuildAgain: What an optimizer writes has to be aggregated.
+    """
+    handles = {**factory.owners(), **build.aliases.noted()}
+    variables: dict[str, Any] = {}
+
+    def variable_of(handle: tf.Tensor) -> Any:
+        # What an assignment returns is another object for the same variable.
+        variable = handles.get(id(handle))
+        if variable is None:
+            return None
+        return variables.setdefault(variable.key, variable)
+
+    own = [[op for op in ops if op not in initializers] for ops in replicas]
+    level = equality.of_step(own, variable_of, flow)
+    checker = _Checker(build)
+    checker.compare(level, None)
+    if checker.uneven:
+        build.knowledge.update(dict.fromkeys(checker.uneven, True))
+        raise context.BuildAgain
+
+
+class _Checker:
+    """Compares the writes of all replicas, level by level.
+
+    Attributes:
+        uneven: What has to be known for writes that differ to be aggregated.
+    """
+
+    def __init__(self, build: context.Build) -> None:
+        self._build = build
+        self._claims: dict[tf.Graph, dict[tf.Operation, effects.Claim | None]] = {}
+        self.uneven: set[Any] = set()
+
+    def compare(self, level: Level, around: effects.Claim | None) -> None:
+        """Raises unless all writes of a level leave the components equal.
+
+        Args:
+            level: The ops of all replicas.
+            around: Who answers for the control flow in which the level stands.
+        """
+        seen: set[Ops] = set()
+        for key, variable in level.resources.items():
+            if not isinstance(variable, ReplicatedVariable) or variable.differs:
+                continue
+            columns = [own.get(key, []) for own in level.writes]
+            for ops in itertools.zip_longest(*columns):
+                if None in ops or len({op.type for op in ops}) > 1:
+                    self._refuse_mismatch(level, key, ops, around)
+                if not kind_of(ops[0]).calls:
+                    self._check_write(level, variable, ops, around)
+                elif ops not in seen:
+                    seen.add(ops)
+                    self._check_inside(level, variable, ops, around)
+
+    def _claim(
+        self, op: tf.Operation, around: effects.Claim | None
+    ) -> tuple[bool, effects.Claim | None]:
+        """Returns whether replicas agree on a write, and who says that they do."""
+        if op.graph not in self._claims:
+            self._claims[op.graph] = self._build.ledger.claims(op.graph)
+        known = self._claims[op.graph]
+        if op in known:
+            return known[op] is None, known[op]
+        return False, around
+
+    def _check_write(
+        self,
+        level: Level,
+        variable: ReplicatedVariable,
+        ops: Ops,
+        around: effects.Claim | None,
+    ) -> None:
+        claims = [self._claim(op, around) for op in ops]
+        if all(agreed for agreed, _ in claims):
+            return
+        claim = next((claim for _, claim in claims if claim is not None), None)
+        if claim is not None and claim.wrapped and variable.owner is not None:
+            return  # of the replicas' updates, the owner's is done
+        different = level.difference_of_inputs(ops)
+        if different is not None:
+            self._settle(variable, ops, claim, different)
+
+    def _check_inside(
+        self,
+        level: Level,
+        variable: ReplicatedVariable,
+        ops: Ops,
+        around: effects.Claim | None,
+    ) -> None:
+        """Checks conditionals, loops or function calls that write."""
+        agreed, claim = self._claim(ops[0], around)
+        bodies = level.bodies(ops)
+        if not bodies:
+            self._settle(variable, ops, claim, ops)
+        choice = None if agreed else level.difference_of_choice(ops)
+        for body in bodies:
+            if choice is not None:
+                self._refuse_choice(body, choice, claim)
+            self.compare(body, claim)
+
+    def _refuse_choice(
+        self, body: Level, choice: Ops, around: effects.Claim | None
+    ) -> None:
+        """Raises if only some replicas may write what they do not communicate about."""
+        for key, variable in body.resources.items():
+            if not isinstance(variable, ReplicatedVariable) or variable.differs:
+                continue
+            for ops in zip(*(own.get(key, []) for own in body.writes), strict=False):
+                agreed, claim = self._claim(ops[0], around)
+                if not agreed and not kind_of(ops[0]).calls:
+                    self._settle(variable, ops, claim, choice)
+
+    def _settle(
+        self,
+        variable: ReplicatedVariable,
+        ops: Ops,
+        claim: effects.Claim | None,
+        different: Ops,
+    ) -> None:
+        """Has a write that may differ aggregated, or refuses it."""
+        known = (agreement.UNEVEN, variable.key)
+        numbers = variable.dtype.is_floating or variable.dtype.is_complex
+        by_method = not ops[0].type.startswith("ResourceApply")
+        if (
+            claim is not None
+            and claim.wrapped
+            and numbers
+            and by_method
+            and known not in self._build.knowledge
+        ):
+            self.uneven.add(known)
+            return
+        reason = _differ_by(different)
+        if claim is None:
+            self._refuse_op(variable, ops, reason)
+        if claim.wrapped:
+            problem = (
+                f"the optimizer {claim.optimizer} writes variable {variable.name} by "
+                f"{ops[0].type}, with values that may differ between the replicas: "
+                "they would drift apart."
+            )
+            fix = _EQUAL
+        else:
+            problem = (
+                f"the optimizer {claim.optimizer} updates variable {variable.name} in "
+                "a step, was not wrapped, and is given gradients that are not equal on "
+                "all replicas by construction."
+            )
+            fix = (
+                "wrap it once, where you make it: "
+                "optimizer = repl.wrap_optimizer(optimizer); or all_reduce its "
+                "gradients in the step."
+            )
+        raise errors.ContextError(errors.compose(problem, [_at(ops[0]), *reason], fix))
+
+    def _refuse_op(
+        self, variable: ReplicatedVariable, ops: Ops, reason: Sequence[str]
+    ) -> NoReturn:
+        raise errors.ContextError(
+            errors.compose(
+                f"replica 0 writes variable {variable.name} by {ops[0].type}, by which "
+                "the replicas would drift apart.",
+                [_at(ops[0]), *reason],
+                "wrap the optimizer, repl.wrap_optimizer(optimizer); or write it by "
+                "one of the variable's own methods, assign, assign_add, ...; or make "
+                "what is written equal on all replicas, by repl.all_reduce say.",
+            )
+        )
+
+    def _refuse_mismatch(
+        self,
+        level: Level,
+        key: int,
+        ops: tuple[tf.Operation | None, ...],
+        around: effects.Claim | None,
+    ) -> NoReturn:
+        """Raises for writes that one replica makes and another does not."""
+        variable = level.resources[key]
+        sites = []
+        for r, (op, own) in enumerate(zip(ops, level.writes, strict=True)):
+            site = f"replica {r}: {len(own.get(key, ()))} writes"
+            if op is not None:
+                site += f", here {op.type} {_at(op)}"
+            elif instead := _alone(level, r):
+                site += f"; it writes {instead[0]} by {instead[1].type} "
+                site += f"{_at(instead[1])}"
+            sites.append(site)
+        made = next(op for op in ops if op is not None)
+        _, claim = self._claim(made, around)
+        if claim is not None and not claim.wrapped:
+            raise errors.ContextError(
+                errors.compose(
+                    f"the optimizer {claim.optimizer} updates variable {variable.name} "
+                    "on some replicas only, and was not wrapped.",
+                    sites,
+                    "let every replica apply it, and wrap it, where you make it: "
+                    "optimizer = repl.wrap_optimizer(optimizer).",
+                )
+            )
+        numbers = "in different numbers" if None in ops else "by different methods"
+        raise errors.MismatchError(
+            errors.compose(
+                f"the replicas write variable {variable.name} {numbers}: they would "
+                "drift apart.",
+                sites,
+                "let every replica make the same assignments, in the same branches.",
+            )
+        )
+
+
+def _alone(level: Level, r: int) -> tuple[str, tf.Operation] | None:
+    """Returns a variable that replica r writes more often than another one, and how."""
+    for key, own in level.writes[r].items():
+        fewest = min(len(other.get(key, ())) for other in level.writes)
+        variable = level.resources[key]
+        if len(own) > fewest and isinstance(variable, ReplicatedVariable):
+            return variable.name, own[fewest]
+    return None
+
+
+def _at(op: tf.Operation) -> str:
+    return f"at {errors.line_of(op)}"
+
+
+def _differ_by(ops: Ops) -> list[str]:
+    """Returns the lines of an error that say by which ops values differ."""
+    if len({op.type for op in ops}) == 1:
+        return [f"the values differ by {ops[0].type} ({ops[0].name}) {_at(ops[0])}"]
+    return [
+        f"replica {r}: the value is that of {op.type} ({op.name}) {_at(op)}"
+        for r, op in enumerate(ops)
+    ]

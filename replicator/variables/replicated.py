@@ -1,0 +1,590 @@
+"""ReplicatedVariable: one component per device, seen as one tf.Variable.
+
+Inside a step its `handle` is the component of the replica being built; that one
+override makes layers, tapes and optimizers of every family work. Outside a step it
+reads as one variable and `assign` writes every component. Which values the components
+may take is decided here, so that replicas cannot drift apart unseen:
+
+- mirrored (the default): equal on all replicas. What a step assigns is made equal
+  first: by the variable's `aggregation`, else by the mean (floats); integers, bools and
+  strings are taken as equal (and checked under `Replicator(check=True)`). Updates by an
+  optimizer of equal gradients are equal by construction, which is proven once the step
+  is built, and cost nothing. A part that is written (scatter, v[i].assign) makes the
+  whole value be assigned.
+- ON_READ (metrics, counters): each replica keeps its own; aggregated when read outside.
+- seeds of random generators: as given on replica 0, offset on the others, so that every
+  replica draws different numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context, errors
+from replicator.graph.order import effects
+from replicator.graph.passes.owners import Aliases
+from replicator.primitives import base
+from replicator.step import python_calls
+from replicator.variables import agreement, compiled, locks, parts, unbuilt
+from replicator.variables.seeds import Seed
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
+VALUE_KEY = "VARIABLE_VALUE"  # what tf.train.Checkpoint calls a variable's value
+
+_SUM = tf.VariableAggregation.SUM
+_MEAN = tf.VariableAggregation.MEAN
+
+
+class ReplicatedVariable(_tf.HandleVariable):
+    """A tf.Variable with one component per replica.
+
+    Made by creating any variable under `Replicator.context()` or inside a step_fn.
+    `components[r]` is replica r's plain variable, for inspection; where one replica
+    owns the variable and all share it, they are the same. `owner` is that replica, or
+    None. `unbuilt` is what an error of steps that use it says, if it lacks what it was
+    to be assigned.
+    """
+
+    def __init__(
+        self,
+        *,
+        components: Sequence[tf.Variable],
+        devices: Sequence[str],
+        seed: Seed | None,
+        owner: int | None,
+        lock: locks.StepLock,
+        **facts: Any,
+    ) -> None:
+        super().__init__(like=components[0], **facts)
+        self.components = tuple(components)
+        self._devices = tuple(devices)
+        self._seed = seed
+        self.owner = owner
+        self._lock = lock  # no step runs amid an assignment
+        self.unbuilt: tuple[str, Sequence[str], str] | None = None
+        self._rows: tf.VariableAggregation | None = None
+        if self._in_graph_mode and self.differs:
+            self._graph_element = self._aggregated()
+
+    # --- Which component --------------------------------------------------------------
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The handle of the built replica's component; outside a step, number 0's."""
+        replica = context.current()
+        if replica is None:
+            self._refuse_v1_update()
+            if _tf.asked_by_writer():
+                python_calls.refuse_write(self)
+            return self._handle
+        if replica.build.devices != self._devices:
+            raise errors.ContextError(
+                errors.compose(
+                    f"variable {self.name} has its components on "
+                    f"{list(self._devices)}, but the step runs on "
+                    f"{list(replica.build.devices)}.",
+                    [f"at {errors.user_line()}"],
+                    "create it under the context() of the Replicator that runs it.",
+                )
+            )
+        compiled.refuse_owned(self)
+        unbuilt.refuse_use(self)
+        function = compiled.function_around()
+        if function is not None:
+            return compiled.handle_by_call(function, self, self._unique_id)
+        if self.owner is not None and not _tf.stands_in(replica.build.graph):
+            return self._handle
+        return self.handle_on(replica.replica_id, replica.build.aliases)
+
+    def handle_on(self, replica_id: int, aliases: Aliases) -> tf.Tensor:
+        """Returns the handle by which a replica uses the variable in a build.
+
+        Args:
+            replica_id: The replica.
+            aliases: Those of the build.
+        """
+        if self.owner is None:
+            handle = self.components[replica_id].handle
+            aliases.note(handle, self)
+            return handle
+        return aliases.of(self, replica_id)
+
+    def _refuse_v1_update(self) -> None:
+        """Raises if a v1 optimizer is about to write component 0 alone."""
+        if len(self._outside) > 1 and _tf.v1_optimizer_applying():
+            raise errors.ContextError(
+                errors.compose(
+                    f"an optimizer of tf.compat.v1.train updates variable {self.name} "
+                    "outside a step, where it would reach replica 0 only.",
+                    [f"at {errors.user_line()}"],
+                    "apply its gradients inside a step_fn.",
+                )
+            )
+
+    @property
+    def op(self) -> tf.Operation:
+        """Component 0's op, also inside a step: v1 optimizers key their slots by it."""
+        return self._handle.op
+
+    def _distributed_container(self) -> ReplicatedVariable:
+        """The variable that optimizers shall key their slots by."""
+        return self
+
+    @property
+    def key(self) -> str:
+        """What tells the variable from all others, whatever they are called."""
+        return self._unique_id
+
+    @property
+    def differs(self) -> bool:
+        """Whether the components are meant to differ: ON_READ, generators' seeds."""
+        return self._on_read or self._seed is not None
+
+    @property
+    def _on_read(self) -> bool:
+        return self.synchronization == tf.VariableSynchronization.ON_READ
+
+    @property
+    def _outside(self) -> tuple[tf.Variable, ...]:
+        """The components that exist where code outside a step will run.
+
+        A SavedModel has one plain variable in place of all; TensorFlow traces all
+        tf.functions anew for it.
+        """
+        one = self.owner is not None or _tf.in_save_context()
+        return self.components[:1] if one else self.components
+
+    # --- Reading ----------------------------------------------------------------------
+
+    def _afterwards(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which ops come after what this object stands for."""
+        return contextlib.nullcontext()
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        compiled.refuse_owned(self)  # the tape asks for the handle, and drops errors
+        with self._afterwards():
+            if context.current() is None and self.differs:
+                return self._aggregated()
+            return self._read_once(no_copy)
+
+    def _read_once(self, no_copy: bool) -> tf.Tensor:
+        """Reads, unless what a replica has read before is still the value."""
+        replica = context.current()
+        if replica is None or no_copy or tf.executing_eagerly():
+            return _tf.HandleVariable._read_variable_op(self, no_copy)
+        handle = self.handle
+        value = replica.reads.value(handle)
+        if value is None:
+            if _tf.adds_quickly(self):
+                value = _tf.read_quickly(self)
+            else:
+                value = _tf.HandleVariable._read_variable_op(self, no_copy)
+            replica.reads.enter(handle, value.op, self.shape)
+        return self._brought(value)
+
+    def _brought(self, value: tf.Tensor) -> tf.Tensor:
+        """Brings what was read of an owner's variable to the replica, if it has to be.
+
+        In the loops of TensorFlow 1 gradients keep values where they are read, and take
+        them from there on the replica's device.
+        """
+        replica = context.current()
+        if replica is None or self.owner is None or tf.executing_eagerly():
+            return value
+        if _tf.control_flow_context(tf.compat.v1.get_default_graph()) != "v1":
+            return value
+        with tf.device(replica.build.devices[replica.replica_id]):
+            return tf.identity(value)
+
+    @_do_not_convert
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Gathers rows `indices` of the value."""
+        with self._afterwards():
+            if context.current() is None and self.differs:
+                return tf.gather(self._aggregated(), indices, name=name)
+            return self._brought(_tf.HandleVariable.sparse_read(self, indices, name))
+
+    @_do_not_convert
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Gathers slices `indices` of the value."""
+        with self._afterwards():
+            if context.current() is None and self.differs:
+                return tf.gather_nd(self._aggregated(), indices, name=name)
+            return self._brought(_tf.HandleVariable.gather_nd(self, indices, name))
+
+    def _aggregated(self) -> tf.Tensor:
+        """What the components are together, read outside a step."""
+        values = [component.read_value() for component in self._outside]
+        if self._rows is not None:
+            rows = tf.concat(values, 0)
+            return rows / len(values) if self._rows == _MEAN else rows
+        if self._on_read:
+            if self.aggregation in (_SUM, _MEAN) and len(values) > 1:
+                total = base.fold(tf.add, values)
+                if self.aggregation == _SUM:
+                    return total
+                return tf.cast(total / len(values), total.dtype)
+        return values[0]
+
+    def collect_rows(self, how: tf.VariableAggregation) -> None:
+        """Makes it, outside a step, the rows of all components, which may be many.
+
+        What is written there goes to replica 0; the others begin with no rows.
+
+        Args:
+            how: MEAN or SUM, of rows that are added up later over the replicas.
+        """
+        self._rows = how
+
+    # --- Writing ----------------------------------------------------------------------
+
+    @_do_not_convert
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Sets the value; see the module's docstring for what happens inside a step."""
+        return self._write("assign", value, name, read_value)
+
+    @_do_not_convert
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Adds `delta`."""
+        return self._write("assign_add", delta, name, read_value)
+
+    @_do_not_convert
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Subtracts `delta`."""
+        return self._write("assign_sub", delta, name, read_value)
+
+    def _write(
+        self, method: str, value: Any, name: str | None, read_value: bool
+    ) -> Any:
+        replica = context.current()
+        done = None if replica is None else unbuilt.is_done(self, replica)
+        if done:
+            return self if read_value else None
+        if replica is None or done is not None:
+            python_calls.refuse_write(self)
+            with self._afterwards():
+                return self._write_all(
+                    lambda component, r: getattr(component, method)(
+                        self._part(value, r, method), name=name, read_value=False
+                    ),
+                    read_value,
+                )
+        claim = agreement.claim(self, replica)
+        with self._entered(replica, claim), self._afterwards():
+            if self._seed is not None and self._seed.resets:
+                value = self._part(value, replica.replica_id, method)
+            elif claim is None:
+                value = agreement.agree(self, value, replica, method)
+            written = self._write_own(method, value, name, read_value)
+        if not tf.executing_eagerly():
+            op = written.op if read_value else written
+            replica.reads.enter(self.handle, op, self.shape)
+        return written
+
+    def _entered(
+        self, replica: context.ReplicaContext, claim: effects.Claim | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which writes are entered as agreed on, or to be proven."""
+        if agreement.is_equal(self, replica):
+            return contextlib.nullcontext()
+        return replica.build.ledger.agreed(claim)
+
+    def _write_own(
+        self, method: str, value: Any, name: str | None, read_value: bool
+    ) -> Any:
+        """Writes the component of the replica being built."""
+        if _tf.adds_quickly(self):
+            op = _tf.write_quickly(self, method, value, name)
+            if op is not None:
+                return self._lazy_read(op) if read_value else op
+        write = getattr(_tf.HandleVariable, method)
+        return write(self, value, name=name, read_value=read_value)
+
+    def _write_all(
+        self, write: Callable[[tf.Variable, int], Any], read_value: bool
+    ) -> Any:
+        """Writes every component, outside a step."""
+        with self._exclusively():
+            done = [write(component, r) for r, component in enumerate(self._outside)]
+        self.unbuilt = None
+        if tf.executing_eagerly():
+            return self if read_value else None
+        done = tf.group(*done)
+        return _Written(self, done) if read_value else done
+
+    def _exclusively(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which no other thread writes components, when eager."""
+        return self._lock if tf.executing_eagerly() else contextlib.nullcontext()
+
+    def _lazy_read(self, op: tf.Operation) -> ReplicatedVariable:
+        """Called after `op` has written what stands behind `handle`."""
+        if context.current() is None:
+            # TensorFlow's own code wrote component 0, tf.compat.v1.scatter_add say.
+            with tf.control_dependencies(None if tf.executing_eagerly() else [op]):
+                value = self.components[0].read_value()
+                return self._write_all(
+                    lambda component, r: component.assign(
+                        self._part(value, r), read_value=False
+                    ),
+                    True,
+                )
+        return self if tf.executing_eagerly() else _Written(self, op)
+
+    def _write_part_of_all(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Writes a part of the value, outside a step."""
+        before = []
+        if self._on_read and self.aggregation in (_SUM, _MEAN):
+            # A part of the aggregated value is written where the whole of it stands.
+            collected = self.assign(self._aggregated(), read_value=False)
+            before = [] if collected is None else [collected]
+        first_only = self._on_read and self.aggregation == _SUM
+        with tf.control_dependencies(before):
+            return self._write_all(
+                lambda component, r: (
+                    tf.no_op()
+                    if r and first_only
+                    else getattr(component, method)(*args, **kwargs)
+                ),
+                True,
+            )
+
+    def _write_part(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Writes a part of the value, inside a step."""
+        replica = context.require(method)
+        unbuilt.is_done(self, replica)
+        claim = agreement.claim(self, replica)
+        write = getattr(_tf.HandleVariable, method)
+        if claim is not None or agreement.is_equal(self, replica):
+            with self._entered(replica, claim):
+                return write(self, *args, **kwargs)
+        if self.aggregation == _SUM and not replica.updating:
+            raise base.bad_argument(
+                f"{method} of variable {self.name}, whose aggregation is SUM,",
+                "has no meaning in a step",
+                "all_reduce what is written, or assign the whole value.",
+            )
+        with replica.agreeing_on(self.name, method, self.key):
+            # The replicas agree on the mean of the whole value, whichever parts each of
+            # them writes. Should they not, nothing has been written.
+            if self.owner is not None or parts.has_value(method):
+                return self.assign(parts.written(self, method, *args, **kwargs))
+            with self._entered(replica, None):
+                written = write(self, *args, **kwargs)
+                with tf.control_dependencies([written.op]):
+                    return self.assign(self.read_value())
+
+    def _part(self, value: Any, replica_id: int, method: str = "assign") -> Any:
+        """Returns what a component gets of a value that is written outside a step."""
+        if self._rows is not None:
+            value = tf.convert_to_tensor(value, self.dtype)
+            if replica_id:
+                return value[:0]
+            return value * len(self._outside) if self._rows == _MEAN else value
+        if replica_id and self._seed is not None and method == "assign":
+            value = tf.convert_to_tensor(value, self.dtype)
+            return value + self._seed.offset(self, replica_id)
+        if replica_id and self._on_read and self.aggregation == _SUM:
+            return tf.zeros_like(tf.convert_to_tensor(value, self.dtype))
+        return value
+
+    # --- Checkpoints ------------------------------------------------------------------
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {VALUE_KEY: self.read_value()}
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
+        return self.restore(restored[VALUE_KEY])
+
+    def restore(self, value: tf.Tensor) -> Any:
+        """Writes a checkpoint's value into every component.
+
+        Args:
+            value: Of the variable's shape and dtype.
+
+        Returns:
+            The op that does it, in a graph; None when executing eagerly.
+
+        Raises:
+            ValueError: The shape does not fit.
+        """
+        if not self.shape.is_compatible_with(value.shape):
+            raise ValueError(
+                f"A checkpoint's tensor of shape {value.shape} does not fit variable "
+                f"{self.name} of shape {self.shape}."
+            )
+        with context.building(None), self._exclusively():
+            done = [
+                component.assign(self._part(value, r), read_value=False)
+                for r, component in enumerate(self._outside)
+            ]
+        self.unbuilt = None
+        return None if tf.executing_eagerly() else tf.group(*done)
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        """Asked by the v1 Saver, which would otherwise restore component 0 only."""
+        return {VALUE_KEY: lambda name=self._shared_name: _Saveable(self, name)}
+
+    @_do_not_convert
+    def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
+        """Sets the value in a session, as tf.compat.v1.Variable.load."""
+        if self.differs:
+            raise errors.ReplicatorError(
+                errors.compose(
+                    f"the replicas' values of variable {self.name} differ; it cannot "
+                    "be loaded.",
+                    fix="run its assign(value) in the session.",
+                )
+            )
+        for component in self._outside:
+            component.load(value, session)
+
+    def __tf_tracing_type__(self, signature_context: Any) -> Any:
+        return _ThisVariable(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> tf.Variable:
+        raise errors.ReplicatorError(
+            errors.compose(
+                f"the replicated variable {self.name} cannot be copied.",
+                fix="create the copy under Replicator.context() and assign its value.",
+            )
+        )
+
+
+class _Written(ReplicatedVariable):
+    """A variable as an assignment in a graph returns it: used after it is written."""
+
+    def __init__(self, variable: ReplicatedVariable, done: tf.Operation) -> None:
+        self.__dict__.update(variable.__dict__)
+        self._done = done
+        if self._in_graph_mode:
+            self._graph_element = self.read_value()
+
+    @property
+    def op(self) -> tf.Operation:
+        """The op that has written it."""
+        return self._done
+
+    def _afterwards(self) -> contextlib.AbstractContextManager[None]:
+        return tf.control_dependencies([self._done])
+
+
+def plain(variable: Any) -> Any:
+    """Returns the tf.Variable inside a Keras variable, or the variable itself."""
+    inside = getattr(variable, "value", variable)
+    return variable if callable(inside) else inside
+
+
+def _partial_writer(method: str) -> Callable[..., Any]:
+    """Returns the replicated version of a method that writes parts of a variable."""
+
+    def write_part(self: ReplicatedVariable, *args: Any, **kwargs: Any) -> Any:
+        with self._afterwards():
+            if context.current() is None:
+                python_calls.refuse_write(self)
+                return self._write_part_of_all(method, *args, **kwargs)
+            return self._write_part(method, *args, **kwargs)
+
+    write_part.__name__ = method
+    write_part.__doc__ = f"As tf.Variable.{method}; see the module's docstring."
+    return _do_not_convert(write_part)
+
+
+for _method in (
+    "scatter_add scatter_sub scatter_update scatter_max scatter_min scatter_mul "
+    "scatter_div batch_scatter_update scatter_nd_add scatter_nd_sub scatter_nd_update "
+    "scatter_nd_max scatter_nd_min _strided_slice_assign"
+).split():
+    setattr(ReplicatedVariable, _method, _partial_writer(_method))
+
+
+class _ThisVariable(tf.types.experimental.TraceType):
+    """Keys the traces of a tf.function by which variable it is given.
+
+    A plain variable would be handed in as its handle; a replicated one has several.
+    """
+
+    def __init__(self, variable: ReplicatedVariable) -> None:
+        self._variable = weakref.ref(variable)
+        self._key = variable._unique_id
+
+    def is_subtype_of(self, other: Any) -> bool:
+        return self == other
+
+    def most_specific_common_supertype(self, others: Sequence[Any]) -> Any:
+        return self if all(self == other for other in others) else None
+
+    def placeholder_value(self, placeholder_context: Any) -> ReplicatedVariable | None:
+        return self._variable()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ThisVariable) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _to_tensor(
+    variable: ReplicatedVariable,
+    dtype: Any = None,
+    name: Any = None,
+    as_ref: bool = False,
+) -> Any:
+    """Reads the variable where a tensor is expected."""
+    if as_ref:  # only the v1 Saver asks so, if it was given {name: variable}
+        raise errors.ReplicatorError(
+            errors.compose(
+                f"a Saver cannot rename the replicated variable {variable.name}.",
+                fix="give it a list of variables instead of a dictionary.",
+            )
+        )
+    return variable._dense_var_to_tensor(dtype, name)
+
+
+tf.register_tensor_conversion_function(ReplicatedVariable, _to_tensor)
+
+
+class _Saveable(_tf.SaveableObject):
+    """How the v1 Saver saves and restores a ReplicatedVariable: as a plain one."""
+
+    def __init__(self, variable: ReplicatedVariable, name: str) -> None:
+        self._variable = variable
+        value = variable.read_value
+        if not tf.executing_eagerly():  # read here, before the graph is finalized
+            collected = variable._rows is not None
+            value = variable.read_value() if collected else variable._graph_element
+        spec = _tf.SaveSpec(
+            value, "", name, dtype=variable.dtype, device=variable._handle.device
+        )
+        super().__init__(variable, [spec], name)
+
+    def restore(
+        self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any
+    ) -> Any:
+        value = restored_tensors[0]
+        if restored_shapes is not None:
+            value = tf.reshape(value, restored_shapes[0])
+        return self._variable.restore(value)

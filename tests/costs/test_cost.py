@@ -1,0 +1,159 @@
+"""Which device computes a communication."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from replicator.costs import cost, rates
+
+POLICY = cost.Policy()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "nbytes"),
+    [("float32", (3, 4), 48), ("float16", (), 2), ("float64", (0, 9), 0)],
+)
+def test_bytes_of_a_tensor(dtype: str, shape: tuple[int, ...], nbytes: int) -> None:
+    assert cost.tensor_bytes(tf.zeros(shape, dtype)) == nbytes
+
+
+@pytest.mark.parametrize("shape", [None, [None, 1000]], ids=str)
+def test_an_unknown_size_is_guessed_the_same_for_all(shape: object) -> None:
+    with tf.Graph().as_default():
+        tensor = tf.compat.v1.placeholder(tf.float32, shape)
+        other = tf.compat.v1.placeholder(tf.int64, None)
+        assert cost.tensor_bytes(tensor) == cost.tensor_bytes(other) > 0
+
+
+def test_strings_have_some_size() -> None:
+    assert cost.tensor_bytes(tf.constant(["a", "b"])) > 0
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
+def test_hubs_share_the_bytes(num_devices: int) -> None:
+    devices = [f"/device:CPU:{d}" for d in range(num_devices)]
+    hubs = cost.Hubs(devices)
+    load = dict.fromkeys(devices, 0)
+    sizes = [100 + 7 * k for k in range(80)]
+    for size in sizes:
+        load[hubs.next(size)] += size
+    assert max(load.values()) - min(load.values()) <= max(sizes)
+
+
+def test_hubs_share_even_empty_tensors() -> None:
+    hubs = cost.Hubs(["a", "b", "c"])
+    assert [hubs.next(0) for _ in range(6)] == ["a", "b", "c"] * 2
+
+
+@pytest.mark.parametrize("sizes", [[10] * 7, [40_000, 1, 20_000, 1, 9_000], [], [0, 0]])
+def test_buckets_hold_each_tensor_once_and_stay_small(sizes: list[int]) -> None:
+    columns = [[tf.zeros([size])] * 2 for size in sizes]
+    buckets = cost.buckets(columns, POLICY)
+    assert sorted(k for bucket in buckets for k in bucket) == list(range(len(sizes)))
+    for bucket in buckets:
+        assert bucket == sorted(bucket)
+        assert len(bucket) == 1 or sum(4 * sizes[k] for k in bucket) <= 120_000
+
+
+def test_small_tensors_of_one_dtype_share_a_bucket() -> None:
+    column = [tf.zeros([5])] * 2
+    other = [tf.zeros([5], tf.float16)] * 2
+    assert cost.buckets([column, other, column, other], POLICY) == [[0, 2], [1, 3]]
+
+
+def test_tensors_share_a_bucket_only_if_their_rows_are_alike() -> None:
+    shapes = [[5, 3], [2, 3], [5, 4], [3], [], [0, 3]]
+    columns = [[tf.zeros(shape)] * 2 for shape in shapes]
+    assert cost.buckets(columns, POLICY) == [[0, 1, 5], [2], [3, 4]]
+
+
+def test_a_tensor_of_unknown_size_has_a_bucket_of_its_own() -> None:
+    with tf.Graph().as_default():
+        known = tf.zeros([5])
+        unknown = tf.compat.v1.placeholder(tf.float32, [None])
+        columns = [[known, known], [known, unknown], [unknown, known], [known, known]]
+        assert cost.buckets(columns, POLICY) == [[0, 3], [1], [2]]
+
+
+def test_without_fusion_each_tensor_travels_alone() -> None:
+    columns = [[tf.zeros([2])] * 2, [tf.zeros([2])] * 2]
+    assert cost.buckets(columns, POLICY) == [[0, 1]]
+    assert cost.buckets(columns, cost.Policy(fusion=False)) == [[0], [1]]
+
+
+# --- By which algorithm ---------------------------------------------------------------
+
+ALL = cost.ALGORITHMS
+GPUS = [f"/job:localhost/replica:0/task:0/device:GPU:{n}" for n in range(8)]
+CPUS = [f"/job:localhost/replica:0/task:0/device:CPU:{n}" for n in range(8)]
+HOSTS = [f"/job:worker/replica:0/task:{n}/device:CPU:0" for n in range(8)]
+
+
+def _with(**costs: float) -> cost.Policy:
+    free = {"op": 0.0, "message": 0.0, "link": 0.0, "add": 0.0, "copy": 0.0}
+    own = rates.Rates(**(free | costs), apart=True)
+    return cost.Policy(calibration=rates.Calibration(dict.fromkeys(rates.KINDS, own)))
+
+
+@pytest.mark.parametrize("asked", ALL)
+def test_what_is_asked_for_is_done_if_it_can_be(asked: str) -> None:
+    assert cost.choose(POLICY, asked, ALL, 100, CPUS) == asked
+    assert cost.choose(POLICY, asked, ["hub"], 100, CPUS) == "hub"
+
+
+@pytest.mark.parametrize("nbytes", [None, 0, 1 << 10, 1 << 20, 1 << 26])
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_where_cores_are_shared_the_hub_does_the_least(
+    count: int, nbytes: int | None
+) -> None:
+    """Shuffled and ring copy, and a tree adds in several passes."""
+    assert cost.choose(POLICY, None, ALL, nbytes, CPUS[:count]) == "hub"
+
+
+def test_one_device_has_nothing_to_choose() -> None:
+    assert cost.choose(POLICY, "ring", ALL, 100, CPUS[:1]) == "hub"
+
+
+@pytest.mark.parametrize("devices", [GPUS, HOSTS], ids=["gpus", "hosts"])
+def test_between_devices_apart_large_tensors_are_cut_up(devices: list[str]) -> None:
+    assert cost.choose(POLICY, None, ALL, 1 << 26, devices) in ("shuffled", "ring")
+
+
+def test_nccl_is_only_for_gpus_that_were_measured() -> None:
+    measured = _with(link=1e-9, message=1e-6)
+    assert cost.choose(measured, None, ALL, 1 << 26, GPUS) == "nccl"
+    assert cost.choose(measured, None, ALL, 1 << 26, [GPUS[0], CPUS[0]]) != "nccl"
+    assert cost.choose(measured, None, ALL, 1 << 26, HOSTS) != "nccl"
+    assert cost.choose(POLICY, None, ALL, 1 << 26, GPUS) != "nccl"
+
+
+def test_the_cheapest_by_what_costs() -> None:
+    able = ["hub", "shuffled", "tree", "ring"]
+    # In a tree, the longest chain has 2 * 3 messages of 8 replicas; elsewhere 14.
+    assert cost.choose(_with(message=1), None, able, 1 << 20, CPUS) == "tree"
+    assert cost.choose(_with(add=1), None, able, 1 << 20, CPUS) == "shuffled"
+    assert cost.choose(_with(), None, able, 1 << 20, CPUS) == "hub"
+
+
+@pytest.mark.parametrize(
+    ("devices", "kind"), [(CPUS, "cpu"), (GPUS, "gpu"), (HOSTS, "hosts")], ids=str
+)
+def test_kinds_of_devices(devices: list[str], kind: str) -> None:
+    assert rates.kind_of(devices) == kind
+
+
+@pytest.mark.parametrize(
+    ("variables", "devices", "expected"),
+    [
+        ("mirrored", ["/device:CPU:0", "/device:CPU:1"], False),
+        ("sharded", ["/device:GPU:0", "/device:GPU:1"], True),
+        ("auto", ["/device:CPU:0", "/device:CPU:1"], True),
+        ("auto", ["/device:GPU:0", "/device:GPU:1"], False),
+        ("auto", ["/job:a/task:0/device:CPU:0", "/job:a/task:1/device:CPU:0"], False),
+    ],
+)
+def test_variables_have_owners_where_reading_is_free(
+    variables: str, devices: list[str], expected: bool
+) -> None:
+    assert cost.shards(variables, devices) is expected

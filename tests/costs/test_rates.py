@@ -1,0 +1,90 @@
+"""The file of a calibration: how it is read, and what it decides."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.costs import cost, rates
+from tests import helpers
+
+
+def _file(tmp_path: pathlib.Path, **costs: Any) -> pathlib.Path:
+    facts = {"op": 0, "message": 0, "link": 0, "add": 0, "copy": 0, "apart": False}
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps({"rates": {"cpu": facts | costs}}))
+    return path
+
+
+def _chosen(repl: replicator.Replicator) -> str:
+    step = repl.build(
+        lambda: repl.all_reduce(helpers.opaque(tf.ones([1 << 16])), "max")
+    )
+    (row,) = step.plan
+    return row.algorithm
+
+
+def test_rates_decide_by_which_algorithm(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adding = _file(tmp_path, add=1e-9, apart=True)
+    if helpers.make(2)._settings.options.algorithm is not None:
+        pytest.skip("an algorithm is named by --with")
+    assert _chosen(helpers.make(4)) == "hub"
+    assert _chosen(helpers.make(4, calibration=adding)) == "shuffled"
+    monkeypatch.setenv(rates.VARIABLE, str(adding))
+    assert _chosen(helpers.make(4)) == "shuffled"
+    hops = tmp_path / "hops"
+    hops.mkdir()
+    slow = _file(hops, message=1.0)
+    assert _chosen(helpers.make(4, calibration=slow)) == "hub"
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "[]", "{}", '{"rates": {"cpu": {"op": 1}}}', '{"rates": []}']
+)
+def test_a_file_that_holds_no_rates(text: str | None, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "rates.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(replicator.errors.ArgumentError) as caught:
+        helpers.make(2, calibration=path)
+    assert str(path) in str(caught.value)
+    assert "Fix: name a file that `python -m replicator.calibrate" in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.inf, math.nan, "1"])
+def test_rates_that_cannot_be(bad: Any, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(replicator.errors.ArgumentError, match="cannot read"):
+        rates.load(_file(tmp_path, add=bad))
+
+
+def test_the_variable_is_named_where_its_file_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(rates.VARIABLE, "no such file")
+    with pytest.raises(replicator.errors.ArgumentError, match=rates.VARIABLE):
+        helpers.make(2)
+
+
+def test_what_is_read_is_what_was_written(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "rates.json"
+    own = rates.Rates(1e-6, 2e-6, 3e-9, 4e-9, 5e-9, True)
+    path.write_text(rates.Calibration({"gpu": own}).to_json())
+    assert rates.load(path).rates == {"gpu": own}
+
+
+def test_every_algorithm_has_a_cost() -> None:
+    for name in cost.ALGORITHMS:
+        for kind in rates.KINDS:
+            small, large = (
+                rates.Calibration().seconds(name, kind, 4, nbytes)
+                for nbytes in (1 << 10, 1 << 26)
+            )
+            assert 0 < small < large < math.inf

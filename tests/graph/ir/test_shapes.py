@@ -1,0 +1,88 @@
+"""Static shapes are plain numbers, whichever TensorFlow's behavior is."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.graph.ir import shapes
+
+SHAPES: dict[str, Any] = {
+    "scalar": (),
+    "known": (2, 3),
+    "partly": (None, 3),
+    "unknown": (None, None),
+    "rank": None,
+}
+
+
+@pytest.fixture(params=["v2", "v1"])
+def behavior(request: pytest.FixtureRequest) -> Any:
+    """Runs a test with tf.TensorShape as it is in TensorFlow 2, and in 1."""
+    if request.param == "v1":
+        tf.compat.v1.disable_v2_tensorshape()
+    yield
+    if not request.config.getoption("--v1"):
+        tf.compat.v1.enable_v2_tensorshape()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_sizes_are_numbers(name: str, behavior: None) -> None:
+    expected = SHAPES[name]
+    with tf.Graph().as_default():
+        tensor = tf.compat.v1.placeholder(tf.float32, expected)
+    assert shapes.static(tensor) == expected
+    if expected is None:
+        with pytest.raises(AssertionError):
+            shapes.sizes(tensor)
+        return
+    assert shapes.sizes(tensor) == expected
+    assert all(type(size) in (int, type(None)) for size in shapes.sizes(tensor))
+    if None not in expected:
+        assert shapes.defined(tensor) == expected
+    else:
+        with pytest.raises(AssertionError):
+            shapes.defined(tensor)
+
+
+# Whose `shape` is a tuple of plain numbers: a Value's, a NumPy array's.
+_TUPLES = {"axes.py", "all_to_all.py", "likeness.py", "match.py", "placeholder.py"}
+
+
+def _taken_apart(tree: ast.AST) -> list[int]:
+    """Returns the lines that index, unpack, iterate over or measure an `x.shape`."""
+
+    def is_shape(node: ast.AST) -> bool:
+        return isinstance(node, ast.Attribute) and node.attr == "shape"
+
+    lines = []
+    for node in ast.walk(tree):
+        values: list[ast.AST] = []
+        if isinstance(node, ast.Subscript):
+            # A slice of a tf.TensorShape is one.
+            values = [] if isinstance(node.slice, ast.Slice) else [node.value]
+        elif isinstance(node, ast.For | ast.comprehension):
+            values = [node.iter]
+        elif isinstance(node, ast.Starred):
+            values = [node.value]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in ("tuple", "list", "min", "max", "map", "zip", "len"):
+                values = node.args
+        lines += [value.lineno for value in values if is_shape(value)]  # type: ignore
+    return lines
+
+
+def test_no_other_file_takes_a_shape_apart() -> None:
+    room = pathlib.Path(replicator.__file__).parent
+    found = {
+        f"{path.relative_to(room)}:{line}"
+        for path in room.rglob("*.py")
+        if path.name not in _TUPLES
+        for line in _taken_apart(ast.parse(path.read_text()))
+    }
+    assert not found

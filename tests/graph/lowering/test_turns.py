@@ -1,0 +1,177 @@
+"""Turns are counted only where they can be, and taken at once without a trace of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator.graph.lowering import turns
+from tests import helpers
+
+
+def _loop(build: Callable[[], Any]) -> tf.Operation:
+    """Returns the loop that a function builds."""
+
+    @tf.function
+    def outer() -> Any:
+        return build()
+
+    graph = outer.get_concrete_function().graph
+    (loop,) = (op for op in graph.get_operations() if "While" in op.type)
+    return loop
+
+
+def _while(condition: Callable[..., Any], body: Callable[..., Any], *start: Any) -> Any:
+    return lambda: tf.while_loop(condition, body, [tf.constant(x) for x in start])
+
+
+def _for(*span: int) -> Callable[[], Any]:
+    def loop() -> Any:
+        total = tf.constant(0)
+        for n in tf.range(*span):
+            total += n
+        return total
+
+    return loop
+
+
+COUNTED = {
+    "up": (_while(lambda n: n < 5, lambda n: (n + 1,), 0), 5),
+    "down": (_while(lambda n: n >= 0, lambda n: (n - 2,), 6), 4),
+    "never": (_while(lambda n: n < 0, lambda n: (n + 1,), 0), 0),
+    "powers": (_while(lambda n: n <= 64, lambda n: (n * 2,), 1), 7),
+    "two counters": (
+        _while(
+            lambda n, m: tf.logical_and(n < 100, m > 3),
+            lambda n, m: (n + 1, m - n),
+            0,
+            20,
+        ),
+        7,
+    ),
+    "a flag": (
+        _while(lambda n, go: go, lambda n, go: (n + 1, tf.not_equal(n, 3)), 0, True),
+        4,
+    ),
+    "64 bits": (_while(lambda n: n < 3, lambda n: (n + 1,), np.int64(0)), 3),
+    "overflow": (_while(lambda n: n > 0, lambda n: (n + 1,), np.int8(120)), 8),
+    "at most": (
+        lambda: tf.while_loop(
+            lambda n: n < 9, lambda n: (n + 1,), [tf.constant(0)], maximum_iterations=4
+        ),
+        4,
+    ),
+    "for": (_for(7), 7),
+    "for, from and by": (_for(2, 11, 3), 3),
+}
+NOT_COUNTED = {
+    "what is computed": _while(lambda x: x < 3.0, lambda x: (x * 1.5,), 1.0),
+    "what is fed": lambda: tf.while_loop(
+        lambda n: n < helpers.opaque(3), lambda n: (n + 1,), [tf.constant(0)]
+    ),
+    "too many": _while(lambda n: n < 1_000_000, lambda n: (n + 1,), 0),
+    "chance": _while(
+        lambda n: n < 3,
+        lambda n: (n + tf.random.uniform([], 0, 2, tf.int32),),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", COUNTED)
+def test_counted(what: str) -> None:
+    build, expected = COUNTED[what]
+    assert turns.count(_loop(build)) == expected
+
+
+@pytest.mark.parametrize("what", NOT_COUNTED)
+def test_not_counted(what: str) -> None:
+    assert turns.count(_loop(NOT_COUNTED[what])) is None
+
+
+@pytest.mark.parametrize(
+    ("total", "several"), [(0, 8), (1, 1), (6, 6), (7, 7), (11, 1), (100, 5), (64, 8)]
+)
+def test_as_many_at_once_as_divide_the_turns(total: int, several: int) -> None:
+    loop = _loop(_while(lambda n: n < total, lambda n: (n + 1,), 0))
+    expected = 1 if total == 0 else several
+    assert turns.at_once([loop, loop], turns.count(loop)) == expected
+
+
+def test_turns_with_effects_are_taken_one_by_one() -> None:
+    variable = tf.Variable(0)
+
+    def body(n: tf.Tensor) -> tuple[tf.Tensor]:
+        variable.assign_add(n)
+        return (n + 1,)
+
+    assert turns.at_once([_loop(_while(lambda n: n < 8, body, 0))], 8) == 1
+
+
+def test_long_bodies_are_taken_one_by_one() -> None:
+    def body(n: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        for _ in range(500):
+            x = tf.sin(x)
+        return n + 1, x
+
+    assert turns.at_once([_loop(_while(lambda n, x: n < 8, body, 0, 0.5))], 8) == 1
+
+
+@pytest.mark.parametrize("total", [0, 1, 2, 5, 8, 13, 24])
+def test_what_is_computed_does_not_show_it(total: int) -> None:
+    repl = helpers.make(2)
+
+    def step() -> Any:
+        x = tf.constant([1.0, 2.0]) * (repl.replica_id + 1)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            n, y = tf.while_loop(
+                lambda n, y: n < total,
+                lambda n, y: (n + 1, repl.all_reduce(y, "mean") * tf.sin(y)),
+                [tf.constant(0), x],
+            )
+        return n, y, tape.gradient(y, x)
+
+    def plain(x: tf.Tensor) -> tf.Tensor:
+        for _ in range(total):
+            x = tf.reduce_mean(x, 0, keepdims=True) * tf.sin(x)
+        return x
+
+    x = tf.constant([[1.0, 2.0], [2.0, 4.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        expected = plain(x)
+    n, y, gradient = repl.run(step)
+    assert [int(k) for k in n] == [total, total]
+    np.testing.assert_allclose(tf.stack(list(y)), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        tf.stack(list(gradient)), tape.gradient(expected, x), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("nested", [False, True])
+def test_every_turn_draws_its_own_random_numbers(nested: bool, mode: str) -> None:
+    """Several turns at once would draw the same ones, by copies of one op."""
+    repl = helpers.make(2)
+
+    def draw() -> tf.Tensor:
+        return tf.random.uniform([], seed=3)
+
+    def turn(n: tf.Tensor, drawn: Any) -> tuple[tf.Tensor, Any]:
+        x = tf.cond(n >= 0, draw, draw) if nested else draw()
+        return n + 1, drawn.write(n, repl.all_reduce(x))
+
+    def step() -> tf.Tensor:
+        drawn = tf.TensorArray(tf.float32, 4)
+        return tf.while_loop(lambda n, _: n < 4, turn, [tf.constant(0), drawn])[
+            1
+        ].stack()
+
+    tf.random.set_seed(1)
+    for own in helpers.run(mode, repl, lambda: step):
+        assert len(set(np.asarray(own).tolist())) == 4

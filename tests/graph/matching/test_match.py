@@ -1,0 +1,351 @@
+"""Which calls and ops pair, and what is said of those that do not. Needs no graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from replicator import errors
+from replicator.graph.ir.placeholder import Call, Value
+from replicator.graph.matching import match
+
+
+def call(
+    key: str = "0",
+    replica: int = 0,
+    primitive: str = "all_reduce",
+    options: dict[str, Any] | None = None,
+    values: tuple[Value, ...] = (Value("float32", (3,)),),
+    line: str = "train.py:4 in step_fn",
+    group: tuple[int, ...] = (0, 1),
+) -> Call:
+    return Call(
+        primitive=primitive,
+        options={"op": "sum"} if options is None else options,
+        replica_id=replica,
+        device=f"/device:CPU:{replica}",
+        group=group,
+        key=key,
+        operands=values,
+        agreed=values,
+        line=line,
+    )
+
+
+def message(primitive: str, replica: int, key: str = "0>1#7:0", **facts: Any) -> Call:
+    return call(key, replica, primitive, {}, **facts)
+
+
+def test_calls_that_pair_in_order() -> None:
+    everyone = (0, 1, 2)
+    match.check(
+        [[call("0", r, group=everyone), call("1", r, group=everyone)] for r in everyone]
+    )
+
+
+def test_no_calls() -> None:
+    match.check([[], []])
+
+
+def test_one_replica_pairs_with_itself() -> None:
+    match.check([[call("0", group=(0,)), call("0/0", group=(0,))]])
+
+
+def test_gradients_pair_by_their_calls_in_whatever_order_they_were_built() -> None:
+    match.check(
+        [
+            [call(key, 0) for key in ("0", "1", "0/0", "1/0", "1/0/0")],
+            [call(key, 1) for key in ("0", "1", "1/0", "1/0/0", "0/0")],
+        ]
+    )
+
+
+def test_groups_count_their_calls_by_themselves() -> None:
+    pair, everyone = (0, 2), (0, 1, 2)
+    match.check(
+        [
+            [call("0,2:0", 0, group=pair), call("0", 0, group=everyone)],
+            [call("0", 1, group=everyone)],
+            [call("0", 2, group=everyone), call("0,2:0", 2, group=pair)],
+        ]
+    )
+
+
+def test_a_send_pairs_with_a_recv() -> None:
+    match.check([[message("send", 0)], [message("recv", 1)]])
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [((3,), (3,)), (None, (3,)), ((None, 2), (4, None)), ((), ()), (None, None)],
+    ids=str,
+)
+def test_shapes_that_may_turn_out_equal_pair(one: Any, two: Any) -> None:
+    match.check(
+        [
+            [call(replica=r, values=(Value("float32", shape),))]
+            for r, shape in enumerate((one, two))
+        ]
+    )
+
+
+F32 = Value("float32", (3,))
+DIFFERENCES = {
+    "primitive": ({"primitive": "broadcast"}, "not the same primitive", "broadcast"),
+    "op": ({"options": {"op": "max"}}, "not the same op", "op=max"),
+    "extra option": (
+        {"options": {"op": "sum", "when": True}},
+        "not the same when",
+        "when=True",
+    ),
+    "dtype": (
+        {"values": (Value("float64", (3,)),)},
+        r"not the same dtype \(float32\[3\] and float64\[3\]\)",
+        r"float64\[3\]",
+    ),
+    "size": (
+        {"values": (Value("float32", (9,)),)},
+        r"not the same shape \(float32\[3\] and float32\[9\]\)",
+        r"float32\[9\]",
+    ),
+    "rank": (
+        {"values": (Value("float32", (3, None)),)},
+        r"not the same shape \(float32\[3\] and float32\[3, \?\]\)",
+        r"float32\[3, \?\]",
+    ),
+    "number": ({"values": (F32, F32)}, "not the same number of tensors", "float32"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_a_difference_names_both_lines_and_the_fix(what: str) -> None:
+    change, said, shown = DIFFERENCES[what]
+    everyone = (0, 1, 2)
+    calls = [
+        [call("0", r, group=everyone), call("1", r, group=everyone)] for r in range(2)
+    ]
+    other = call("1", 2, **change, group=everyone, line="train.py:44 in step_fn")
+    calls.append([call("0", 2, group=everyone), other])
+    with pytest.raises(
+        errors.MismatchError,
+        match=rf"(?s)Communication call 1 differs between replicas: {said}.*"
+        r"replica 0 \(/device:CPU:0\): all_reduce op=sum float32\[3\] "
+        r"at train.py:4 in step_fn\n"
+        rf".*replica 2 \(/device:CPU:2\): .*{shown}.* at train.py:44 in step_fn\n"
+        r".*Fix: ",
+    ):
+        match.check(calls)
+
+
+def test_a_difference_of_one_tensor_among_many_says_which() -> None:
+    calls = [
+        [call(values=(F32, F32, F32, F32))],
+        [call(replica=1, values=(F32, F32, Value("int32", (3,)), F32))],
+    ]
+    with pytest.raises(
+        errors.MismatchError,
+        match=r"dtype of tensor 2 \(float32\[3\] and int32\[3\]\)"
+        r"(?s:.*)\.\.\. \(4 tensors\)",
+    ):
+        match.check(calls)
+
+
+def test_a_difference_in_a_gradient_says_so() -> None:
+    calls = [
+        [call("0"), call("0/0")],
+        [call("0", 1), call("0/0", 1, options={"op": "mean"})],
+    ]
+    with pytest.raises(
+        errors.MismatchError,
+        match=r"(?s)A gradient of communication call 0 differs.*in the gradient, at",
+    ):
+        match.check(calls)
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_a_call_without_partner_is_named(longer: int) -> None:
+    calls = [[call("0", r)] for r in range(2)]
+    calls[longer].append(call("1", longer, line="train.py:50 in step_fn"))
+    with pytest.raises(
+        errors.MismatchError,
+        match=rf"(?s)Communication call 1 of replica {longer} has no partner: "
+        r"all_reduce op=sum float32\[3\] at train.py:50.*"
+        rf"replica {1 - longer}: 1 calls, the last one: .*train.py:4 in step_fn"
+        r".*Fix: .*same calls in the same order",
+    ):
+        match.check(calls)
+
+
+def test_a_replica_without_calls_is_named() -> None:
+    with pytest.raises(
+        errors.MismatchError, match=r"(?s)call 0 of replica 0.*replica 1: 0 calls\n"
+    ):
+        match.check([[call()], []])
+
+
+def test_a_gradient_without_partner_is_named() -> None:
+    calls = [[call("0"), call("0/0")], [call("0", 1)]]
+    with pytest.raises(
+        errors.MismatchError,
+        match=r"(?s)A gradient of communication call 0 of replica 0 has no partner"
+        r".*in the gradient, at train.py:4.*Fix: .*every replica that takes part "
+        r"differentiate.*repl\.linked\(loss\)",
+    ):
+        match.check(calls)
+
+
+def test_a_missing_call_is_named_rather_than_its_gradient() -> None:
+    calls = [[call("0"), call("0/0"), call("1")], [call("0", 1), call("0/0", 1)]]
+    calls[1].append(call("0/1", 1))
+    with pytest.raises(errors.MismatchError, match="Communication call 1 of replica 0"):
+        match.check(calls)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "said"),
+    [
+        (("send", "0>1#7:0"), None, "Message 0 from 0 to 1, tag 7, of replica 0"),
+        (None, ("recv", "0>1#7:2"), "Message 2 from 0 to 1, tag 7, of replica 1"),
+        (
+            ("send", "0>1#7:0"),
+            ("recv", "0>1#8:0"),
+            "Message 0 from 0 to 1, tag 7, of r",
+        ),
+        (
+            ("recv", "0>1#7:0/0"),
+            None,
+            "A gradient of message 0 from 0 to 1, tag 7, of replica 0",
+        ),
+    ],
+)
+def test_a_message_without_partner_is_named(one: Any, two: Any, said: str) -> None:
+    calls = [
+        [] if what is None else [message(what[0], r, what[1])]
+        for r, what in enumerate((one, two))
+    ]
+    fix = "differentiate" if "gradient" in said else "the source send and the dest"
+    with pytest.raises(errors.MismatchError, match=rf"(?s)^{said}.*Fix: .*{fix}"):
+        match.check(calls)
+
+
+def test_two_sends_do_not_pair() -> None:
+    with pytest.raises(errors.MismatchError, match="differs.*: both replicas send"):
+        match.check([[message("send", 0)], [message("send", 1)]])
+
+
+def test_a_call_of_a_group_is_named_with_the_group() -> None:
+    calls = [[call("0,2:1", group=(0, 2))], [], []]
+    with pytest.raises(
+        errors.MismatchError,
+        match=r"(?s)^Communication call 1 of group \[0, 2\] of replica 0 has no partner"
+        r".*replica 0: 1 calls.*replica 2: 0 calls\n",
+    ) as caught:
+        match.check(calls)
+    assert "replica 1" not in str(caught.value)
+
+
+# --- Which ops become one -------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Site:
+    """Stands for an op with calls of these keys."""
+
+    replica_id: int
+    keys: str
+    kind: str = "call"
+    op: Any = None
+    group: tuple[int, ...] = (0, 1)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        keys = self.keys.split()
+        return tuple(call(key, self.replica_id, group=self.group) for key in keys)
+
+    def site(self) -> str:
+        return f"<{self.replica_id}: {self.kind} {self.keys}>"
+
+
+def _pair(*replicas: list[_Site]) -> list[list[tuple[int, str]]]:
+    nodes = match.pair(replicas)
+    return [[(site.replica_id, site.keys) for site in node] for node in nodes]
+
+
+def test_ops_with_a_call_in_common_become_one() -> None:
+    own = [[_Site(r, "0"), _Site(r, "1 2", "loop"), _Site(r, "3")] for r in range(2)]
+    assert _pair(*own) == [
+        [(0, "0"), (1, "0")],
+        [(0, "1 2"), (1, "1 2")],
+        [(0, "3"), (1, "3")],
+    ]
+
+
+def test_ops_of_other_groups_become_one_where_a_third_replica_is_in_both() -> None:
+    own = [[_Site(r, keys, "loop")] for r, keys in enumerate(("0", "0 1", "1"))]
+    assert _pair(*own) == [[(0, "0"), (1, "0 1"), (2, "1")]]
+    apart = [[_Site(r, "0", "loop")] for r in range(2)]
+    apart.append([_Site(2, "1", "loop", group=(2,))])
+    assert _pair(*apart) == [[(0, "0"), (1, "0")], [(2, "1")]]
+
+
+def test_what_is_called_twice_pairs_in_order() -> None:
+    own = [[_Site(r, "0", "function"), _Site(r, "0", "function")] for r in range(2)]
+    nodes = match.pair(own)
+    assert [[own[r].index(site) for r, site in enumerate(node)] for node in nodes] == [
+        [0, 0],
+        [1, 1],
+    ]
+
+
+def test_gradients_come_after_calls_in_the_order_of_replica_0() -> None:
+    own = [
+        [_Site(0, "0"), _Site(0, "0/0"), _Site(0, "1"), _Site(0, "1/0")],
+        [_Site(1, "1"), _Site(1, "1/0"), _Site(1, "0"), _Site(1, "0/0")],
+    ]
+    assert [node[0][1] for node in _pair(*own)] == ["0", "1", "0/0", "1/0"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        (("call", "loop"), "at the top level on replica 0, inside a loop on replica 1"),
+        (
+            ("loop", "conditional"),
+            "inside a loop on replica 0, inside a conditional on",
+        ),
+    ],
+)
+def test_other_places_in_the_control_flow_are_named(
+    kinds: tuple[str, str], said: str
+) -> None:
+    own = [[_Site(r, "0", kind)] for r, kind in enumerate(kinds)]
+    with pytest.raises(
+        errors.MismatchError,
+        match=rf"(?s)different places of the control flow: {said}.*"
+        rf"<0: {kinds[0]} 0>\n.*<1: {kinds[1]} 0>\nFix: .*inside the same branches",
+    ):
+        match.pair(own)
+
+
+def test_one_loop_against_two_is_named() -> None:
+    own = [[_Site(0, "0 1", "loop")], [_Site(1, "0", "loop"), _Site(1, "1", "loop")]]
+    with pytest.raises(
+        errors.MismatchError,
+        match=r"(?s)^replica 1 makes in two loops the calls that another replica makes "
+        r"in one\..*<1: loop 0>\n.*<1: loop 1>\nFix: ",
+    ):
+        match.pair(own)
+
+
+@pytest.mark.parametrize("kind", ["call", "loop"])
+def test_a_call_whose_partners_stand_on_another_level_is_named(kind: str) -> None:
+    """In the other branch of a conditional, say: all levels together are complete."""
+    own = [[_Site(0, "3", kind, group=(0, 1, 2))], [], []]
+    with pytest.raises(
+        errors.MismatchError,
+        match=r"(?s)^replica 0 makes a call .* where there is none of replica 1, 2: .*"
+        rf"another branch.*\n  <0: {kind} 3>\nFix: .*inside the same branches",
+    ):
+        match.pair(own)

@@ -1,0 +1,136 @@
+"""The edges by which what can fail comes before what writes, and which are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import tensorflow as tf
+
+from replicator.graph.order import fallible, phases
+from tests import helpers
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[tf.Graph]:
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def _variables(count: int) -> list[tf.Variable]:
+    made = []
+    for r in range(count):
+        with tf.device(f"CPU:{r}"):
+            made.append(tf.compat.v1.Variable(0.0, use_resource=True))
+    return made
+
+
+def _add(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
+    with tf.device(variable.device):
+        return variable.assign_add(value, read_value=False)
+
+
+def _gather(device: int, source: tf.Tensor | float = 0.0) -> tf.Tensor:
+    """Returns the result of an op that can fail."""
+    with tf.device(f"CPU:{device}"):
+        return tf.gather([source, 1.0], helpers.opaque(0))
+
+
+def test_all_writes_of_all_replicas_wait_for_all_that_can_fail() -> None:
+    one, two = _variables(2)
+    writes = [_add(one, tf.ones([])), _add(two, tf.ones([]))]
+    failing = [_gather(0), _gather(1)]
+    phases.separate([*writes, *(t.op for t in failing)], {}, set())
+    for write in writes:
+        assert {t.op for t in failing} <= _ancestors(write)
+
+
+def test_a_write_that_depends_on_all_that_can_fail_gets_no_edge() -> None:
+    one, two = _variables(2)
+    total = _gather(0) + _gather(1)
+    writes = [_add(one, total), _add(two, total)]
+    phases.separate(writes, {}, set())
+    assert not any(write.control_inputs for write in writes)
+
+
+def test_another_write_waits_for_an_op_of_its_device_where_one_will_do() -> None:
+    one, two = _variables(2)
+    total = _gather(0) + _gather(1)
+    with tf.device("CPU:1"):
+        here = tf.negative(total)
+    writes = [_add(one, total), _add(two, here), _add(two, tf.ones([]))]
+    phases.separate(writes, {}, set())
+    assert [w.control_inputs for w in writes] == [[], [], [here.op]]
+
+
+def test_what_can_fail_behind_a_write_waits_for_the_writes_of_all_replicas() -> None:
+    one, two = _variables(2)
+    writes = [_add(one, tf.ones([])), _add(two, tf.ones([]))]
+    with tf.control_dependencies([writes[0]]):
+        later = _gather(0, one.read_value())
+    phases.separate([*writes, later.op], {}, set())
+    assert set(writes) <= _ancestors(later.op)
+    assert not any(later.op in _ancestors(write) for write in writes)
+
+
+def _ancestors(op: tf.Operation) -> set[tf.Operation]:
+    found: set[tf.Operation] = set()
+    stack = [op]
+    while stack:
+        top = stack.pop()
+        for source in [*(t.op for t in top.inputs), *top.control_inputs]:
+            if source not in found:
+                found.add(source)
+                stack.append(source)
+    return found
+
+
+def test_order_that_is_yet_to_come_counts() -> None:
+    (one,) = _variables(1)
+    write = _add(one, tf.ones([]))
+    read = one.read_value()
+    later = _gather(0, read)
+    phases.separate([write, later.op], {read.op: [write]}, set())
+    assert later.op not in _ancestors(write)
+
+
+def test_one_result_of_a_call_stands_for_no_other() -> None:
+    (one,) = _variables(1)
+
+    @tf.function(autograph=False)
+    def two(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.ones([]), tf.gather([0.0], index)
+
+    with tf.device("CPU:0"):
+        safe, unsafe = two(helpers.opaque(0))
+    write = _add(one, safe)
+    phases.separate([write, unsafe.op], {}, set())
+    users = {t for op in _ancestors(write) for t in map(id, op.inputs)}
+    assert {id(safe), id(unsafe)} <= users
+
+
+@pytest.mark.parametrize(
+    ("build", "fails"),
+    [
+        (lambda x, n: x + 1.0, False),
+        (lambda x, n: x @ tf.transpose(x), False),
+        (lambda x, n: tf.reshape(x, [3, 2]), False),
+        (lambda x, n: tf.reshape(x, [n, 3]), True),
+        (lambda x, n: x[0], False),
+        (lambda x, n: x[n], True),
+        (lambda x, n: tf.gather(x, n), True),
+        (lambda x, n: x / 2.0, False),
+        (lambda x, n: n // 2, True),
+        (lambda x, n: tf.zeros([n]) + tf.zeros([2]), True),
+        (lambda x, n: tf.debugging.check_numerics(x, ""), True),
+        (lambda x, n: tf.function(lambda: x * 2.0)(), False),
+        (lambda x, n: tf.function(lambda: tf.gather(x, n))(), True),
+        (lambda x, n: tf.numpy_function(lambda: x, [], tf.float32), True),
+    ],
+)
+def test_what_can_fail(build, fails) -> None:
+    x, n = helpers.opaque([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), helpers.opaque(1)
+    with tf.control_dependencies(None):
+        result = build(x, n)
+    ops = set(helpers.ops_run(result))
+    assert any(fallible.Facts().fails(op) for op in ops) == fails

@@ -1,0 +1,222 @@
+"""Products that are slow on CPUs, made the other way around wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator.graph.passes import kernels
+from tests import helpers
+
+RNG = np.random.default_rng(0)
+WEIGHTS = RNG.standard_normal((768, 512))
+INPUTS = RNG.standard_normal((2, 8, 768))
+COTANGENTS = RNG.standard_normal((2, 8, 512))
+
+
+def _replaced(
+    rows: tuple[int | None, int] = (64, 512),
+    matrix: tuple[int, int] = (512, 512),
+    transpose_a: bool = False,
+    transpose_b: bool = True,
+    dtype: str = "float32",
+    device: str = "CPU:1",
+) -> int:
+    """Returns how many ops are replaced in a graph with one product."""
+    with tf.Graph().as_default() as graph, tf.device(device):
+        tf.identity(
+            tf.linalg.matmul(
+                tf.compat.v1.placeholder(dtype, rows),
+                tf.compat.v1.placeholder(dtype, matrix),
+                transpose_a=transpose_a,
+                transpose_b=transpose_b,
+            )
+        )
+        ops = graph.get_operations()
+        return kernels.replace([ops, ops])  # what is merged is one op of all replicas
+
+
+@pytest.mark.parametrize("matrix", [(512, 512), (2048, 512), (256, 1024)])
+def test_few_rows_and_a_large_matrix(matrix: tuple[int, int]) -> None:
+    assert _replaced((64, matrix[1]), matrix) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"rows": (256, 512), "matrix": (512, 512)},
+        {"rows": (16, 256), "matrix": (256, 256)},
+        {"rows": (64, 8192), "matrix": (64, 8192)},
+        {"rows": (None, 512), "matrix": (512, 512)},
+        {"rows": (64, 512), "matrix": (512, 512), "transpose_b": False},
+        {"rows": (512, 64), "matrix": (512, 512), "transpose_a": True},
+    ],
+    ids=str,
+)
+def test_others_are_left_alone(arguments: dict[str, Any]) -> None:
+    assert _replaced(**arguments) == 0
+
+
+def test_only_on_cpus_and_in_full_precision() -> None:
+    assert _replaced() == 1
+    assert _replaced(dtype="float64") == 1
+    assert _replaced(dtype="float16") == 0
+    assert _replaced(device="GPU:0") == 0
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_an_option_leaves_them_as_they_are(
+    on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    replace = kernels.replace
+    monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
+    repl = helpers.make(2, kernels=on)
+    repl.run(lambda: repl.all_reduce(_product(tf.constant(COTANGENTS)[0])))
+    assert counts == [2] * on
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_a_step_computes_what_plain_tensorflow_does(mode: str) -> None:
+    repl = helpers.make(2)
+
+    def make_step() -> Any:
+        variable = tf.Variable(WEIGHTS)
+
+        def step_fn() -> tuple[tf.Tensor, tf.Tensor]:
+            x = tf.constant(INPUTS)[repl.replica_id]
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum((x @ variable) * COTANGENTS[repl.replica_id])
+            gradient = tape.gradient(loss, x)
+            with tf.control_dependencies([gradient]):
+                variable.assign(variable * 0.5)
+            return gradient * 1.0, variable.read_value()
+
+        return step_fn
+
+    gradient, after = helpers.run(mode, repl, make_step)
+    for r in range(2):
+        np.testing.assert_allclose(gradient[r], COTANGENTS[r] @ WEIGHTS.T, rtol=1e-10)
+        np.testing.assert_array_equal(after[r], WEIGHTS * 0.5)
+
+
+def _product(rows: tf.Tensor) -> tf.Tensor:
+    """Returns rows W^T [8, 768], which is slow, of rows [8, 512]."""
+    return tf.linalg.matmul(rows, tf.constant(WEIGHTS), transpose_b=True)
+
+
+def _conditional(rows: tf.Tensor) -> tf.Tensor:
+    positive = tf.reduce_sum(tf.square(rows)) > 0
+    return tf.cond(positive, lambda: _product(rows), lambda: rows @ WEIGHTS.T * 7)
+
+
+def _one_of_several(rows: tf.Tensor) -> tf.Tensor:
+    branches = [lambda: _product(-rows), lambda: _product(rows)]
+    return tf.switch_case(tf.cast(tf.reduce_sum(rows) < 1e9, tf.int32), branches)
+
+
+def _loop(rows: tf.Tensor) -> tf.Tensor:
+    """Adds the product up in three thirds."""
+    return tf.while_loop(
+        lambda i, _: i < 3,
+        lambda i, sum: (i + 1, sum + _product(rows / 3)),
+        (0, tf.zeros((8, 768), tf.float64)),
+    )[1]
+
+
+def _function(rows: tf.Tensor) -> tf.Tensor:
+    return tf.function(_product)(rows)
+
+
+def _loop_in_a_function(rows: tf.Tensor) -> tf.Tensor:
+    return tf.function(_loop)(rows)
+
+
+def _compiled(rows: tf.Tensor) -> tf.Tensor:
+    return tf.function(_product, jit_compile=True)(rows)
+
+
+INSIDE = [_conditional, _one_of_several, _loop, _function, _loop_in_a_function]
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("place", INSIDE)
+@pytest.mark.parametrize("communicates", [False, True])
+def test_inside_control_flow(
+    mode: str,
+    place: Callable[[tf.Tensor], tf.Tensor],
+    communicates: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = []
+    replace = kernels.replace
+    monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
+    repl = helpers.make(2)
+
+    def step_fn() -> tf.Tensor:
+        rows = tf.constant(COTANGENTS)[repl.replica_id]
+        if communicates:
+            return _merged(repl, place, rows)
+        return place(rows)
+
+    (product,) = helpers.run(mode, repl, lambda: lambda: (step_fn(),))
+    want = COTANGENTS @ WEIGHTS.T
+    for r in range(2):
+        expected = want.sum(0) if communicates else want[r]
+        np.testing.assert_allclose(product[r], expected, rtol=1e-9, atol=1e-9)
+    assert sum(counts) >= 2
+
+
+def _merged(
+    repl: Any, place: Callable[[tf.Tensor], tf.Tensor], rows: tf.Tensor
+) -> tf.Tensor:
+    """Does the same in a function in which replicas communicate."""
+    return tf.function(lambda rows: repl.all_reduce(place(rows)))(rows)
+
+
+def test_what_xla_compiles_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    replace = kernels.replace
+    monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
+    repl = helpers.make(2)
+
+    def step_fn() -> tuple[tf.Tensor]:
+        return (_compiled(tf.constant(COTANGENTS)[repl.replica_id]),)
+
+    (product,) = helpers.run("function", repl, lambda: step_fn)
+    for r in range(2):
+        np.testing.assert_allclose(product[r], COTANGENTS[r] @ WEIGHTS.T, rtol=1e-9)
+    assert counts == [0]
+
+
+def test_a_recurrent_network_trains_as_on_one_device() -> None:
+    repl = helpers.make(2)
+    x = RNG.standard_normal((2, 4, 3, 256)).astype(np.float32)
+    start = tf.keras.layers.LSTM(256)
+    start.build((None, 3, 256))
+    weights = start.get_weights()
+
+    def gradients(inputs: tf.Tensor, layer: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(layer(inputs)))
+        return tape.gradient(loss, layer.trainable_variables)
+
+    with repl.context():
+        layer = tf.keras.layers.LSTM(256)
+        layer.build((None, 3, 256))
+    layer.set_weights(weights)
+
+    def step_fn() -> Any:
+        own = gradients(tf.constant(x)[repl.replica_id], layer)
+        return repl.all_reduce(own, "mean")
+
+    want = gradients(tf.reshape(x, (8, 3, 256)), start)
+    for ours, theirs in zip(repl.run(step_fn), want, strict=True):
+        scale = np.abs(theirs).max()
+        for r in range(2):
+            np.testing.assert_allclose(ours[r], theirs, rtol=0, atol=1e-5 * scale)

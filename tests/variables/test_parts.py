@@ -1,0 +1,99 @@
+"""What a variable holds once a part of it is written, as a value."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator import errors
+from replicator.variables import parts
+from tests import helpers
+
+VALUE = np.arange(12, dtype=np.float32).reshape(4, 3)
+SLICES = tf.IndexedSlices(tf.constant([[9.0, -9.0, 5.0]] * 2), tf.constant([2, 0]))
+PLACES = (tf.constant([[1, 2], [3, 0]]), tf.constant([50.0, -50.0]))
+
+
+class _Variable:
+    """A plain variable, and what errors say of it."""
+
+    name, owner = "v", 1
+
+    def __init__(self) -> None:
+        self.plain = tf.Variable(VALUE)
+
+    def read_value(self) -> tf.Tensor:
+        return self.plain.read_value()
+
+
+@pytest.mark.parametrize("how", ["add", "sub", "max", "min", "update"])
+@pytest.mark.parametrize(
+    ("kind", "arguments"), [("scatter", (SLICES,)), ("scatter_nd", PLACES)]
+)
+def test_it_is_what_a_plain_variable_would_hold(
+    kind: str, arguments: tuple[Any, ...], how: str
+) -> None:
+    variable = _Variable()
+    value = parts.written(variable, f"{kind}_{how}", *arguments)
+    np.testing.assert_array_equal(variable.plain, VALUE)
+    getattr(variable.plain, f"{kind}_{how}")(*arguments)
+    np.testing.assert_array_equal(value, variable.plain)
+    assert np.any(value != VALUE)
+
+
+def test_a_slice() -> None:
+    variable = _Variable()
+    arguments = {
+        "begin": [1, 0],
+        "end": [3, 1],
+        "strides": [1, 1],
+        "value": [[7.0], [8.0]],
+        "name": None,
+        "begin_mask": 0,
+        "end_mask": 0,
+        "ellipsis_mask": 0,
+        "new_axis_mask": 0,
+        "shrink_axis_mask": 0,
+    }
+    value = parts.written(variable, "_strided_slice_assign", **arguments)
+    expected = VALUE.copy()
+    expected[1:3, :1] = [[7], [8]]
+    np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("method", ["scatter_mul", "batch_scatter_update"])
+def test_what_has_no_counterpart_is_refused(method: str) -> None:
+    with pytest.raises(errors.UnsupportedError) as caught:
+        parts.written(_Variable(), method, SLICES)
+    message = str(caught.value)
+    assert f"{method} of variable v, which replica 1 owns" in message
+    assert "test_parts.py" in message and 'variables="mirrored"' in message
+
+
+@pytest.mark.parametrize("mode", ["function", "session"])
+def test_rows_on_which_replicas_do_not_agree_are_not_written(mode: str) -> None:
+    """Also where nobody can mend components after the error."""
+    repl = helpers.make(2, check=True, variables="mirrored", build="trace")
+    with tf.Graph().as_default() if mode == "session" else contextlib.nullcontext():
+        with repl.context():
+            v = tf.Variable([1, 2, 3])
+
+        def step() -> None:
+            v.scatter_add(tf.IndexedSlices([5], [repl.replica_id]))
+
+        if mode == "session":
+            result = repl.run(lambda: (step(), tf.constant(0))[1])
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                with pytest.raises(tf.errors.InvalidArgumentError, match="different"):
+                    session.run(result)
+                values = session.run([c.read_value() for c in v.components])
+        else:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="different"):
+                tf.function(lambda: repl.run(step))()
+            values = helpers.components(v)
+    assert [list(value) for value in values] == [[1, 2, 3], [1, 2, 3]]
