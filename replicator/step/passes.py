@@ -24,9 +24,9 @@ from replicator.graph.order import ordering, phases
 from replicator.graph.passes import constants, kernels, owners, random, reads
 from replicator.inputs import feeds
 from replicator.primitives import table
-from replicator.step import checks, copies, objects, outputs, python_calls, tracing
+from replicator.step import checks, copies, objects, outputs, tracing
 from replicator.step.draft import Built, Draft, Settings
-from replicator.variables import drift, unbuilt
+from replicator.variables import drift, python_calls, unbuilt
 
 
 def run(

@@ -27,10 +27,10 @@ from replicator.step import (
     draft,
     loops,
     outputs,
-    python_calls,
     repair,
     step_arguments,
 )
+from replicator.variables import python_calls
 
 _FEED = "replicator_feed"
 _MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once

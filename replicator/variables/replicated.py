@@ -29,8 +29,14 @@ from replicator import _tf, context, errors
 from replicator.graph.order import effects
 from replicator.graph.passes.owners import Aliases
 from replicator.primitives import base
-from replicator.step import python_calls
-from replicator.variables import agreement, compiled, locks, parts, unbuilt
+from replicator.variables import (
+    agreement,
+    compiled,
+    locks,
+    parts,
+    python_calls,
+    unbuilt,
+)
 from replicator.variables.seeds import Seed
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
