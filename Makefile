@@ -25,7 +25,7 @@ help:
 	@echo "make test-clients  train other libraries' models, in an environment of their own"
 	@echo "make lint     check formatting, lint rules and types"
 	@echo "make format   format the code and mend what ruff can mend"
-	@echo "make bench    measure against one device and MirroredStrategy; 20 minutes"
+	@echo "make bench    measure against one device and MirroredStrategy; 40 minutes"
 	@echo "make bench-peers  measure torch and JAX, in an environment of their own"
 	@echo "make clean    remove .venv, .venv-peers, .venv-clients and all caches"
 

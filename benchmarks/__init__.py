@@ -6,6 +6,7 @@ each a table:
 - `steps.py`: the time of a training step, for six networks;
 - `scaling.py`: the same over the number of replicas;
 - `allreduce.py`: all-reduce alone, over sizes;
+- `at_work.py`: all-reduce between other work;
 - `build.py`: the time until a step's first result, over the number of replicas;
 - `memory.py`: what variables and optimizer slots take;
 - `xla.py`: what XLA makes of a step;

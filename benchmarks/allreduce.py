@@ -18,7 +18,7 @@ from absl import app, flags
 import replicator
 from benchmarks import cli, contenders, results, timing
 from benchmarks.contenders import OURS, RIVAL
-from benchmarks.tables import Table
+from benchmarks.tables import Table, time
 from replicator.options import ALGORITHMS
 
 _REPLICAS = flags.DEFINE_integer(
@@ -133,7 +133,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         rows.append(
             [
                 size,
-                *(_time(measured[name].median) for name in names),
+                *(time(measured[name].median) for name in names),
                 f"{SIZES[size] / measured[OURS].median / 1e9:.2f}",
                 f"{timing.ratio(measured[RIVAL], measured[OURS]):.2f}",
                 f"{measured[BASELINE].spread:.1%}",
@@ -148,10 +148,6 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
             "Median times; GB/s are bytes of one replica's tensor by the time.",
         )
     ]
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
 
 
 def main(argv: list[str]) -> None:

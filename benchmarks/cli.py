@@ -6,10 +6,11 @@ The flags stand here, once, so that several programs can be imported together.
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import flags
@@ -103,6 +104,11 @@ def numbers(flag: str, given: Iterable[str] | None) -> list[int] | None:
     return [int(number) for number in given]
 
 
+def handed_on(*chosen: flags.FlagHolder) -> list[str]:
+    """Returns flags as arguments for another program; those that have a value."""
+    return [f"--{f.name}={f.value}" for f in chosen if f.value is not None]
+
+
 def progress(message: str) -> None:
     """Says what is being measured, at once."""
     print(message, file=sys.stderr, flush=True)
@@ -122,22 +128,28 @@ def finish(name: str, about: Any, found: Any, made: Iterable[Table]) -> None:
     progress(f"written to {results.write(results_dir(), name, about, found)}")
 
 
-def apart(module: str, *arguments: str, timeout: int = 1200) -> Any:
+def apart(module: str, *arguments: str, **options: Any) -> Any:
     """Runs a program in a process of its own; see `run_apart`.
 
     Returns:
         What its last line of output says, as JSON.
     """
-    return json.loads(run_apart(module, *arguments, timeout=timeout).splitlines()[-1])
+    return json.loads(run_apart(module, *arguments, **options).splitlines()[-1])
 
 
-def run_apart(module: str, *arguments: str, timeout: int = 1200) -> str:
+def run_apart(
+    module: str,
+    *arguments: str,
+    timeout: int = 1200,
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """Runs a program in a process of its own.
 
     Args:
         module: To run with python -m.
         *arguments: What to hand it.
         timeout: In seconds.
+        environment: Variables that are added to this process's.
 
     Returns:
         What it printed.
@@ -151,6 +163,7 @@ def run_apart(module: str, *arguments: str, timeout: int = 1200) -> str:
             text=True,
             timeout=timeout,
             check=False,
+            env={**os.environ, **(environment or {})},
         )
     except subprocess.TimeoutExpired:
         fail(f"{' '.join(command[1:])} takes more than {timeout} s")

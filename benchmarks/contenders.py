@@ -28,6 +28,7 @@ from replicator.options import BUILDS, VARIABLES
 
 BASELINE, RIVAL = "one device", "MirroredStrategy"
 OURS, SHARDED, CLONED = "Replicator", "Replicator, sharded", "Replicator, clone"
+ONE_REPLICA = "Replicator, one replica"
 DEVICES = ("CPU:0", "CPU:1")
 
 # Runs one step and returns the loss, a scalar.
@@ -140,6 +141,12 @@ def replicated(
     return lambda: step()[0]
 
 
+def one_replica(workload: Workload, replicas: int, weights: Weights) -> Step:
+    """Replicator with the global batch on one device: what replication is added to."""
+    del replicas
+    return replicated(workload, 1, weights)
+
+
 # What this Replicator can do of what is compared.
 _OPTIONS: Mapping[str, tuple[dict[str, Any], bool]] = {
     OURS: ({"variables": "mirrored"}, True),
@@ -155,11 +162,12 @@ def factories(*names: str) -> dict[str, Factory]:
     """Returns how to make contenders, by name; without those that do not exist yet.
 
     Args:
-        *names: Of Replicators: OURS, SHARDED, CLONED.
+        *names: Of Replicators: ONE_REPLICA, OURS, SHARDED, CLONED.
     """
     return {
         BASELINE: one_device,
         RIVAL: mirrored_strategy,
+        **({ONE_REPLICA: one_replica} if ONE_REPLICA in names else {}),
         **{
             name: functools.partial(replicated, **OPTIONS[name])
             for name in names

@@ -15,6 +15,7 @@ from absl import app, flags
 
 from benchmarks import (
     allreduce,
+    at_work,
     build,
     cli,
     loops,
@@ -37,7 +38,17 @@ _INTO = flags.DEFINE_string(
 
 PROGRAMS: Mapping[str, ModuleType] = {
     module.NAME: module
-    for module in (steps, ratios, scaling, allreduce, build, memory, xla, loops)
+    for module in (
+        steps,
+        ratios,
+        scaling,
+        allreduce,
+        at_work,
+        build,
+        memory,
+        xla,
+        loops,
+    )
 }
 
 _HEAD = """# What was measured

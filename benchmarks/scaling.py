@@ -17,9 +17,10 @@ from absl import app, flags
 from benchmarks import cli, results, timing
 from benchmarks.tables import Table, milliseconds
 
-_NUMBERS = flags.DEFINE_list("replica_counts", ["1", "2", "4"], "Numbers of replicas.")
+_NUMBERS = flags.DEFINE_list("replica_counts", ["1", "2", "4", "8"], "Numbers of replicas.")
 
 NAME = "scaling"
+ONEDNN = "on"
 STEPS = {"small": 500, "large": 30}  # of each network that is measured
 
 
@@ -30,13 +31,13 @@ def measure(workload: str, replicas: int) -> Any:
             "benchmarks.steps",
             f"--only={workload}",
             f"--replicas={replicas}",
+            f"--onednn={ONEDNN}",
             f"--results_dir={folder}",
             f"--steps={cli.steps(STEPS[workload])}",
             f"--rounds={min(cli.rounds(), 10)}",
         )
-        return json.loads((pathlib.Path(folder) / "steps.json").read_text())["results"][
-            workload
-        ]
+        text = (pathlib.Path(folder) / "steps.json").read_text()
+        return json.loads(text)["results"][ONEDNN][workload]
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:

@@ -1,10 +1,13 @@
-"""The time of a training step: `python -m benchmarks.steps [--only=small,deep]`."""
+"""The time of a training step: `python -m benchmarks.steps [--only=small,deep]`.
+
+Each network is measured in a process of its own, with TensorFlow's kernels from oneDNN
+and without: which it takes by itself depends on the processor.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
-import statistics
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,14 +15,17 @@ import tensorflow as tf
 from absl import app, flags
 
 from benchmarks import cli, contenders, results, timing, workloads
-from benchmarks.contenders import BASELINE, OURS, RIVAL, SHARDED
+from benchmarks.contenders import BASELINE, ONE_REPLICA, OURS, RIVAL, SHARDED
 from benchmarks.tables import Table, milliseconds
 
 _REPLICAS = flags.DEFINE_integer("replicas", 2, "How many replicas.", lower_bound=1)
+_ONEDNN = flags.DEFINE_list("onednn", None, "on, off, or by default both.")
 
 NAME = "steps"
 WARM_UP = 5  # steps before timing, whose losses are compared
-CONTENDERS = (OURS, SHARDED)
+CONTENDERS = (ONE_REPLICA, OURS, SHARDED)
+# Of TF_ENABLE_ONEDNN_OPTS.
+SETTINGS = {"on": "1", "off": "0"}
 NAMES = {workload.name: workload for workload in workloads.WORKLOADS}
 
 
@@ -40,7 +46,9 @@ def measure(workload: workloads.Workload, replicas: int) -> dict[str, timing.Mea
         prepared, cli.steps(workload.steps), cli.rounds(), WARM_UP
     )
     alike = [
-        name for name in measured if not (workload.batch_norm and name == BASELINE)
+        name
+        for name in measured
+        if not (workload.batch_norm and name in (BASELINE, ONE_REPLICA))
     ]
     if not timing.agree(measured, alike):
         losses = {name: measured[name].losses for name in alike}
@@ -54,17 +62,29 @@ def from_json(by_name: Mapping[str, Any]) -> dict[str, timing.Measured]:
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Returns the tables of step times, and of first calls.
+    """Returns the tables of step times and of first calls, for each setting of oneDNN.
 
     Args:
-        found: `found[workload][contender]` is a Measured as a dict.
+        found: `found[setting][workload][contender]` is a Measured as a dict.
     """
-    measured = {NAMES[name].title: from_json(found[name]) for name in found}
-    ours = [n for n in CONTENDERS if any(n in by_name for by_name in measured.values())]
-    names = [BASELINE, RIVAL, *ours]
-    ratios = [*((name, BASELINE) for name in ours), *((RIVAL, name) for name in ours)]
-    steps = Table(
-        "Median step, in ms",
+    made = []
+    for setting, by_workload in found.items():
+        measured = {NAMES[n].title: from_json(m) for n, m in by_workload.items()}
+        made += [_steps(setting, measured), _first_calls(setting, measured)]
+    return made
+
+
+def _steps(setting: str, measured: Mapping[str, dict[str, timing.Measured]]) -> Table:
+    names = _contenders(measured)
+    ours = [name for name in names if name in CONTENDERS]
+    ratios = [
+        *((name, BASELINE) for name in ours),
+        *((name, ONE_REPLICA) for name in ours if name != ONE_REPLICA),
+        *((RIVAL, name) for name in ours if name != ONE_REPLICA),
+    ]
+    ratios = [(a, b) for a, b in ratios if {a, b} <= set(names)]
+    return Table(
+        f"Median step with oneDNN {setting}, in ms",
         ["", *names, *(f"{a} / {b}" for a, b in ratios), "noise"],
         [
             [
@@ -76,10 +96,17 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
             for title, m in measured.items()
         ],
         "Ratios are medians over rounds. Noise: how far apart the middle half of the "
-        "rounds on one device lies.",
+        "rounds on one device lies. One replica has the whole batch: what two of them "
+        "take beyond it is what replication costs.",
     )
-    first = Table(
-        "First call, in s",
+
+
+def _first_calls(
+    setting: str, measured: Mapping[str, dict[str, timing.Measured]]
+) -> Table:
+    names = _contenders(measured)
+    return Table(
+        f"First call with oneDNN {setting}, in s",
         ["", *names],
         [
             [title, *(f"{m[name].first_call:.2f}" for name in names)]
@@ -87,28 +114,40 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         ],
         "Traces and builds the step, and runs it once.",
     )
-    return [steps, first]
 
 
-def noise(found: Mapping[str, Any]) -> float:
-    """Returns the median noise over all workloads."""
-    return statistics.median(from_json(m)[BASELINE].spread for m in found.values())
+def _contenders(measured: Mapping[str, dict[str, timing.Measured]]) -> list[str]:
+    """Returns the names of those that have been measured, in order."""
+    names = (BASELINE, RIVAL, *CONTENDERS)
+    return [n for n in names if any(n in by_name for by_name in measured.values())]
 
 
 def main(argv: list[str]) -> None:
     """Measures what the flags ask for, prints the tables and writes the JSON file."""
     cli.refuse_arguments(argv)
-    chosen = cli.chosen(NAMES)
-    tf.get_logger().setLevel("ERROR")  # MirroredStrategy tells of each all-reduce
-    contenders.split_cpu(_REPLICAS.value)
-    about = results.facts()
-    found = {}
-    for name in chosen:
-        cli.progress(f"steps: measuring {NAMES[name].title} ...")
+    if cli.CELL.value is not None:
+        tf.get_logger().setLevel("ERROR")  # MirroredStrategy tells of each all-reduce
+        contenders.split_cpu(_REPLICAS.value)
+        (name,) = cli.choose([cli.CELL.value], NAMES)
         measured = measure(NAMES[name], _REPLICAS.value)
-        found[name] = {who: dataclasses.asdict(one) for who, one in measured.items()}
-        gc.collect()  # the models: the largest take gigabytes
-    cli.finish(NAME, about, found, tables(found))
+        print(json.dumps({n: dataclasses.asdict(one) for n, one in measured.items()}))
+        return
+    settings = cli.choose(_ONEDNN.value, SETTINGS)
+    chosen = cli.chosen(NAMES)
+    about = results.facts()
+    every = {s: {name: _apart(name, s) for name in chosen} for s in settings}
+    cli.finish(NAME, about, every, tables(every))
+
+
+def _apart(name: str, setting: str) -> Any:
+    """Measures one workload in a process of its own, with a setting of oneDNN."""
+    title = NAMES[name].title
+    cli.progress(f"steps: measuring {title} with oneDNN {setting} ...")
+    flags_given = cli.handed_on(_REPLICAS, cli.QUICK, cli.STEPS, cli.ROUNDS)
+    environment = {"TF_ENABLE_ONEDNN_OPTS": SETTINGS[setting]}
+    return cli.apart(
+        "benchmarks.steps", f"--cell={name}", *flags_given, environment=environment
+    )
 
 
 if __name__ == "__main__":

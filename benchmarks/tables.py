@@ -48,6 +48,11 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
+def time(seconds: float) -> str:
+    """Returns a time in microseconds or milliseconds."""
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
+
+
 def size(nbytes: float) -> str:
     """Returns a number of bytes in the unit that suits it."""
     units = ["B", "KiB", "MiB", "GiB"]

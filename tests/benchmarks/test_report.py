@@ -10,7 +10,7 @@ NAMES = ("one device", "MirroredStrategy", "Replicator")
 MEASURED = {name: as_dict(0.001, 0.002) for name in NAMES}
 BUILT = {"trace": 1.0, "first_run": 1.0, "step_fn": None, "passes": None}
 FOUND = {
-    steps.NAME: {"deep": MEASURED},
+    steps.NAME: {"on": {"deep": MEASURED}},
     ratios.NAME: {"torch": {"deep": {"one device": as_dict(1.0), "DDP": as_dict(2.0)}}},
     scaling.NAME: {"deep": {"1": MEASURED, "2": MEASURED}},
     allreduce.NAME: {
@@ -36,7 +36,7 @@ def test_there_is_a_table_of_everything_measured(folder):
     assert text.startswith("# What was measured\n")
     for title in (
         "Targets",
-        "Median step, in ms",
+        "Median step with oneDNN on, in ms",
         "Peers, in ms",
         "Median step over the number of replicas, in ms",
         "All-reduce alone",

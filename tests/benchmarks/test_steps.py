@@ -2,14 +2,15 @@
 
 import pytest
 
-from benchmarks import contenders, steps
-from tests.benchmarks.helpers import as_dict, refusal, results
+from benchmarks import cli, contenders, steps
+from tests.benchmarks.helpers import as_dict, call, refusal, results
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """Measures the smallest network: (what is printed, the JSON)."""
-    return results("benchmarks.steps", tmp_path_factory.mktemp("x"), "--only=small")
+    folder = tmp_path_factory.mktemp("x")
+    return results("benchmarks.steps", folder, "--only=small", "--onednn=off")
 
 
 NAMES = list(contenders.factories(*steps.CONTENDERS))
@@ -17,7 +18,7 @@ NAMES = list(contenders.factories(*steps.CONTENDERS))
 
 def test_all_contenders_compute_the_same_losses(small):
     _, facts = small
-    losses = [facts["results"]["small"][name]["losses"] for name in NAMES]
+    losses = [facts["results"]["off"]["small"][name]["losses"] for name in NAMES]
     assert len(losses[0]) == steps.WARM_UP
     assert losses[0][-1] < losses[0][0]  # each step takes up what the last one updated
     for other in losses[1:]:
@@ -26,16 +27,22 @@ def test_all_contenders_compute_the_same_losses(small):
 
 def test_json_says_what_was_measured_on_what(small):
     _, facts = small
-    assert list(facts["results"]["small"]) == NAMES
+    measured = facts["results"]["off"]["small"]
+    assert list(measured) == NAMES
     for name in NAMES:
-        assert len(facts["results"]["small"][name]["rounds"]) == 2
+        assert len(measured[name]["rounds"]) == 2
     assert {"command", "time", "machine", "cores", "load", "versions"} <= set(facts)
     assert facts["command"][:3] == ["python", "-m", "benchmarks.steps"]
 
 
 def test_tables_have_a_column_for_each_contender(small):
     printed, _ = small
-    for heading in (*NAMES, "noise", "Median step, in ms", "32-64-64-10 MLP"):
+    for heading in (
+        *NAMES,
+        "noise",
+        "Median step with oneDNN off, in ms",
+        "32-64-64-10 MLP",
+    ):
         assert heading in printed
 
 
@@ -43,16 +50,39 @@ def test_tables_show_medians_ratios_and_noise():
     by_name = {
         "one device": as_dict(0.001, 0.001, 0.001),
         "MirroredStrategy": as_dict(0.006, 0.004, 0.004),
+        "Replicator, one replica": as_dict(0.0005, 0.0005, 0.001),
         "Replicator": as_dict(0.002, 0.002, 0.001),
     }
-    step, first = steps.tables({"small": by_name})
-    title = "32-64-64-10 MLP"
-    assert step.rows == [[title, "1.000", "4.000", "2.000", "2.00", "3.00", "0.0%"]]
-    assert step.columns[4:6] == [
+    step, first, *off = steps.tables({s: {"small": by_name} for s in ("on", "off")})
+    times = ["32-64-64-10 MLP", "1.000", "4.000", "0.500", "2.000"]
+    assert step.rows == [[*times, "0.50", "2.00", "4.00", "3.00", "0.0%"]]
+    assert step.columns[5:9] == [
+        "Replicator, one replica / one device",
         "Replicator / one device",
+        "Replicator / Replicator, one replica",
         "MirroredStrategy / Replicator",
     ]
-    assert first.rows == [[title, "1.00", "1.00", "1.00"]]
+    assert first.rows == [["32-64-64-10 MLP", *4 * ["1.00"]]]
+    assert [table.title for table in off] == [
+        "Median step with oneDNN off, in ms",
+        "First call with oneDNN off, in s",
+    ]
+
+
+def test_oneDNN_is_on_or_off_in_the_process_that_measures(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        cli,
+        "run_apart",
+        lambda *args, environment: seen.append((args[1], environment)) or "{}",
+    )
+    monkeypatch.setattr(steps, "tables", lambda found: [])
+    monkeypatch.setattr(cli, "finish", lambda *args: None)
+    call(steps, only=["small"], onednn=["off", "on"])
+    assert seen == [
+        ("--cell=small", {"TF_ENABLE_ONEDNN_OPTS": "1"}),
+        ("--cell=small", {"TF_ENABLE_ONEDNN_OPTS": "0"}),
+    ]
 
 
 def test_an_unknown_workload_is_refused_with_the_names_there_are():

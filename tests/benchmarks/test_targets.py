@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from benchmarks import allreduce, build, memory, steps, targets
-from benchmarks.contenders import BASELINE, CLONED, OURS, RIVAL, SHARDED
+from benchmarks import at_work, build, memory, steps, targets
+from benchmarks.contenders import BASELINE, CLONED, ONE_REPLICA, OURS, RIVAL, SHARDED
 from tests.benchmarks.helpers import as_dict
 
 
@@ -15,33 +15,39 @@ def judged(found):
 
 def test_without_results_no_target_is_reached():
     lines = judged({})
-    assert len(lines) == 2 * len(targets.STEPS) + 8
+    assert len(lines) == 2 * 3 * len(targets.STEPS) + 9
     assert all(target.reached is None for target in lines.values())
     rows = targets.table(list(lines.values())).rows
     assert {row[-1] for row in rows} == {"not measured"}
 
 
 @pytest.mark.parametrize(
-    ("ours", "sharded", "reached"), [(1.3, 1.1, True), (1.3, 1.3, False)]
+    ("ours", "sharded", "reached"), [(1.3, 1.0, True), (1.3, 1.3, False)]
 )
 def test_a_step_is_judged_by_the_better_variant(ours, sharded, reached):
-    measured = {BASELINE: 1.0, RIVAL: 2.0, OURS: ours, SHARDED: sharded}
-    found = {"deep": {name: as_dict(time) for name, time in measured.items()}}
-    lines = judged({steps.NAME: found})
-    of_one = lines["100-layer MLP: step, of one device's"]
-    assert of_one.bound == 1.15 and of_one.reached is reached
-    times = lines["100-layer MLP: times faster than MirroredStrategy"]
-    assert times.values == {OURS: 2.0 / ours, SHARDED: 2.0 / sharded}
-    assert times.reached is (2.0 / sharded >= 1.8)
+    times = {BASELINE: 1.0, ONE_REPLICA: 1.0, RIVAL: 2.0, OURS: ours, SHARDED: sharded}
+    found = {"deep": {name: as_dict(time) for name, time in times.items()}}
+    lines = judged({steps.NAME: {"off": found}})
+    of_one = lines["100-layer MLP, oneDNN off: of one device"]
+    assert of_one.bound == 1.05 and of_one.reached is reached
+    of_replica = lines["100-layer MLP, oneDNN off: of one replica"]
+    assert of_replica.bound == 1.2 and of_replica.reached is reached
+    faster = lines["100-layer MLP, oneDNN off: times faster than MirroredStrategy"]
+    assert faster.values == {OURS: 2.0 / ours, SHARDED: 2.0 / sharded}
+    assert faster.reached is (2.0 / sharded >= 1.9)
+    on = lines["100-layer MLP, oneDNN on: of one device"]
+    assert on.reached is None
 
 
-@pytest.mark.parametrize(("rival", "reached"), [(3.6, True), (3.4, False)])
-def test_all_reduce_is_judged_at_64_mib(rival, reached):
-    by_name = {RIVAL: as_dict(rival), OURS: as_dict(1.0)}
-    lines = judged({allreduce.NAME: {"1MiB": {}, "64MiB": by_name}})
-    assert lines["all-reduce of 64MiB: times faster than MirroredStrategy"].reached is (
-        reached
-    )
+@pytest.mark.parametrize(
+    ("one", "rival", "reached"),
+    [(0.9, 2.1, [True, True]), (0.8, 1.9, [False, False])],
+)
+def test_all_reduce_is_judged_at_64_mib(one, rival, reached):
+    by_name = {BASELINE: as_dict(one), RIVAL: as_dict(rival), OURS: as_dict(1.0)}
+    found = {at_work.NAME: {"1MiB": {}, "64MiB": by_name}}
+    lines = [target for target in targets.judge(found) if target.values]
+    assert [target.reached for target in lines] == reached
 
 
 def built(total, passes=None):

@@ -1,0 +1,144 @@
+"""All-reduce between other work: `python -m benchmarks.at_work [--only=1MiB,64MiB]`.
+
+On each replica one is added to a tensor, the sum over the replicas is taken, and then
+its maximum. The limit is the same work on one device, where nothing is communicated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import app
+
+import replicator
+from benchmarks import allreduce, cli, contenders, results, timing
+from benchmarks.contenders import BASELINE, DEVICES, OURS, RIVAL
+from benchmarks.tables import Table, time
+
+NAME = "at_work"
+SIZES = ("1MiB", "64MiB")
+
+# Returns a maximum per replica.
+Reduce = Callable[[], Any]
+
+
+def one_device(values: list[tf.Tensor]) -> Reduce:
+    """Plain TensorFlow: all of the work on one device."""
+    with tf.device(DEVICES[0]):
+        tensors = [tf.identity(value) for value in values]
+
+    @tf.function
+    def step() -> list[tf.Tensor]:
+        with tf.device(DEVICES[0]):
+            total = tf.add_n([tensor + 1 for tensor in tensors])
+            # Two equal ops would be one.
+            return [tf.reduce_max(total), tf.reduce_max(total, keepdims=True)[0]]
+
+    return step
+
+
+def mirrored(values: list[tf.Tensor]) -> Reduce:
+    """MirroredStrategy: its ReplicaContext.all_reduce, in strategy.run."""
+    strategy = contenders.strategy_of(len(values))
+    operand = strategy.experimental_distribute_values_from_function(
+        lambda ctx: values[ctx.replica_id_in_sync_group]
+    )
+
+    def work(x: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        return tf.reduce_max(context.all_reduce("sum", x + 1))
+
+    @tf.function
+    def step() -> Any:
+        return strategy.run(work, args=(operand,))
+
+    return lambda: strategy.experimental_local_results(step())
+
+
+def replicated(values: list[tf.Tensor]) -> Reduce:
+    """Replicator, as it is by default."""
+    repl = replicator.Replicator(contenders.devices(len(values)))
+
+    def input_fn(ctx: replicator.InputContext) -> tf.Tensor:
+        return values[ctx.replica_id]
+
+    return repl.build(lambda x: tf.reduce_max(repl.all_reduce(x + 1)), input_fn)
+
+
+def measure(nbytes: int) -> dict[str, timing.Measured]:
+    """Measures all contenders on tensors of one size."""
+    values = allreduce.operands(nbytes, len(DEVICES))
+    found = {
+        BASELINE: one_device(values),
+        RIVAL: mirrored(values),
+        OURS: replicated(values),
+    }
+    runs = {name: checked(reduce, values, name) for name, reduce in found.items()}
+    steps = cli.steps(allreduce.steps(nbytes))
+    return timing.measure(runs, steps, cli.rounds(), warm_up=2)
+
+
+def checked(reduce: Reduce, values: list[tf.Tensor], name: str) -> timing.Run:
+    """Returns what runs the work, once its results have been found right."""
+    largest = float(sum(value[0] + 1 for value in values))
+    if any(float(result) != largest for result in reduce()):
+        cli.fail(f"{name} gives a wrong maximum")
+
+    def step() -> float:
+        return float(reduce()[0])
+
+    return timing.in_turn(step)
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Returns the table of times and ratios.
+
+    Args:
+        found: `found[size][contender]` is a Measured as a dict.
+    """
+    names = (BASELINE, RIVAL, OURS)
+    rows = []
+    for size, by_name in found.items():
+        measured = {n: timing.Measured.from_json(by_name[n]) for n in names}
+        rows.append(
+            [
+                size,
+                *(time(measured[name].median) for name in names),
+                f"{timing.ratio(measured[OURS], measured[BASELINE]):.2f}",
+                f"{timing.ratio(measured[RIVAL], measured[OURS]):.2f}",
+                f"{measured[BASELINE].spread:.1%}",
+            ]
+        )
+    ratios = [f"{OURS} / {BASELINE}", f"{RIVAL} / {OURS}"]
+    return [
+        Table(
+            "All-reduce between other work",
+            ["size of each replica's tensor", *names, *ratios, "noise"],
+            rows,
+            "Median times of v + 1 on each replica, the sum, and its maximum on each.",
+        )
+    ]
+
+
+def main(argv: list[str]) -> None:
+    """Measures all sizes, prints the table and writes the JSON file."""
+    cli.refuse_arguments(argv)
+    chosen = cli.chosen(SIZES)
+    if cli.QUICK.value and cli.ONLY.value is None:
+        chosen = list(SIZES[:1])
+    tf.get_logger().setLevel("ERROR")
+    contenders.split_cpu()
+    about = results.facts()
+    found = {}
+    for size in chosen:
+        cli.progress(f"at_work: measuring {size} ...")
+        measured = measure(allreduce.SIZES[size])
+        found[size] = {name: dataclasses.asdict(one) for name, one in measured.items()}
+    cli.finish(NAME, about, found, tables(found))
+
+
+if __name__ == "__main__":
+    app.run(main)
