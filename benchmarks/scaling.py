@@ -17,7 +17,9 @@ from absl import app, flags
 from benchmarks import cli, results, timing
 from benchmarks.tables import Table, milliseconds
 
-_NUMBERS = flags.DEFINE_list("replica_counts", ["1", "2", "4", "8"], "Numbers of replicas.")
+_NUMBERS = flags.DEFINE_list(
+    "replica_counts", ["1", "2", "4", "8"], "Numbers of replicas."
+)
 
 NAME = "scaling"
 ONEDNN = "on"
