@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from replicator import context
+from replicator.variables.placement import Rows
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -164,7 +165,7 @@ def _variable(
         )
         with context.building(None):
             if rows:
-                variable.collect_rows(how)
+                variable.placement = Rows(how)
             setattr(group, name, variable)
     return variable
 

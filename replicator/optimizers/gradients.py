@@ -125,7 +125,8 @@ class Combiner:
         if self.accumulation_steps > 1 and own:
             what = tuple((_key(variables[k]), kinds[k]) for k in used)
             return self._accumulate(replica, own, what, weight, update)
-        owners = [getattr(plain(variables[k]), "owner", None) for k in used]
+        placements = [getattr(plain(variables[k]), "placement", None) for k in used]
+        owners = [None if p is None else p.owner for p in placements]
         return update(all_reduce.combine(own, self.op, weight, owners))
 
     def _agree_on_kinds(

@@ -34,7 +34,7 @@ def bring_handles(factory: VariableFactory, build: context.Build) -> None:
             [
                 component.handle
                 for variable in used
-                if variable is not None and variable.owner is None
+                if variable is not None and variable.placement.owner is None
                 for component in variable.components
             ],
         )
@@ -68,7 +68,7 @@ def make(
     own = feeds.columns(elements) if elements else []
     bring_handles(factory, build)
     used = [*build.aliases.variables().values()]
-    used += [v for v in factory.owners().values() if v.owner is None]
+    used += [v for v in factory.owners().values() if v.placement.owner is None]
     variables = {id(variable): variable for variable in used}
     own += [
         [variable.handle_on(r, build.aliases) for r in range(build.num_replicas)]

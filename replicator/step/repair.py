@@ -51,7 +51,7 @@ def mirrored(
     return [
         Mirrored(tuple(c.handle for c in variable.components), variable.dtype)
         for variable in variables.values()
-        if variable.owner is None and not variable.differs
+        if variable.placement.is_copied
     ]
 
 

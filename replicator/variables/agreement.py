@@ -24,7 +24,7 @@ def is_equal(variable: Any, replica: context.ReplicaContext) -> bool:
         variable: The ReplicatedVariable that is written.
         replica: The replica being built.
     """
-    if variable.differs or replica.num_replicas == 1:
+    if variable.placement.differs or replica.num_replicas == 1:
         return True
     return replica.updating and not _is_uneven(variable, replica)
 
@@ -61,12 +61,12 @@ def agree(
         how = tf.VariableAggregation.MEAN  # each replica has written the whole update
     with replica.agreeing_on(variable.name, method, variable.key):
         if how == tf.VariableAggregation.SUM:
-            return _combined(value, "sum", variable.owner)
+            return _combined(value, "sum", variable.placement.owner)
         if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return broadcast.broadcast(value, root=0)
         has_mean = variable.dtype.is_floating or variable.dtype.is_complex
         if how == tf.VariableAggregation.MEAN or has_mean:
-            return _combined(value, "mean", variable.owner)
+            return _combined(value, "mean", variable.placement.owner)
         check = replica.build.options.check
         return _checked_equal(value, variable.name) if check else value
 
@@ -91,7 +91,7 @@ def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | Non
     Returns:
         None where the replicas write what they agree on, or what they like.
     """
-    if variable.differs or replica.num_replicas == 1 or replica.updating:
+    if variable.placement.differs or replica.num_replicas == 1 or replica.updating:
         return None
     optimizer = _tf.applying_optimizer()
     return None if optimizer is None else effects.Claim(optimizer, wrapped=False)

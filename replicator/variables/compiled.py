@@ -57,12 +57,13 @@ def refuse_owned(variable: Any) -> None:
     Raises:
         UnsupportedError: XLA reaches only what stands on the device it compiles for.
     """
-    if variable.owner is None or function_around() is None:
+    owner = variable.placement.owner
+    if owner is None or function_around() is None:
         return
     raise errors.UnsupportedError(
         errors.compose(
             f"a function with jit_compile=True uses variable {variable.name}, which "
-            f"replica {variable.owner} owns, and which the others cannot reach there.",
+            f"replica {owner} owns, and which the others cannot reach there.",
             [f"at {errors.user_line()}"],
             'hand its value in as an argument, a tensor; or use variables="mirrored".',
         )
@@ -76,7 +77,7 @@ def _check_outside(function: Any, variable: Any, inside: tf.Tensor) -> None:
     reading it where the components are meant to differ.
     """
     writes = effects.find_writes(function.get_operations())
-    if variable.differs or any(resource is inside for _, resource in writes):
+    if variable.placement.differs or any(resource is inside for _, resource in writes):
         raise errors.ContextError(
             errors.compose(
                 f"a function with jit_compile=True that was traced in a step uses "

@@ -19,6 +19,13 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.graph.ir.kinds import kind_of
 from replicator.variables import locks
+from replicator.variables.placement import (
+    Aggregated,
+    Mirrored,
+    Owned,
+    Placement,
+    Seeded,
+)
 from replicator.variables.replicated import ReplicatedVariable, plain
 from replicator.variables.seeds import Seed
 
@@ -141,9 +148,8 @@ class VariableFactory:
             if scope is not None:
                 name_scope = tf.name_scope(scope if scope != "/" else "")
             with name_scope:
-                owner = self._owner(kwargs)
-                components = self._components(kwargs, owner)
-            variable = self._combine(components, kwargs, collections, owner)
+                components, placement = self._components(kwargs)
+            variable = self._combine(components, kwargs, collections, placement)
             if not tf.executing_eagerly():
                 self._kept().initializers.update(graph.get_operations()[start:])
             return variable
@@ -153,13 +159,11 @@ class VariableFactory:
 
         Replicas own about the same number of bytes, and what is an optimizer's slot is
         owned with its variable, what is a vector with the variable before it: a bias
-        with its layer's weights, whose gradient is computed from the same. What is to
-        differ is not shared, and neither are
-        integers, which a step may count with in its own way, and scalars, which would
-        cost a transfer to save a few bytes.
+        with its layer's weights, whose gradient is computed from the same. What is not
+        shared are integers, which a step may count with in its own way, and scalars,
+        which would cost a transfer to save a few bytes.
         """
-        on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-        if not self._sharded or on_read:
+        if not self._sharded:
             return None
         value = kwargs.get("initial_value")
         if callable(value):
@@ -173,46 +177,48 @@ class VariableFactory:
         if not inexact or not value.shape.rank:
             return None
         primary = plain(_tf.variable_of_slot())
-        if isinstance(primary, ReplicatedVariable) and primary.owner is not None:
-            owner = primary.owner
-        elif value.shape.rank == 1 and self._last_owner is not None:
+        owner = None
+        if isinstance(primary, ReplicatedVariable):
+            owner = primary.placement.owner
+        if owner is None and value.shape.rank == 1:
             owner = self._last_owner
-        else:
+        if owner is None:
             owner = self._bytes.index(min(self._bytes))
         self._bytes[owner] += (value.shape.num_elements() or 0) * value.dtype.size
         self._last_owner = owner
         return owner
 
-    def _components(
-        self, kwargs: dict[str, Any], owner: int | None
-    ) -> list[tf.Variable]:
-        """Creates one plain variable per device, with component 0's initial value.
+    def _placement(self, kwargs: dict[str, Any]) -> Placement:
+        """Returns how a variable is placed that is about to be created."""
+        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            return Aggregated(kwargs.get("aggregation", tf.VariableAggregation.NONE))
+        owner = self._owner(kwargs)
+        return Mirrored() if owner is None else Owned(owner)
 
-        But for seeds, which are offset, and for what is added up over the replicas when
-        read: there the others begin with zeros, so that the sum is the initial value.
+    def _components(
+        self, kwargs: dict[str, Any]
+    ) -> tuple[list[tf.Variable], Placement]:
+        """Creates one plain variable per device, or one in place of all.
+
+        They begin with what each gets of component 0's initial value.
         """
+        placement = self._placement(kwargs)
         names = ("initial_value", "name", "dtype", "shape", "validate_shape")
         own = {k: kwargs[k] for k in names if k in kwargs}
-        with tf.device(self._devices[owner or 0]):
+        with tf.device(placement.device(self._devices)):
             first = _tf.ResourceVariable(trainable=False, collections=[], **own)
-        if owner is not None:
-            return [first] * len(self._devices)
+        if placement.owner is not None:
+            return [first] * len(self._devices), placement
         seed = Seed.of(first)
-        added_up = (
-            kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-            and kwargs.get("aggregation") == tf.VariableAggregation.SUM
-        )
+        if seed is not None:
+            placement = Seeded(seed)
         components = [first]
         for r, device in enumerate(self._devices[1:], 1):
 
             def initial_value(r: int = r) -> tf.Tensor:
                 eager = tf.executing_eagerly()
                 value = first.read_value() if eager else first.initial_value
-                if seed is not None:
-                    value = value + seed.offset(first, r)
-                if added_up:
-                    value = tf.zeros_like(value)
-                return tf.identity(value)
+                return tf.identity(placement.written(value, first, r))
 
             own["initial_value"] = initial_value
             own["dtype"] = first.dtype
@@ -221,14 +227,14 @@ class VariableFactory:
                 components.append(
                     _tf.ResourceVariable(trainable=False, collections=[], **own)
                 )
-        return components
+        return components, placement
 
     def _combine(
         self,
         components: Sequence[tf.Variable],
         kwargs: dict[str, Any],
         collections: Sequence[str] | None,
-        owner: int | None,
+        placement: Placement,
     ) -> ReplicatedVariable:
         facts: dict[str, Any] = {
             name: kwargs[name]
@@ -242,8 +248,7 @@ class VariableFactory:
         variable = ReplicatedVariable(
             components=components,
             devices=self._devices,
-            seed=Seed.of(components[0]),
-            owner=owner,
+            placement=placement,
             lock=self._lock,
             **facts,
         )

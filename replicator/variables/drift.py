@@ -94,7 +94,7 @@ class _Checker:
         """
         seen: set[Ops] = set()
         for key, variable in level.resources.items():
-            if not isinstance(variable, ReplicatedVariable) or variable.differs:
+            if not _must_be_equal(variable):
                 continue
             columns = [own.get(key, []) for own in level.writes]
             for ops in itertools.zip_longest(*columns):
@@ -128,7 +128,7 @@ class _Checker:
         if all(agreed for agreed, _ in claims):
             return
         claim = next((claim for _, claim in claims if claim is not None), None)
-        if claim is not None and claim.wrapped and variable.owner is not None:
+        if claim is not None and claim.wrapped and variable.placement.owner is not None:
             return  # of the replicas' updates, the owner's is done
         different = level.difference_of_inputs(ops)
         if different is not None:
@@ -157,7 +157,7 @@ class _Checker:
     ) -> None:
         """Raises if only some replicas may write what they do not communicate about."""
         for key, variable in body.resources.items():
-            if not isinstance(variable, ReplicatedVariable) or variable.differs:
+            if not _must_be_equal(variable):
                 continue
             for ops in zip(*(own.get(key, []) for own in body.writes), strict=False):
                 agreed, claim = self._claim(ops[0], around)
@@ -284,3 +284,8 @@ def _differ_by(ops: Ops) -> list[str]:
         f"replica {r}: the value is that of {op.type} ({op.name}) {_at(op)}"
         for r, op in enumerate(ops)
     ]
+
+
+def _must_be_equal(variable: Any) -> bool:
+    """Whether what a step writes must leave a variable's components equal."""
+    return isinstance(variable, ReplicatedVariable) and not variable.placement.differs

@@ -52,8 +52,8 @@ def written(variable: Any, method: str, *args: Any, **kwargs: Any) -> tf.Tensor:
         return _slices_written(value, _MERGED[how], *args, **kwargs)
     raise errors.UnsupportedError(
         errors.compose(
-            f"{method} of variable {variable.name}, which replica {variable.owner} "
-            "owns, cannot be made equal on all replicas.",
+            f"{method} of variable {variable.name}, which replica "
+            f"{variable.placement.owner} owns, cannot be made equal on all replicas.",
             [f"at {errors.user_line()}"],
             'assign the whole value, or use variables="mirrored".',
         )

@@ -37,14 +37,13 @@ from replicator.variables import (
     python_calls,
     unbuilt,
 )
-from replicator.variables.seeds import Seed
+from replicator.variables.placement import Placement
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
 VALUE_KEY = "VARIABLE_VALUE"  # what tf.train.Checkpoint calls a variable's value
 
 _SUM = tf.VariableAggregation.SUM
-_MEAN = tf.VariableAggregation.MEAN
 
 
 class ReplicatedVariable(_tf.HandleVariable):
@@ -52,9 +51,9 @@ class ReplicatedVariable(_tf.HandleVariable):
 
     Made by creating any variable under `Replicator.context()` or inside a step_fn.
     `components[r]` is replica r's plain variable, for inspection; where one replica
-    owns the variable and all share it, they are the same. `owner` is that replica, or
-    None. `unbuilt` is what an error of steps that use it says, if it lacks what it was
-    to be assigned.
+    owns the variable and all share it, they are the same. `placement` says what they
+    hold, and all that follows from it. `unbuilt` is what an error of steps that use it
+    says, if it lacks what it was to be assigned.
     """
 
     def __init__(
@@ -62,21 +61,23 @@ class ReplicatedVariable(_tf.HandleVariable):
         *,
         components: Sequence[tf.Variable],
         devices: Sequence[str],
-        seed: Seed | None,
-        owner: int | None,
+        placement: Placement,
         lock: locks.StepLock,
         **facts: Any,
     ) -> None:
         super().__init__(like=components[0], **facts)
         self.components = tuple(components)
         self._devices = tuple(devices)
-        self._seed = seed
-        self.owner = owner
+        self.placement = placement
         self._lock = lock  # no step runs amid an assignment
         self.unbuilt: tuple[str, Sequence[str], str] | None = None
-        self._rows: tf.VariableAggregation | None = None
-        if self._in_graph_mode and self.differs:
+        if self._in_graph_mode and placement.differs:
             self._graph_element = self._aggregated()
+
+    @property
+    def owner(self) -> int | None:
+        """The replica that has the variable for all; None if each has a component."""
+        return self.placement.owner
 
     # --- Which component --------------------------------------------------------------
 
@@ -104,9 +105,7 @@ class ReplicatedVariable(_tf.HandleVariable):
         function = compiled.function_around()
         if function is not None:
             return compiled.handle_by_call(function, self, self._unique_id)
-        if self.owner is not None and not _tf.stands_in(replica.build.graph):
-            return self._handle
-        return self.handle_on(replica.replica_id, replica.build.aliases)
+        return self.placement.handle(self, replica)
 
     def handle_on(self, replica_id: int, aliases: Aliases) -> tf.Tensor:
         """Returns the handle by which a replica uses the variable in a build.
@@ -115,11 +114,7 @@ class ReplicatedVariable(_tf.HandleVariable):
             replica_id: The replica.
             aliases: Those of the build.
         """
-        if self.owner is None:
-            handle = self.components[replica_id].handle
-            aliases.note(handle, self)
-            return handle
-        return aliases.of(self, replica_id)
+        return self.placement.handle_on(self, replica_id, aliases)
 
     def _refuse_v1_update(self) -> None:
         """Raises if a v1 optimizer is about to write component 0 alone."""
@@ -148,23 +143,9 @@ class ReplicatedVariable(_tf.HandleVariable):
         return self._unique_id
 
     @property
-    def differs(self) -> bool:
-        """Whether the components are meant to differ: ON_READ, generators' seeds."""
-        return self._on_read or self._seed is not None
-
-    @property
-    def _on_read(self) -> bool:
-        return self.synchronization == tf.VariableSynchronization.ON_READ
-
-    @property
     def _outside(self) -> tuple[tf.Variable, ...]:
-        """The components that exist where code outside a step will run.
-
-        A SavedModel has one plain variable in place of all; TensorFlow traces all
-        tf.functions anew for it.
-        """
-        one = self.owner is not None or _tf.in_save_context()
-        return self.components[:1] if one else self.components
+        """The components that exist where code outside a step will run."""
+        return self.placement.outside(self.components)
 
     # --- Reading ----------------------------------------------------------------------
 
@@ -175,7 +156,7 @@ class ReplicatedVariable(_tf.HandleVariable):
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         compiled.refuse_owned(self)  # the tape asks for the handle, and drops errors
         with self._afterwards():
-            if context.current() is None and self.differs:
+            if context.current() is None and self.placement.differs:
                 return self._aggregated()
             return self._read_once(no_copy)
 
@@ -195,24 +176,17 @@ class ReplicatedVariable(_tf.HandleVariable):
         return self._brought(value)
 
     def _brought(self, value: tf.Tensor) -> tf.Tensor:
-        """Brings what was read of an owner's variable to the replica, if it has to be.
-
-        In the loops of TensorFlow 1 gradients keep values where they are read, and take
-        them from there on the replica's device.
-        """
+        """Returns what was read where the ops of the replica being built expect it."""
         replica = context.current()
-        if replica is None or self.owner is None or tf.executing_eagerly():
+        if replica is None or tf.executing_eagerly():
             return value
-        if _tf.control_flow_context(tf.compat.v1.get_default_graph()) != "v1":
-            return value
-        with tf.device(replica.build.devices[replica.replica_id]):
-            return tf.identity(value)
+        return self.placement.brought(value, replica)
 
     @_do_not_convert
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers rows `indices` of the value."""
         with self._afterwards():
-            if context.current() is None and self.differs:
+            if context.current() is None and self.placement.differs:
                 return tf.gather(self._aggregated(), indices, name=name)
             return self._brought(_tf.HandleVariable.sparse_read(self, indices, name))
 
@@ -220,33 +194,13 @@ class ReplicatedVariable(_tf.HandleVariable):
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers slices `indices` of the value."""
         with self._afterwards():
-            if context.current() is None and self.differs:
+            if context.current() is None and self.placement.differs:
                 return tf.gather_nd(self._aggregated(), indices, name=name)
             return self._brought(_tf.HandleVariable.gather_nd(self, indices, name))
 
     def _aggregated(self) -> tf.Tensor:
         """What the components are together, read outside a step."""
-        values = [component.read_value() for component in self._outside]
-        if self._rows is not None:
-            rows = tf.concat(values, 0)
-            return rows / len(values) if self._rows == _MEAN else rows
-        if self._on_read:
-            if self.aggregation in (_SUM, _MEAN) and len(values) > 1:
-                total = base.fold(tf.add, values)
-                if self.aggregation == _SUM:
-                    return total
-                return tf.cast(total / len(values), total.dtype)
-        return values[0]
-
-    def collect_rows(self, how: tf.VariableAggregation) -> None:
-        """Makes it, outside a step, the rows of all components, which may be many.
-
-        What is written there goes to replica 0; the others begin with no rows.
-
-        Args:
-            how: MEAN or SUM, of rows that are added up later over the replicas.
-        """
-        self._rows = how
+        return self.placement.read([one.read_value() for one in self._outside])
 
     # --- Writing ----------------------------------------------------------------------
 
@@ -295,14 +249,16 @@ class ReplicatedVariable(_tf.HandleVariable):
             with self._afterwards():
                 return self._write_all(
                     lambda component, r: getattr(component, method)(
-                        self._part(value, r, method), name=name, read_value=False
+                        self.placement.written(value, self, r, method),
+                        name=name,
+                        read_value=False,
                     ),
                     read_value,
                 )
         claim = agreement.claim(self, replica)
         with self._entered(replica, claim), self._afterwards():
-            if self._seed is not None and self._seed.resets:
-                value = self._part(value, replica.replica_id, method)
+            if self.placement.differs:
+                value = self.placement.assigned(value, self, replica.replica_id, method)
             elif claim is None:
                 value = agreement.agree(self, value, replica, method)
             written = self._write_own(method, value, name, read_value)
@@ -354,7 +310,7 @@ class ReplicatedVariable(_tf.HandleVariable):
                 value = self.components[0].read_value()
                 return self._write_all(
                     lambda component, r: component.assign(
-                        self._part(value, r), read_value=False
+                        self.placement.written(value, self, r), read_value=False
                     ),
                     True,
                 )
@@ -363,16 +319,15 @@ class ReplicatedVariable(_tf.HandleVariable):
     def _write_part_of_all(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Writes a part of the value, outside a step."""
         before = []
-        if self._on_read and self.aggregation in (_SUM, _MEAN):
+        if self.placement.is_aggregated:
             # A part of the aggregated value is written where the whole of it stands.
             collected = self.assign(self._aggregated(), read_value=False)
             before = [] if collected is None else [collected]
-        first_only = self._on_read and self.aggregation == _SUM
         with tf.control_dependencies(before):
             return self._write_all(
                 lambda component, r: (
                     tf.no_op()
-                    if r and first_only
+                    if r and self.placement.adds_up
                     else getattr(component, method)(*args, **kwargs)
                 ),
                 True,
@@ -396,26 +351,12 @@ class ReplicatedVariable(_tf.HandleVariable):
         with replica.agreeing_on(self.name, method, self.key):
             # The replicas agree on the mean of the whole value, whichever parts each of
             # them writes. Should they not, nothing has been written.
-            if self.owner is not None or parts.has_value(method):
+            if self.placement.owner is not None or parts.has_value(method):
                 return self.assign(parts.written(self, method, *args, **kwargs))
             with self._entered(replica, None):
                 written = write(self, *args, **kwargs)
                 with tf.control_dependencies([written.op]):
                     return self.assign(self.read_value())
-
-    def _part(self, value: Any, replica_id: int, method: str = "assign") -> Any:
-        """Returns what a component gets of a value that is written outside a step."""
-        if self._rows is not None:
-            value = tf.convert_to_tensor(value, self.dtype)
-            if replica_id:
-                return value[:0]
-            return value * len(self._outside) if self._rows == _MEAN else value
-        if replica_id and self._seed is not None and method == "assign":
-            value = tf.convert_to_tensor(value, self.dtype)
-            return value + self._seed.offset(self, replica_id)
-        if replica_id and self._on_read and self.aggregation == _SUM:
-            return tf.zeros_like(tf.convert_to_tensor(value, self.dtype))
-        return value
 
     # --- Checkpoints ------------------------------------------------------------------
 
@@ -444,7 +385,9 @@ class ReplicatedVariable(_tf.HandleVariable):
             )
         with context.building(None), self._exclusively():
             done = [
-                component.assign(self._part(value, r), read_value=False)
+                component.assign(
+                    self.placement.written(value, self, r), read_value=False
+                )
                 for r, component in enumerate(self._outside)
             ]
         self.unbuilt = None
@@ -457,7 +400,7 @@ class ReplicatedVariable(_tf.HandleVariable):
     @_do_not_convert
     def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
         """Sets the value in a session, as tf.compat.v1.Variable.load."""
-        if self.differs:
+        if self.placement.differs:
             raise errors.ReplicatorError(
                 errors.compose(
                     f"the replicas' values of variable {self.name} differ; it cannot "
@@ -580,8 +523,8 @@ class _Saveable(_tf.SaveableObject):
         self._variable = variable
         value = variable.read_value
         if not tf.executing_eagerly():  # read here, before the graph is finalized
-            collected = variable._rows is not None
-            value = variable.read_value() if collected else variable._graph_element
+            grows = variable.placement.grows
+            value = variable.read_value() if grows else variable._graph_element
         spec = _tf.SaveSpec(
             value, "", name, dtype=variable.dtype, device=variable._handle.device
         )

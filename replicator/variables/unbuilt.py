@@ -55,7 +55,7 @@ def check(build: context.Build) -> None:
         build: The build, once step_fn was called for all replicas.
     """
     for created in build.created.values():
-        if created.variable.differs or created.line is None:
+        if created.variable.placement.differs or created.line is None:
             continue
         own = [created.writes[build.number, r] for r in range(build.num_traced)]
         if min(own) and min(own) == max(own):

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.variables import parts
+from replicator.variables.placement import Owned
 from tests import helpers
 
 VALUE = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -21,7 +22,7 @@ PLACES = (tf.constant([[1, 2], [3, 0]]), tf.constant([50.0, -50.0]))
 class _Variable:
     """A plain variable, and what errors say of it."""
 
-    name, owner = "v", 1
+    name, placement = "v", Owned(1)
 
     def __init__(self) -> None:
         self.plain = tf.Variable(VALUE)

@@ -179,7 +179,8 @@ class Level:
         """Whether ops read one variable, or table, that was written as often before."""
         if not self._same_resource(handles):
             return False
-        if getattr(self.resource(0, handles[0]), "differs", False):
+        placement = getattr(self.resource(0, handles[0]), "placement", None)
+        if placement is not None and placement.differs:
             return False
         versions = [
             self.version(r, op, handle)

@@ -71,7 +71,7 @@ class Aliases:
                 self._graph.colocate_with(None, ignore_existing=True),
                 tf.control_dependencies(None),
                 tf.device(None),
-                tf.device(self._devices[variable.owner]),
+                tf.device(self._devices[variable.placement.owner]),
                 tf.name_scope("alias"),
                 _tf.stop_recording(),
             ):
@@ -91,7 +91,7 @@ class Aliases:
         for variable in variables:
             handle = variable.components[0].handle
             inside = graph.capture(handle) if graph.building_function else handle
-            device = self._devices[variable.owner]
+            device = self._devices[variable.placement.owner]
             for r in replica_ids:
                 if (id(variable.components[0]), r) not in self._made:
                     nodes.add("Identity", [inside], device, T=tf.resource)
@@ -135,7 +135,7 @@ class Aliases:
         for _, tensor in resource_inputs(op):
             variable = self._variables.get(id(self._captures.outermost(tensor)))
             if variable is not None:
-                return self._devices[variable.owner]
+                return self._devices[variable.placement.owner]
         return None
 
     def label(self, labels: Labels) -> dict[int, Shared]:
@@ -150,7 +150,7 @@ class Aliases:
             variable = self._variables[id(alias)]
             label = known.setdefault(key, labels.new())
             labels.set(alias, label)
-            shared[label] = Shared(variable.name, variable.owner)
+            shared[label] = Shared(variable.name, variable.placement.owner)
         return shared
 
     def resolve(self) -> set[int]:

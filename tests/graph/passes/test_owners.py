@@ -12,6 +12,7 @@ import replicator
 from replicator import errors
 from replicator.graph.equal import sameness
 from replicator.graph.passes import owners
+from replicator.variables import placement
 from tests.helpers import make, run
 
 WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
@@ -21,7 +22,8 @@ class _Variable:
     """What Aliases need to know of a variable."""
 
     def __init__(self, component: tf.Variable, owner: int) -> None:
-        self.components, self.owner, self.name = [component], owner, "v"
+        self.components, self.name = [component], "v"
+        self.placement = placement.Owned(owner)
 
 
 def test_each_replica_has_an_alias_of_its_own_at_the_owner() -> None:

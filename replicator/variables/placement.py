@@ -1,0 +1,325 @@
+"""Where the components of a variable are and what they hold: its placement.
+
+Everything in which variables differ from one another is a consequence of it: how the
+components are created, which handle a replica uses in a step, how a variable is read
+and written outside of one, what a checkpoint holds, and whom gradients are reduced for.
+
+| placement | components | handle in a step | read outside | written outside |
+|---|---|---|---|---|
+| Mirrored | equal, one per replica | its own | the first | all |
+| Owned | one for all replicas | an alias of it | it | it |
+| Aggregated | one per replica | its own | aggregated | as it is read |
+| Seeded | a seed for each replica | its own | the first | all, offset |
+| Rows | rows for each replica | its own | concatenated | all to the first |
+
+AutoDist calls this the configuration of a node, TorchRec an entry of a sharding plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.passes.owners import Aliases
+from replicator.primitives import base
+from replicator.variables.seeds import Seed
+
+if TYPE_CHECKING:
+    from replicator import context
+
+_SUM = tf.VariableAggregation.SUM
+_MEAN = tf.VariableAggregation.MEAN
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """What a variable is like, as long as a subclass does not say otherwise."""
+
+    @property
+    def owner(self) -> int | None:
+        """The replica that what is reduced for the variable goes to; None: to all."""
+        return None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the components are meant to hold different values."""
+        return False
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether there are several components, and any stands for all."""
+        return True
+
+    @property
+    def is_aggregated(self) -> bool:
+        """Whether what is read outside is no component's value."""
+        return False
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether what is read outside is the sum of the components."""
+        return False
+
+    @property
+    def grows(self) -> bool:
+        """Whether what is read outside may have any number of rows."""
+        return False
+
+    def device(self, devices: Sequence[str]) -> str:
+        """Returns where the first component is created.
+
+        Args:
+            devices: `devices[r]` is where replica r runs.
+        """
+        return devices[0]
+
+    def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:
+        """Returns the components that exist where code outside a step will run.
+
+        A SavedModel has one plain variable in place of all; TensorFlow traces all
+        tf.functions anew for it.
+        """
+        return tuple(components[:1] if _tf.in_save_context() else components)
+
+    def handle(self, variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
+        """Returns the handle by which the replica being built uses a variable."""
+        return self.handle_on(variable, replica.replica_id, replica.build.aliases)
+
+    def handle_on(self, variable: Any, replica_id: int, aliases: Aliases) -> tf.Tensor:
+        """Returns the handle by which a replica uses a variable in a build.
+
+        Args:
+            variable: The ReplicatedVariable.
+            replica_id: The replica.
+            aliases: Those of the build.
+        """
+        handle = variable.components[replica_id].handle
+        aliases.note(handle, variable)
+        return handle
+
+    def brought(self, value: tf.Tensor, replica: context.ReplicaContext) -> tf.Tensor:
+        """Returns what a replica has read, where its ops expect it."""
+        return value
+
+    def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns what the components' values are together, outside a step."""
+        return values[0]
+
+    def written(
+        self,
+        value: Any,
+        variable: Any,
+        replica_id: int,
+        method: str = "assign",
+    ) -> Any:
+        """Returns what a component gets of a value that is written outside a step.
+
+        Args:
+            value: Is assigned, added or subtracted.
+            variable: The variable, or its first component.
+            replica_id: Whose component.
+            method: By which it is written.
+        """
+        return value
+
+    def assigned(self, value: Any, variable: Any, replica_id: int, method: str) -> Any:
+        """Returns what a replica writes inside a step, where components may differ."""
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Mirrored(Placement):
+    """One component per replica; all of them are equal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Owned(Placement):
+    """One component in place of all, on the device of one replica.
+
+    The others reach it by aliases of its handle; of the writes of all replicas the
+    owner's is kept. See ZeRO (Rajbhandari et al., 2020), whose first two stages divide
+    the state of the optimizer and the gradients like this.
+
+    Attributes:
+        replica: The owner.
+    """
+
+    replica: int
+
+    @property
+    def owner(self) -> int | None:
+        """The replica that has it."""
+        return self.replica
+
+    @property
+    def is_copied(self) -> bool:
+        """It is not: the components are one."""
+        return False
+
+    def device(self, devices: Sequence[str]) -> str:
+        """Returns the device of the owner."""
+        return devices[self.replica]
+
+    def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:
+        """Returns the one component."""
+        return tuple(components[:1])
+
+    def handle(self, variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
+        """Returns an alias; in a graph that stands in for the step's, the handle."""
+        if not _tf.stands_in(replica.build.graph):
+            return variable.components[0].handle
+        return super().handle(variable, replica)
+
+    def handle_on(self, variable: Any, replica_id: int, aliases: Aliases) -> tf.Tensor:
+        """Returns the replica's alias of the handle."""
+        return aliases.of(variable, replica_id)
+
+    def brought(self, value: tf.Tensor, replica: context.ReplicaContext) -> tf.Tensor:
+        """Brings what was read to the replica, if it has to be.
+
+        In the loops of TensorFlow 1 gradients keep values where they are read, and take
+        them from there on the replica's device.
+        """
+        if _tf.control_flow_context(tf.compat.v1.get_default_graph()) != "v1":
+            return value
+        with tf.device(replica.build.devices[replica.replica_id]):
+            return tf.identity(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregated(Placement):
+    """Each replica's own, as of metrics: tf.VariableSynchronization.ON_READ.
+
+    Attributes:
+        aggregation: What is read outside: the sum, the mean, or the first component.
+    """
+
+    aggregation: tf.VariableAggregation
+
+    @property
+    def differs(self) -> bool:
+        """They are meant to."""
+        return True
+
+    @property
+    def is_copied(self) -> bool:
+        """They are not equal."""
+        return False
+
+    @property
+    def is_aggregated(self) -> bool:
+        """The sum and the mean are."""
+        return self.aggregation in (_SUM, _MEAN)
+
+    @property
+    def adds_up(self) -> bool:
+        """The sum is."""
+        return self.aggregation == _SUM
+
+    def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the sum, the mean or the first of the components' values."""
+        if not self.is_aggregated or len(values) == 1:
+            return values[0]
+        total = base.fold(tf.add, values)
+        return total if self.adds_up else tf.cast(total / len(values), total.dtype)
+
+    def written(
+        self,
+        value: Any,
+        variable: Any,
+        replica_id: int,
+        method: str = "assign",
+    ) -> Any:
+        """Returns zeros for all but the first where the sum shall be the value."""
+        if replica_id and self.adds_up:
+            return tf.zeros_like(tf.convert_to_tensor(value, variable.dtype))
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Seeded(Placement):
+    """The state of a random generator: every replica draws other numbers.
+
+    Attributes:
+        seed: Where the state holds its seed, which is offset by the replica.
+    """
+
+    seed: Seed
+
+    @property
+    def differs(self) -> bool:
+        """By the offset."""
+        return True
+
+    @property
+    def is_copied(self) -> bool:
+        """They are not equal."""
+        return False
+
+    def written(
+        self,
+        value: Any,
+        variable: Any,
+        replica_id: int,
+        method: str = "assign",
+    ) -> Any:
+        """Returns a state with the replica's seed."""
+        if not replica_id or method != "assign":
+            return value
+        value = tf.convert_to_tensor(value, variable.dtype)
+        return value + self.seed.offset(variable, replica_id)
+
+    def assigned(self, value: Any, variable: Any, replica_id: int, method: str) -> Any:
+        """Returns a new state with the replica's seed; what goes on has it already."""
+        if not self.seed.resets:
+            return value
+        return self.written(value, variable, replica_id, method)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(Placement):
+    """Rows that each replica collects, as many as it likes: sums of sparse gradients.
+
+    Attributes:
+        aggregation: MEAN or SUM, of what is added up of the rows over the replicas.
+    """
+
+    aggregation: tf.VariableAggregation
+
+    @property
+    def differs(self) -> bool:
+        """They are meant to."""
+        return True
+
+    @property
+    def is_copied(self) -> bool:
+        """They are not equal."""
+        return False
+
+    @property
+    def grows(self) -> bool:
+        """It may."""
+        return True
+
+    def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the rows of all components, one after the other."""
+        rows = tf.concat(values, 0)
+        return rows / len(values) if self.aggregation == _MEAN else rows
+
+    def written(
+        self,
+        value: Any,
+        variable: Any,
+        replica_id: int,
+        method: str = "assign",
+    ) -> Any:
+        """Returns all rows for the first replica; the others begin with none."""
+        value = tf.convert_to_tensor(value, variable.dtype)
+        if replica_id:
+            return value[:0]
+        count = len(self.outside(variable.components))
+        return value * count if self.aggregation == _MEAN else value

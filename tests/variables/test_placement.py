@@ -1,0 +1,102 @@
+"""What is written outside a step is what is read there, wherever the components are."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import replicator
+from replicator.variables import placement
+from replicator.variables.seeds import Seed
+
+AGGREGATIONS = list(tf.VariableAggregation)
+PLACEMENTS = [
+    placement.Mirrored(),
+    placement.Owned(1),
+    *(placement.Aggregated(how) for how in AGGREGATIONS),
+    placement.Seeded(Seed(position=0, resets=False)),
+    placement.Rows(tf.VariableAggregation.MEAN),
+    placement.Rows(tf.VariableAggregation.SUM),
+]
+
+
+@dataclasses.dataclass
+class _Variable:
+    """What a placement needs to know of a variable."""
+
+    components: list[tf.Variable]
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.components[0].dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return self.components[0].shape
+
+
+@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
+@given(
+    value=st.lists(st.integers(-1000, 1000), min_size=1, max_size=4),
+    count=st.integers(1, 4),
+)
+def test_what_is_read_is_what_was_written(
+    placed: placement.Placement, value: list[int], count: int
+) -> None:
+    dtype = tf.int64 if isinstance(placed, placement.Seeded) else tf.float64
+    written = tf.constant(value, dtype)
+    components = [tf.Variable(tf.zeros_like(written)) for _ in range(count)]
+    variable = _Variable(components)
+    parts = [
+        placed.written(written, variable, replica_id)
+        for replica_id, _ in enumerate(placed.outside(components))
+    ]
+    np.testing.assert_allclose(placed.read(parts), written, rtol=1e-15)
+    if placed.is_copied:
+        for part in parts:
+            np.testing.assert_array_equal(part, written)
+
+
+@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
+def test_a_placement_is_copied_or_owned_or_differs(placed: placement.Placement) -> None:
+    assert placed.is_copied + placed.differs + (placed.owner is not None) == 1
+    assert not placed.adds_up or placed.is_aggregated
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        placed.replica = 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
+def test_generators_draw_from_seeds_that_differ(placed: placement.Placement) -> None:
+    state = tf.constant([5, 6], tf.int64)
+    variable = _Variable([tf.Variable(state)])
+    states = {tuple(placed.written(state, variable, r).numpy()) for r in range(3)}
+    assert (len(states) == 3) is isinstance(placed, placement.Seeded)
+
+
+def test_the_first_component_is_created_at_the_owner() -> None:
+    devices = ("a", "b")
+    assert placement.Owned(1).device(devices) == "b"
+    assert placement.Mirrored().device(devices) == "a"
+
+
+def test_nothing_else_asks_which_placement_it_is() -> None:
+    """Only what creates variables names one; all others ask what follows from it."""
+    room = pathlib.Path(replicator.__file__).parent
+    names = {type(placed).__name__ for placed in PLACEMENTS}
+    asking = {
+        path.name
+        for path in room.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "isinstance"
+        and names & {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
+    }
+    assert asking == set()
