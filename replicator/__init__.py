@@ -8,7 +8,7 @@ from replicator.errors import (
     MismatchError,
     ReplicatorError,
 )
-from replicator.inputs.feeds import InputContext
+from replicator.inputs.input_context import InputContext
 from replicator.primitives.groups import Group, Partition
 from replicator.primitives.reductions import Extremum
 from replicator.replicator import Replicator

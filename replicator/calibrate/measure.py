@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from replicator.costs import cost, rates
 from replicator.plan import plan as plans
-from replicator.primitives import base
+from replicator.primitives import arithmetic
 from replicator.replicator import Replicator
 
 _TINY_OPS = 200  # in a chain, so that the call of the function does not count
@@ -72,14 +72,14 @@ def measure_rates(
         return tf.function(body).get_concrete_function()
 
     def stay(k: int, x: tf.Tensor) -> tf.Tensor:
-        return base.ensure_shape(x, x.shape)
+        return arithmetic.ensure_shape(x, x.shape)
 
     def hop(k: int, x: tf.Tensor) -> tf.Tensor:
         with tf.device(here if k % 2 else there):
-            return base.ensure_shape(x, x.shape)
+            return arithmetic.ensure_shape(x, x.shape)
 
     def add(k: int, x: tf.Tensor) -> tf.Tensor:
-        return tf.add_n([base.ensure_shape(x, x.shape), other.read_value()])
+        return tf.add_n([arithmetic.ensure_shape(x, x.shape), other.read_value()])
 
     def copy(k: int, x: tf.Tensor) -> tf.Tensor:
         half = large // 8

@@ -1,4 +1,4 @@
-"""How data reaches the replicas: InputContext, pipelines, prefetching.
+"""How data reaches the replicas: pipelines, prefetching.
 
 An input_fn is called once per device (or once in all, where its dataset is dealt). What
 it returned becomes a Feed: something that gives each replica its element in the graph
@@ -9,79 +9,19 @@ so that an exhausted input ends the step on every replica or on none.
 from __future__ import annotations
 
 import abc
-import dataclasses
-import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import arguments, errors
+from replicator import errors
+from replicator.inputs import checks
+from replicator.inputs.input_context import InputContext
 from replicator.primitives import base
 
 _CONTEXT_NAMES = ("ctx", "context", "input_context")  # asked for, even with a default
 _PREFETCH = 2  # steps that wait ready in memory, as in tf.distribute's own inputs
-
-
-@dataclasses.dataclass(frozen=True)
-class InputContext:
-    """What an input_fn may know about the pipeline that it builds.
-
-    Attributes:
-        replica_id: The replica that is fed; 0 if the pipeline feeds all of them.
-        num_replicas: How many replicas there are.
-        pipeline_id: Which pipeline this is, 0 <= pipeline_id < num_pipelines.
-        num_pipelines: How many are built: one per replica, or one per worker.
-    """
-
-    replica_id: int
-    num_replicas: int
-    pipeline_id: int
-    num_pipelines: int
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            least = 1 if field.name.startswith("num_") else 0
-            value = getattr(self, field.name)
-            if not arguments.is_whole(value, least):
-                raise errors.ArgumentError(
-                    errors.compose(
-                        f"InputContext has {field.name}={errors.shown(value)}.",
-                        fix=f"{field.name} is a Python int, {least} or more.",
-                    )
-                )
-
-    def per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Returns how many examples of a global batch one replica gets.
-
-        Args:
-            global_batch_size: Examples per step, on all replicas together.
-
-        Raises:
-            InputError: The replicas do not divide it, or it is no whole number.
-        """
-        whole = arguments.as_whole(global_batch_size)
-        if whole is None or abs(whole) > arguments.LARGEST:
-            raise errors.InputError(
-                errors.compose(
-                    f"a global batch cannot be of {errors.shown(global_batch_size)} "
-                    "examples.",
-                    fix="global_batch_size is a positive int.",
-                )
-            )
-        size, remainder = divmod(whole, self.num_replicas)
-        if remainder or size < 1:
-            below = max(size, 1) * self.num_replicas
-            raise errors.InputError(
-                errors.compose(
-                    f"a global batch of {whole} examples cannot be divided "
-                    f"evenly among {self.num_replicas} replicas.",
-                    fix=f"use a multiple of {self.num_replicas}, e.g. {below} or "
-                    f"{below + self.num_replicas}.",
-                )
-            )
-        return size
 
 
 class Feed(abc.ABC):
@@ -114,14 +54,14 @@ class ValuesFeed(Feed):
         before: list[tf.Operation] = []
         for source, device in zip(self._sources, self._devices, strict=True):
             with tf.device(device), tf.control_dependencies(before):
-                if _kind(source) == "a function":
+                if checks.source_kind(source) == "a function":
                     element = source()
-                    _check_element(element, "the function", source)
+                    checks.check_element(element, "the function", source)
                 else:
                     element = source
                 elements.append(_identities(element, source))
             before = [] if _is_there(source) else _ops_of(elements[-1])
-        _check_alike([_specs(element) for element in elements])
+        checks.check_alike([checks.specs(element) for element in elements])
         return elements
 
     def ready(self, elements: Sequence[Any]) -> list[tf.Operation]:
@@ -200,165 +140,43 @@ def make_feed(
     for pipeline_id in range(count):
         info = InputContext(pipeline_id, len(devices), pipeline_id, count)
         source = input_fn(info) if takes_context else input_fn()
-        _check_source(source, input_fn, input_mode)
+        checks.check_source(source, input_fn, input_mode)
         sources.append(source)
         if not takes_context and isinstance(source, tf.data.Dataset):
             break  # one pipeline, dealt: each element once, however it is shuffled
-    kinds = {_kind(source) for source in sources}
+    kinds = {checks.source_kind(source) for source in sources}
     if len(kinds) > 1:
         raise errors.InputError(
             errors.compose(
-                f"input_fn {_name(input_fn)} returns different kinds of input for "
-                f"different replicas: {', '.join(sorted(kinds))}.",
+                f"input_fn {checks.name_of(input_fn)} returns different kinds of input "
+                f"for different replicas: {', '.join(sorted(kinds))}.",
                 errors.sites_of("input_fn", input_fn),
                 "return the same kind for every replica.",
             )
         )
     if kinds == {"a Dataset"}:
-        _check_alike([source.element_spec for source in sources])
+        checks.check_alike([source.element_spec for source in sources])
         return DatasetFeed(sources, devices)
     return ValuesFeed(sources, devices)
 
 
 def _takes_context(input_fn: Callable[..., Any]) -> bool:
     """Whether an input_fn has a parameter for the InputContext."""
-    required = _required(input_fn)
+    required = checks.required(input_fn)
     if len(required) > 1 or any(p.kind == p.KEYWORD_ONLY for p in required):
         names = ", ".join(p.name for p in required)
         raise errors.InputError(
             errors.compose(
-                f"input_fn {_name(input_fn)} must be given {names}.",
+                f"input_fn {checks.name_of(input_fn)} must be given {names}.",
                 errors.sites_of("input_fn", input_fn),
                 "let it take an InputContext, or nothing.",
             )
         )
     named = any(
         p.name in _CONTEXT_NAMES and p.kind != p.KEYWORD_ONLY
-        for p in _parameters(input_fn)[:1]
+        for p in checks.parameters(input_fn)[:1]
     )
     return bool(required) or named
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return []  # some builtins have no signature
-
-
-def _required(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Returns the parameters without which a function cannot be called."""
-    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [
-        p
-        for p in _parameters(function)
-        if p.kind not in starred and p.default is p.empty
-    ]
-
-
-def _check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> None:
-    kind = _kind(source)
-    giver = "input_fn", input_fn
-    if kind == "an iterator":
-        raise _useless(*giver, "an iterator, which cannot be pulled inside a graph")
-    if kind == "a function" and _required(source):
-        raise _useless(*giver, "a function that must be given arguments")
-    if kind == "a tensor structure":
-        _check_element(source, *giver)
-    if input_mode == "per_worker" and kind != "a Dataset":
-        raise errors.InputError(
-            errors.compose(
-                f"input_fn {_name(input_fn)} returned {kind} with "
-                'input_mode="per_worker", which deals out the elements of one Dataset.',
-                errors.sites_of("input_fn", input_fn),
-                'return a tf.data.Dataset, or use input_mode="per_replica".',
-            )
-        )
-
-
-def _check_element(element: Any, what: str, giver: Any) -> None:
-    """Raises InputError unless an element is a nest of tensors.
-
-    Args:
-        element: What was returned.
-        what: By whom, in words.
-        giver: The function that returned it.
-    """
-    if element is None:
-        raise _useless(what, giver, "nothing")
-    try:
-        leaves = tf.nest.flatten(element)
-    except base.UNCONVERTED as error:
-        told = f"what is no nest of tensors ({errors.told(error)})"
-        raise _useless(what, giver, told) from error
-    if not leaves or any(leaf is None for leaf in leaves):
-        held = f"{errors.shown(element)}, which holds no tensor"
-        raise _useless(what, giver, held)
-    for leaf in leaves:
-        if _kind(leaf) != "a tensor structure":
-            raise _useless(what, giver, f"a structure that holds {_kind(leaf)}")
-        try:
-            spec = tf.type_spec_from_value(leaf)
-        except base.UNCONVERTED:
-            spec = None
-        if spec is None or isinstance(spec, tf.data.DatasetSpec):
-            name = type(leaf).__name__
-            raise _useless(what, giver, f"{name}, which is no tensor") from None
-
-
-def _useless(what: str, giver: Any, returned: str) -> errors.InputError:
-    return errors.InputError(
-        errors.compose(
-            f"{what} {_name(giver)} returned {returned}.",
-            errors.sites_of(what, giver),
-            "return a tf.data.Dataset (of several, their tf.data.Dataset.zip), a "
-            "function without arguments that returns a nest of tensors, or a nest of "
-            "tensors.",
-        )
-    )
-
-
-def _specs(element: Any) -> Any:
-    return tf.nest.map_structure(tf.type_spec_from_value, element)
-
-
-def _kind(source: Any) -> str:
-    if isinstance(source, tf.data.Dataset | tf.compat.v1.data.Dataset):
-        return "a Dataset"
-    if isinstance(source, tf.data.Iterator) or hasattr(source, "__next__"):
-        return "an iterator"
-    if callable(source) and not tf.is_tensor(source):
-        return "a function"
-    return "a tensor structure"
-
-
-def _check_alike(specs: Sequence[Any]) -> None:
-    """Raises InputError unless the elements of all replicas have one structure."""
-    first = _dtypes(specs[0])
-    for r, spec in enumerate(specs[1:], 1):
-        try:
-            tf.nest.assert_same_structure(specs[0], spec)
-            alike = _dtypes(spec) == first
-        except (TypeError, ValueError):
-            alike = False
-        if not alike:
-            raise errors.InputError(
-                errors.compose(
-                    "input_fn feeds the replicas differently.",
-                    [
-                        f"replica 0: {errors.shown(specs[0])}",
-                        f"replica {r}: {errors.shown(spec)}",
-                        f"at {errors.user_line()}",
-                    ],
-                    "let the elements of all replicas have one structure, and the same "
-                    "dtypes.",
-                )
-            )
-
-
-def _dtypes(spec: Any) -> list[tuple[type, Any]]:
-    leaves = tf.nest.flatten(spec)
-    return [(type(leaf), getattr(leaf, "dtype", None)) for leaf in leaves]
 
 
 def _prefetched(
@@ -418,7 +236,9 @@ def _ops_of(element: Any) -> list[tf.Operation]:
 def _is_there(source: Any) -> bool:
     """Whether a source consists of values, and not of what has yet to be computed."""
     leaves = tf.nest.flatten(source, expand_composites=True)
-    return _kind(source) != "a function" and not any(map(tf.is_symbolic_tensor, leaves))
+    return checks.source_kind(source) != "a function" and not any(
+        map(tf.is_symbolic_tensor, leaves)
+    )
 
 
 def _identities(element: Any, source: Any) -> Any:
@@ -434,7 +254,7 @@ def _identities(element: Any, source: Any) -> Any:
         )
     except base.UNCONVERTED as error:
         told = f"what is no nest of tensors ({errors.told(error)})"
-        raise _useless("the function", source, told) from error
+        raise checks.useless("the function", source, told) from error
 
 
 def columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
@@ -464,8 +284,3 @@ def columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
                     )
                 )
     return made
-
-
-def _name(input_fn: Callable[..., Any]) -> str:
-    name = getattr(input_fn, "__name__", None)
-    return name if isinstance(name, str) else errors.shown(input_fn)

@@ -18,6 +18,7 @@ from replicator import _tf, arguments, context, errors
 from replicator.primitives import (
     all_gather,
     all_reduce,
+    arithmetic,
     base,
     groups,
     reductions,
@@ -287,4 +288,4 @@ def _reshaped(row: tf.Tensor, size: tf.Tensor, shape: tf.TensorShape) -> tf.Tens
     """Gives values in one row their shape; `size` is it, where it is unknown so far."""
     if shape.is_fully_defined():
         return tf.reshape(row, shape)
-    return base.ensure_shape(tf.reshape(row, size), shape)
+    return arithmetic.ensure_shape(tf.reshape(row, size), shape)

@@ -17,24 +17,9 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.graph.order import effects
 from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
+from replicator.optimizers.sparsity import Kind, as_kind, merge_all
 from replicator.primitives import all_gather, all_reduce
 from replicator.variables.replicated import plain
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """Whether a gradient is sparse, and the dtype of its indices if so."""
-
-    index_dtype: str | None = None
-
-    @classmethod
-    def of(cls, gradient: Gradient | None) -> Kind | None:
-        """Returns the kind of a gradient; None if there is none."""
-        if gradient is None:
-            return None
-        if isinstance(gradient, tf.IndexedSlices):
-            return cls(gradient.indices.dtype.name)
-        return cls()
 
 
 class Combiner:
@@ -97,7 +82,7 @@ class Combiner:
         if kinds is None:
             return tf.no_op()
         grads = [
-            _as_kind(gradient, variable, kind)
+            as_kind(gradient, variable, kind)
             for gradient, variable, kind in zip(grads, variables, kinds, strict=True)
         ]
         used = [k for k, gradient in enumerate(grads) if gradient is not None]
@@ -162,13 +147,13 @@ class Combiner:
         guess = any(used) if self._shared else all(used)
         if known is None and not guess and replica.num_replicas > 1:
             so_far = build.findings.get(("merged", place), first.kinds)
-            merged = _merge_all(so_far, own.kinds)
+            merged = merge_all(so_far, own.kinds)
             build.findings["merged", place] = merged
             if replica.replica_id < build.num_traced - 1:
                 return None
         else:
             kinds = first.kinds if known is None else known
-            merged = _merge_all(kinds, own.kinds)
+            merged = merge_all(kinds, own.kinds)
             if merged == kinds:
                 return kinds
         build.knowledge[place] = merged
@@ -319,51 +304,6 @@ class _Handed:
                     "give a weight on every replica, or on none.",
                 )
             )
-
-
-def _merge_all(
-    ones: Sequence[Kind | None], others: Sequence[Kind | None]
-) -> tuple[Kind | None, ...]:
-    return tuple(_merge(one, two) for one, two in zip(ones, others, strict=True))
-
-
-def _merge(one: Kind | None, two: Kind | None) -> Kind | None:
-    if one is None or two is None:
-        return one or two
-    return one if one == two else Kind()
-
-
-def _as_kind(
-    gradient: Gradient | None, variable: Any, kind: Kind | None
-) -> Gradient | None:
-    """Makes a gradient dense or sparse; None becomes zeros, unless all have None."""
-    if kind is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        if Kind.of(gradient) == kind:
-            return gradient
-        if gradient.dense_shape is None:
-            gradient = tf.IndexedSlices(
-                gradient.values, gradient.indices, _shape_of(plain(variable))
-            )
-    if gradient is not None:
-        return tf.convert_to_tensor(gradient)
-    value = plain(variable)
-    if kind.index_dtype is None:
-        return tf.zeros_like(value)
-    shape = _shape_of(value)
-    return tf.IndexedSlices(
-        tf.zeros(tf.concat([[0], shape[1:]], 0), value.dtype),
-        tf.zeros([0], kind.index_dtype),
-        shape,
-    )
-
-
-def _shape_of(variable: Any) -> tf.Tensor:
-    """Returns a variable's shape; it is only read if it may change."""
-    if variable.shape.is_fully_defined():
-        return tf.constant(variable.shape.as_list(), tf.int32)
-    return tf.shape(variable)
 
 
 def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:

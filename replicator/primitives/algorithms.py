@@ -25,7 +25,7 @@ import tensorflow as tf
 from replicator import arguments, errors
 from replicator.costs import cost, rates
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import base, reductions, rooted
+from replicator.primitives import arithmetic, base, reductions, rooted
 
 # TensorFlow cuts a tensor without a copy where the cut falls on a multiple of these.
 _ALIGNED_BYTES = 64
@@ -172,7 +172,7 @@ def tree(job: Job) -> Received:
         middle = _middle(low, high)
         lower, upper = up(low, middle), up(middle, high)
         with tf.device(job.devices[leader(low, high)]):
-            return base.fold(steps.pair, [lower, upper])
+            return arithmetic.fold(steps.pair, [lower, upper])
 
     def down(low: int, high: int, result: tf.Tensor) -> None:
         if high - low == 1:
@@ -216,7 +216,7 @@ def ring(job: Job) -> Received:
         for n in order[1:]:
             with tf.device(job.devices[n]):
                 own = steps.widen(slices[n][k])
-                travelling = base.fold(steps.pair, [travelling, own])
+                travelling = arithmetic.fold(steps.pair, [travelling, own])
         with tf.device(job.devices[order[-1]]):
             travelling = steps.finish(travelling)
         gathered[order[-1]].append(travelling)
@@ -264,7 +264,7 @@ def _hop(tensor: tf.Tensor) -> tf.Tensor:
 
     Grappler takes an identity away, and lets the tensor travel from where it was made.
     """
-    return base.shield(tensor)
+    return arithmetic.shield(tensor)
 
 
 def _checked(job: Job) -> Job:
@@ -327,7 +327,7 @@ def _whole(slices: Sequence[tf.Tensor], like: tf.Tensor, device: str) -> tf.Tens
         flat = tf.concat(slices, 0) if len(slices) > 1 else _hop(slices[0])
         known = like.shape.is_fully_defined()
         whole = tf.reshape(flat, like.shape if known else tf.shape(like))
-        return whole if known else base.ensure_shape(whole, like.shape)
+        return whole if known else arithmetic.ensure_shape(whole, like.shape)
 
 
 def _check_gpus(matched: Matched) -> None:

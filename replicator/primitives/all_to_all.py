@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator.graph.ir.placeholder import Call, Placeholder, Value
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import axes, base, groups, rooted
+from replicator.primitives import arithmetic, axes, base, groups, rooted
 
 
 def all_to_all(
@@ -220,7 +220,7 @@ def gradient(
         of=call,
     )
     for k, d in zip(flowing, back, strict=True):
-        gradients[k] = base.ensure_shape(d, operands[k].shape)
+        gradients[k] = arithmetic.ensure_shape(d, operands[k].shape)
     return gradients
 
 

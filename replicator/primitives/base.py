@@ -8,7 +8,7 @@ Replicator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -351,73 +351,6 @@ def differentiate(
     ]
     with replica.backward_pass():
         return list(gradient(placed, dense))
-
-
-def add_in_order(column: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Adds up one tensor per replica, in replica order, as `fold` does.
-
-    A chain of sums of two, each of which adds to the buffer of the one before. An AddN
-    of three or more would begin with whichever operand has a buffer that it may reuse,
-    which is known only when it runs; of two, it can only exchange the two.
-
-    Shapes that differ when it runs are an InvalidArgumentError.
-    """
-    if len(column) == 1:
-        return tf.identity(column[0])
-    nodes, dtype = _tf.Nodes(), column[0].dtype
-
-    def shielded(x: tf.Tensor | int, shape: tf.TensorShape) -> int:
-        return nodes.add("PlaceholderWithDefault", [x], dtype=dtype, shape=shape)
-
-    shape = column[0].shape
-    operands = [shielded(x, x.shape) for x in column]
-    total = operands[0]
-    for x, operand in zip(column[1:], operands[1:], strict=True):
-        shape = shape.merge_with(x.shape)
-        total = shielded(nodes.add("AddN", [total, operand], N=2, T=dtype), shape)
-    ops = nodes.finish("add_in_order")
-    result = ops[total].outputs[0]
-    added = [ops[operand].inputs[0] for operand in operands]
-    _tf.record_gradient("AddInOrder", [result], added, lambda d: [d] * len(added))
-    return result
-
-
-def fold(
-    combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], column: Sequence[tf.Tensor]
-) -> tf.Tensor:
-    """Combines one tensor per replica from left to right, so that the order holds."""
-    if len(column) == 1:
-        return tf.identity(column[0])
-    result, *others = map(shield, column)
-    for operand in others:
-        result = shield(combine(result, operand))
-    return result
-
-
-def shield(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor behind which TensorFlow's graph optimizer does not look.
-
-    Grappler joins additions, the user's with ours, into one AddN whose operands it
-    sorts by name; takes out common factors; multiplies and adds up constants
-    beforehand; and makes x + x a product with a constant, whose control edge from
-    another device makes a loop hang (TensorFlow 2.21; seen with a broadcast that is
-    reduced). So each operand of a reduction is shielded, and each result.
-    """
-    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
-
-
-def ensure_shape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
-    """Compares a shape when it runs.
-
-    tf.ensure_shape of an unknown rank fails if TensorFlow finds the rank, as it does
-    where a function is called with tensors of which more is known. An unknown rank is
-    compared with nothing.
-    """
-    if tf.TensorShape(shape).rank is None:
-        return tf.raw_ops.PlaceholderWithDefault(
-            input=tensor, shape=tf.TensorShape(None)
-        )
-    return tf.ensure_shape(tensor, shape)
 
 
 def without(shape: Sequence[int | None], axis: int) -> Shape:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator import arguments, context, errors
 from replicator.graph.ir.placeholder import Call, Placeholder, Value
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import base
+from replicator.primitives import arithmetic, base
 
 
 def send(value: Any, destination: int, tag: int = 0) -> None:
@@ -242,7 +242,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     sent = matched.operands[ends["send"]][: len(spec)]
     with tf.device(matched.devices[ends["recv"]]):
         received = [
-            base.ensure_shape(tensor, value.shape)
+            arithmetic.ensure_shape(tensor, value.shape)
             for tensor, value in zip(sent, spec, strict=True)
         ]
     return [received if n == ends["recv"] else [] for n in range(len(ends))]

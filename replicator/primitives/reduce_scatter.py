@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator import context
 from replicator.graph.ir.placeholder import Placeholder, Value
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import all_gather, axes, base, groups, reductions
+from replicator.primitives import all_gather, arithmetic, axes, base, groups, reductions
 
 
 def reduce_scatter(
@@ -95,7 +95,7 @@ def gradient(
         results = all_gather.gather_dense(wholes, axis, of=call)
     back = reductions.share(op, own, results, totals, call)
     for k, d in zip(flowing, back, strict=True):
-        gradients[k] = base.ensure_shape(d, operands[k].shape)
+        gradients[k] = arithmetic.ensure_shape(d, operands[k].shape)
     return gradients
 
 

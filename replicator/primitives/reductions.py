@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.graph.ir.placeholder import Call, Value
-from replicator.primitives import all_gather, base
+from replicator.primitives import all_gather, arithmetic, base
 
 # Takes one tensor per replica, in replica order.
 Fold = Callable[[Sequence[tf.Tensor]], tf.Tensor]
@@ -194,14 +194,14 @@ def combine(
     if reduction.fold is not None:
         value = steps.finish(reduction.fold(wide))
     else:
-        value = steps.finish(base.fold(steps.pair, _of_one_shape(wide)))
+        value = steps.finish(arithmetic.fold(steps.pair, _of_one_shape(wide)))
     if not reduction.located:
         return [value]
     held = [_holds(x, value) for x in column]
     owner = tf.fill(tf.shape(value), tf.constant(group[-1], tf.int32))
     for replica_id, holds in reversed(list(zip(group[:-1], held[:-1], strict=True))):
         owner = tf.where(holds, replica_id, owner)
-    return [value, base.ensure_shape(owner, value.shape)]
+    return [value, arithmetic.ensure_shape(owner, value.shape)]
 
 
 def take_apart(op: str, dtype: tf.DType, count: int) -> Steps:
@@ -388,7 +388,7 @@ REDUCTIONS = {
         ("floating", "complex", "integer"),
         'to count booleans, cast to int; "logical_and" and "logical_or" combine them.',
         _add,
-        fold=base.add_in_order,
+        fold=arithmetic.add_in_order,
         share=_sum_share,
         rounds=True,
     ),
@@ -396,7 +396,7 @@ REDUCTIONS = {
         ("floating", "complex"),
         "cast to a float first; an integer mean would round.",
         _add,
-        fold=base.add_in_order,
+        fold=arithmetic.add_in_order,
         share=_mean_share,
         rounds=True,
         mean=True,

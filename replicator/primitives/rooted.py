@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import base
+from replicator.primitives import arithmetic, base
 
 
 def is_root(root: int) -> bool:
@@ -111,7 +111,7 @@ def as_agreed(matched: Matched, k: int) -> tf.Tensor:
     ]
     for call in matched.calls:
         if not value.shape.is_fully_defined():
-            value = base.ensure_shape(value, call.agreed[k].shape)
+            value = arithmetic.ensure_shape(value, call.agreed[k].shape)
     return same_shape(value, stand_ins, matched.calls[root].primitive)
 
 

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph.passes.owners import Aliases
-from replicator.primitives import base
+from replicator.primitives import arithmetic
 from replicator.variables.seeds import Seed
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Aggregated(Placement):
         """Returns the sum, the mean or the first of the components' values."""
         if not self.is_aggregated or len(values) == 1:
             return values[0]
-        total = base.fold(tf.add, values)
+        total = arithmetic.fold(tf.add, values)
         return total if self.adds_up else tf.cast(total / len(values), total.dtype)
 
     def written(

@@ -19,7 +19,6 @@ may take is decided here, so that replicas cannot drift apart unseen:
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,25 +27,24 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.graph.order import effects
 from replicator.graph.passes.owners import Aliases
-from replicator.primitives import base
 from replicator.variables import (
     agreement,
     compiled,
     locks,
-    parts,
+    part_writes,
     python_calls,
+    saving,
     unbuilt,
 )
 from replicator.variables.placement import Placement
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
-VALUE_KEY = "VARIABLE_VALUE"  # what tf.train.Checkpoint calls a variable's value
 
 _SUM = tf.VariableAggregation.SUM
 
 
-class ReplicatedVariable(_tf.HandleVariable):
+class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
     """A tf.Variable with one component per replica.
 
     Made by creating any variable under `Replicator.context()` or inside a step_fn.
@@ -316,103 +314,10 @@ class ReplicatedVariable(_tf.HandleVariable):
                 )
         return self if tf.executing_eagerly() else _Written(self, op)
 
-    def _write_part_of_all(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Writes a part of the value, outside a step."""
-        before = []
-        if self.placement.is_aggregated:
-            # A part of the aggregated value is written where the whole of it stands.
-            collected = self.assign(self._aggregated(), read_value=False)
-            before = [] if collected is None else [collected]
-        with tf.control_dependencies(before):
-            return self._write_all(
-                lambda component, r: (
-                    tf.no_op()
-                    if r and self.placement.adds_up
-                    else getattr(component, method)(*args, **kwargs)
-                ),
-                True,
-            )
-
-    def _write_part(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Writes a part of the value, inside a step."""
-        replica = context.require(method)
-        unbuilt.is_done(self, replica)
-        claim = agreement.claim(self, replica)
-        write = getattr(_tf.HandleVariable, method)
-        if claim is not None or agreement.is_equal(self, replica):
-            with self._entered(replica, claim):
-                return write(self, *args, **kwargs)
-        if self.aggregation == _SUM and not replica.updating:
-            raise base.bad_argument(
-                f"{method} of variable {self.name}, whose aggregation is SUM,",
-                "has no meaning in a step",
-                "all_reduce what is written, or assign the whole value.",
-            )
-        with replica.agreeing_on(self.name, method, self.key):
-            # The replicas agree on the mean of the whole value, whichever parts each of
-            # them writes. Should they not, nothing has been written.
-            if self.placement.owner is not None or parts.has_value(method):
-                return self.assign(parts.written(self, method, *args, **kwargs))
-            with self._entered(replica, None):
-                written = write(self, *args, **kwargs)
-                with tf.control_dependencies([written.op]):
-                    return self.assign(self.read_value())
-
-    # --- Checkpoints ------------------------------------------------------------------
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {VALUE_KEY: self.read_value()}
-
-    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
-        return self.restore(restored[VALUE_KEY])
-
-    def restore(self, value: tf.Tensor) -> Any:
-        """Writes a checkpoint's value into every component.
-
-        Args:
-            value: Of the variable's shape and dtype.
-
-        Returns:
-            The op that does it, in a graph; None when executing eagerly.
-
-        Raises:
-            ValueError: The shape does not fit.
-        """
-        if not self.shape.is_compatible_with(value.shape):
-            raise ValueError(
-                f"A checkpoint's tensor of shape {value.shape} does not fit variable "
-                f"{self.name} of shape {self.shape}."
-            )
-        with context.building(None), self._exclusively():
-            done = [
-                component.assign(
-                    self.placement.written(value, self, r), read_value=False
-                )
-                for r, component in enumerate(self._outside)
-            ]
-        self.unbuilt = None
-        return None if tf.executing_eagerly() else tf.group(*done)
-
-    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        """Asked by the v1 Saver, which would otherwise restore component 0 only."""
-        return {VALUE_KEY: lambda name=self._shared_name: _Saveable(self, name)}
-
-    @_do_not_convert
-    def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
-        """Sets the value in a session, as tf.compat.v1.Variable.load."""
-        if self.placement.differs:
-            raise errors.ReplicatorError(
-                errors.compose(
-                    f"the replicas' values of variable {self.name} differ; it cannot "
-                    "be loaded.",
-                    fix="run its assign(value) in the session.",
-                )
-            )
-        for component in self._outside:
-            component.load(value, session)
+    # --- As TensorFlow sees it --------------------------------------------------------
 
     def __tf_tracing_type__(self, signature_context: Any) -> Any:
-        return _ThisVariable(self)
+        return saving.ThisVariable(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> tf.Variable:
         raise errors.ReplicatorError(
@@ -447,55 +352,6 @@ def plain(variable: Any) -> Any:
     return variable if callable(inside) else inside
 
 
-def _partial_writer(method: str) -> Callable[..., Any]:
-    """Returns the replicated version of a method that writes parts of a variable."""
-
-    def write_part(self: ReplicatedVariable, *args: Any, **kwargs: Any) -> Any:
-        with self._afterwards():
-            if context.current() is None:
-                python_calls.refuse_write(self)
-                return self._write_part_of_all(method, *args, **kwargs)
-            return self._write_part(method, *args, **kwargs)
-
-    write_part.__name__ = method
-    write_part.__doc__ = f"As tf.Variable.{method}; see the module's docstring."
-    return _do_not_convert(write_part)
-
-
-for _method in (
-    "scatter_add scatter_sub scatter_update scatter_max scatter_min scatter_mul "
-    "scatter_div batch_scatter_update scatter_nd_add scatter_nd_sub scatter_nd_update "
-    "scatter_nd_max scatter_nd_min _strided_slice_assign"
-).split():
-    setattr(ReplicatedVariable, _method, _partial_writer(_method))
-
-
-class _ThisVariable(tf.types.experimental.TraceType):
-    """Keys the traces of a tf.function by which variable it is given.
-
-    A plain variable would be handed in as its handle; a replicated one has several.
-    """
-
-    def __init__(self, variable: ReplicatedVariable) -> None:
-        self._variable = weakref.ref(variable)
-        self._key = variable._unique_id
-
-    def is_subtype_of(self, other: Any) -> bool:
-        return self == other
-
-    def most_specific_common_supertype(self, others: Sequence[Any]) -> Any:
-        return self if all(self == other for other in others) else None
-
-    def placeholder_value(self, placeholder_context: Any) -> ReplicatedVariable | None:
-        return self._variable()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ThisVariable) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-
 def _to_tensor(
     variable: ReplicatedVariable,
     dtype: Any = None,
@@ -514,26 +370,3 @@ def _to_tensor(
 
 
 tf.register_tensor_conversion_function(ReplicatedVariable, _to_tensor)
-
-
-class _Saveable(_tf.SaveableObject):
-    """How the v1 Saver saves and restores a ReplicatedVariable: as a plain one."""
-
-    def __init__(self, variable: ReplicatedVariable, name: str) -> None:
-        self._variable = variable
-        value = variable.read_value
-        if not tf.executing_eagerly():  # read here, before the graph is finalized
-            grows = variable.placement.grows
-            value = variable.read_value() if grows else variable._graph_element
-        spec = _tf.SaveSpec(
-            value, "", name, dtype=variable.dtype, device=variable._handle.device
-        )
-        super().__init__(variable, [spec], name)
-
-    def restore(
-        self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any
-    ) -> Any:
-        value = restored_tensors[0]
-        if restored_shapes is not None:
-            value = tf.reshape(value, restored_shapes[0])
-        return self._variable.restore(value)

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.costs import cost
-from replicator.primitives import algorithms, base, reductions
+from replicator.primitives import algorithms, arithmetic, reductions
 from tests import helpers
 
 ON_CPU = ["hub", "shuffled", "tree", "ring"]
@@ -181,7 +181,7 @@ def test_many_tensors_are_added_in_order(count: int) -> None:
 
     @tf.function
     def total() -> tf.Tensor:
-        return base.add_in_order(
+        return arithmetic.add_in_order(
             [
                 helpers.opaque(a) if k % 3 else tf.constant(a)
                 for k, a in enumerate(arrays)

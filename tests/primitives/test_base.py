@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.primitives import base
+from replicator.primitives import arithmetic
 from tests import helpers
 
 OPERANDS = {
@@ -219,10 +219,12 @@ def test_a_sum_in_order_is_differentiated(count: int, inside: bool) -> None:
             with tf.GradientTape() as tape:
                 tape.watch(xs)
                 column = [x * x for x in xs]
-                total = base.add_in_order(column)
+                total = arithmetic.add_in_order(column)
                 if inside:
                     total = tf.cond(
-                        total > 0.0, lambda: base.add_in_order(column), lambda: total
+                        total > 0.0,
+                        lambda: arithmetic.add_in_order(column),
+                        lambda: total,
                     )
             first = tape.gradient(total, xs)
         return total, first, outer.gradient(first, xs)

@@ -11,6 +11,7 @@ from replicator.primitives import table
 
 SHARED = {
     "algorithms",
+    "arithmetic",
     "axes",
     "base",
     "groups",

@@ -17,21 +17,18 @@ Zadeck 1988, Detecting equality of variables in programs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.equal.likeness import are_alike, hold_the_same
+from replicator.graph.equal.given import Arguments, Column, Inputs, Ops
+from replicator.graph.equal.likeness import are_alike
 from replicator.graph.equal.sameness import determined_by, hands_to_all
 from replicator.graph.ir import placeholder, switching
-from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import acting, chooses, kind_of, resource_inputs
 from replicator.graph.matching import control_flow
 from replicator.graph.order import effects
-
-Column: TypeAlias = tuple[tf.Tensor, ...]  # one per replica
-Ops: TypeAlias = tuple[tf.Operation, ...]  # one per replica
 
 _LOOPS = ("While", "StatelessWhile")
 
@@ -48,7 +45,7 @@ class Level:
     def __init__(
         self,
         replicas: Sequence[Iterable[tf.Operation]],
-        inputs: _Inputs,
+        inputs: Inputs,
     ) -> None:
         self._inputs = inputs
         self._known: dict[tuple[int, ...], Ops | None] = {}
@@ -285,7 +282,7 @@ class Level:
             return None
         graphs = [functions[n][1] for functions in called]
         offset = 1 if chooses(ops[0]) else 0
-        inputs = _Arguments(self, ops, graphs, offset, (n, stays is not None), stays)
+        inputs = Arguments(self, ops, graphs, offset, (n, stays is not None), stays)
         replicas = acting([graph.get_operations() for graph in graphs])
         return Level(replicas, inputs)
 
@@ -303,116 +300,7 @@ def of_step(
         variable_of: Returns the replicated variable behind a handle, or None.
         flow: What stands in control flow of TensorFlow 1.
     """
-    return Level(replicas, _Inputs(variable_of, flow))
-
-
-class _Inputs:
-    """What is known of the values that a level is given from outside.
-
-    Args:
-        variable_of: Returns the replicated variable behind a handle, or None.
-        flow: What stands in control flow of TensorFlow 1.
-    """
-
-    flow = switching.NONE
-
-    def __init__(
-        self, variable_of: Callable[[tf.Tensor], Any], flow: switching.Flow
-    ) -> None:
-        self.flow = flow
-        self._variable_of = variable_of
-        self._captures = Captures()
-
-    def resource(self, r: int, tensor: tf.Tensor) -> Any:
-        """Returns the replicated variable behind a handle, or any other resource."""
-        outermost = self._captures.outermost(self.flow.handle(tensor))
-        variable = self._variable_of(outermost)
-        return outermost if variable is None else variable
-
-    def version(self, r: int, tensor: tf.Tensor) -> Any:
-        """Returns what is equal where a resource was written as often before."""
-        return None
-
-    def difference(self, column: Column) -> tuple[bool, Ops | None]:
-        """Returns whether something is known, and by what the values differ if so."""
-        if all(tensor is column[0] for tensor in column):
-            return True, None
-        outside = [self._captures.outermost(tensor) for tensor in column]
-        return hold_the_same(outside), None
-
-
-class _Arguments(_Inputs):
-    """What is known of the arguments of functions that the replicas' ops call.
-
-    Args:
-        outer: The level on which they are called.
-        ops: The ops that call them.
-        graphs: The functions.
-        offset: How many of the inputs of an op are not the function's.
-        place: Tells the functions of one op apart.
-        stays: Of a loop, which arguments are equal at the start of each turn.
-    """
-
-    def __init__(
-        self,
-        outer: Level,
-        ops: Ops,
-        graphs: Sequence[Any],
-        offset: int,
-        place: Any,
-        stays: Sequence[bool] | None,
-    ) -> None:
-        self._outer = outer
-        self._ops = ops
-        self._offset = offset
-        self._place = place
-        self._stays = stays
-        self._index = [
-            {id(tensor): k for k, tensor in enumerate(graph.inputs)} for graph in graphs
-        ]
-
-    def _given(self, r: int, tensor: tf.Tensor) -> tf.Tensor | None:
-        """Returns what an argument is on the level around."""
-        k = self._index[r].get(id(tensor))
-        inputs = self._ops[r].inputs
-        if k is None or k + self._offset >= len(inputs):
-            return None
-        return inputs[k + self._offset]
-
-    def resource(self, r: int, tensor: tf.Tensor) -> Any:
-        """Returns the replicated variable behind a handle, or any other resource."""
-        given = self._given(r, tensor)
-        return tensor if given is None else self._outer.resource(r, given)
-
-    def version(self, r: int, tensor: tf.Tensor) -> Any:
-        """Returns what is equal where a resource was written as often before."""
-        given = self._given(r, tensor)
-        if given is None:
-            return None
-        outside = self._outer.version(r, self._ops[r], given)
-        key = id(self._outer.resource(r, given))
-        if self._ops[r] not in self._outer.writes[r].get(key, ()):
-            return outside
-        return outside, self._place
-
-    def difference(self, column: Column) -> tuple[bool, Ops | None]:
-        """Returns whether something is known, and by what the values differ if so."""
-        given = [self._given(r, tensor) for r, tensor in enumerate(column)]
-        if any(tensor is None for tensor in given):
-            return False, None
-        if self._stays is None:
-            return True, self._outer.difference(tuple(given))
-        places = [self._index[r][id(tensor)] for r, tensor in enumerate(column)]
-        if len(set(places)) == 1:
-            return True, None if self._stays[places[0]] else self._ops
-        if all(self._is_captured(r, place) for r, place in enumerate(places)):
-            return True, self._outer.difference(tuple(given))
-        return True, self._ops
-
-    def _is_captured(self, r: int, place: int) -> bool:
-        """Whether an argument of a loop is the same in each turn."""
-        body = _tf.called_graphs(self._ops[r])[1][1]
-        return body.outputs[place] is body.inputs[place]
+    return Level(replicas, Inputs(variable_of, flow))
 
 
 def _key(column: Column) -> tuple[int, ...]:

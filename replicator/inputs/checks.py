@@ -1,0 +1,145 @@
+"""What is refused of input_fns and of the elements that they feed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.primitives import base
+
+
+def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> None:
+    """Raises InputError if an input_fn has returned what cannot feed a replica."""
+    kind = source_kind(source)
+    giver = "input_fn", input_fn
+    if kind == "an iterator":
+        raise useless(*giver, "an iterator, which cannot be pulled inside a graph")
+    if kind == "a function" and required(source):
+        raise useless(*giver, "a function that must be given arguments")
+    if kind == "a tensor structure":
+        check_element(source, *giver)
+    if input_mode == "per_worker" and kind != "a Dataset":
+        raise errors.InputError(
+            errors.compose(
+                f"input_fn {name_of(input_fn)} returned {kind} with "
+                'input_mode="per_worker", which deals out the elements of one Dataset.',
+                errors.sites_of("input_fn", input_fn),
+                'return a tf.data.Dataset, or use input_mode="per_replica".',
+            )
+        )
+
+
+def check_element(element: Any, what: str, giver: Any) -> None:
+    """Raises InputError unless an element is a nest of tensors.
+
+    Args:
+        element: What was returned.
+        what: By whom, in words.
+        giver: The function that returned it.
+    """
+    if element is None:
+        raise useless(what, giver, "nothing")
+    try:
+        leaves = tf.nest.flatten(element)
+    except base.UNCONVERTED as error:
+        told = f"what is no nest of tensors ({errors.told(error)})"
+        raise useless(what, giver, told) from error
+    if not leaves or any(leaf is None for leaf in leaves):
+        held = f"{errors.shown(element)}, which holds no tensor"
+        raise useless(what, giver, held)
+    for leaf in leaves:
+        if source_kind(leaf) != "a tensor structure":
+            raise useless(what, giver, f"a structure that holds {source_kind(leaf)}")
+        try:
+            spec = tf.type_spec_from_value(leaf)
+        except base.UNCONVERTED:
+            spec = None
+        if spec is None or isinstance(spec, tf.data.DatasetSpec):
+            name = type(leaf).__name__
+            raise useless(what, giver, f"{name}, which is no tensor") from None
+
+
+def useless(what: str, giver: Any, returned: str) -> errors.InputError:
+    """Returns the error of a function that returned what cannot feed a replica."""
+    return errors.InputError(
+        errors.compose(
+            f"{what} {name_of(giver)} returned {returned}.",
+            errors.sites_of(what, giver),
+            "return a tf.data.Dataset (of several, their tf.data.Dataset.zip), a "
+            "function without arguments that returns a nest of tensors, or a nest of "
+            "tensors.",
+        )
+    )
+
+
+def specs(element: Any) -> Any:
+    """Returns the tf.TypeSpecs of an element's leaves."""
+    return tf.nest.map_structure(tf.type_spec_from_value, element)
+
+
+def source_kind(source: Any) -> str:
+    """Returns what an input_fn has returned, in words."""
+    if isinstance(source, tf.data.Dataset | tf.compat.v1.data.Dataset):
+        return "a Dataset"
+    if isinstance(source, tf.data.Iterator) or hasattr(source, "__next__"):
+        return "an iterator"
+    if callable(source) and not tf.is_tensor(source):
+        return "a function"
+    return "a tensor structure"
+
+
+def check_alike(specs: Sequence[Any]) -> None:
+    """Raises InputError unless the elements of all replicas have one structure."""
+    first = _dtypes(specs[0])
+    for r, spec in enumerate(specs[1:], 1):
+        try:
+            tf.nest.assert_same_structure(specs[0], spec)
+            alike = _dtypes(spec) == first
+        except (TypeError, ValueError):
+            alike = False
+        if not alike:
+            raise errors.InputError(
+                errors.compose(
+                    "input_fn feeds the replicas differently.",
+                    [
+                        f"replica 0: {errors.shown(specs[0])}",
+                        f"replica {r}: {errors.shown(spec)}",
+                        f"at {errors.user_line()}",
+                    ],
+                    "let the elements of all replicas have one structure, and the same "
+                    "dtypes.",
+                )
+            )
+
+
+def _dtypes(spec: Any) -> list[tuple[type, Any]]:
+    leaves = tf.nest.flatten(spec)
+    return [(type(leaf), getattr(leaf, "dtype", None)) for leaf in leaves]
+
+
+def name_of(input_fn: Callable[..., Any]) -> str:
+    """Returns what an input_fn is called in messages."""
+    name = getattr(input_fn, "__name__", None)
+    return name if isinstance(name, str) else errors.shown(input_fn)
+
+
+def required(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Returns the parameters without which a function cannot be called."""
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        p
+        for p in parameters(function)
+        if p.kind not in starred and p.default is p.empty
+    ]
+
+
+def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Returns the parameters of a function, as far as they are known."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []  # some builtins have no signature

@@ -1,0 +1,67 @@
+"""InputContext: what an input_fn may know about the pipeline that it builds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from replicator import arguments, errors
+
+
+@dataclasses.dataclass(frozen=True)
+class InputContext:
+    """What an input_fn may know about the pipeline that it builds.
+
+    Attributes:
+        replica_id: The replica that is fed; 0 if the pipeline feeds all of them.
+        num_replicas: How many replicas there are.
+        pipeline_id: Which pipeline this is, 0 <= pipeline_id < num_pipelines.
+        num_pipelines: How many are built: one per replica, or one per worker.
+    """
+
+    replica_id: int
+    num_replicas: int
+    pipeline_id: int
+    num_pipelines: int
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            least = 1 if field.name.startswith("num_") else 0
+            value = getattr(self, field.name)
+            if not arguments.is_whole(value, least):
+                raise errors.ArgumentError(
+                    errors.compose(
+                        f"InputContext has {field.name}={errors.shown(value)}.",
+                        fix=f"{field.name} is a Python int, {least} or more.",
+                    )
+                )
+
+    def per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Returns how many examples of a global batch one replica gets.
+
+        Args:
+            global_batch_size: Examples per step, on all replicas together.
+
+        Raises:
+            InputError: The replicas do not divide it, or it is no whole number.
+        """
+        whole = arguments.as_whole(global_batch_size)
+        if whole is None or abs(whole) > arguments.LARGEST:
+            raise errors.InputError(
+                errors.compose(
+                    f"a global batch cannot be of {errors.shown(global_batch_size)} "
+                    "examples.",
+                    fix="global_batch_size is a positive int.",
+                )
+            )
+        size, remainder = divmod(whole, self.num_replicas)
+        if remainder or size < 1:
+            below = max(size, 1) * self.num_replicas
+            raise errors.InputError(
+                errors.compose(
+                    f"a global batch of {whole} examples cannot be divided "
+                    f"evenly among {self.num_replicas} replicas.",
+                    fix=f"use a multiple of {self.num_replicas}, e.g. {below} or "
+                    f"{below + self.num_replicas}.",
+                )
+            )
+        return size

@@ -1,0 +1,84 @@
+"""The methods of a variable that write a part of it: scatters, and v[i].assign."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context
+from replicator.primitives import base
+from replicator.variables import agreement, parts, python_calls, unbuilt
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
+_SUM = tf.VariableAggregation.SUM
+
+
+class PartWriter(_tf.HandleVariable):
+    """What ReplicatedVariable adds to the methods that write a part."""
+
+    def _write_part_of_all(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Writes a part of the value, outside a step."""
+        before = []
+        if self.placement.is_aggregated:
+            # A part of the aggregated value is written where the whole of it stands.
+            collected = self.assign(self._aggregated(), read_value=False)
+            before = [] if collected is None else [collected]
+        with tf.control_dependencies(before):
+            return self._write_all(
+                lambda component, r: (
+                    tf.no_op()
+                    if r and self.placement.adds_up
+                    else getattr(component, method)(*args, **kwargs)
+                ),
+                True,
+            )
+
+    def _write_part(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Writes a part of the value, inside a step."""
+        replica = context.require(method)
+        unbuilt.is_done(self, replica)
+        claim = agreement.claim(self, replica)
+        write = getattr(_tf.HandleVariable, method)
+        if claim is not None or agreement.is_equal(self, replica):
+            with self._entered(replica, claim):
+                return write(self, *args, **kwargs)
+        if self.aggregation == _SUM and not replica.updating:
+            raise base.bad_argument(
+                f"{method} of variable {self.name}, whose aggregation is SUM,",
+                "has no meaning in a step",
+                "all_reduce what is written, or assign the whole value.",
+            )
+        with replica.agreeing_on(self.name, method, self.key):
+            # The replicas agree on the mean of the whole value, whichever parts each of
+            # them writes. Should they not, nothing has been written.
+            if self.placement.owner is not None or parts.has_value(method):
+                return self.assign(parts.written(self, method, *args, **kwargs))
+            with self._entered(replica, None):
+                written = write(self, *args, **kwargs)
+                with tf.control_dependencies([written.op]):
+                    return self.assign(self.read_value())
+
+
+def _partial_writer(method: str) -> Callable[..., Any]:
+    """Returns the replicated version of a method that writes parts of a variable."""
+
+    def write_part(self: PartWriter, *args: Any, **kwargs: Any) -> Any:
+        with self._afterwards():
+            if context.current() is None:
+                python_calls.refuse_write(self)
+                return self._write_part_of_all(method, *args, **kwargs)
+            return self._write_part(method, *args, **kwargs)
+
+    write_part.__name__ = method
+    write_part.__doc__ = f"As tf.Variable.{method}; see the module's docstring."
+    return _do_not_convert(write_part)
+
+
+for _method in (
+    "scatter_add scatter_sub scatter_update scatter_max scatter_min scatter_mul "
+    "scatter_div batch_scatter_update scatter_nd_add scatter_nd_sub scatter_nd_update "
+    "scatter_nd_max scatter_nd_min _strided_slice_assign"
+).split():
+    setattr(PartWriter, _method, _partial_writer(_method))

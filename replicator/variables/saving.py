@@ -1,0 +1,125 @@
+"""How TensorFlow knows a replicated variable: in the v1 Saver, and in traces."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context, errors
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
+VALUE_KEY = "VARIABLE_VALUE"  # what tf.train.Checkpoint calls a variable's value
+
+
+class ThisVariable(tf.types.experimental.TraceType):
+    """Keys the traces of a tf.function by which variable it is given.
+
+    A plain variable would be handed in as its handle; a replicated one has several.
+    """
+
+    def __init__(self, variable: Any) -> None:
+        self._variable = weakref.ref(variable)
+        self._key = variable._unique_id
+
+    def is_subtype_of(self, other: Any) -> bool:
+        """Whether it is the same variable."""
+        return self == other
+
+    def most_specific_common_supertype(self, others: Sequence[Any]) -> Any:
+        """Returns itself, if all are the same variable."""
+        return self if all(self == other for other in others) else None
+
+    def placeholder_value(self, placeholder_context: Any) -> Any:
+        """Returns the variable, which stands for itself in a trace."""
+        return self._variable()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ThisVariable) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+class Saveable(_tf.SaveableObject):
+    """How the v1 Saver saves and restores a ReplicatedVariable: as a plain one."""
+
+    def __init__(self, variable: Any, name: str) -> None:
+        self._variable = variable
+        value = variable.read_value
+        if not tf.executing_eagerly():  # read here, before the graph is finalized
+            grows = variable.placement.grows
+            value = variable.read_value() if grows else variable._graph_element
+        spec = _tf.SaveSpec(
+            value, "", name, dtype=variable.dtype, device=variable._handle.device
+        )
+        super().__init__(variable, [spec], name)
+
+    def restore(
+        self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any
+    ) -> Any:
+        """Writes what was saved into every component."""
+        value = restored_tensors[0]
+        if restored_shapes is not None:
+            value = tf.reshape(value, restored_shapes[0])
+        return self._variable.restore(value)
+
+
+class SavedAsOne(_tf.HandleVariable):
+    """What ReplicatedVariable adds to how variables are saved: one value for all."""
+
+    unbuilt: Any
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {VALUE_KEY: self.read_value()}
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
+        return self.restore(restored[VALUE_KEY])
+
+    def restore(self, value: tf.Tensor) -> Any:
+        """Writes a checkpoint's value into every component.
+
+        Args:
+            value: Of the variable's shape and dtype.
+
+        Returns:
+            The op that does it, in a graph; None when executing eagerly.
+
+        Raises:
+            ValueError: The shape does not fit.
+        """
+        if not self.shape.is_compatible_with(value.shape):
+            raise ValueError(
+                f"A checkpoint's tensor of shape {value.shape} does not fit variable "
+                f"{self.name} of shape {self.shape}."
+            )
+        with context.building(None), self._exclusively():
+            done = [
+                component.assign(
+                    self.placement.written(value, self, r), read_value=False
+                )
+                for r, component in enumerate(self._outside)
+            ]
+        self.unbuilt = None
+        return None if tf.executing_eagerly() else tf.group(*done)
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        """Asked by the v1 Saver, which would otherwise restore component 0 only."""
+        return {VALUE_KEY: lambda name=self._shared_name: Saveable(self, name)}
+
+    @_do_not_convert
+    def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
+        """Sets the value in a session, as tf.compat.v1.Variable.load."""
+        if self.placement.differs:
+            raise errors.ReplicatorError(
+                errors.compose(
+                    f"the replicas' values of variable {self.name} differ; it cannot "
+                    "be loaded.",
+                    fix="run its assign(value) in the session.",
+                )
+            )
+        for component in self._outside:
+            component.load(value, session)
