@@ -22,8 +22,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.equal.given import Arguments, Column, Inputs, Ops
 from replicator.graph.equal.likeness import are_alike
+from replicator.graph.equal.outside import Arguments, Column, Inputs, Ops
 from replicator.graph.equal.sameness import determined_by, hands_to_all
 from replicator.graph.ir import placeholder, switching
 from replicator.graph.ir.kinds import acting, chooses, kind_of, resource_inputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
@@ -12,11 +12,23 @@ from replicator.graph.equal.likeness import hold_the_same
 from replicator.graph.ir import switching
 from replicator.graph.ir.captures import Captures
 
-if TYPE_CHECKING:
-    from replicator.graph.equal.equality import Level
-
 Column: TypeAlias = tuple[tf.Tensor, ...]  # one per replica
 Ops: TypeAlias = tuple[tf.Operation, ...]  # one per replica
+
+
+class Level(Protocol):
+    """What is asked of the level on which a function is called; see equality.py."""
+
+    writes: list[dict[int, list[tf.Operation]]]
+
+    def resource(self, r: int, tensor: tf.Tensor) -> Any:
+        """Returns the replicated variable behind a handle, or any other resource."""
+
+    def version(self, r: int, op: tf.Operation, tensor: tf.Tensor) -> Any:
+        """Returns what is equal where a resource was written as often before an op."""
+
+    def difference(self, column: Column) -> Ops | None:
+        """Returns the ops by which values differ, None if they are equal."""
 
 
 class Inputs:
