@@ -5,6 +5,7 @@
 VENV ?= .venv
 PEERS ?= .venv-peers
 CLIENTS ?= .venv-clients
+NIGHTLY ?= .venv-nightly
 BIN := $(VENV)/bin
 # A Python 3.11 or newer for which TensorFlow has wheels; override with PYTHON=...
 CHECK := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -12,7 +13,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits torch-style test test-long coverage test-options test-v1 test-clients lint format bench bench-peers clean
+.PHONY: help digits torch-style test test-long coverage test-options test-plain test-v1 test-clients test-nightly lint format bench bench-peers clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
@@ -21,13 +22,15 @@ help:
 	@echo "make test-long  run the slow tests; half an hour"
 	@echo "make coverage  run all tests, with the coverage of replicator/"
 	@echo "make test-options  run the suite again with each option of Replicator; hours"
+	@echo "make test-plain  run the core of the suite without what is only for speed"
 	@echo "make test-v1  run the tests in sessions as programs of TensorFlow 1"
 	@echo "make test-clients  train other libraries' models, in an environment of their own"
+	@echo "make test-nightly  run the fast tests with pre-releases of TensorFlow and Keras"
 	@echo "make lint     check formatting, lint rules and types"
 	@echo "make format   format the code and mend what ruff can mend"
 	@echo "make bench    measure against one device and MirroredStrategy; 40 minutes"
 	@echo "make bench-peers  measure torch and JAX, in an environment of their own"
-	@echo "make clean    remove .venv, .venv-peers, .venv-clients and all caches"
+	@echo "make clean    remove .venv, .venv-peers, ... and all caches"
 
 digits: $(VENV)/.examples
 	$(BIN)/python examples/digits.py
@@ -53,6 +56,12 @@ test-options: $(VENV)/.test
 	for option in $(OPTIONS); do \
 		$(BIN)/python -m pytest --numprocesses=auto --with $$option || exit; done
 
+# What a TensorFlow may lack, and only makes Replicator faster, is off.
+test-plain: $(VENV)/.test
+	REPLICATOR_FAST=0 $(BIN)/python -m pytest $(PARALLEL) -m "not slow" tests/_tf \
+		tests/primitives tests/graph tests/control_flow tests/variables tests/step \
+		tests/test_failures.py
+
 # What runs in sessions also runs in programs that disable TensorFlow 2's behavior.
 test-v1: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses=auto --v1 -k "session and not eager"
@@ -61,6 +70,20 @@ test-v1: $(VENV)/.test
 test-clients: $(CLIENTS)/.clients
 	$(CLIENTS)/bin/python -m pytest tests/clients/keras3
 	TF_USE_LEGACY_KERAS=1 $(CLIENTS)/bin/python -m pytest tests/clients/legacy
+
+# The newest there are, looked up each time, in place of those that setup.cfg allows.
+# NIGHTLY_TF=tf-nightly takes TensorFlow as it was last night. All packages of one name
+# in Python go first: two of them would mix their files.
+NIGHTLY_TF ?= tensorflow-cpu
+NIGHTLY_PIP := $(NIGHTLY)/bin/python -m pip --quiet --disable-pip-version-check
+test-nightly:
+	$(MAKE) VENV=$(NIGHTLY) $(NIGHTLY)/.test
+	$(NIGHTLY_PIP) uninstall --yes tensorflow tensorflow-cpu tf-nightly
+	$(NIGHTLY_PIP) install --pre --upgrade $(NIGHTLY_TF)
+	$(NIGHTLY_PIP) uninstall --yes keras keras-nightly
+	$(NIGHTLY_PIP) install --pre --no-deps keras-nightly
+	$(NIGHTLY_PIP) list | grep -iE "^(tensorflow|tf|keras)"
+	$(NIGHTLY)/bin/python -m pytest $(PARALLEL) -m "not slow"
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check --quiet
@@ -80,7 +103,7 @@ bench-peers: $(VENV)/.bench $(PEERS)/.peers
 	$(BIN)/python -m benchmarks.report $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(CLIENTS) build dist *.egg-info htmlcov .coverage .coverage.*
+	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(NIGHTLY) build dist *.egg-info htmlcov .coverage .coverage.*
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -19,6 +19,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator._tf import choice
 from tests import helpers, refusals, sampling
 
 NUM_CPUS = 8
@@ -121,10 +122,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Under --with variables=..., leaves out what is about mirrored variables."""
+    """Leaves out what is about mirrored variables, or about what is fast, elsewhere."""
     chosen = replicator.Replicator.__init__.__kwdefaults__["variables"]
     if chosen != "mirrored" and item.get_closest_marker("mirrored"):
         pytest.skip("counts or compares the components of mirrored variables")
+    if item.get_closest_marker("fast") and choice.FAST != set(choice.FILES):
+        pytest.skip("is about what replicator/_tf/fast saves, which is not in use")
 
 
 @pytest.hookimpl(hookwrapper=True)

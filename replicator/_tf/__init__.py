@@ -3,6 +3,10 @@
 No other file imports `tensorflow.python` or touches an underscore of a TensorFlow
 object. Each entry says why the public API does not do and what would replace it.
 tests/_tf calls each of them, so that a new TensorFlow fails there, by name.
+
+The library cannot do without what is in the files of this folder. What is in fast/ only
+saves time, and choice.py has what is in plain/ in its place where a TensorFlow lacks
+what it needs.
 """
 
 from replicator._tf.autograph import (
@@ -17,6 +21,19 @@ from replicator._tf.callers import (
     optimizer_is_summing,
     v1_optimizer_applying,
     variable_of_slot,
+)
+from replicator._tf.choice import (
+    Nodes,
+    capture_all,
+    import_nodes,
+    is_step,
+    leave_out_unused,
+    pack_results,
+    place_of_reads,
+    prepare_call,
+    read_quickly,
+    trace,
+    write_quickly,
 )
 from replicator._tf.control_flow import (
     compiled_function,
@@ -36,28 +53,6 @@ from replicator._tf.effects import (
     ordered_branches,
     resources_touched,
     run_independently,
-)
-from replicator._tf.fast.calls import (
-    pack_results,
-    prepare_call,
-)
-from replicator._tf.fast.captures import (
-    capture_all,
-)
-from replicator._tf.fast.nodes import (
-    Nodes,
-    import_nodes,
-)
-from replicator._tf.fast.tracing import (
-    is_step,
-    leave_out_unused,
-    trace,
-)
-from replicator._tf.fast.variables import (
-    adds_quickly,
-    place_of_reads,
-    read_quickly,
-    write_quickly,
 )
 from replicator._tf.frames import (
     called_by_runtime,
@@ -131,7 +126,6 @@ __all__ = [
     "abandon",
     "add_control_inputs",
     "add_input",
-    "adds_quickly",
     "applying_optimizer",
     "asked_by_writer",
     "builder",

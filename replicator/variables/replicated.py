@@ -166,9 +166,8 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         handle = self.handle
         value = replica.reads.value(handle)
         if value is None:
-            if _tf.adds_quickly(self):
-                value = _tf.read_quickly(self)
-            else:
+            value = _tf.read_quickly(self)
+            if value is None:
                 value = _tf.HandleVariable._read_variable_op(self, no_copy)
             replica.reads.enter(handle, value.op, self.shape)
         return self._brought(value)
@@ -277,10 +276,9 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
         """Writes the component of the replica being built."""
-        if _tf.adds_quickly(self):
-            op = _tf.write_quickly(self, method, value, name)
-            if op is not None:
-                return self._lazy_read(op) if read_value else op
+        op = _tf.write_quickly(self, method, value, name)
+        if op is not None:
+            return self._lazy_read(op) if read_value else op
         write = getattr(_tf.HandleVariable, method)
         return write(self, value, name=name, read_value=read_value)
 

@@ -13,6 +13,7 @@ from tests import helpers
 VARIABLES = pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 
 
+@pytest.mark.fast
 @VARIABLES
 def test_handles_are_there_before_the_second_replica_is_built(variables: str) -> None:
     repl = helpers.make(3, variables=variables)

@@ -10,7 +10,24 @@ from tensorflow.python.eager import cancellation as _cancellation
 from tensorflow.python.eager import context as _context
 from tensorflow.python.eager import execute as _execute
 from tensorflow.python.eager.polymorphic_function import atomic_function as _atomic
+from tensorflow.python.eager.polymorphic_function import concrete_function as _concrete
 from tensorflow.python.ops import handle_data_util
+
+_NEEDED = (
+    _atomic.InterpolateRuntimeError,
+    _cancellation.context,
+    _concrete.ConcreteFunction.function_type,
+    _concrete.ConcreteFunction.inference_fn,
+    _context.context,
+    _context.Context.function_call_options,
+    _context.FunctionCallOptions.as_attrs,
+    _execute.execute,
+    _execute.execute_with_cancellation,
+    handle_data_util.set_handle_data,
+    tf.DType._handle_data,
+    tf.__internal__.FuncGraph.deferred_external_captures,
+    tf.compat.v1.ConfigProto().graph_options.rewrite_options.disable_tfg_optimizer,
+)
 
 
 def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:

@@ -6,9 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.function.capture import capture_container as _container
 from tensorflow.python.ops import handle_data_util
 
 from replicator._tf.fast.nodes import Nodes
+
+_NEEDED = (
+    _container.FunctionCaptures.add_or_replace,
+    _container.FunctionCaptures.by_val_internal,
+    handle_data_util.copy_handle_data,
+    tf.__internal__.FuncGraph.function_captures,
+)
 
 
 def capture_all(graph: Any, handles: Sequence[tf.Tensor]) -> None:
@@ -17,7 +25,7 @@ def capture_all(graph: Any, handles: Sequence[tf.Tensor]) -> None:
     The graph would capture each when it is used first, in several times the time. It
     says what it has captured, but cannot be told.
     """
-    captures = graph._function_captures
+    captures = graph.function_captures
     new = [t for t in handles if id(t) not in captures.by_val_internal]
     nodes = Nodes()
     for handle in new:

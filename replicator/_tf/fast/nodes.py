@@ -12,6 +12,26 @@ from tensorflow.python.framework import importer as _importer
 
 from replicator._tf.graphs import operation_count
 from replicator._tf.ops import add_control_inputs
+from replicator._tf.plain import nodes as plain
+
+_NEEDED = (
+    _c_api.TF_DeleteBuffer,
+    _c_api.TF_GraphImportGraphDefWithResults,
+    _c_api.TF_NewBufferFromString,
+    _c_api_util.ScopedTFImportGraphDefOptions,
+    _c_api_util.ScopedTFImportGraphDefResults,
+    _importer._PopulateTFImportGraphDefOptions,
+    tf.Graph._apply_device_functions,
+    tf.Graph._c_graph,
+    tf.Graph._create_op_from_tf_operation,
+    tf.Graph._create_op_internal,
+    tf.Graph._current_control_dependencies,
+    tf.Graph._get_control_flow_context,
+    tf.Graph._mutation_lock,
+    tf.Graph.new_operations,
+    tf.Operation._control_flow_post_processing,
+    tf.Operation._set_device,
+)
 
 
 def import_nodes(
@@ -50,70 +70,34 @@ def import_nodes(
         ]
 
 
-class Nodes:
+class Nodes(plain.Nodes):
     """Ops that are added to the default graph at once, where that is quicker.
 
     An import takes a tenth of the time that adding ops by the public API takes, but
     goes through the whole graph once; so a few ops are added one by one, in half of
-    the time, see `add_op`. No tape records them. Apart from that they are as ops that
-    are added otherwise: in the current name scope, under the device functions, control
-    dependencies and control flow. Their names sort as they were noted.
+    the time, see `add_op`.
     """
-
-    def __init__(self) -> None:
-        self._definition = tf.compat.v1.GraphDef()
-        self._inputs: list[Sequence[tf.Tensor | int]] = []
-
-    def add(
-        self,
-        type_: str,
-        inputs: Sequence[tf.Tensor | int] = (),
-        device: str | None = None,
-        **attributes: Any,
-    ) -> int:
-        """Notes an op.
-
-        Args:
-            type_: Its type.
-            inputs: Tensors, or the number of an op of this object for its first result.
-            device: Where it stands; if given, no device function is asked.
-            **attributes: All of the op's attributes, but for those with a default.
-
-        Returns:
-            The number of the op.
-        """
-        number = len(self._inputs)
-        node = self._definition.node.add(op=type_, name=_node_name(number))
-        node.device = device or ""
-        for name, value in attributes.items():
-            _set_attribute(node.attr[name], value)
-        self._inputs.append(inputs)
-        return number
 
     def finish(self, name: str) -> list[tf.Operation]:
         """Adds all ops, in a name scope; returns them by number."""
         graph = tf.compat.v1.get_default_graph()
         with tf.name_scope(name) as scope:
             if len(self._inputs) * _NODES_PER_OP < operation_count(graph):
-                return self._add_one_by_one(graph)
+                return self._add_one_by_one()
             return self._import(graph, scope)
 
-    def _add_one_by_one(self, graph: Any) -> list[tf.Operation]:
-        ops: list[tf.Operation] = []
-        for node, inputs in zip(self._definition.node, self._inputs, strict=True):
-            tensors = [ops[x].outputs[0] if isinstance(x, int) else x for x in inputs]
-            op = add_op(node.op, tensors, node.attr, node.name, not node.device)
-            if node.device:
-                op._set_device(node.device)
-            ops.append(op)
-        return ops
+    def _add_one(self, node: Any, inputs: Sequence[tf.Tensor]) -> tf.Operation:
+        op = add_op(node.op, inputs, node.attr, node.name, not node.device)
+        if node.device:
+            op._set_device(node.device)
+        return op
 
     def _import(self, graph: Any, scope: str) -> list[tf.Operation]:
         given: dict[str, tf.Tensor] = {}
         for node, inputs in zip(self._definition.node, self._inputs, strict=True):
             for x in inputs:
                 if isinstance(x, int):
-                    node.input.append(f"{_node_name(x)}:0")
+                    node.input.append(f"{plain.node_name(x)}:0")
                     continue
                 name = f"given_{id(x)}:{x.value_index}"
                 node.input.append(name)
@@ -135,23 +119,6 @@ class Nodes:
 
 # An import looks at so many nodes of the graph in the time of adding an op: measured.
 _NODES_PER_OP = 1000
-
-
-def _node_name(number: int) -> str:
-    return f"n{number:07d}"
-
-
-def _set_attribute(attribute: Any, value: Any) -> None:
-    """Sets the AttrValue of a node."""
-    if isinstance(value, tf.DType):
-        attribute.type = value.as_datatype_enum
-    elif isinstance(value, tf.TensorShape):
-        attribute.shape.SetInParent()  # a scalar's is empty
-        attribute.shape.MergeFrom(value.as_proto())
-    elif isinstance(value, int):
-        attribute.i = value
-    else:
-        attribute.tensor.CopyFrom(value)
 
 
 def type_attribute(dtype: tf.DType) -> Any:

@@ -14,6 +14,17 @@ from tensorflow.python.framework import func_graph as _func_graph
 
 from replicator._tf.ops import is_abandoned
 
+_NEEDED = (
+    _acd.AutomaticControlDependencies()._independent_ops,
+    _acd.AutomaticControlDependencies().ops_which_must_run,
+    _concrete.ConcreteFunction.from_func_graph,
+    _func_graph.func_graph_from_py_func,
+    _function_type.FunctionType,
+    _trace_type.from_value,
+    _trace_type.InternalTracingContext,
+    tf.__internal__.FuncGraph.function_captures,
+)
+
 
 class _Effects(_acd.AutomaticControlDependencies):
     """Leaves what to do about effects to a function that is given."""

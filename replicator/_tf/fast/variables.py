@@ -12,6 +12,18 @@ from tensorflow.python.ops import resource_variable_ops as _rvo
 
 from replicator._tf.fast.nodes import add_op, type_attribute
 
+_NEEDED = (
+    _execute.must_record_gradient,
+    _execute.record_gradient,
+    _op_callbacks.should_invoke_op_callbacks,
+    _rvo._maybe_set_handle_data,
+    _rvo.variable_accessed,
+    record.could_possibly_record,
+    record.record_operation,
+    tf.Graph._current_control_dependencies,
+    tf.Graph._get_control_flow_context,
+)
+
 _WRITERS = {
     "assign": "AssignVariableOp",
     "assign_add": "AssignAddVariableOp",
@@ -19,8 +31,8 @@ _WRITERS = {
 }
 
 
-def adds_quickly(variable: Any) -> bool:
-    """Whether `read_quickly` and `write_quickly` do what a variable's own methods do.
+def _is_quick(variable: Any) -> bool:
+    """Whether what is below adds to a graph what a variable's own methods would add.
 
     Not where nothing is traced, nor where a debugger sees each op as it is added.
     """
@@ -33,12 +45,17 @@ def adds_quickly(variable: Any) -> bool:
     )
 
 
-def read_quickly(variable: Any) -> tf.Tensor:
+def read_quickly(variable: Any) -> tf.Tensor | None:
     """Adds a read of a variable to the function graph that is being traced.
 
     TensorFlow's own method looks at the definition of the op at each call, which takes
     twice as long. Steps read and write hundreds of variables on each replica.
+
+    Returns:
+        None where only the variable's own method adds what it should.
     """
+    if not _is_quick(variable):
+        return None
     _rvo.variable_accessed(variable)
     variable._variable_read = True
     handle, dtype = variable.handle, variable.dtype
@@ -70,8 +87,11 @@ def write_quickly(
         name: Of the op.
 
     Returns:
-        None if the shapes do not fit; the variable's own method says how.
+        None where only the variable's own method adds what it should, or says why it
+        cannot: the shapes do not fit.
     """
+    if not _is_quick(variable):
+        return None
     tensor = tf.convert_to_tensor(value, variable.dtype)
     handle, type_ = variable.handle, _WRITERS[method]
     attributes = {"dtype": type_attribute(variable.dtype)}

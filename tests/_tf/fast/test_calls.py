@@ -9,6 +9,8 @@ from replicator import _tf
 from replicator._tf.fast import calls
 from tests._tf import shared
 
+pytestmark = pytest.mark.fast
+
 
 def test_prepare_call_returns_flat_results_and_pack_results_what_was_returned():
     variable = tf.Variable([1.0, 2.0])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import tensorflow as tf
 
 from replicator import _tf
+
+pytestmark = pytest.mark.fast
 
 
 def test_capture_all_knows_what_is_captured_later():

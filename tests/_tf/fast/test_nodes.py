@@ -9,6 +9,8 @@ from replicator import _tf
 from tests import helpers
 from tests._tf import shared
 
+pytestmark = pytest.mark.fast
+
 
 def test_import_nodes_adds_ops_in_order_with_devices_and_inputs():
     with tf.Graph().as_default() as graph:

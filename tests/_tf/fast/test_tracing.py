@@ -9,6 +9,8 @@ from replicator import _tf
 from replicator.graph.order import ordering
 from tests._tf import shared
 
+pytestmark = pytest.mark.fast
+
 
 def test_trace_orders_and_runs_effects_for_which_no_result_waits():
     variable = tf.Variable(0.0)

@@ -323,10 +323,12 @@ def _twice(block: Callable[[], Any]) -> Callable[[tf.Variable], Any]:
     return use
 
 
+@pytest.mark.fast
 def test_a_variable_is_read_once() -> None:
     assert _reads_of(lambda v: [v + 1.0, v * 2.0, tf.square(v)]) == 1
 
 
+@pytest.mark.fast
 def test_what_was_assigned_is_not_read() -> None:
     assert _reads_of(lambda v: _around(v, lambda: v.assign([3.0, 4.0]))) == 1
 

@@ -1,0 +1,60 @@
+"""Chooses, for each file of fast/, between it and the file of its name in plain/.
+
+That of fast/ saves time and needs more of what is private to TensorFlow. It is chosen
+unless a TensorFlow lacks a name that it looks up when it is imported, or the
+environment variable REPLICATOR_FAST is 0 by then: so tests try the other one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from absl import logging
+
+FILES = ("calls", "captures", "nodes", "tracing", "variables")
+FAST: set[str] = set()  # those of fast/ that are in use
+
+
+def choose(file: str) -> ModuleType:
+    """Returns a file of fast/, or that of its name in plain/; notes which in FAST."""
+    if os.environ.get("REPLICATOR_FAST") != "0":
+        try:
+            module = importlib.import_module(f"replicator._tf.fast.{file}")
+        except (ImportError, AttributeError) as error:
+            logging.warning(
+                "Steps are built or called in more time than they need be, by "
+                "replicator._tf.plain.%s: TensorFlow has changed (%s).",
+                file,
+                error,
+            )
+        else:
+            FAST.add(file)
+            return module
+    FAST.discard(file)
+    return importlib.import_module(f"replicator._tf.plain.{file}")
+
+
+if TYPE_CHECKING:  # both have the same signatures
+    from replicator._tf.fast.calls import pack_results as pack_results
+    from replicator._tf.fast.calls import prepare_call as prepare_call
+    from replicator._tf.fast.captures import capture_all as capture_all
+    from replicator._tf.fast.nodes import Nodes as Nodes
+    from replicator._tf.fast.nodes import import_nodes as import_nodes
+    from replicator._tf.fast.tracing import is_step as is_step
+    from replicator._tf.fast.tracing import leave_out_unused as leave_out_unused
+    from replicator._tf.fast.tracing import trace as trace
+    from replicator._tf.fast.variables import place_of_reads as place_of_reads
+    from replicator._tf.fast.variables import read_quickly as read_quickly
+    from replicator._tf.fast.variables import write_quickly as write_quickly
+else:
+    _calls, _captures, _nodes, _tracing, _variables = map(choose, FILES)
+    pack_results, prepare_call = _calls.pack_results, _calls.prepare_call
+    capture_all = _captures.capture_all
+    Nodes, import_nodes = _nodes.Nodes, _nodes.import_nodes
+    trace, is_step = _tracing.trace, _tracing.is_step
+    leave_out_unused = _tracing.leave_out_unused
+    place_of_reads = _variables.place_of_reads
+    read_quickly, write_quickly = _variables.read_quickly, _variables.write_quickly

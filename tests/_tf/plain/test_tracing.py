@@ -1,0 +1,62 @@
+"""Steps that are traced as any function is have the effects that they should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from replicator import _tf
+from replicator._tf.plain import tracing
+
+
+def _never(*_: Any) -> list[tf.Operation]:
+    raise AssertionError("TensorFlow orders the effects of a tf.function")
+
+
+def test_trace_orders_and_runs_effects():
+    variable = tf.Variable(0.0)
+    seen: list[int] = []
+
+    def build():
+        variable.assign_add(2.0)
+        tf.py_function(lambda: seen.append(1), [], [])
+        variable.assign(variable * 3.0)
+        return [tf.constant(5.0), variable.read_value(), None]
+
+    function = tracing.trace(build, _never)
+    five, value, nothing = function()
+    assert (float(five), float(value), nothing) == (5.0, 6.0, None)
+    assert (float(variable), seen) == (6.0, [1])
+
+
+def test_trace_runs_nothing_that_was_abandoned():
+    variable = tf.Variable(1.0)
+
+    def build():
+        _tf.abandon([variable.assign(7.0, read_value=False)])
+        return tf.constant(5.0)
+
+    function = tracing.trace(build, _never)
+    count = len(function.graph.get_operations())
+    tracing.leave_out_unused(function.graph)
+    assert len(function.graph.get_operations()) == count
+    assert tracing.is_step(function.graph) and not tracing.is_step(tf.Graph())
+    assert (float(function()), float(variable)) == (5.0, 1.0)
+
+
+def test_trace_builds_once_and_raises_what_building_raised():
+    built = []
+
+    def build():
+        built.append(1)
+        return tf.constant(1.0)
+
+    assert float(tracing.trace(build, _never)()) == 1.0 and built == [1]
+
+    def fail():
+        raise KeyError("told")
+
+    with pytest.raises(KeyError, match="told"):
+        tracing.trace(fail, _never)

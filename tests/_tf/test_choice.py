@@ -1,0 +1,151 @@
+"""What is fast is in use unless it cannot be, or shall not: then what is plain is."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator import _tf
+from replicator._tf import choice
+from tests._tf import training
+
+_ROOM = pathlib.Path(_tf.__file__).parent
+# A name of TensorFlow that each file of fast/ needs, and in what it is.
+_LACKING = {
+    "calls": ("tensorflow.python.eager.execute", "execute_with_cancellation"),
+    "captures": ("tensorflow.python.ops.handle_data_util", "copy_handle_data"),
+    "nodes": (
+        "tensorflow.python.framework.c_api_util",
+        "ScopedTFImportGraphDefResults",
+    ),
+    "tracing": ("tensorflow.python.framework.func_graph", "func_graph_from_py_func"),
+    "variables": ("tensorflow.python.eager.record", "could_possibly_record"),
+}
+
+
+def _module(room: str, file: str):
+    return importlib.import_module(f"replicator._tf.{room}.{file}")
+
+
+def _offered(module) -> dict[str, inspect.Signature]:
+    """Returns the signatures of what the room offers of a file, methods too."""
+    found = {}
+    for name, value in vars(module).items():
+        if name in _tf.__all__ and value.__module__ == module.__name__:
+            found[name] = inspect.signature(value)
+            for method, function in inspect.getmembers(value, inspect.isfunction):
+                if not method.startswith("_"):
+                    found[f"{name}.{method}"] = inspect.signature(function)
+    return found
+
+
+@pytest.fixture(name="anew")
+def _anew(monkeypatch):
+    """Lets a test choose again, and forgets what it chose."""
+    monkeypatch.setattr(choice, "FAST", set())
+    monkeypatch.delenv("REPLICATOR_FAST", raising=False)
+    for file in choice.FILES:
+        _module("fast", file)
+        monkeypatch.delitem(sys.modules, f"replicator._tf.fast.{file}")
+    return monkeypatch
+
+
+@pytest.mark.parametrize("file", choice.FILES)
+def test_both_rooms_offer_the_same_by_the_same_signatures(file):
+    fast, plain = (_offered(_module(room, file)) for room in ("fast", "plain"))
+    assert fast and fast == plain
+
+
+def test_both_rooms_have_the_files_that_are_chosen():
+    for room in ("fast", "plain"):
+        files = sorted(path.stem for path in (_ROOM / room).glob("[!_]*.py"))
+        assert files == sorted(choice.FILES)
+
+
+@pytest.mark.parametrize("file", choice.FILES)
+def test_what_is_fast_is_chosen_unless_it_shall_not_be(anew, file):
+    assert choice.choose(file).__name__ == f"replicator._tf.fast.{file}"
+    assert choice.FAST == {file}
+    anew.setenv("REPLICATOR_FAST", "0")
+    assert choice.choose(file) is _module("plain", file)
+    assert choice.FAST == set()
+    anew.setenv("REPLICATOR_FAST", "1")
+    choice.choose(file)
+    assert choice.FAST == {file}
+
+
+@pytest.mark.parametrize("file", choice.FILES)
+def test_what_is_plain_is_chosen_where_a_name_is_gone(anew, caplog, file):
+    module, name = _LACKING[file]
+    anew.delattr(importlib.import_module(module), name)
+    assert choice.choose(file) is _module("plain", file)
+    assert choice.FAST == set()
+    assert f"plain.{file}" in caplog.text and name in caplog.text
+
+
+@pytest.mark.parametrize("file", ["captures", "variables"])
+def test_what_needs_a_file_that_cannot_be_used_is_not_used(anew, caplog, file):
+    anew.delattr(tf.Graph, "_create_op_internal")
+    assert choice.choose(file) is _module("plain", file)
+    assert "_create_op_internal" in caplog.text
+
+
+# Each object gets these for itself: its class does not have them.
+_OF_OBJECTS = {"_caching_device", "_graph", "_n_operations", "_variable_read"}
+_OF_OBJECTS |= {"_validate_shape"}  # HandleVariable needs it too
+
+
+@pytest.mark.parametrize("file", choice.FILES)
+def test_what_is_private_is_looked_up_when_a_file_is_imported(file):
+    """Where a name is gone, an error in a step would be too late."""
+    tree = ast.parse((_ROOM / "fast" / f"{file}.py").read_text())
+    imported = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("tensorflow."):
+            imported |= {alias.asname or alias.name for alias in node.names}
+    used, needed = set(), set()
+    for node in tree.body:
+        assigns = isinstance(node, ast.Assign) and node.targets[0].id == "_NEEDED"
+        for part in ast.walk(node):
+            if not isinstance(part, ast.Attribute):
+                continue
+            of, name = part.value, part.attr
+            if assigns:
+                needed.add(name)
+            elif isinstance(of, ast.Name) and of.id in imported:
+                used.add(name)
+            elif name.startswith("_") and not name.startswith("__"):
+                if not (isinstance(of, ast.Name) and of.id == "self"):
+                    used.add(name)
+    assert not used - needed - _OF_OBJECTS
+
+
+def test_training_comes_to_the_same_without_what_is_fast():
+    here = bool(choice.FAST)
+    environment = {**os.environ, "REPLICATOR_FAST": "0" if here else "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests._tf.training"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as other:
+        trained = training.train_in_all_ways()
+        output, errors = other.communicate()
+    assert other.returncode == 0, errors
+    told = json.loads(output.splitlines()[-1])
+    assert bool(told["fast"]) != here
+    assert trained.keys() == told["trained"].keys() and len(trained) == 10
+    for way, values in trained.items():
+        np.testing.assert_allclose(values, trained["mirrored eager"], rtol=1e-5)
+        np.testing.assert_allclose(values, told["trained"][way], rtol=1e-6, err_msg=way)
