@@ -159,7 +159,7 @@ def test_a_circle_is_shown_link_by_link(name: str, mode: str) -> None:
     with pytest.raises(errors.DeadlockError) as caught:
         helpers.run(mode, repl, lambda: lambda: program(repl))
     said = str(caught.value)
-    at = r"at tests.graph.test_deadlock\.py:\d+ in \S+"
+    at = r"at tests.graph.matching.test_deadlock\.py:\d+ in \S+"
     shown = r"\s+".join(
         rf"replica {r} \(\S*CPU:{r}\): {before}[^\n]* {at}\s+"
         rf"has to happen before {after}[^\n]* {at}"
