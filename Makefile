@@ -82,7 +82,8 @@ test-nightly:
 	$(NIGHTLY_PIP) install --pre --upgrade $(NIGHTLY_TF)
 	$(NIGHTLY_PIP) uninstall --yes keras keras-nightly
 	$(NIGHTLY_PIP) install --pre --no-deps keras-nightly
-	$(NIGHTLY_PIP) list | grep -iE "^(tensorflow|tf|keras)"
+	$(NIGHTLY)/bin/python -c 'import keras, tensorflow; \
+		print("TensorFlow", tensorflow.__version__, "Keras", keras.__version__)'
 	$(NIGHTLY)/bin/python -m pytest $(PARALLEL) -m "not slow"
 
 lint: $(VENV)/.test
