@@ -25,10 +25,11 @@ def choose(file: str) -> ModuleType:
             module = importlib.import_module(f"replicator._tf.fast.{file}")
         except (ImportError, AttributeError) as error:
             logging.warning(
-                "Steps are built or called in more time than they need be, by "
-                "replicator._tf.plain.%s: TensorFlow has changed (%s).",
+                "This TensorFlow lacks what replicator/_tf/fast/%s.py needs (%s): "
+                "steps take longer, by replicator/_tf/plain/%s.py.",
                 file,
                 error,
+                file,
             )
         else:
             FAST.add(file)

@@ -90,7 +90,7 @@ def test_what_is_plain_is_chosen_where_a_name_is_gone(anew, caplog, file):
     anew.delattr(importlib.import_module(module), name)
     assert choice.choose(file) is _module("plain", file)
     assert choice.FAST == set()
-    assert f"plain.{file}" in caplog.text and name in caplog.text
+    assert f"plain/{file}.py" in caplog.text and name in caplog.text
 
 
 @pytest.mark.parametrize("file", ["captures", "variables"])
