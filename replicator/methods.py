@@ -1,6 +1,6 @@
-"""Methods of Replicator that mean the step which is being built: only one of its own.
+"""The methods of Replicator that are called inside a step, and only in one of its own.
 
-What a primitive needs it takes from the context, which knows the replica that calls it.
+A primitive takes what it needs from the context, which knows the replica that calls it.
 Which Replicator was asked, only the method knows.
 """
 
@@ -13,7 +13,24 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import context, errors
+from replicator import arguments, context, errors
+from replicator.interop import tf_replicator
+from replicator.primitives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    base,
+    broadcast,
+    gather,
+    message,
+    permute,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from replicator.step import objects
+from replicator.variables import compiled
 
 
 def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,3 +74,69 @@ def _elsewhere(
             f"call {what} of the Replicator that runs the step.",
         )
     )
+
+
+class InStep:
+    """The methods of Replicator that are called inside a step.
+
+    Those of the primitives have the docstrings of their functions.
+    """
+
+    _devices: tuple[tuple[str, ...], ...]  # those of each replica
+
+    @property
+    @in_own_steps
+    def replica_id(self) -> int:
+        """Inside a step: the replica being built, 0 <= replica_id < num_replicas.
+
+        A Python int, so that a step may differ by replica in plain Python.
+
+        Raises:
+            ContextError: Read outside a step.
+        """
+        replica = context.require("replica_id")
+        compiled.refuse_to_tell("replica_id")
+        replica.build.refuse_copies("replica_id")
+        return replica.replica_id
+
+    @in_own_steps
+    def logical_device(self, index: int) -> Any:
+        """Inside a step: a tf.device block for one of this replica's own devices.
+
+        Args:
+            index: Which one, in the nested list that was given as `devices`.
+        """
+        replica = context.require("logical_device")
+        replica.build.refuse_copies("the replica's own devices")
+        own = self._devices[replica.replica_id]
+        if not arguments.is_whole(index, 0, len(own) - 1):
+            raise base.bad_argument(
+                "logical_device",
+                f"was given index {errors.shown(index)}, but the replica has "
+                f"{len(own)} devices",
+                f"0 <= index < {len(own)}.",
+            )
+        return tf.device(own[index])
+
+    all_reduce = primitive(all_reduce.all_reduce)
+    broadcast = primitive(broadcast.broadcast)
+    all_gather = primitive(all_gather.all_gather)
+    reduce = primitive(reduce.reduce)
+    gather = primitive(gather.gather)
+    scatter = primitive(scatter.scatter)
+    reduce_scatter = primitive(reduce_scatter.reduce_scatter)
+    all_to_all = primitive(all_to_all.all_to_all)
+    # In this order: the method `permute` hides the module.
+    shift = primitive(permute.shift)
+    permute = primitive(permute.permute)
+    broadcast_object = primitive(objects.broadcast_object)
+    all_gather_object = primitive(objects.all_gather_object)
+    send = primitive(message.send)
+    recv = primitive(message.recv)
+    barrier = primitive(barrier.barrier)
+    all_sum = primitive(tf_replicator.all_sum)
+    all_min = primitive(tf_replicator.all_min)
+    all_max = primitive(tf_replicator.all_max)
+    map_reduce = primitive(tf_replicator.map_reduce)
+    map_gather = primitive(tf_replicator.map_gather)
+    linked = primitive(base.linked)

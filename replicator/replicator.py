@@ -9,35 +9,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import arguments, context, devices, errors, methods, optimizers
+from replicator import devices, errors, methods, optimizers
 from replicator.costs import cost, rates
 from replicator.graph.order.effects import Ledger
-from replicator.interop import tf_replicator
 from replicator.options import Options
 from replicator.plan import plan as plans
-from replicator.primitives import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    barrier,
-    base,
-    broadcast,
-    gather,
-    groups,
-    message,
-    permute,
-    reduce,
-    reduce_scatter,
-    scatter,
-)
-from replicator.step import building, draft, objects, steps
-from replicator.variables import compiled, locks
+from replicator.primitives import groups
+from replicator.step import building, draft, steps
+from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
 
-class Replicator:
+class Replicator(methods.InStep):
     """Runs a training step written for one device on many, in one TensorFlow graph.
 
     ```python
@@ -141,40 +126,6 @@ class Replicator:
     def devices(self) -> tuple[str, ...]:
         """The first device of each replica, by its full name."""
         return self._settings.devices
-
-    @property
-    @methods.in_own_steps
-    def replica_id(self) -> int:
-        """Inside a step: the replica being built, 0 <= replica_id < num_replicas.
-
-        A Python int, so that a step may differ by replica in plain Python.
-
-        Raises:
-            ContextError: Read outside a step.
-        """
-        replica = context.require("replica_id")
-        compiled.refuse_to_tell("replica_id")
-        replica.build.refuse_copies("replica_id")
-        return replica.replica_id
-
-    @methods.in_own_steps
-    def logical_device(self, index: int) -> Any:
-        """Inside a step: a tf.device block for one of this replica's own devices.
-
-        Args:
-            index: Which one, in the nested list that was given as `devices`.
-        """
-        replica = context.require("logical_device")
-        replica.build.refuse_copies("the replica's own devices")
-        own = self._devices[replica.replica_id]
-        if not arguments.is_whole(index, 0, len(own) - 1):
-            raise base.bad_argument(
-                "logical_device",
-                f"was given index {errors.shown(index)}, but the replica has "
-                f"{len(own)} devices",
-                f"0 <= index < {len(own)}.",
-            )
-        return tf.device(own[index])
 
     # --- Building and running ---------------------------------------------------------
 
@@ -336,31 +287,6 @@ class Replicator:
             ArgumentError: A replica stands in no group, or in two.
         """
         return groups.make_partition(members, self.num_replicas)
-
-    # --- Primitives -------------------------------------------------------------------
-
-    all_reduce = methods.primitive(all_reduce.all_reduce)
-    broadcast = methods.primitive(broadcast.broadcast)
-    all_gather = methods.primitive(all_gather.all_gather)
-    reduce = methods.primitive(reduce.reduce)
-    gather = methods.primitive(gather.gather)
-    scatter = methods.primitive(scatter.scatter)
-    reduce_scatter = methods.primitive(reduce_scatter.reduce_scatter)
-    all_to_all = methods.primitive(all_to_all.all_to_all)
-    # In this order: the method `permute` hides the module.
-    shift = methods.primitive(permute.shift)
-    permute = methods.primitive(permute.permute)
-    broadcast_object = methods.primitive(objects.broadcast_object)
-    all_gather_object = methods.primitive(objects.all_gather_object)
-    send = methods.primitive(message.send)
-    recv = methods.primitive(message.recv)
-    barrier = methods.primitive(barrier.barrier)
-    all_sum = methods.primitive(tf_replicator.all_sum)
-    all_min = methods.primitive(tf_replicator.all_min)
-    all_max = methods.primitive(tf_replicator.all_max)
-    map_reduce = methods.primitive(tf_replicator.map_reduce)
-    map_gather = methods.primitive(tf_replicator.map_gather)
-    linked = methods.primitive(base.linked)
 
 
 def _resolve(
