@@ -89,7 +89,13 @@ class InStep:
     def replica_id(self) -> int:
         """Inside a step: the replica being built, 0 <= replica_id < num_replicas.
 
-        A Python int, so that a step may differ by replica in plain Python.
+        A Python int, so that plain Python can tell replicas apart.
+
+        Example:
+            >>> rates = [0.1, 0.2]
+            >>> for x in repl.run(lambda: tf.constant(rates[repl.replica_id])): print(x)
+            tf.Tensor(0.1, shape=(), dtype=float32)
+            tf.Tensor(0.2, shape=(), dtype=float32)
 
         Raises:
             ContextError: Read outside a step.
@@ -103,8 +109,21 @@ class InStep:
     def logical_device(self, index: int) -> Any:
         """Inside a step: a tf.device block for one of this replica's own devices.
 
+        Example:
+            >>> repl = replicator.Replicator([["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]])
+            >>> def step_fn():
+            ...     with repl.logical_device(1):
+            ...         return tf.constant(tf.range(3).device)
+            >>> for device in repl.run(step_fn): print(device.numpy().decode())
+            /job:localhost/replica:0/task:0/device:CPU:1
+            /job:localhost/replica:0/task:0/device:CPU:3
+
         Args:
-            index: Which one, in the nested list that was given as `devices`.
+            index: Its place in the replica's entry of `devices`, a Python int.
+
+        Raises:
+            ArgumentError: The replica has no such device.
+            ContextError: Called outside a step.
         """
         replica = context.require("logical_device")
         replica.build.refuse_copies("the replica's own devices")

@@ -25,24 +25,25 @@ _do_not_convert = tf.autograph.experimental.do_not_convert
 class Replicator(methods.InStep):
     """Runs a training step written for one device on many, in one TensorFlow graph.
 
-    ```python
-    repl = replicator.Replicator(["CPU:0", "CPU:1"])
-    with repl.context():
-        model = make_model()
-        optimizer = repl.wrap_optimizer(tf.keras.optimizers.Adam(1e-3))
-
-    def step_fn(batch):
-        images, labels = batch
-        with tf.GradientTape() as tape:
-            loss = loss_fn(labels, model(images, training=True))
-        variables = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-        return repl.all_reduce(loss, "mean")
-
-    loss = repl.run(step_fn, input_fn)  # a PerReplica of one loss per device
-    ```
-
     Source: the interface of TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465).
+
+    Example:
+        >>> repl = replicator.Replicator(["CPU:0", "CPU:1"])
+        >>> with repl.context():
+        ...     model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
+        ...     optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1))
+        >>> def input_fn(ctx):  # called once per replica
+        ...     return tf.ones([8, 4]), tf.ones([8, 1])
+        >>> def step_fn(batch):  # called once per replica, when the step is built
+        ...     x, y = batch
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean((model(x) - y) ** 2)
+        ...     v = model.trainable_variables
+        ...     optimizer.apply_gradients(zip(tape.gradient(loss, v), v))
+        ...     return repl.all_reduce(loss, "mean")
+        >>> losses = [repl.run(step_fn, input_fn) for _ in range(9)]
+        >>> float(losses[8]) < float(losses[0])  # one value per replica, here equal
+        True
 
     Args:
         devices: One device per replica, e.g. ["GPU:0", "GPU:1"] or ["CPU:0", "CPU:1"],
@@ -74,7 +75,7 @@ class Replicator(methods.InStep):
             REPLICATOR_CALIBRATION names, if any, else what was measured elsewhere.
 
     Raises:
-        DeviceError: A device does not exist, or stands twice.
+        DeviceError: A device does not exist, or is named twice.
         ArgumentError: An option has a value that it cannot have, or the calibration
             cannot be read.
     """
@@ -119,12 +120,22 @@ class Replicator(methods.InStep):
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas."""
+        """The number of replicas.
+
+        Example:
+            >>> repl.num_replicas
+            2
+        """
         return len(self._devices)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The first device of each replica, by its full name."""
+        """The first device of each replica, by its full name.
+
+        Example:
+            >>> repl.devices[1]
+            '/job:localhost/replica:0/task:0/device:CPU:1'
+        """
         return self._settings.devices
 
     # --- Building and running ---------------------------------------------------------
@@ -133,8 +144,15 @@ class Replicator(methods.InStep):
     def context(self) -> contextlib.AbstractContextManager[None]:
         """Returns a block in which new variables get one component per replica.
 
-        Create models, optimizers, metrics and random generators in it. Variables that
-        are created inside a step_fn need no block.
+        Create models, optimizers, metrics and random generators in it. Variables
+        created inside a step_fn are replicated without it.
+
+        Example:
+            >>> with repl.context():
+            ...     v = tf.Variable(1.0)
+            >>> for component in v.components: print(component.device)
+            /job:localhost/replica:0/task:0/device:CPU:0
+            /job:localhost/replica:0/task:0/device:CPU:1
         """
         return building.replicated_variables(self._settings.factory)
 
@@ -151,6 +169,13 @@ class Replicator(methods.InStep):
         Eagerly, the step is traced at the first call with these functions, and run at
         each. Inside a tf.function or a tf.Graph it is built into that graph; in a
         tf.Graph, fetching any output runs the whole step on all replicas.
+
+        Example:
+            >>> def input_fn():
+            ...     return tf.data.Dataset.range(4)  # dealt to the replicas
+            >>> for x in repl.run(lambda x: 10 * x, input_fn): print(x)
+            tf.Tensor(0, shape=(), dtype=int64)
+            tf.Tensor(10, shape=(), dtype=int64)
 
         Args:
             step_fn: Called once per device when the step is built; with the element of
@@ -172,7 +197,9 @@ class Replicator(methods.InStep):
             tf.errors.OutOfRangeError: The input is exhausted. No variable was changed
                 by the step that lacks it; those before it in the same call are done.
             MismatchError: The replicas communicate or return differently.
+            DeadlockError: Replicas would wait for one another in a circle.
             InputError: The input_fn cannot feed a step.
+            ArgumentError: step_fn cannot be called so, or a bad `steps_per_call`.
             ContextError: Called inside a step.
         """
         return self._steps.run(step_fn, input_fn, input_mode, steps_per_call)
@@ -187,6 +214,12 @@ class Replicator(methods.InStep):
     ) -> steps.Step:
         """Returns the callable that `run` calls; the same one for the same functions.
 
+        Example:
+            >>> step = repl.build(lambda: repl.all_reduce(1.0))
+            >>> for x in step(): print(x)
+            tf.Tensor(2.0, shape=(), dtype=float32)
+            tf.Tensor(2.0, shape=(), dtype=float32)
+
         Args:
             step_fn: As for `run`.
             input_fn: As for `run`.
@@ -194,16 +227,26 @@ class Replicator(methods.InStep):
             steps_per_call: As for `run`.
 
         Returns:
-            A callable without arguments; its `initialize()` starts the inputs over.
+            A `Step`: call it without arguments to run one. Its `initialize()` starts
+            the inputs over.
+
+        Raises:
+            InputError: The input_fn is no function, or `input_mode` is unknown.
+            ArgumentError: step_fn cannot be called so, or a bad `steps_per_call`.
         """
         return self._steps.get(step_fn, input_fn, input_mode, steps_per_call)
 
     @property
     def plan(self) -> plans.Plan:
-        """What the replicas communicate in the step that was built last.
+        """What the replicas communicate in the step that was built last, a `Plan`.
 
         `repl.build(step_fn, input_fn).plan` is that of a step of your choice, which
         need not have run.
+
+        Example:
+            >>> _ = repl.run(lambda: repl.all_reduce(tf.zeros([10]), "mean"))
+            >>> [(row.primitive, row.reduction, row.times) for row in repl.plan]
+            [('all_reduce', 'mean', 1)]
 
         Raises:
             ContextError: No step was built yet.
@@ -227,12 +270,20 @@ class Replicator(methods.InStep):
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
         """Starts the inputs of all steps over from their first elements.
 
+        Example:
+            >>> step = repl.build(lambda x: x, lambda: tf.data.Dataset.range(4))
+            >>> [int(x) for x in step()], [int(x) for x in step()]
+            ([0, 1], [2, 3])
+            >>> repl.initialize()
+            >>> [int(x) for x in step()]
+            [0, 1]
+
         Args:
             session: A plain Session, which needs this once before the first step; a
                 MonitoredSession does it by itself. None when eager.
 
         Raises:
-            ArgumentError: It is no session.
+            ArgumentError: `session` is no session.
         """
         self._steps.initialize(session)
 
@@ -242,19 +293,31 @@ class Replicator(methods.InStep):
     ) -> Any:
         """Returns an optimizer that combines gradients over the replicas.
 
-        It passes for its own class, in isinstance, config and checkpoints. Its `apply`
-        and `apply_gradients` also take `weight`, what this replica's gradients weigh in
-        the mean, e.g. its number of examples.
+        It is an instance of the optimizer's class, with its config and checkpoints. Its
+        `apply` and `apply_gradients` also take `weight`, the weight of this replica's
+        gradients in the mean, e.g. its number of examples.
+
+        Example:
+            >>> with repl.context():
+            ...     v = tf.Variable(1.0)
+            ...     optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.5))
+            >>> def step_fn():  # the gradients are 1 and 2, their mean is 1.5
+            ...     gradient = tf.constant(repl.replica_id + 1.0)
+            ...     optimizer.apply_gradients([(gradient, v)])
+            >>> _ = repl.run(step_fn)
+            >>> float(v)
+            0.25
 
         Args:
             optimizer: Of Keras 3, legacy Keras (tf_keras), tf.compat.v1.train or
                 Sonnet 2, made under `context()`.
             op: "mean" or "sum" over the replicas.
-            accumulation_steps: How many steps make one update, by the mean over them.
+            accumulation_steps: Steps per update, which applies the mean over them.
 
         Raises:
             ContextError: The optimizer holds variables made outside of `context()`.
-            ArgumentError: No optimizer, wrapped already, or a bad option.
+            ArgumentError: `optimizer` is none of these or wrapped already, or an option
+                is unknown.
         """
         return optimizers.wrap_optimizer(
             optimizer, self.devices, op, accumulation_steps
@@ -264,27 +327,46 @@ class Replicator(methods.InStep):
 
     @methods.in_own_steps
     def group(self, members: Sequence[int]) -> groups.Group:
-        """Returns a group of replicas, to hand to collectives as `group=`.
+        """Returns a group of replicas, for the `group=` of collectives.
+
+        Example:
+            >>> repl = replicator.Replicator(["CPU:0", "CPU:1", "CPU:2"])
+            >>> ends = repl.group([0, 2])
+            >>> def step_fn():
+            ...     x = tf.constant(repl.replica_id + 1)
+            ...     if repl.replica_id in ends:
+            ...         x = repl.all_reduce(x, group=ends)
+            ...     return x
+            >>> [int(x) for x in repl.run(step_fn)]
+            [4, 2, 4]
 
         Args:
-            members: The ids of its replicas.
+            members: The ids of its replicas, at least one, in any order.
 
         Raises:
-            ArgumentError: A replica does not exist, or stands twice.
+            ArgumentError: A replica does not exist or is listed twice, or none is.
         """
         return groups.make_group(members, self.num_replicas)
 
     @methods.in_own_steps
     def groups(self, members: Sequence[Sequence[int]]) -> groups.Partition:
-        """Returns a partition of all replicas, to hand to collectives as `group=`.
+        """Returns a partition of all replicas, for the `group=` of collectives.
 
         Each replica communicates in its own group; `.own` is that group.
+
+        Example:
+            >>> repl = replicator.Replicator(["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
+            >>> halves = repl.groups([[0, 1], [2, 3]])
+            >>> def step_fn():
+            ...     return repl.all_reduce(repl.replica_id, group=halves)
+            >>> [int(x) for x in repl.run(step_fn)]
+            [1, 1, 5, 5]
 
         Args:
             members: The ids of the replicas of each group.
 
         Raises:
-            ArgumentError: A replica stands in no group, or in two.
+            ArgumentError: A replica is in no group, or in two.
         """
         return groups.make_partition(members, self.num_replicas)
 

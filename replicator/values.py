@@ -26,8 +26,16 @@ class PerReplica(tuple):
 
     Where all replicas hold the same bits, `float(loss)`, `f"{loss:.3f}"`,
     `loss.numpy()` and `loss.item()` are those of the one value. Arithmetic and
-    comparisons, which would be a tuple's, are refused: which value is meant, or what
-    all of them are together, is for the program to say.
+    comparisons, which would be a tuple's, are refused: the program says which value it
+    means, or how to combine them.
+
+    Example:
+        >>> values = repl.run(lambda: tf.constant(repl.replica_id + 1.0))
+        >>> float(values[1]), float(tf.reduce_mean(values))
+        (2.0, 1.5)
+        >>> total = repl.run(lambda: repl.all_reduce(1.0))  # equal on all replicas
+        >>> f"{total:.1f}"
+        '2.0'
     """
 
     __slots__ = ()
@@ -52,14 +60,28 @@ class PerReplica(tuple):
     def numpy(self) -> Any:
         """Returns the value that all replicas hold, as tf.Tensor.numpy does.
 
+        Example:
+            >>> repl.run(lambda: repl.all_gather(repl.replica_id)).numpy()
+            array([0, 1], dtype=int32)
+
         Raises:
             MismatchError: The replicas hold different values.
-            PerReplicaError: There are no values yet, in a graph, or no such values.
+            PerReplicaError: The values are symbolic tensors of a graph, or neither
+                tensors, numbers nor strings.
         """
         return _common(self, "numpy()")
 
     def item(self) -> Any:
-        """Returns the scalar that all replicas hold, as a Python value; as `numpy`."""
+        """Returns the scalar that all replicas hold, as a Python value.
+
+        Example:
+            >>> repl.run(lambda: repl.all_reduce(1.0)).item()
+            2.0
+
+        Raises:
+            MismatchError: The replicas hold different values.
+            PerReplicaError: There are no values yet, or they are no scalars.
+        """
         return _scalar(self, "item()")
 
     def __float__(self) -> float:

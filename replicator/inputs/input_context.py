@@ -9,7 +9,16 @@ from replicator import arguments, errors
 
 @dataclasses.dataclass(frozen=True)
 class InputContext:
-    """What an input_fn may know about the pipeline that it builds.
+    """What an input_fn with a parameter is given: which pipeline it builds.
+
+    Example:
+        >>> def input_fn(ctx):
+        ...     dataset = tf.data.Dataset.range(8)
+        ...     own = dataset.shard(ctx.num_pipelines, ctx.pipeline_id)
+        ...     return own.batch(ctx.per_replica_batch_size(4))
+        >>> for batch in repl.run(lambda batch: batch, input_fn): print(batch)
+        tf.Tensor([0 2], shape=(2,), dtype=int64)
+        tf.Tensor([1 3], shape=(2,), dtype=int64)
 
     Attributes:
         replica_id: The replica that is fed; 0 if the pipeline feeds all of them.
@@ -38,11 +47,18 @@ class InputContext:
     def per_replica_batch_size(self, global_batch_size: int) -> int:
         """Returns how many examples of a global batch one replica gets.
 
+        Example:
+            >>> ctx = replicator.InputContext(
+            ...     replica_id=0, num_replicas=2, pipeline_id=0, num_pipelines=2
+            ... )
+            >>> ctx.per_replica_batch_size(64)
+            32
+
         Args:
             global_batch_size: Examples per step, on all replicas together.
 
         Raises:
-            InputError: The replicas do not divide it, or it is no whole number.
+            InputError: It is no positive multiple of the number of replicas.
         """
         whole = arguments.as_whole(global_batch_size)
         if whole is None or abs(whole) > arguments.LARGEST:

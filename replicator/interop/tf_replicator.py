@@ -31,45 +31,107 @@ _MAPPED = ("sum", "mean", "min", "max", "prod")
 
 
 def all_sum(value: Any, group: Any = None) -> Any:
-    """Gives every replica the sum over all replicas; see `all_reduce`."""
+    """Gives every replica the sum over all replicas: `all_reduce(value, "sum")`.
+
+    Example:
+        >>> for x in repl.run(lambda: repl.all_sum(repl.replica_id + 1.0)): print(x)
+        tf.Tensor(3.0, shape=(), dtype=float32)
+        tf.Tensor(3.0, shape=(), dtype=float32)
+
+    Args:
+        value: A nest of tensors of numbers, alike in dtype and shape on all replicas.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        A nest like `value`, the same bits on every replica, on this replica's device.
+
+    Raises:
+        ArgumentError: A leaf is no tensor of such a dtype.
+        ContextError: Called outside a step.
+    """
     return all_reduce.all_reduce(value, "sum", group=group)
 
 
 def all_min(value: Any, group: Any = None) -> Any:
-    """Gives every replica the minimum over all replicas; see `all_reduce`."""
+    """Gives every replica the minimum over all replicas: `all_reduce(value, "min")`.
+
+    Example:
+        >>> for x in repl.run(lambda: repl.all_min(repl.replica_id + 1.0)): print(x)
+        tf.Tensor(1.0, shape=(), dtype=float32)
+        tf.Tensor(1.0, shape=(), dtype=float32)
+
+    Args:
+        value: A nest of tensors of floating numbers, integers or booleans, alike in
+            dtype and shape on all replicas.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        A nest like `value`, the same bits on every replica, on this replica's device.
+
+    Raises:
+        ArgumentError: A leaf is no tensor of such a dtype.
+        ContextError: Called outside a step.
+    """
     return all_reduce.all_reduce(value, "min", group=group)
 
 
 def all_max(value: Any, group: Any = None) -> Any:
-    """Gives every replica the maximum over all replicas; see `all_reduce`."""
+    """Gives every replica the maximum over all replicas: `all_reduce(value, "max")`.
+
+    Example:
+        >>> for x in repl.run(lambda: repl.all_max(repl.replica_id + 1.0)): print(x)
+        tf.Tensor(2.0, shape=(), dtype=float32)
+        tf.Tensor(2.0, shape=(), dtype=float32)
+
+    Args:
+        value: A nest of tensors of floating numbers, integers or booleans, alike in
+            dtype and shape on all replicas.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+
+    Returns:
+        A nest like `value`, the same bits on every replica, on this replica's device.
+
+    Raises:
+        ArgumentError: A leaf is no tensor of such a dtype.
+        ContextError: Called outside a step.
+    """
     return all_reduce.all_reduce(value, "max", group=group)
 
 
 def map_reduce(
     fn: Function, values: Sequence[Any], op: str = "sum", group: Any = None
 ) -> Any:
-    """Shares out the work of mapping a function over values, and reduces the results.
+    """Maps a function over values, divided among the replicas, and reduces the results.
 
-    The k-th value is the work of the k-th replica, counted on from the first one after
-    the last. A replica for which no value is left does the work of another one; that
-    result does not count.
+    Of R replicas, the one at place k % R maps the k-th value. A replica without a value
+    maps the first one, and its result does not count.
+
+    Example:
+        >>> values = [1.0, 2.0, 3.0]  # replica 0 squares 1 and 3, replica 1 squares 2
+        >>> for x in repl.run(lambda: repl.map_reduce(tf.square, values)): print(x)
+        tf.Tensor(14.0, shape=(), dtype=float32)
+        tf.Tensor(14.0, shape=(), dtype=float32)
 
     Args:
         fn: Takes an entry of `values`, returns a nest of dense tensors, alike in dtype
-            and shape for all entries. Communicates with nobody.
-        values: A list or tuple, alike on all replicas, of at least one entry.
+            and shape for all entries. Must not communicate.
+        values: A list or tuple of at least one entry, the same on all replicas.
         op: "sum", "mean", "min", "max" or "prod", over the entries of `values`.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
 
     Returns:
-        A nest like the results of `fn`, the same bits on every replica. The results of
-        each replica are reduced first: sums depend on the number of replicas by
-        rounding.
+        A nest like the results of `fn`, the same bits on every replica. Each replica
+        reduces its own results first, so sums are rounded differently for different
+        numbers of replicas.
 
     Raises:
         ArgumentError: `values` is no list, or empty; `op` is none of these or has no
             meaning for a dtype; or a result is sparse.
+        ContextError: Called outside a step.
     """
     members = groups.members("map_reduce", group)
     base.check_place("map_reduce", errors.user_line())
@@ -106,17 +168,23 @@ def map_gather(
     values: Sequence[Any],
     group: Any = None,
 ) -> list[Any]:
-    """Shares out the work of applying functions to values, and gathers the results.
+    """Applies functions to values, divided among the replicas, and gathers the results.
 
-    The k-th result is the work of the k-th replica, counted on from the first one after
-    the last. The others build the function too, for the dtypes and shapes of its
-    results, but in a conditional that is never taken: make variables beforehand.
+    Of R replicas, the one at place k % R computes the k-th result. The others build the
+    function too, for the dtypes and shapes of its results, but in a conditional that is
+    never taken: create its variables beforehand.
+
+    Example:
+        >>> values = [1.0, 2.0, 3.0]  # replica 0 squares 1 and 3, replica 1 squares 2
+        >>> squares = repl.run(lambda: repl.map_gather(tf.square, values))
+        >>> [float(square) for square in squares]  # the same on both replicas
+        [1.0, 4.0, 9.0]
 
     Args:
         fns: One function for each entry of `values`, or one for all. Takes the entry,
-            returns a nest of dense tensors, of any dtypes and shapes. Communicates with
-            nobody.
-        values: A list or tuple, alike on all replicas.
+            returns a nest of dense tensors, of any dtypes and shapes. Must not
+            communicate.
+        values: A list or tuple, the same on all replicas.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
 
@@ -126,6 +194,7 @@ def map_gather(
     Raises:
         ArgumentError: `values` is no list; there are more or fewer functions than
             values; or a result is sparse.
+        ContextError: Called outside a step.
     """
     members = groups.members("map_gather", group)
     base.check_place("map_gather", errors.user_line())

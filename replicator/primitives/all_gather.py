@@ -22,21 +22,35 @@ from replicator.primitives import axes, base, groups
 def all_gather(value: Any, axis: int | None = None, group: Any = None) -> Any:
     """Gives every replica the tensors of all replicas.
 
+    Example:
+        >>> for x in repl.run(lambda: repl.all_gather(repl.replica_id + 1)): print(x)
+        tf.Tensor([1 2], shape=(2,), dtype=int32)
+        tf.Tensor([1 2], shape=(2,), dtype=int32)
+
+        Along an axis, sizes may differ: replica 0 has [0], replica 1 has [0, 1].
+
+        >>> def step_fn():
+        ...     return repl.all_gather(tf.range(repl.replica_id + 1), axis=0)
+        >>> for x in repl.run(step_fn): print(x)
+        tf.Tensor([0 0 1], shape=(3,), dtype=int32)
+        tf.Tensor([0 0 1], shape=(3,), dtype=int32)
+
     Args:
-        value: A nest of tensors of any dtype. Alike on all replicas in dtype and shape,
-            but for the size along `axis`, which may differ (zero included).
-        axis: None for a new leading axis; else the axis to join along, counted from the
-            end if negative.
+        value: A nest of tensors of any dtype, alike in dtype and shape on all replicas
+            except for the size along `axis`, which may differ (and be zero).
+        axis: None to stack along a new leading axis; else the axis along which to
+            concatenate, counted from the end if negative.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
 
     Returns:
-        A nest like `value`. For a leaf of shape [...]: [len(group), ...] without an
-        axis; else [..., sum of the replicas' sizes, ...], a size that is statically
-        unknown, since replicas may differ. On this replica's device.
+        A nest like `value`, on this replica's device. A leaf of shape [...] becomes
+        [len(group), ...] without an axis; else [..., sum of the replicas' sizes, ...],
+        a size that is statically unknown, since replicas may differ.
 
     Raises:
         ArgumentError: `axis` does not exist, or a leaf is no dense tensor.
+        ContextError: Called outside a step.
     """
     members = groups.members("all_gather", group)
     axes.check("all_gather", axis, optional=True)

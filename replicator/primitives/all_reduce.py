@@ -42,33 +42,37 @@ def all_reduce(
 ) -> Any:
     """Reduces over all replicas and gives every replica the result.
 
+    Example:
+        >>> for x in repl.run(lambda: repl.all_reduce(repl.replica_id + 1.0)): print(x)
+        tf.Tensor(3.0, shape=(), dtype=float32)
+        tf.Tensor(3.0, shape=(), dtype=float32)
+
     Args:
         value: A nest of tensors, alike in dtype and shape on all replicas.
             IndexedSlices stay sparse, for "sum" and "mean": each row that any replica
             has is there once. 16-bit floats are added up and multiplied in float32.
-        op: "sum" or "prod", of numbers; "mean", of floating and complex ones; "min",
-            "max", "argmin" or "argmax", of floating ones and integers; "bitwise_and",
-            "bitwise_or" or "bitwise_xor", of integers and booleans; "logical_and" or
-            "logical_or", of booleans, for which "min" and "max" are other names.
+        op: "sum" or "prod", for numbers; "mean", for floating and complex ones; "min",
+            "max", "argmin" or "argmax", for floating ones and integers; "bitwise_and",
+            "bitwise_or" or "bitwise_xor", for integers and booleans; "logical_and" or
+            "logical_or", for booleans, where "min" and "max" are synonyms.
         weight: For "mean": a scalar per replica, e.g. its number of examples. The
             result is sum(weight_r * x_r) / sum(weight_r); a replica of weight 0 does
             not contribute, whatever its value (NaN included); if all weigh 0, it is 0.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
         algorithm: "hub", "shuffled", "tree", "ring" or "nccl", see `Replicator`; None:
-            as the Replicator was told, else the cheapest, which may be to move factors
-            of matrix products in place of the value. Gradients take the same way.
-            IndexedSlices, whose rows are gathered, take none.
+            that of the Replicator, else the cheapest, which may be to send the factors
+            of a matrix product instead of the product. Gradients use the same one.
+            IndexedSlices, whose rows are gathered, use none.
 
     Returns:
         A nest like `value`, the same bits on every replica, on this replica's device.
-        For "argmin" and "argmax" each leaf is an `Extremum(value, owner)`: with the
-        extremum comes the int32 id of the replica that holds it (the lowest, if several
-        do), to which alone the gradient of `value` goes.
+        For "argmin" and "argmax" each leaf is an `Extremum(value, owner)`; the gradient
+        of `value` goes to the owner alone.
 
     Raises:
         ArgumentError: `op` is unknown or has no meaning for a dtype; or the algorithm
-            is, or cannot do it.
+            is unknown, or cannot do it.
         ContextError: Called outside a step.
     """
     members = groups.members("all_reduce", group)

@@ -26,29 +26,38 @@ def all_to_all(
     splits: Any = None,
     group: Any = None,
 ) -> Any:
-    """Hands each replica a slice, and joins the slices that are received.
+    """Sends each replica a slice, and concatenates the slices that are received.
+
+    Example:
+        >>> def step_fn():
+        ...     x = tf.constant([0, 1]) + 10 * repl.replica_id  # [0, 1] and [10, 11]
+        ...     return repl.all_to_all(x, split_axis=0, concat_axis=0)
+        >>> for x in repl.run(step_fn): print(x)
+        tf.Tensor([ 0 10], shape=(2,), dtype=int32)
+        tf.Tensor([ 1 11], shape=(2,), dtype=int32)
 
     Args:
         value: A nest of tensors of any dtype. Without `splits`, alike on all replicas
             in dtype and shape; with them, the sizes along both axes may differ.
-        split_axis: The axis to cut along, counted from the end if negative.
-        concat_axis: The axis to join along.
-        splits: None for slices of one size. Else a list of ints, or an integer tensor
-            [len(group)]: how much of `split_axis` each replica of the group is handed
-            by this one. Zeros are allowed, and replicas may split differently.
+        split_axis: The axis to split, counted from the end if negative.
+        concat_axis: The axis along which to concatenate, counted likewise.
+        splits: None for slices of equal size. Else a list of ints, or an integer tensor
+            [len(group)]: the sizes along `split_axis` of the slices that this replica
+            sends. Sizes may be zero, and replicas may split differently.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
 
     Returns:
         A nest like `value`, on this replica's device: for the n-th replica of the
-        group, the n-th slices of all replicas, joined in replica order. With `splits`,
-        its size along `concat_axis` is statically unknown.
+        group, the n-th slices of all replicas, concatenated in replica order. With
+        `splits`, the size along `concat_axis` is statically unknown.
 
     Raises:
         ArgumentError: An axis does not exist, its size cannot be split so, or a leaf is
             no dense tensor.
+        ContextError: Called outside a step.
         tf.errors.InvalidArgumentError: When the step runs: a size that was unknown
-            cannot be split so, or slices that are to be joined differ in shape.
+            cannot be split so, or slices to be concatenated differ in shape.
     """
     members = groups.members("all_to_all", group)
     axes.check("all_to_all", split_axis, "split_axis")

@@ -19,17 +19,28 @@ from replicator.primitives import base, groups
 
 
 def barrier(group: Any = None) -> None:
-    """Lets the replicas wait for one another.
+    """Orders effects: those before it, on any replica, come before those after it.
 
-    Computing has no order but that of the data. So this orders effects: writes and
-    reads of variables, prints, assertions, Python calls.
+    Effects are writes and reads of variables, prints, assertions and Python calls. What
+    only computes is ordered by its data alone.
+
+    Example:
+        >>> order = []
+        >>> def step_fn():
+        ...     tf.py_function(lambda: order.append("before"), [], [])
+        ...     repl.barrier()
+        ...     tf.py_function(lambda: order.append("after"), [], [])
+        >>> _ = repl.run(step_fn)
+        >>> order
+        ['before', 'before', 'after', 'after']
 
     Args:
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
 
     Raises:
-        ArgumentError: No group, or one without the calling replica.
+        ArgumentError: `group` is no group, or one without the calling replica.
+        ContextError: Called outside a step.
         MismatchError: When the step is built: not all replicas of the group call it.
     """
     members = groups.members("barrier", group)

@@ -268,21 +268,34 @@ def linked(loss: Any) -> tf.Tensor:
     """Returns the loss, made to depend on all that this replica has sent so far.
 
     What is differentiated is the sum of all replicas' losses, but a tape only visits
-    what the replica's own loss depends on. Where that leaves out a `send`, or a
-    `reduce`, `gather` or the like of which another replica is the root, no gradient
-    would come back from there; through the linked loss, it does.
+    what the replica's own loss depends on. That leaves out each `send`, and each
+    `reduce` or `gather` whose root is another replica: no gradient would come back from
+    there. Through the linked loss, it does.
 
-    It reaches what was sent where it is called, and around. A branch, a body or a
-    function that sends returns a linked tensor of its own, on which the loss depends.
+    It covers what was sent in the graph where it is called and in those around. A
+    branch, a loop body or a function that sends returns a linked tensor of its own, on
+    which the loss depends.
+
+    Example:
+        >>> def step_fn():
+        ...     x = tf.constant(3.0)
+        ...     with tf.GradientTape() as tape:
+        ...         tape.watch(x)
+        ...         total = repl.reduce(x * x)  # None on replica 1
+        ...         loss = repl.linked(0.0) if total is None else total
+        ...     return tape.gradient(loss, x)  # without linked: None on replica 1
+        >>> [float(gradient) for gradient in repl.run(step_fn)]
+        [6.0, 6.0]
 
     Args:
         loss: A floating tensor of any shape; 0.0 on a replica without a loss.
 
     Returns:
-        The same value.
+        The same value, of the loss's dtype and shape.
 
     Raises:
         ArgumentError: The loss is no floating tensor.
+        ContextError: Called outside a step.
     """
     replica = context.require("linked")
     loss, *more = flatten(loss, "linked") or [None]

@@ -20,11 +20,16 @@ from replicator.primitives import all_reduce, base, groups, rooted
 def broadcast(value: Any, root: int = 0, group: Any = None) -> Any:
     """Gives every replica the root's value.
 
+    Example:
+        >>> for x in repl.run(lambda: repl.broadcast(repl.replica_id, root=1)): print(x)
+        tf.Tensor(1, shape=(), dtype=int32)
+        tf.Tensor(1, shape=(), dtype=int32)
+
     Args:
         value: On the root a nest of tensors of any dtype and shape. On the others a
-            nest of `tf.TensorSpec` that says dtype and shape of what is to come, or of
-            tensors like it: their values are not used and their gradients are zeros,
-            but gradients only go back to the root from where a tensor is handed in.
+            nest of `tf.TensorSpec` with the root's dtypes and shapes, or of tensors
+            like the root's: their values are not used and their gradients are zeros,
+            but only replicas that pass a tensor send gradients back to the root.
         root: The replica whose value is sent, a member of the group.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
@@ -34,6 +39,7 @@ def broadcast(value: Any, root: int = 0, group: Any = None) -> Any:
 
     Raises:
         ArgumentError: `root` names no replica, or a leaf is no dense tensor.
+        ContextError: Called outside a step.
     """
     members = groups.members("broadcast", group)
     base.check_root("broadcast", root, members)

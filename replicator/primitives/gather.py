@@ -23,15 +23,23 @@ def gather(
 ) -> Any:
     """Gives the root the tensors of all replicas.
 
-    What the root makes of them is no part of the others' losses: for gradients to come
-    back, they differentiate `Replicator.linked(loss)`.
+    The other replicas' losses do not depend on what the root computes from them: for
+    gradients to come back, they differentiate `Replicator.linked(loss)`.
+
+    Example:
+        >>> def step_fn():
+        ...     both = repl.gather(repl.replica_id + 1.0, root=0)
+        ...     return tf.zeros([2]) if both is None else both  # None on replica 1
+        >>> for x in repl.run(step_fn): print(x)
+        tf.Tensor([1. 2.], shape=(2,), dtype=float32)
+        tf.Tensor([0. 0.], shape=(2,), dtype=float32)
 
     Args:
-        value: A nest of tensors of any dtype. Alike on all replicas in dtype and shape,
-            but for the size along `axis`, which may differ (zero included).
+        value: A nest of tensors of any dtype, alike in dtype and shape on all replicas
+            except for the size along `axis`, which may differ (and be zero).
         root: The replica that receives them, a member of the group.
-        axis: None for a new leading axis; else the axis to join along, counted from the
-            end if negative.
+        axis: None to stack along a new leading axis; else the axis along which to
+            concatenate, counted from the end if negative.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
 
@@ -42,6 +50,7 @@ def gather(
     Raises:
         ArgumentError: `root` names no replica, `axis` does not exist, or a leaf is no
             dense tensor.
+        ContextError: Called outside a step.
     """
     members = groups.members("gather", group)
     base.check_root("gather", root, members)

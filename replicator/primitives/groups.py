@@ -19,7 +19,12 @@ from replicator.primitives import base
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Group:
-    """Some of the replicas.
+    """Some of the replicas; made by `Replicator.group`.
+
+    Example:
+        >>> group = repl.group([1, 0])
+        >>> group, len(group), 1 in group
+        (Group([0, 1]), 2, True)
 
     Attributes:
         members: Their ids, in ascending order, which is the order of reductions.
@@ -40,7 +45,11 @@ class Group:
         return f"Group({list(self.members)})"
 
     def index(self, replica_id: int) -> int:
-        """Returns the place of a replica in the group, from 0 on.
+        """Returns the place of a replica in the group, counted from 0.
+
+        Example:
+            >>> repl.group([1]).index(1)
+            0
 
         Raises:
             ArgumentError: The group has no such replica.
@@ -56,7 +65,11 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Partition:
-    """Groups that have each replica in exactly one of them.
+    """Groups that hold each replica exactly once; made by `Replicator.groups`.
+
+    Example:
+        >>> repl.groups([[0], [1]])
+        Partition([[0], [1]])
 
     Attributes:
         groups: The groups.
@@ -71,13 +84,19 @@ class Partition:
     def own(self) -> Group:
         """Inside a step: the group of the replica being built.
 
+        Example:
+            >>> alone = repl.groups([[0], [1]])
+            >>> for x in repl.run(lambda: tf.constant(alone.own.members)): print(x)
+            tf.Tensor([0], shape=(1,), dtype=int32)
+            tf.Tensor([1], shape=(1,), dtype=int32)
+
         Raises:
-            ArgumentError: The partition is one of another number of replicas.
+            ArgumentError: The partition is of another number of replicas.
             ContextError: Read outside a step.
         """
-        return self.group_of("Partition.own")
+        return self._own("Partition.own")
 
-    def group_of(self, what: str) -> Group:
+    def _own(self, what: str) -> Group:
         """Returns `own`; errors name `what` was called."""
         replica = context.require(what)
         replica.build.refuse_copies("the replica's own group")
@@ -173,7 +192,7 @@ def members(what: str, group: Any) -> tuple[int, ...]:
     if group is None:
         return tuple(range(replica.num_replicas))
     if isinstance(group, Partition):
-        return group.group_of(what).members
+        return group._own(what).members
     # A Group may be that of a Replicator with more replicas.
     own = make_group(group, replica.num_replicas, what)
     if len(own) < replica.num_replicas:

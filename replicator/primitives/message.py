@@ -21,21 +21,33 @@ from replicator.primitives import arithmetic, base
 
 
 def send(value: Any, destination: int, tag: int = 0) -> None:
-    """Hands a value to another replica, which calls `recv`.
+    """Sends a value to another replica, which calls `recv`.
 
-    What the other replica makes of it is no part of this one's loss. For gradients to
-    come back, differentiate `Replicator.linked(loss)`.
+    This replica's loss does not depend on what the other one computes from it. For
+    gradients to come back, differentiate `Replicator.linked(loss)`.
+
+    Example:
+        >>> def step_fn():
+        ...     if repl.replica_id == 0:
+        ...         repl.send(tf.constant([1.0, 2.0]), destination=1)
+        ...         return tf.zeros([2])
+        ...     return repl.recv(tf.TensorSpec([2]), source=0)
+        >>> for x in repl.run(step_fn): print(x)
+        tf.Tensor([0. 0.], shape=(2,), dtype=float32)
+        tf.Tensor([1. 2.], shape=(2,), dtype=float32)
 
     Args:
         value: A nest of tensors of any dtype and shape.
         destination: The replica that receives it.
-        tag: Tells messages between the same two replicas apart; 0 or more.
+        tag: Tells messages between the same two replicas apart; a Python int, 0 or
+            more. The n-th `recv` under a tag receives the n-th `send` under it.
 
     Raises:
         ArgumentError: There is no such replica, or it is the one that calls; a bad tag;
             or a leaf is no dense tensor.
+        ContextError: Called outside a step.
         MismatchError: When the step is built: the destination does not receive it, or
-            as something else.
+            expects another dtype or shape.
         DeadlockError: When the step is built: replicas wait for one another.
     """
     replica = context.require("send")
@@ -55,9 +67,18 @@ def send(value: Any, destination: int, tag: int = 0) -> None:
 def recv(spec: Any, source: int, tag: int = 0) -> Any:
     """Receives what another replica sends to this one.
 
+    Example:
+        >>> def step_fn():  # each replica sends its id to the other one
+        ...     other = 1 - repl.replica_id
+        ...     repl.send(repl.replica_id, destination=other)
+        ...     return repl.recv(tf.TensorSpec([], tf.int32), source=other)
+        >>> for x in repl.run(step_fn): print(x)
+        tf.Tensor(1, shape=(), dtype=int32)
+        tf.Tensor(0, shape=(), dtype=int32)
+
     Args:
-        spec: What is to come: a nest of `tf.TensorSpec`, of dtypes and shapes that may
-            leave sizes open; or of tensors like it. A tensor's values are not used and
+        spec: What is sent: a nest of `tf.TensorSpec`, whose sizes may be None, or of
+            tensors of the same dtypes and shapes. A tensor's values are not used and
             its gradient is zeros, but it puts the call on a tape that watches it, so
             that gradients go back to the source.
         source: The replica that sends.
@@ -69,11 +90,12 @@ def recv(spec: Any, source: int, tag: int = 0) -> Any:
     Raises:
         ArgumentError: There is no such replica, or it is the one that calls; a bad tag;
             or a leaf of `spec` is neither a TensorSpec nor a dense tensor.
-        MismatchError: When the step is built: the source does not send it, or something
-            else.
+        ContextError: Called outside a step.
+        MismatchError: When the step is built: the source does not send it, or sends
+            another dtype or shape.
         DeadlockError: When the step is built: replicas wait for one another.
         tf.errors.InvalidArgumentError: When the step runs: a shape that was unknown
-            turns out to be another one.
+            differs from that of `spec`.
     """
     replica = context.require("recv")
     replica.build.refuse_copies("who receives")

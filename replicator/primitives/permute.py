@@ -22,35 +22,48 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def permute(value: Any, pairs: Pairs, group: Any = None) -> Any:
-    """Moves tensors between replicas.
+    """Sends tensors from replica to replica, by pairs (source, destination).
+
+    Example:
+        >>> pairs = [(0, 1)]  # from replica 0 to replica 1
+        >>> values = repl.run(lambda: repl.permute(repl.replica_id + 5, pairs))
+        >>> for x in values: print(x)
+        tf.Tensor(0, shape=(), dtype=int32)
+        tf.Tensor(5, shape=(), dtype=int32)
 
     Args:
         value: A nest of tensors of any dtype, alike in dtype and shape on all replicas.
-        pairs: (source, destination), by the ids of members of the group: the same pairs
-            on all. No replica is the source of two, or the destination of two; a
-            replica may be both of one.
+        pairs: (source, destination), the ids of members of the group; the same pairs on
+            all replicas. A replica is the source of one pair at most, and the
+            destination of one at most; source and destination may be the same.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
 
     Returns:
         A nest like `value` with the tensors of this replica's source, on its device;
-        zeros if no pair has it as destination.
+        zeros if it is no pair's destination.
 
     Raises:
-        ArgumentError: A pair names no member, a source or a destination stands twice,
-            or a leaf is no dense tensor.
+        ArgumentError: A pair names no member, a source or a destination is in two
+            pairs, or a leaf is no dense tensor.
+        ContextError: Called outside a step.
     """
     members = groups.members("permute", group)
     return _move("permute", value, _checked(pairs, members), members)
 
 
 def shift(value: Any, offset: int = 1, group: Any = None) -> Any:
-    """Moves tensors around the ring of replicas.
+    """Sends tensors around the ring of replicas.
+
+    Example:
+        >>> repl = replicator.Replicator(["CPU:0", "CPU:1", "CPU:2"])
+        >>> [int(x) for x in repl.run(lambda: repl.shift(repl.replica_id))]
+        [2, 0, 1]
 
     Args:
         value: As for `permute`.
-        offset: How far: the n-th replica of the group hands its tensors to the one at
-            place n + offset, past the last one to the first. May be negative.
+        offset: How far: the n-th replica of the group sends its tensors to the one at
+            place n + offset, modulo the size of the group. May be negative.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
 
@@ -60,6 +73,7 @@ def shift(value: Any, offset: int = 1, group: Any = None) -> Any:
 
     Raises:
         ArgumentError: `offset` is no Python int, or a leaf is no dense tensor.
+        ContextError: Called outside a step.
     """
     members = groups.members("shift", group)
     if not arguments.is_whole(offset, -arguments.LARGEST):

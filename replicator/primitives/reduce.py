@@ -21,8 +21,16 @@ from replicator.primitives import base, broadcast, gather, groups, reductions, r
 def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any:
     """Reduces over all replicas and gives the root the result.
 
-    What the root makes of it is no part of the others' losses: for gradients to come
-    back, they differentiate `Replicator.linked(loss)`.
+    The other replicas' losses do not depend on what the root computes from it: for
+    gradients to come back, they differentiate `Replicator.linked(loss)`.
+
+    Example:
+        >>> def step_fn():
+        ...     total = repl.reduce(repl.replica_id + 1.0, root=1)
+        ...     return 0.0 if total is None else total  # None on replica 0
+        >>> for x in repl.run(step_fn): print(x)
+        tf.Tensor(0.0, shape=(), dtype=float32)
+        tf.Tensor(3.0, shape=(), dtype=float32)
 
     Args:
         value: A nest of tensors, as for `all_reduce`.
@@ -38,6 +46,7 @@ def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any
     Raises:
         ArgumentError: `root` names no replica, or `op` is unknown or has no meaning for
             a dtype.
+        ContextError: Called outside a step.
     """
     members = groups.members("reduce", group)
     base.check_root("reduce", root, members)

@@ -24,22 +24,30 @@ def reduce_scatter(
 ) -> Any:
     """Reduces over all replicas and gives each one its slice of the result.
 
+    Example:
+        >>> x = tf.constant([1, 2, 3, 4])  # on both replicas
+        >>> for y in repl.run(lambda: repl.reduce_scatter(x)): print(y)
+        tf.Tensor([2 4], shape=(2,), dtype=int32)
+        tf.Tensor([6 8], shape=(2,), dtype=int32)
+
     Args:
         value: A nest of tensors, alike in dtype and shape on all replicas, of the
             dtypes that `all_reduce` takes for `op`.
         op: As for `all_reduce`.
-        axis: The axis to cut along, counted from the end if negative. Where the
-            replicas do not divide its size, the first ones receive one row more.
+        axis: The axis to split, counted from the end if negative. If its size is no
+            multiple of the number of replicas, the first ones receive one row more.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
 
     Returns:
-        A nest like `value`, of the shapes of this replica's slices and on its device;
-        an `Extremum` at each leaf for "argmin" and "argmax".
+        A nest like `value` of this replica's slices, on its device: the n-th replica
+        of the group receives the n-th slice. For "argmin" and "argmax" each leaf is an
+        `Extremum`.
 
     Raises:
         ArgumentError: `op` is unknown or has no meaning for a dtype, `axis` does not
             exist, or a leaf is no dense tensor.
+        ContextError: Called outside a step.
     """
     members = groups.members("reduce_scatter", group)
     reductions.check_op("reduce_scatter", op)

@@ -23,16 +23,25 @@ def scatter(
 ) -> Any:
     """Gives each replica its slice of the root's value.
 
+    Example:
+        >>> def step_fn():
+        ...     if repl.replica_id == 0:
+        ...         return repl.scatter(tf.constant([[1, 2], [3, 4]]))
+        ...     return repl.scatter(tf.TensorSpec([2, 2], tf.int32))
+        >>> for x in repl.run(step_fn): print(x)
+        tf.Tensor([1 2], shape=(2,), dtype=int32)
+        tf.Tensor([3 4], shape=(2,), dtype=int32)
+
     Args:
         value: On the root a nest of tensors of any dtype, [len(group), ...] without an
-            axis. On the others a nest of `tf.TensorSpec` that says dtype and shape of
+            axis. On the others a nest of `tf.TensorSpec` with the dtypes and shapes of
             the root's whole tensors, or of tensors like them: their values are not used
-            and their gradients are zeros, but gradients only go back to the root from
-            where a tensor is handed in.
-        root: The replica whose value is cut up, a member of the group.
+            and their gradients are zeros, but only replicas that pass a tensor send
+            gradients back to the root.
+        root: The replica whose value is split, a member of the group.
         axis: None to give the n-th replica of the group `value[n]`; else the axis to
-            cut along, counted from the end if negative. Where the replicas do not
-            divide its size, the first ones receive one row more.
+            split, counted from the end if negative. If its size is no multiple of the
+            number of replicas, the first ones receive one row more.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
 
@@ -43,6 +52,7 @@ def scatter(
     Raises:
         ArgumentError: `root` names no replica, `axis` does not exist, `value` does not
             have one entry per replica, or a leaf is no dense tensor.
+        ContextError: Called outside a step.
     """
     members = groups.members("scatter", group)
     base.check_root("scatter", root, members)

@@ -82,15 +82,23 @@ class _Attempt:
 def broadcast_object(obj: Any, root: int = 0, group: Any = None) -> Any:
     """Gives every replica a copy of the root's Python object, while the step is built.
 
+    Example:
+        >>> def step_fn():
+        ...     config = {"size": 3} if repl.replica_id == 0 else None
+        ...     return tf.zeros([repl.broadcast_object(config)["size"]])
+        >>> for x in repl.run(step_fn): print(x)
+        tf.Tensor([0. 0. 0.], shape=(3,), dtype=float32)
+        tf.Tensor([0. 0. 0.], shape=(3,), dtype=float32)
+
     Args:
-        obj: On the root, a small value that can be pickled and holds no tensors; on
-            the others it is not looked at.
+        obj: On the root, a small value that can be pickled and holds no tensors;
+            ignored on the others.
         root: The replica whose object is sent, a member of the group.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
 
     Returns:
-        A copy of the root's object, of the first time that it was built.
+        A copy of the root's object, as it was when the root was first built.
 
     Raises:
         ArgumentError: `root` names no replica of the group, or the object is a tensor,
@@ -108,15 +116,22 @@ def all_gather_object(obj: Any, group: Any = None) -> list[Any]:
 
     The step is built once more for each such call.
 
+    Example:
+        >>> def step_fn():
+        ...     names = repl.all_gather_object(f"replica {repl.replica_id}")
+        ...     return tf.constant(", ".join(names))
+        >>> repl.run(step_fn).numpy()
+        b'replica 0, replica 1'
+
     Args:
-        obj: A small value that can be pickled and holds no tensors; any, on each
-            replica another.
+        obj: A small value that can be pickled and holds no tensors; may differ in type
+            and size between replicas.
         group: The replicas that take part, by `Replicator.group` or `groups`; all,
             unless given. The calling replica is one of them.
 
     Returns:
-        One object per replica of the group, by ascending id, each as it was the first
-        time that its replica was built.
+        One object per replica of the group, by ascending id, each as it was when its
+        replica was first built.
 
     Raises:
         ArgumentError: The object is a tensor, holds one, or cannot be pickled.

@@ -85,7 +85,12 @@ class Step:
     """A step_fn with its inputs, ready to be run on all replicas.
 
     Call it to run one step (eagerly) or to build one (inside a tf.function or a
-    tf.Graph). The inputs go on from call to call.
+    tf.Graph). Each call takes the next elements of the inputs.
+
+    Example:
+        >>> step = repl.build(lambda x: x, lambda: tf.data.Dataset.range(4))
+        >>> [int(x) for x in step()], [int(x) for x in step()]
+        ([0, 1], [2, 3])
     """
 
     def __init__(
@@ -140,6 +145,13 @@ class Step:
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
         """Starts the inputs over from their first element.
 
+        Example:
+            >>> step = repl.build(lambda x: x, lambda: tf.data.Dataset.range(4))
+            >>> _ = step()
+            >>> step.initialize()
+            >>> [int(x) for x in step()]
+            [0, 1]
+
         Args:
             session: The session in which a step of its graph runs; None when eager.
 
@@ -154,6 +166,11 @@ class Step:
         """What the replicas communicate in this step, as it was last built.
 
         Eagerly, a step that was not built yet is built, and not run.
+
+        Example:
+            >>> step = repl.build(lambda: repl.all_reduce(1.0))
+            >>> [row.primitive for row in step.plan]
+            ['all_reduce']
 
         Raises:
             ContextError: In a graph or inside a step, before the step is built.

@@ -48,10 +48,20 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
     """A tf.Variable with one component per replica.
 
     Made by creating any variable under `Replicator.context()` or inside a step_fn.
-    `components[r]` is replica r's plain variable, for inspection; where one replica
-    owns the variable and all share it, they are the same. `placement` says what they
-    hold, and all that follows from it. `unbuilt` is what an error of steps that use it
-    says, if it lacks what it was to be assigned.
+
+    Example:
+        >>> with repl.context():
+        ...     v = tf.Variable(1.0)
+        >>> _ = repl.run(lambda: v.assign_add(repl.replica_id + 1.0))  # mean: 1.5
+        >>> [float(component) for component in v.components]
+        [2.5, 2.5]
+
+    Attributes:
+        components: `components[r]` is replica r's plain variable, for inspection; all
+            are the same one where a replica owns the variable for all.
+        placement: What the components hold, and all that follows from it.
+        unbuilt: The error of steps that use the variable, if it lacks what it was to be
+            assigned; else None.
     """
 
     def __init__(
