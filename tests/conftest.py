@@ -16,6 +16,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
+import sonnet as snt
 import tensorflow as tf
 
 import replicator
@@ -68,6 +69,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--v1"):
         tf.compat.v1.disable_v2_behavior()
         tf.compat.v1.enable_eager_execution()  # for what tests compare sessions with
+        # As our errors advise: communication needs it. What does not communicate is
+        # tested with the older one, by tests.helpers.v1_control_flow.
+        tf.compat.v1.enable_control_flow_v2()
+        snt.Linear(1)  # asks once whether TensorFlow 2 runs: here, eagerly, it does
     for assignment in config.getoption("--with"):
         _value(assignment)
     config.stash[_REFUSED] = refusals.Refused.read()
@@ -84,7 +89,7 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Leaves a sample of the tests, and tells each its options."""
-    chosen = config.getoption("--with") + [refusals.V1] * config.getoption("--v1")
+    chosen = config.getoption("--with")
     sample = config.getoption("--sample")
     drawn = sampling.draw(sample, items) if sample else {item: [] for item in items}
     for item, more in drawn.items():
@@ -109,7 +114,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Gives Replicator a test's defaults while it runs, with its fixtures."""
     defaults = replicator.Replicator.__init__.__kwdefaults__
     before = dict(defaults)
-    options = [o for o in item.stash[_OPTIONS] if o != refusals.V1]
+    options = item.stash[_OPTIONS]
     values = dict(map(_value, options))
     token = helpers.STEPS_TOGETHER.set(values.pop(_STEPS, False))
     defaults.update(values)
@@ -154,5 +159,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Lists what was refused, if that was asked for."""
     config = session.config
     if config.getoption("--note-refused"):
-        (option,) = config.getoption("--with") or [refusals.V1]
+        (option,) = config.getoption("--with")
         config.stash[_REFUSED].note(option, config.stash[_OUTCOMES])

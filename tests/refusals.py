@@ -1,9 +1,9 @@
 """What an option refuses by name, test by test: tests/refused.txt, and who reads it.
 
-Replicas cannot be copies where a step asks who it is, a variable with one owner cannot
-be written in every way, and TensorFlow 1 cannot do all that TensorFlow 2 can. A test
-that is listed under an option must end in that option's error when it runs with it, and
-any other must pass. So no error is taken for a skip, and no entry outlives its reason.
+Replicas cannot be copies where a step asks who it is, and a variable with one owner
+cannot be written in every way. A test that is listed under an option must end in that
+option's error when it runs with it, and any other must pass. So no error is taken for a
+skip, and no entry outlives its reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from replicator import errors
 
 LIST = pathlib.Path(__file__).with_name("refused.txt")
-V1 = "v1"  # what --v1 is called in the list
 _HEAD = """\
 # Tests that do what an option refuses by name: with it, they must end in its error.
 # A line is a test, all cases of a test, or all tests of a file; see tests/refusals.py.
@@ -26,12 +25,11 @@ def refuses(option: str, error: BaseException | None) -> bool:
     """Whether an error is one by which an option refuses a program."""
     if option == "build=clone":
         return isinstance(error, errors.CloneError)
-    if option == "variables=sharded":
-        return isinstance(error, errors.UnsupportedError) and (
-            'variables="mirrored"' in str(error)
-        )
-    # TensorFlow's own errors, and those of the libraries that ask for TensorFlow 2.
-    return option == V1 and isinstance(error, Exception)
+    return (
+        option == "variables=sharded"
+        and isinstance(error, errors.UnsupportedError)
+        and 'variables="mirrored"' in str(error)
+    )
 
 
 class Refused:
@@ -99,6 +97,6 @@ def verdict(
     if listed:
         return f"is listed in {LIST.name} under {listed[0]}, which did not refuse it"
     refusing = [option for option in chosen if refuses(option, error)]
-    if refusing and refusing != [V1]:
+    if refusing:
         return f"is refused by {refusing[0]}, and not listed under it in {LIST.name}"
     return ""

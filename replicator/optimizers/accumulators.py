@@ -146,17 +146,17 @@ def _variable(
         dtype: Its dtype.
         how: The tf.VariableAggregation of the components; None: they are equal.
     """
-    shape = tf.TensorShape(shape)
-    rows = bool(shape.rank) and shape[0] is None
+    sizes = tf.TensorShape(shape).as_list()
+    rows = bool(sizes) and sizes[0] is None
     own: dict[str, Any] = {}
     if how is not None:
         own["synchronization"] = tf.VariableSynchronization.ON_READ
         own["aggregation"] = tf.VariableAggregation.NONE if rows else how
-    size = [0 if n is None else n for n in shape.as_list()]
+    empty = [n or 0 for n in sizes]
     with tf.init_scope():
         variable = tf.compat.v1.Variable(
-            lambda: tf.zeros(size, dtype),
-            shape=shape,
+            lambda: tf.zeros(empty, dtype),
+            shape=tf.TensorShape(sizes),
             dtype=dtype,
             trainable=False,
             **own,

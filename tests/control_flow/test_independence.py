@@ -23,11 +23,11 @@ def test_a_slow_loop_does_not_hold_up_the_other_replicas_loop(
     ended, waited = threading.Event(), []
 
     def wait(n: tf.Tensor) -> None:
-        if n == 0:
+        if int(n) == 0:
             waited.append(ended.wait(PATIENCE))
 
     def end(n: tf.Tensor) -> None:
-        if n == 2:
+        if int(n) == 2:
             ended.set()
 
     def step() -> tf.Tensor:

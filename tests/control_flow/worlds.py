@@ -47,7 +47,7 @@ class Plain:
         return reduce[op](x, 0, keepdims=True) + tf.zeros_like(x)
 
     def gathered(self, x: tf.Tensor) -> tf.Tensor:
-        factors = tf.range(1, x.shape[0] + 1, dtype=x.dtype)
+        factors = tf.range(1, x.shape.as_list()[0] + 1, dtype=x.dtype)
         weighted = x * tf.reshape(factors, [-1] + [1] * (x.shape.rank - 1))
         return self.all_reduce(weighted)
 

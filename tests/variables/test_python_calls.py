@@ -217,4 +217,4 @@ def test_a_step_inside_a_step_is_refused(mode: str, num_replicas: int) -> None:
             r"function.*test_python_calls.py:\d+.*Fix: run it outside",
         ):
             helpers.run(mode, repl, lambda run=run: lambda: _python(run, False))
-    assert list(repl.run(inner)) == [num_replicas] * num_replicas
+    assert [float(total) for total in repl.run(inner)] == [num_replicas] * num_replicas

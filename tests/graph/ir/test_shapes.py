@@ -55,9 +55,21 @@ _TUPLES = {"axes.py", "all_to_all.py", "likeness.py", "match.py", "placeholder.p
 
 
 def _taken_apart(tree: ast.AST) -> list[int]:
-    """Returns the lines that index, unpack, iterate over or measure an `x.shape`."""
+    """Returns the lines that index, unpack, iterate over or measure an `x.shape`.
+
+    Or a name that is assigned a tf.TensorShape somewhere in the file.
+    """
+    names = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _makes_shape(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
 
     def is_shape(node: ast.AST) -> bool:
+        if isinstance(node, ast.Name):
+            return node.id in names
         return isinstance(node, ast.Attribute) and node.attr == "shape"
 
     lines = []
@@ -75,6 +87,10 @@ def _taken_apart(tree: ast.AST) -> list[int]:
                 values = node.args
         lines += [value.lineno for value in values if is_shape(value)]  # type: ignore
     return lines
+
+
+def _makes_shape(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "tf.TensorShape"
 
 
 def test_no_other_file_takes_a_shape_apart() -> None:
