@@ -6,6 +6,7 @@ What a Replicator computes does not depend on its options, so any test may run w
 from __future__ import annotations
 
 import datetime
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -41,7 +42,7 @@ def draw(asked: str, items: Sequence[pytest.Item]) -> dict[pytest.Item, list[str
     dice = random.Random(seed)
     able = sorted(filter(_is_able, items), key=lambda item: item.nodeid)
     chosen = dice.sample(able, min(int(count), len(able)))
-    return {item: options(dice) for item in chosen}
+    return dict(zip(chosen, options(dice, len(chosen)), strict=True))
 
 
 def seeded(asked: str) -> str:
@@ -49,10 +50,19 @@ def seeded(asked: str) -> str:
     return asked if ":" in asked else f"{asked}:{datetime.date.today()}"
 
 
-def options(dice: random.Random) -> list[str]:
-    """Returns one or two options that are not the defaults, as "NAME=VALUE"."""
-    names = dice.sample(sorted(CHOICES), dice.choice((1, 2)))
-    return [f"{name}={dice.choice(CHOICES[name][1:])}" for name in names]
+def options(dice: random.Random, count: int) -> list[list[str]]:
+    """Returns one or two options for each of so many tests, as "NAME=VALUE".
+
+    Each value that is no default is the first of about as many as any other.
+    """
+    values = [(name, value) for name in sorted(CHOICES) for value in CHOICES[name][1:]]
+    dice.shuffle(values)
+    drawn = []
+    for first in itertools.islice(itertools.cycle(values), count):
+        others = [other for other in values if other[0] != first[0]]
+        chosen = [first, *dice.sample(others, dice.choice((0, 1)))]
+        drawn.append([f"{name}={value}" for name, value in chosen])
+    return drawn
 
 
 def _is_able(item: pytest.Item) -> bool:

@@ -43,18 +43,22 @@ def test_all_options_are_in_the_sample() -> None:
     assert {name: values[0] for name, values in choices.items()} == {
         name: str(value) for name, value in defaults.items()
     }
-    drawn = {o for k in range(200) for o in sampling.options(random.Random(k))}
-    assert drawn == {
+    every = {
         f"{name}={value}"
         for name, values in sampling.CHOICES.items()
         for value in values[1:]
     }
+    for seed in range(20):  # each in every sample
+        drawn = sampling.options(random.Random(seed), COUNT)
+        assert {option for chosen in drawn for option in chosen} == every
+        names = [[option.partition("=")[0] for option in chosen] for chosen in drawn]
+        assert all(len(chosen) == len(set(chosen)) for chosen in names)
 
 
 def test_a_seed_tells_the_sample() -> None:
     assert sampling.seeded("5:x") == "5:x"
     assert sampling.seeded("5") == f"5:{datetime.date.today()}"
-    one, two, three = (sampling.options(random.Random(s)) for s in ("a", "a", "c"))
+    one, two, three = (sampling.options(random.Random(s), 9) for s in ("a", "a", "c"))
     assert one == two != three
 
 
