@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from replicator import _tf, errors
-from replicator.graph.ir.placeholder import Gradient
+from replicator.graph.ir.placeholder import Facts, Gradient
 from replicator.graph.order.effects import Claim, Ledger
 from replicator.graph.passes.owners import Aliases
 from replicator.graph.passes.reads import Recent
@@ -80,6 +80,7 @@ class Build:
         step_key: Stands for step_fn in all builds of it, and goes with it.
         messages: Whether a replica sends something to one other.
         gradients: The dual of each primitive, by its name.
+        facts: What passes ask of each primitive, by its name.
         traces: What tf.functions of the user's keep of this build until it is done.
         created: The variables that step_fn has created in all attempts, by their keys.
         number: Tells this build from all others; what a tf.function traced for another
@@ -92,6 +93,7 @@ class Build:
     ledger: Ledger
     aliases: Aliases
     gradients: Mapping[str, Gradient]
+    facts: Mapping[str, Facts]
     knowledge: dict[Any, Any] = dataclasses.field(default_factory=dict)
     findings: dict[Any, Any] = dataclasses.field(default_factory=dict)
     in_functions: bool = False

@@ -126,7 +126,7 @@ def test_threads_may_build_at_the_same_time() -> None:
 
 
 def replica_context() -> context.ReplicaContext:
-    build = context.Build(("a", "b"), Options(), None, _NoLedger(), None, {})
+    build = context.Build(("a", "b"), Options(), None, _NoLedger(), None, {}, {})
     return context.ReplicaContext(build, 1)
 
 

@@ -14,9 +14,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.costs import cost
-from replicator.graph.ir.placeholder import Call, Placeholder, Value
+from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import axes, base, groups
+
+FACTS = Facts(algorithm="hub", same_for_all=True)
 
 
 def all_gather(value: Any, axis: int | None = None, group: Any = None) -> Any:

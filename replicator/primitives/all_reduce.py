@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.costs import cost
-from replicator.graph.ir.placeholder import Call, Placeholder
+from replicator.graph.ir.placeholder import Call, Facts, Placeholder
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import (
     algorithms,
@@ -31,6 +31,8 @@ from replicator.primitives import (
     reductions,
     sufficient,
 )
+
+FACTS = Facts(algorithm="hub", same_for_all=True)
 
 
 def all_reduce(

@@ -14,9 +14,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.graph.ir.placeholder import Call, Placeholder, Value
+from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import arithmetic, axes, base, groups, rooted
+
+FACTS = Facts(split="split_axis")
 
 
 def all_to_all(

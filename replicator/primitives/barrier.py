@@ -13,9 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph.ir.placeholder import Placeholder
+from replicator.graph.ir.placeholder import Facts, Placeholder
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import base, groups
+
+FACTS = Facts(algorithm="order", orders_effects=True)
 
 
 def barrier(group: Any = None) -> None:

@@ -215,6 +215,7 @@ def communicate(
         replica.trace_anew()
         replica.build.in_functions = True
     values = tuple(Value.of(t) for t in operands)
+    facts = replica.build.facts[primitive]
     if replica.writing is not None:
         options = {**options, "writes": list(replica.writing)}
     call = Call(
@@ -228,7 +229,8 @@ def communicate(
         agreed=values if agreed is None else tuple(agreed),
         line=line,
         receipt=receipt,
-        watched=primitive == "recv" and _tf.is_watched(operands),
+        watched=facts.end == "receives" and _tf.is_watched(operands),
+        facts=facts,
     )
     made = [*results, Value("float32", ())] if receipt else results
     if graph.building_function:

@@ -12,9 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph.ir.placeholder import Call, Placeholder, Value
+from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import all_reduce, base, groups, rooted
+
+FACTS = Facts(same_for_all=True)
 
 
 def broadcast(value: Any, root: int = 0, group: Any = None) -> Any:

@@ -13,9 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph.ir.placeholder import Call, Placeholder
+from replicator.graph.ir.placeholder import Call, Facts, Placeholder
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import axes, base, groups, rooted
+
+FACTS = Facts()
 
 
 def gather(

@@ -15,9 +15,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, context, errors
-from replicator.graph.ir.placeholder import Call, Placeholder, Value
+from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import arithmetic, base
+
+SEND, RECV = Facts(end="sends"), Facts(end="receives")
 
 
 def send(value: Any, destination: int, tag: int = 0) -> None:

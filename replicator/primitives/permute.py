@@ -14,9 +14,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, context, errors
-from replicator.graph.ir.placeholder import Call, Placeholder
+from replicator.graph.ir.placeholder import Call, Facts, Placeholder
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import base, groups, rooted
+
+FACTS = Facts()
 
 Pairs = Sequence[tuple[int, int]]
 

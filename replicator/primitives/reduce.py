@@ -13,9 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph.ir.placeholder import Placeholder
+from replicator.graph.ir.placeholder import Facts, Placeholder
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import base, broadcast, gather, groups, reductions, rooted
+
+FACTS = Facts()
 
 
 def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any:

@@ -14,9 +14,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context
-from replicator.graph.ir.placeholder import Placeholder, Value
+from replicator.graph.ir.placeholder import Facts, Placeholder, Value
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import all_gather, arithmetic, axes, base, groups, reductions
+
+FACTS = Facts(split="axis")
 
 
 def reduce_scatter(

@@ -13,9 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context
-from replicator.graph.ir.placeholder import Placeholder
+from replicator.graph.ir.placeholder import Facts, Placeholder
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import axes, base, gather, groups, rooted
+
+FACTS = Facts(split="axis")
 
 
 def scatter(

@@ -30,41 +30,43 @@ from replicator.primitives import (
 
 @dataclasses.dataclass(frozen=True)
 class Primitive:
-    """How a primitive becomes real ops, what its dual is, and which way data takes.
+    """How a primitive becomes real ops, what its dual is, and what passes ask of it.
 
     Attributes:
         lower: How it becomes real ops.
         gradient: Its dual.
-        algorithm: "hub": one device does the work and hands out the result; "direct":
-            each tensor goes from the replica that has it to those that need it;
-            "order": nothing is sent, effects are put in order.
+        facts: What passes ask of it.
     """
 
     lower: Lowering
     gradient: placeholder.Gradient
-    algorithm: str
+    facts: placeholder.Facts
+
+
+def _whole(file: Any) -> Primitive:
+    """Returns the primitive that a file of this folder describes."""
+    return Primitive(file.lower, file.gradient, file.FACTS)
 
 
 PRIMITIVES = {
-    "all_gather": Primitive(all_gather.lower, all_gather.gradient, "hub"),
-    "all_reduce": Primitive(all_reduce.lower, all_reduce.gradient, "hub"),
-    "all_to_all": Primitive(all_to_all.lower, all_to_all.gradient, "direct"),
-    "barrier": Primitive(barrier.lower, barrier.gradient, "order"),
-    "broadcast": Primitive(broadcast.lower, broadcast.gradient, "direct"),
-    "gather": Primitive(gather.lower, gather.gradient, "direct"),
-    "permute": Primitive(permute.lower, permute.gradient, "direct"),
-    "recv": Primitive(message.lower, message.recv_gradient, "direct"),
-    "reduce": Primitive(reduce.lower, reduce.gradient, "direct"),
-    "reduce_scatter": Primitive(
-        reduce_scatter.lower, reduce_scatter.gradient, "direct"
-    ),
-    "scatter": Primitive(scatter.lower, scatter.gradient, "direct"),
-    "send": Primitive(message.lower, message.send_gradient, "direct"),
+    "all_gather": _whole(all_gather),
+    "all_reduce": _whole(all_reduce),
+    "all_to_all": _whole(all_to_all),
+    "barrier": _whole(barrier),
+    "broadcast": _whole(broadcast),
+    "gather": _whole(gather),
+    "permute": _whole(permute),
+    "recv": Primitive(message.lower, message.recv_gradient, message.RECV),
+    "reduce": _whole(reduce),
+    "reduce_scatter": _whole(reduce_scatter),
+    "scatter": _whole(scatter),
+    "send": Primitive(message.lower, message.send_gradient, message.SEND),
 }
 
 LOWERINGS = {name: primitive.lower for name, primitive in PRIMITIVES.items()}
 GRADIENTS = {name: primitive.gradient for name, primitive in PRIMITIVES.items()}
-ALGORITHMS = {name: primitive.algorithm for name, primitive in PRIMITIVES.items()}
+FACTS = {name: primitive.facts for name, primitive in PRIMITIVES.items()}
+ALGORITHMS = {name: facts.algorithm for name, facts in FACTS.items()}
 
 
 @tf.RegisterGradient(placeholder.GRADIENT_TYPE)

@@ -61,6 +61,7 @@ def _build_until_known(
             settings.ledger,
             owners.Aliases(graph, settings.devices),
             table.GRADIENTS,
+            table.FACTS,
             knowledge,
             step_key=step_key,
             created=created,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import pathlib
 
 import pytest
 
+import replicator
 from replicator import primitives
 from replicator.primitives import table
 
@@ -39,3 +41,19 @@ def test_each_primitive_has_its_parts_in_its_own_file(name: str) -> None:
         assert part.__module__ == f"replicator.primitives.{FILES.get(name, name)}"
         assert part.__doc__
     assert table.LOWERINGS[name] is primitive.lower
+
+
+# Folders whose passes ask a primitive's facts, never which one it is.
+PASSES = ("costs", "graph", "plan", "step")
+
+
+@pytest.mark.parametrize("folder", PASSES)
+def test_no_pass_names_a_primitive(folder: str) -> None:
+    room = pathlib.Path(replicator.__file__).parent / folder
+    named = {
+        f"{path.name}:{node.lineno}"
+        for path in room.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in table.PRIMITIVES
+    }
+    assert named == set()

@@ -21,7 +21,6 @@ from replicator.graph.ir.placeholder import Call
 # Of an op, or of a tensor.
 _NAME = re.compile(r"([A-Za-z0-9.][A-Za-z0-9_.\\/>-]*)(:\d+)?")
 _SMALL = 1024  # elements of eager tensors that are compared
-_CUT = {"reduce_scatter": "axis", "scatter": "axis", "all_to_all": "split_axis"}
 
 
 def captures(graph: tf.Graph) -> dict[int, tf.Tensor]:
@@ -152,8 +151,8 @@ def call_difference(one: Call, two: Call, count: int) -> str:
         return f"{one.primitive} with the root {one.options['root']}, which is a copy"
     if "splits" in one.options:
         return f"{one.primitive} with the sizes of slices"
-    if one.primitive in _CUT:
-        axis = one.options.get(_CUT[one.primitive])
+    if one.facts.split is not None:
+        axis = one.options.get(one.facts.split)
         for value in one.agreed:
             if (
                 axis is not None

@@ -22,12 +22,11 @@ from replicator.graph.ir.kinds import kind_of
 
 # Which of its inputs a Merge returns, the inputs do not say; see `determined_by`.
 _NOT_PURE = ("Placeholder", "PlaceholderWithDefault", "PyFuncStateless", "Merge")
-_TO_ALL = ("all_reduce", "all_gather", "broadcast")  # hand the same to everybody
 
 
 def hands_to_all(call: placeholder.Call) -> bool:
     """Whether all participants of a call receive the same."""
-    return call.primitive in _TO_ALL
+    return call.facts.same_for_all
 
 
 class Labels:

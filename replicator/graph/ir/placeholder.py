@@ -52,6 +52,27 @@ class Value:
 
 
 @dataclasses.dataclass(frozen=True)
+class Facts:
+    """What passes ask of a primitive; its own file answers.
+
+    Attributes:
+        algorithm: Which way its data takes, for plans. "hub": one device does the work
+            and sends out the result; "direct": each tensor goes from the replica that
+            has it to those that need it; "order": nothing is sent.
+        same_for_all: Whether all that take part receive the same.
+        split: The option that names the axis along which operands are split, if any.
+        end: Of a message, "sends" or "receives".
+        orders_effects: Whether what is behind a call waits for what is before it.
+    """
+
+    algorithm: str = "direct"
+    same_for_all: bool = False
+    split: str | None = None
+    end: str | None = None
+    orders_effects: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Call:
     """One place where one replica communicates.
 
@@ -73,6 +94,7 @@ class Call:
             to other replicas' losses; see `base.communicate`.
         watched: Whether it is on a tape, if it is a recv; without tapes, whether
             gradients could come to it.
+        facts: What is so of all calls of the primitive.
     """
 
     primitive: str
@@ -86,6 +108,7 @@ class Call:
     line: str
     receipt: bool = False
     watched: bool = False
+    facts: Facts = Facts()
 
     @property
     def backward(self) -> bool:
@@ -116,7 +139,7 @@ class Call:
     @property
     def kind(self) -> str:
         """What pairs with it: a call of the same primitive, or the other end."""
-        return "message" if self.primitive in ("send", "recv") else self.primitive
+        return "message" if self.facts.end else self.primitive
 
     def __str__(self) -> str:
         options = "".join(
@@ -240,11 +263,12 @@ def call_of(token: bytes) -> Call | None:
     text = token.decode()
     if not text.startswith(_MARK):
         return None
-    facts = json.loads(text.removeprefix(_MARK))
-    facts["group"] = tuple(facts["group"])
+    said = json.loads(text.removeprefix(_MARK))
+    said["group"] = tuple(said["group"])
+    said["facts"] = Facts(**said["facts"])
     for name in ("operands", "agreed"):
-        facts[name] = tuple(
+        said[name] = tuple(
             Value(v["dtype"], None if v["shape"] is None else tuple(v["shape"]))
-            for v in facts[name]
+            for v in said[name]
         )
-    return Call(**facts)
+    return Call(**said)

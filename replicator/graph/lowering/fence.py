@@ -19,8 +19,6 @@ from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.matching.match import Site
 
-BARRIER = "barrier"
-
 
 def put_up(
     ops: Sequence[tf.Operation],
@@ -41,7 +39,7 @@ def put_up(
     barriers = {
         site.op
         for site in sites
-        if any(call.primitive == BARRIER for call in site.calls)
+        if any(call.facts.orders_effects for call in site.calls)
     }
     since: list[tf.Operation] = []  # the last barrier, and the effects behind it
     last: list[tf.Operation] = []
@@ -58,6 +56,6 @@ def join(barriers: Sequence[tf.Operation]) -> None:
     """Makes one op of the placeholders of a barrier, one per replica."""
     before = [op for barrier in barriers for op in barrier.control_inputs]
     with tf.control_dependencies(None), tf.control_dependencies(before):
-        joint = tf.no_op(BARRIER)
+        joint = tf.no_op("fence")
     for barrier in barriers:
         _tf.move_control_outputs(barrier, joint)

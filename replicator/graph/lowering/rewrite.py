@@ -226,7 +226,7 @@ def _rewrite_level(
             if hands_to_all(calls[0].call):
                 target.handles.labels.join(results)
             _rewire(calls, results)
-            if calls[0].call.kind == fence.BARRIER:
+            if calls[0].call.facts.orders_effects:
                 fence.join([call.op for call in calls])
         else:
             new = merge.merge(

@@ -67,7 +67,7 @@ def _is_send(site: Site) -> bool:
     """Whether an op hands messages out and waits for nobody."""
     if _tf.is_stateful(site.op):  # a loop that also prints, say
         return False
-    return all(call.primitive == "send" for call in site.calls)
+    return all(call.facts.end == "sends" for call in site.calls)
 
 
 def _data_order(

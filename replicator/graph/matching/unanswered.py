@@ -71,7 +71,7 @@ class _Side:
         return [
             key
             for key, site in self.top.items()
-            if site.call.primitive == "send" and site.call.depth == depth
+            if site.call.facts.end == "sends" and site.call.depth == depth
         ]
 
     def gradients(self, key: str) -> list[Call]:
@@ -87,8 +87,8 @@ class _Side:
 def _answer_message(sides: Sequence[_Side], key: str) -> set[tf.Operation]:
     """Answers what the sender of one message asks; returns what it has replaced."""
     ends = [side for side in sides if key in side.calls]
-    sender = next(side for side in ends if side.calls[key].primitive == "send")
-    receivers = [side for side in ends if side.calls[key].primitive == "recv"]
+    sender = next(side for side in ends if side.calls[key].facts.end == "sends")
+    receivers = [s for s in ends if s.calls[key].facts.end == "receives"]
     if not receivers or key not in receivers[0].top:
         return set()
     (receiver,) = receivers

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from replicator.graph.equal import likeness
 from replicator.graph.ir.placeholder import Call, Value
+from replicator.primitives import table
 
 DEVICES = ("CPU:0", "CPU:1", "CPU:2")
 
@@ -28,7 +29,8 @@ def call(**changes: Any) -> Call:
         agreed=values,
         line="step.py:1 in step",
     )
-    return dataclasses.replace(made, **changes)
+    made = dataclasses.replace(made, **changes)
+    return dataclasses.replace(made, facts=table.FACTS[made.primitive])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from replicator.graph.ir import placeholder
-from replicator.graph.ir.placeholder import Call, Value
+from replicator.graph.ir.placeholder import Call, Facts, Value
+from replicator.primitives import table
 
 
 def _call(**facts: Any) -> Call:
@@ -22,6 +23,7 @@ def _call(**facts: Any) -> Call:
             "key": "1,3:4/0",
             "operands": (Value("float32", (3, None)), Value("string", None)),
             "agreed": (Value("float32", (None, None)), Value("string", None)),
+            "facts": Facts(same_for_all=True),
             "line": 'a "quoted" dir/träin.py:4 in <lambda>',
             **facts,
         }
@@ -153,4 +155,5 @@ def test_what_a_key_says(key: str, channel: str, number: str, depth: int) -> Non
     [("send", "message"), ("recv", "message"), ("all_reduce", "all_reduce")],
 )
 def test_both_ends_of_a_message_are_of_one_kind(primitive: str, kind: str) -> None:
-    assert _call(primitive=primitive).kind == kind
+    facts = table.FACTS[primitive]
+    assert _call(primitive=primitive, facts=facts).kind == kind

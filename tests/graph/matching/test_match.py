@@ -10,6 +10,7 @@ import pytest
 from replicator import errors
 from replicator.graph.ir.placeholder import Call, Value
 from replicator.graph.matching import match
+from replicator.primitives import table
 
 
 def call(
@@ -31,6 +32,7 @@ def call(
         operands=values,
         agreed=values,
         line=line,
+        facts=table.FACTS[primitive],
     )
 
 
