@@ -56,6 +56,7 @@ from replicator._tf.effects import (
 )
 from replicator._tf.frames import (
     called_by_runtime,
+    passed_user_code,
     stack_depth,
     stack_since,
     user_frames,
@@ -171,6 +172,7 @@ __all__ = [
     "optimizer_is_summing",
     "ordered_branches",
     "pack_results",
+    "passed_user_code",
     "place_of_reads",
     "prepare_call",
     "python_call",

@@ -53,6 +53,23 @@ def user_frames(
     ]
 
 
+def passed_user_code(error: BaseException) -> bool:
+    """Whether a line of the user's may be among those that an exception has left.
+
+    Code without a file counts, as in a notebook, and so does what autograph generates:
+    whose it was, is not said.
+    """
+    return any(
+        _GENERATED in frame.filename
+        or not _is_library(frame.filename)
+        or (frame.filename.startswith("<") and not frame.filename.startswith(_NO_USERS))
+        for frame in traceback.extract_tb(error.__traceback__)
+    )
+
+
+_NO_USERS = ("<frozen", "<__array_function__")
+
+
 def called_by_runtime() -> bool:
     """Whether TensorFlow's runtime called the code that is running, in a thread of it.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context
+from replicator import _tf, context, errors
 from replicator.graph.passes import owners, random
 from replicator.interop import distribute
 from replicator.step import outputs, scopes
@@ -38,11 +38,44 @@ def build_replica(
             trace_anew=trace_anew,
         )
         with context.building(replica), distribute.answering(replica):
-            if graph.building_function:
-                returned = _tf.call_converted(function, arguments)
-            else:
-                returned = function(*arguments)
+            try:
+                if graph.building_function:
+                    returned = _tf.call_converted(function, arguments)
+                else:
+                    returned = function(*arguments)
+            except TypeError as error:
+                _refuse_uncallable(step_fn, arguments, error)
+                raise
             return outputs.as_outputs(returned, step_fn), scope
+
+
+_LIBRARIES = ("keras", "sonnet", "tensorflow", "tf_keras")
+
+
+def _refuse_uncallable(
+    step_fn: Callable[..., Any], arguments: Sequence[Any], error: TypeError
+) -> None:
+    """Raises ArgumentError if step_fn is another library's, which asks for more.
+
+    Its signature may take anything, as those of Keras' layers and metrics do.
+
+    Args:
+        step_fn: What was called.
+        arguments: With what.
+        error: What it raised; the user's own, if any line of the user's is in it.
+    """
+    library = type(step_fn).__module__.partition(".")[0] in _LIBRARIES
+    library &= not isinstance(step_fn, tf.types.experimental.PolymorphicFunction)
+    if _tf.passed_user_code(error) and not library:
+        return
+    raise errors.ArgumentError(
+        errors.compose(
+            f"step_fn {errors.shown(step_fn)} cannot be called with {len(arguments)} "
+            f"arguments: {errors.told(error)}",
+            [f"at {errors.user_line()}"],
+            "hand in a function of your own, which calls it as it is to be called.",
+        )
+    ) from error
 
 
 def _placer(device: str, aliases: owners.Aliases) -> Callable[[tf.Operation], str]:

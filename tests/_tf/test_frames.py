@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import threading
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -114,3 +115,25 @@ def test_stack_since_shows_what_is_deeper():
     assert first == tuple((__file__, line) for line in lines)
     assert first == call(one)  # however often, and from wherever above `depth`
     assert first != call(two)
+
+
+@pytest.mark.parametrize(
+    ("how", "converted"),
+    [("file", False), ("file", True), ("text", False), ("library", False)],
+)
+def test_errors_that_passed_user_code_are_known(how: str, converted: bool) -> None:
+    def one() -> Any:
+        return 1 + "a"  # type: ignore[operator]
+
+    names: dict[str, Any] = {}
+    exec("def two():\n    return 1 + 'a'\n", names)  # as in a notebook
+    library = tf.keras.layers.Dense(3)
+    called = {"file": one, "text": names["two"], "library": library}[how]
+    caught = None
+    try:
+        _tf.call_converted(called, []) if converted else called()
+    except TypeError as error:
+        caught = error
+    assert caught is not None
+    caught.__traceback__ = caught.__traceback__.tb_next  # without this test's own line
+    assert _tf.passed_user_code(caught) is (how != "library")

@@ -144,7 +144,7 @@ PROGRAMS: tuple[Program, ...] = (
     _plain("repl.initialize(bad)"),
     _plain("repl.build(lambda: 1.0).initialize(bad)"),
     _plain("repl.build(lambda e: e, lambda: tf.data.Dataset.range(8)).initialize(bad)"),
-    _step("repl.run(bad)"),
+    _step("repl.run(bad, None)"),
     _step("repl.build(lambda: bad)()"),
     _step("repl.logical_device(bad).__enter__()"),
     _plain("repl.group(bad)"),

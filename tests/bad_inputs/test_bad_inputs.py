@@ -52,6 +52,11 @@ def test_what_was_found_first_is_right(line: str, value: str, mode: str) -> None
     assert not verdict.startswith("BAD"), f"{case.name}: {verdict}"
 
 
+def test_cases_are_told_apart_by_their_names() -> None:
+    names = [case.name for case in cases.every()]
+    assert len(set(names)) == len(names)
+
+
 def test_a_sample_is_right() -> None:
     drawn = [case for case in cases.sample(500, seed=5) if not case.cold]
     verdicts = {case.name: judge.run(case) for case in drawn[:80]}

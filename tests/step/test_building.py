@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import ContextError
+from replicator import ContextError, errors
 from tests import helpers
 
 # --- How often step_fn is called -----------------------------------------------------
@@ -249,3 +249,26 @@ def test_garbage_is_collected_after_a_build_as_before(enabled: bool) -> None:
     finally:
         (gc.enable if before else gc.disable)()
     assert not any(during)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_another_librarys_object_that_asks_for_more_is_refused(mode: str) -> None:
+    """Its signature may take anything, as Keras' do."""
+    repl = helpers.make(1)
+    for asks in (tf.keras.metrics.Mean(), tf.keras.layers.Dense(3)):
+        with pytest.raises(
+            errors.ArgumentError,
+            match=r"(?s)step_fn .* cannot be called with 0 arguments: TypeError: "
+            r".*missing.* at tests/.*Fix: hand in a function of your own",
+        ):
+            helpers.run(mode, repl, lambda asks=asks: asks)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_a_type_error_of_the_users_own_passes(mode: str) -> None:
+    def step_fn() -> Any:
+        return 1 + "a"  # type: ignore[operator]
+
+    for own in (step_fn, tf.function(step_fn), functools.partial(step_fn)):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            helpers.run(mode, helpers.make(1), lambda own=own: own)
