@@ -70,13 +70,14 @@ def _rows_written(
             "it takes tf.IndexedSlices(values, indices).",
         )
     indices = tf.convert_to_tensor(sparse_delta.indices)
-    return merge(value, indices[..., tf.newaxis], sparse_delta.values)
+    updates = tf.convert_to_tensor(sparse_delta.values, value.dtype)
+    return merge(value, indices[..., tf.newaxis], updates)
 
 
 def _slices_written(
     value: tf.Tensor, merge: Any, indices: Any, updates: Any, *_: Any, **__: Any
 ) -> tf.Tensor:
-    return merge(value, indices, updates)
+    return merge(value, indices, tf.convert_to_tensor(updates, value.dtype))
 
 
 def _slice_assigned(before: tf.Tensor, **arguments: Any) -> tf.Tensor:

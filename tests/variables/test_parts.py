@@ -98,3 +98,21 @@ def test_rows_on_which_replicas_do_not_agree_are_not_written(mode: str) -> None:
                 tf.function(lambda: repl.run(step))()
             values = helpers.components(v)
     assert [list(value) for value in values] == [[1, 2, 3], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("scatter_update", (tf.IndexedSlices(tf.ones([1, 3], tf.int32), [2]),)),
+        ("scatter_nd_add", ([[1, 2]], tf.ones([1], tf.int32))),
+    ],
+)
+def test_values_of_another_dtype_are_refused_as_by_a_plain_variable(
+    method: str, arguments: tuple[Any, ...]
+) -> None:
+    variable = _Variable()
+    with pytest.raises(ValueError) as plain:
+        getattr(variable.plain, method)(*arguments)
+    with pytest.raises(ValueError) as ours:
+        parts.written(variable, method, *arguments)
+    assert str(ours.value) == str(plain.value)
