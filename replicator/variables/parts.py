@@ -70,14 +70,29 @@ def _rows_written(
             "it takes tf.IndexedSlices(values, indices).",
         )
     indices = tf.convert_to_tensor(sparse_delta.indices)
-    updates = tf.convert_to_tensor(sparse_delta.values, value.dtype)
+    updates = _of_dtype(sparse_delta.values, value.dtype)
     return merge(value, indices[..., tf.newaxis], updates)
 
 
 def _slices_written(
     value: tf.Tensor, merge: Any, indices: Any, updates: Any, *_: Any, **__: Any
 ) -> tf.Tensor:
-    return merge(value, indices, tf.convert_to_tensor(updates, value.dtype))
+    return merge(value, indices, _of_dtype(updates, value.dtype))
+
+
+def _of_dtype(updates: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns what is written as a tensor of the variable's dtype.
+
+    Given an eager tensor inside of a function, TensorFlow does not look at its dtype.
+    """
+    given = getattr(updates, "dtype", dtype)
+    if tf.is_tensor(updates) and given != dtype:
+        raise base.bad_argument(
+            "the scatter method of a variable",
+            f"was given values of {given.name}, but the variable is of {dtype.name}",
+            "tf.cast them first.",
+        )
+    return tf.convert_to_tensor(updates, dtype)
 
 
 def _slice_assigned(before: tf.Tensor, **arguments: Any) -> tf.Tensor:
