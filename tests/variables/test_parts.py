@@ -103,7 +103,10 @@ def test_rows_on_which_replicas_do_not_agree_are_not_written(mode: str) -> None:
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [
-        ("scatter_update", (tf.IndexedSlices(tf.ones([1, 3], tf.int32), [2]),)),
+        (
+            "scatter_update",
+            (tf.IndexedSlices(tf.ones([1, 3], tf.int32), tf.constant([2])),),
+        ),
         ("scatter_nd_add", ([[1, 2]], tf.ones([1], tf.int32))),
     ],
 )
