@@ -40,7 +40,6 @@ NUMPY = {
 DTYPES = ["float16", "bfloat16", "float32", "float64", "complex64", "int32", "int8"]
 
 
-@functools.cache
 def _replicator(num_replicas: int) -> replicator.Replicator:
     return helpers.make(num_replicas)
 

@@ -82,7 +82,7 @@ def test_an_option_leaves_them_as_they_are(
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_a_step_computes_what_plain_tensorflow_does(mode: str) -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, kernels=True)
 
     def make_step() -> Any:
         variable = tf.Variable(WEIGHTS)
@@ -156,7 +156,7 @@ def test_inside_control_flow(
     counts = []
     replace = kernels.replace
     monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
-    repl = helpers.make(2)
+    repl = helpers.make(2, kernels=True)
 
     def step_fn() -> tf.Tensor:
         rows = tf.constant(COTANGENTS)[repl.replica_id]
@@ -183,7 +183,7 @@ def test_what_xla_compiles_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     counts = []
     replace = kernels.replace
     monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
-    repl = helpers.make(2)
+    repl = helpers.make(2, kernels=True)
 
     def step_fn() -> tuple[tf.Tensor]:
         return (_compiled(tf.constant(COTANGENTS)[repl.replica_id]),)
@@ -195,7 +195,7 @@ def test_what_xla_compiles_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_recurrent_network_trains_as_on_one_device() -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, kernels=True)
     x = RNG.standard_normal((2, 4, 3, 256)).astype(np.float32)
     start = tf.keras.layers.LSTM(256)
     start.build((None, 3, 256))
