@@ -185,7 +185,7 @@ def communicate(
     Args:
         primitive: The name under which table.py knows it.
         options: JSON values on which the replicas must agree.
-        operands: What this replica hands in.
+        operands: What this replica passes.
         results: Dtype and static shape of what it receives.
         agreed: What must be alike on all replicas; the operands, unless given.
         of: Inside a gradient: the call that is differentiated. Replicas may reach the

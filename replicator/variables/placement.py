@@ -51,8 +51,8 @@ class Placement:
 
     @property
     def is_copied(self) -> bool:
-        """Whether there are several components, and any stands for all."""
-        return True
+        """Whether there are several components, and any is as good as another."""
+        return self.owner is None and not self.differs
 
     @property
     def is_aggregated(self) -> bool:
@@ -155,11 +155,6 @@ class Owned(Placement):
         """The replica that has it."""
         return self.replica
 
-    @property
-    def is_copied(self) -> bool:
-        """It is not: the components are one."""
-        return False
-
     def device(self, devices: Sequence[str]) -> str:
         """Returns the device of the owner."""
         return devices[self.replica]
@@ -206,11 +201,6 @@ class Aggregated(Placement):
         return True
 
     @property
-    def is_copied(self) -> bool:
-        """They are not equal."""
-        return False
-
-    @property
     def is_aggregated(self) -> bool:
         """The sum and the mean are."""
         return self.aggregation in (_SUM, _MEAN)
@@ -255,11 +245,6 @@ class Seeded(Placement):
         """By the offset."""
         return True
 
-    @property
-    def is_copied(self) -> bool:
-        """They are not equal."""
-        return False
-
     def written(
         self,
         value: Any,
@@ -294,11 +279,6 @@ class Rows(Placement):
     def differs(self) -> bool:
         """They are meant to."""
         return True
-
-    @property
-    def is_copied(self) -> bool:
-        """They are not equal."""
-        return False
 
     @property
     def grows(self) -> bool:

@@ -298,7 +298,7 @@ def of_step(
         replicas: `replicas[r]` are those ops of replica r that may use resources or
             have effects, in build order.
         variable_of: Returns the replicated variable behind a handle, or None.
-        flow: What stands in control flow of TensorFlow 1.
+        flow: What is in control flow of TensorFlow 1.
     """
     return Level(replicas, Inputs(variable_of, flow))
 

@@ -36,7 +36,7 @@ class Inputs:
 
     Args:
         variable_of: Returns the replicated variable behind a handle, or None.
-        flow: What stands in control flow of TensorFlow 1.
+        flow: What is in control flow of TensorFlow 1.
     """
 
     flow = switching.NONE

@@ -33,7 +33,7 @@ class Labels:
     """Labels tensors; equal labels mean equal values when the step runs.
 
     Args:
-        flow: What stands in control flow of TensorFlow 1.
+        flow: What is in control flow of TensorFlow 1.
     """
 
     def __init__(self, flow: switching.Flow = switching.NONE) -> None:
@@ -147,7 +147,7 @@ def determined_by(op: tf.Operation, flow: switching.Flow) -> Sequence[tf.Tensor]
 
     Args:
         op: Any.
-        flow: What stands in control flow of TensorFlow 1, whose Merge ops return what
+        flow: What is in control flow of TensorFlow 1, whose Merge ops return what
             they are given by the side that is taken.
 
     Returns:

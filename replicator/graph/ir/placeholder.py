@@ -86,7 +86,7 @@ class Call:
             replicas, "0,2:3" for that of replicas 0 and 2, "0>2#7:3" for the fourth
             message from 0 to 2 under tag 7; and "3/0" for the first call that the
             gradient of call "3" makes.
-        operands: What it hands in.
+        operands: What it passes.
         agreed: What must be the same on all replicas: `operands`, with the sizes that
             may differ set to None.
         line: The user's line, "train.py:42 in step_fn".
@@ -193,7 +193,7 @@ class Placeholder:
 
     @property
     def operands(self) -> tuple[tf.Tensor, ...]:
-        """What the replica hands in."""
+        """What the replica passes."""
         return tuple(self.op.inputs)
 
     @property
@@ -219,7 +219,7 @@ def put(
 
     Args:
         call: The description that the op will carry.
-        operands: The tensors that the replica hands in.
+        operands: The tensors that the replica passes.
         results: The dtype and static shape of each output.
 
     Returns:

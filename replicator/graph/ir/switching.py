@@ -61,7 +61,7 @@ Path: TypeAlias = tuple[Side | Loop, ...]
 
 
 class Flow:
-    """What of a step stands in control flow of TensorFlow 1.
+    """What of a step is in control flow of TensorFlow 1.
 
     Args:
         ops: All ops of the step, on one level of the graph.

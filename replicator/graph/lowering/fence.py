@@ -34,7 +34,7 @@ def put_up(
         ops: The ops of the replica on one level, in build order.
         sites: Those of them that communicate.
         initializers: Ops that initialise variables, which are no part of the step.
-        flow: What stands in control flow of TensorFlow 1.
+        flow: What is in control flow of TensorFlow 1.
     """
     barriers = {
         site.op

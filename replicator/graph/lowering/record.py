@@ -104,7 +104,7 @@ def links(
 
     Args:
         replica_ids: Those of the participants.
-        operands: `operands[n]` is what participant n hands in.
+        operands: `operands[n]` is what participant n passes.
         results: `results[n]` is what participant n receives.
         devices: `devices[r]` is where replica r runs.
     """

@@ -43,7 +43,7 @@ class Matched:
 
     Attributes:
         calls: `calls[n]` is the call of replica `group[n]`.
-        operands: `operands[n][k]` is the k-th tensor that this replica hands in.
+        operands: `operands[n][k]` is the k-th tensor that this replica passes.
         devices: `devices[n]` is where it runs.
         hubs: Deals out the devices on which shared work is done.
         policy: What else decides how it is lowered.
@@ -105,7 +105,7 @@ class Target:
         handles: Knows which values, and variables, are the same on all replicas.
         initializers: Ops that initialise variables, which are no part of the step.
         precise: Whether TensorFlow has to be kept from treating replicas differently.
-        flow: What stands in control flow of TensorFlow 1.
+        flow: What is in control flow of TensorFlow 1.
         communications: What was lowered so far.
     """
 
@@ -167,7 +167,7 @@ def rewrite(
         initializers: Ops that initialise variables, which are no part of the step.
         policy: What the user says of how communication is lowered.
         handles: Tells the variables that one replica owns and all share.
-        flow: What stands in control flow of TensorFlow 1.
+        flow: What is in control flow of TensorFlow 1.
 
     Raises:
         MismatchError: The replicas do not communicate alike.

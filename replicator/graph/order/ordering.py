@@ -124,7 +124,7 @@ def order_in_session(
         replicas: `replicas[r]` are the ops of replica r, in build order.
         lowered: The ops that communicate in their stead.
         initializers: Ops that initialise variables, which are no part of the step.
-        flow: What of it stands in control flow of TensorFlow 1.
+        flow: What of it is in control flow of TensorFlow 1.
 
     Returns:
         The ops that must run in each step, where their sides are taken.

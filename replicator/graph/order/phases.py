@@ -45,7 +45,7 @@ class _Step:
     Attributes:
         ops: Each behind all that it waits for. A loop of TensorFlow 1 is one of them.
         sources: What each of them waits for.
-        flow: What of them stands in control flow of TensorFlow 1.
+        flow: What of them is in control flow of TensorFlow 1.
         level: The level of each.
         failing: Those that can fail.
         writing: Those that write variables.
@@ -84,7 +84,7 @@ def separate(
         earlier: Ops that run with the step, and are in the program before it: another
             step, for example.
         end: For which what follows in the program waits, if it has an effect.
-        flow: What of the step stands in control flow of TensorFlow 1.
+        flow: What of the step is in control flow of TensorFlow 1.
 
     Returns:
         What must run in a function that holds these ops, so that what waits for a call

@@ -40,7 +40,7 @@ def replace(
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph.
-        flow: What of it stands in control flow of TensorFlow 1, and stays as it is.
+        flow: What of it is in control flow of TensorFlow 1, and stays as it is.
 
     Returns:
         The number of ops.

@@ -90,7 +90,7 @@ def join_reads(
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
         initializers: Ops among them that initialise variables, which are no part of the
             step: what they read and assign is not what the step does.
-        flow: What stands in control flow of TensorFlow 1, and is left as it is.
+        flow: What is in control flow of TensorFlow 1, and is left as it is.
 
     Returns:
         The number of reads that have lost their consumers.
@@ -131,7 +131,7 @@ def share_reads(
             with the same writes in their places on all.
         initializers: Ops among them that initialise variables.
         shared: The ids of the variables' handles.
-        flow: What stands in control flow of TensorFlow 1, and is left as it is.
+        flow: What is in control flow of TensorFlow 1, and is left as it is.
 
     Returns:
         The number of reads that have lost their consumers.
@@ -169,7 +169,7 @@ def read_rows(
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
         initializers: Ops among them that initialise variables.
-        flow: What stands in control flow of TensorFlow 1, and is left as it is.
+        flow: What is in control flow of TensorFlow 1, and is left as it is.
 
     Returns:
         The ops of each replica, with those that read rows behind the ones that they
