@@ -5,8 +5,8 @@ object. Each entry says why the public API does not do and what would replace it
 tests/_tf calls each of them, so that a new TensorFlow fails there, by name.
 
 The library cannot do without what is in the files of this folder. What is in fast/ only
-saves time, and choice.py has what is in plain/ in its place where a TensorFlow lacks
-what it needs.
+saves time or memory, and choice.py has what is in plain/ in its place where a
+TensorFlow lacks what it needs.
 """
 
 from replicator._tf.autograph import (
@@ -32,6 +32,7 @@ from replicator._tf.choice import (
     place_of_reads,
     prepare_call,
     read_quickly,
+    replacing_constants,
     trace,
     write_quickly,
 )
@@ -182,6 +183,7 @@ __all__ = [
     "record_gradient",
     "register_python_function",
     "replace",
+    "replacing_constants",
     "resources_touched",
     "ResourceVariable",
     "run_independently",

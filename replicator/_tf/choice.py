@@ -1,7 +1,7 @@
 """Chooses, for each file of fast/, between it and the file of its name in plain/.
 
-That of fast/ saves time and needs more of what is private to TensorFlow. It is chosen
-unless a TensorFlow lacks a name that it looks up when it is imported, or the
+That of fast/ saves time or memory, and needs more of what is private to TensorFlow. It
+is chosen unless a TensorFlow lacks a name that it looks up when it is imported, or the
 environment variable REPLICATOR_FAST is 0 by then: so tests try the other one.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-FILES = ("calls", "captures", "nodes", "tracing", "variables")
+FILES = ("calls", "captures", "constants", "nodes", "tracing", "variables")
 FAST: set[str] = set()  # those of fast/ that are in use
 
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # both have the same signatures
     from replicator._tf.fast.calls import pack_results as pack_results
     from replicator._tf.fast.calls import prepare_call as prepare_call
     from replicator._tf.fast.captures import capture_all as capture_all
+    from replicator._tf.fast.constants import replacing_constants as replacing_constants
     from replicator._tf.fast.nodes import Nodes as Nodes
     from replicator._tf.fast.nodes import import_nodes as import_nodes
     from replicator._tf.fast.tracing import is_step as is_step
@@ -51,9 +52,10 @@ if TYPE_CHECKING:  # both have the same signatures
     from replicator._tf.fast.variables import read_quickly as read_quickly
     from replicator._tf.fast.variables import write_quickly as write_quickly
 else:
-    _calls, _captures, _nodes, _tracing, _variables = map(choose, FILES)
+    _calls, _captures, _constants, _nodes, _tracing, _variables = map(choose, FILES)
     pack_results, prepare_call = _calls.pack_results, _calls.prepare_call
     capture_all = _captures.capture_all
+    replacing_constants = _constants.replacing_constants
     Nodes, import_nodes = _nodes.Nodes, _nodes.import_nodes
     trace, is_step = _tracing.trace, _tracing.is_step
     leave_out_unused = _tracing.leave_out_unused

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils as _acd_utils
 from tensorflow.python.ops import handle_data_util
@@ -34,8 +35,13 @@ def set_text_attr(op: tf.Operation, name: str, value: str) -> None:
 
 
 def empty_constant(op: tf.Operation) -> None:
-    """Frees what an unused constant holds; the public API cannot remove an op."""
-    empty = tf.make_tensor_proto([], op.outputs[0].dtype, shape=[0])
+    """Frees what an unused constant holds; the public API cannot remove an op.
+
+    One zero in place of all elements: the shape is still what others know of it.
+    """
+    constant = op.outputs[0]
+    zero = np.zeros([], constant.dtype.as_numpy_dtype)
+    empty = tf.make_tensor_proto(zero, constant.dtype, shape=constant.shape)
     op._set_attr("value", tf.compat.v1.AttrValue(tensor=empty))
 
 

@@ -14,17 +14,16 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context
-from replicator.costs import cost
 from replicator.graph.equal import sameness
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import acting, has_effect
 from replicator.graph.lowering import rewrite
 from replicator.graph.matching import control_flow, leftover, numbering, unanswered
 from replicator.graph.order import ordering, phases
-from replicator.graph.passes import constants, kernels, owners, random, reads
+from replicator.graph.passes import kernels, owners, random, reads
 from replicator.inputs import feeds
 from replicator.primitives import table
-from replicator.step import checks, copies, objects, outputs, tracing
+from replicator.step import checks, constants, copies, objects, outputs, tracing
 from replicator.step.draft import Built, Draft, Settings
 from replicator.variables import drift, python_calls, unbuilt
 
@@ -63,15 +62,16 @@ def pull_inputs(draft: Draft) -> None:
 def call_step_fn(draft: Draft) -> None:
     """Calls step_fn once per replica, in replica order, or for two of them."""
     build = draft.build
+    large = constants.Constants(build)
     for replica_id in range(build.num_traced):
         if replica_id == 1:
             copies.bring_handles(draft.settings.factory, build)
         start = _tf.operation_count(build.graph)
         draft.seeds.append(_tf.seeds_counted(build.graph))
-        with contextlib.suppress(context.Waiting):
+        with contextlib.suppress(context.Waiting), large.replaced():
             arguments = [] if draft.elements is None else [draft.elements[replica_id]]
             own, scope = tracing.build_replica(
-                draft.step_fn, arguments, build, replica_id
+                draft.step_fn, arguments, build, replica_id, large
             )
             draft.returned.append(own)
             draft.scopes.append(scope)
@@ -83,14 +83,6 @@ def check_results(draft: Draft) -> None:
     objects.check(draft.build)
     unbuilt.check(draft.build)
     checks.check_outputs(draft.returned, draft.build.devices, draft.step_fn)
-
-
-def share_constants(draft: Draft) -> None:
-    """Lets all replicas use large constants of equal bits together."""
-    build = draft.build
-    if _tf.is_step(build.graph) and cost.share_memory(build.devices):
-        spared = set(map(id, draft.leaves()))
-        constants.share(build.graph, draft.ops(), build.devices[0], spared)
 
 
 def divide_ops(draft: Draft) -> None:
@@ -279,7 +271,6 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     pull_inputs,
     call_step_fn,
     check_results,
-    share_constants,
     divide_ops,
     copy_replicas,
     check_effects,

@@ -10,7 +10,7 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.graph.passes import owners, random
 from replicator.interop import distribute
-from replicator.step import outputs, scopes
+from replicator.step import constants, outputs, scopes
 
 
 def build_replica(
@@ -18,13 +18,14 @@ def build_replica(
     arguments: Sequence[Any],
     build: context.Build,
     replica_id: int,
+    large: constants.Constants,
 ) -> tuple[Any, str]:
     """Calls step_fn for one replica; returns its outputs as tensors, and its scope."""
     graph = build.graph
     function = _tf.function_of(step_fn)
     with (
         scopes.kept_caching_device(),
-        graph.device(_placer(build.devices[replica_id], build.aliases)),
+        graph.device(_placer(build.devices[replica_id], build.aliases, large)),
         tf.name_scope(f"replica_{replica_id}") as scope,
         random.separate_seeds(graph, replica_id),
         _tf.tracing_apart(graph, replica_id, build.traces) as trace_anew,
@@ -78,7 +79,9 @@ def _refuse_uncallable(
     ) from error
 
 
-def _placer(device: str, aliases: owners.Aliases) -> Callable[[tf.Operation], str]:
+def _placer(
+    device: str, aliases: owners.Aliases, large: constants.Constants
+) -> Callable[[tf.Operation], str]:
     """Returns a device function that fills in what the user's own tf.device left open.
 
     A function and not a string: in a tf.Graph, a tf.function that is called inside the
@@ -90,6 +93,7 @@ def _placer(device: str, aliases: owners.Aliases) -> Callable[[tf.Operation], st
     merged = {"": device}
 
     def place(op: tf.Operation) -> str:
+        large.note(op)
         at_owner = aliases.device_for(op)
         if at_owner is not None:
             return at_owner

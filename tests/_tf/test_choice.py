@@ -24,6 +24,7 @@ _ROOM = pathlib.Path(_tf.__file__).parent
 _LACKING = {
     "calls": ("tensorflow.python.eager.execute", "execute_with_cancellation"),
     "captures": ("tensorflow.python.ops.handle_data_util", "copy_handle_data"),
+    "constants": ("tensorflow.python.framework.op_callbacks", "add_op_callback"),
     "nodes": (
         "tensorflow.python.framework.c_api_util",
         "ScopedTFImportGraphDefResults",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 from replicator import _tf
@@ -50,11 +51,14 @@ def test_set_text_attr_changes_a_built_op():
             assert session.run(y) == b"b 1"
 
 
-def test_empty_constant_frees_what_it_holds():
-    with tf.Graph().as_default():
-        constant = tf.constant([1.5, 2.5])
-        _tf.empty_constant(constant.op)
-        assert tf.make_ndarray(constant.op.get_attr("value")).shape == (0,)
+def test_empty_constant_frees_what_it_holds_and_keeps_its_shape():
+    for value in (np.ones([7, 100]), np.ones([700], np.bool_), np.ones([700], "F")):
+        with tf.Graph().as_default():
+            constant = tf.constant(value)
+            _tf.empty_constant(constant.op)
+            held = constant.op.get_attr("value")
+            assert held.ByteSize() < 50
+            assert tf.make_ndarray(held).shape == value.shape
 
 
 def test_set_int_attr_changes_a_built_op():

@@ -1,0 +1,89 @@
+"""Large constants of a step, which are held once for all replicas.
+
+Each replica puts a copy of a NumPy array that step_fn uses into the graph; TensorFlow
+copies it again into the definition of each function, branch and loop around it, and
+when it runs them. So large constants give way, as soon as they are made, to a tensor
+outside of all functions, which is in no definition: one for all constants of its bits.
+
+Looking at all that is made costs a tenth of a build, which therefore begins once more
+with it when it comes upon a large constant. A plain tf.Graph, which can use no tensor
+from outside, holds the constants of each replica. Functions with jit_compile=True hold
+their own: XLA must know the values of some, and one trace serves all replicas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import tensorflow as tf
+
+from replicator import _tf, context
+from replicator.costs import cost
+
+LARGE = 128 * 1024  # bytes; TensorFlow folds none that are larger than 100 KiB
+
+_FOUND = "large constants"  # knowledge of a build: there are some
+
+
+class Constants:
+    """The large constants of one attempt at a build of a step.
+
+    Args:
+        build: What the replicas share.
+    """
+
+    def __init__(self, build: context.Build) -> None:
+        self._build = build
+        self._known: list[tf.Tensor] = []
+        with tf.init_scope():
+            self._movable = tf.executing_eagerly() and cost.share_memory(build.devices)
+        self._replaced = self._movable and _FOUND in build.knowledge
+
+    def note(self, op: tf.Operation) -> None:
+        """Looks at an op that has just been made.
+
+        Raises:
+            BuildAgain: It is the first large constant that is found.
+        """
+        if self._movable and not self._replaced and op.type == "Const":
+            if _is_large(op.outputs[0]) and not self._is_compiled(op.graph):
+                _tf.empty_constant(op)
+                self._build.knowledge[_FOUND] = True
+                raise context.BuildAgain
+
+    def replaced(self) -> contextlib.AbstractContextManager[None]:
+        """In this block, large constants that are made give way to those outside."""
+        if not self._replaced:
+            return contextlib.nullcontext()
+        return _tf.replacing_constants(_is_large, self._of_value)
+
+    def _of_value(self, value: np.ndarray) -> tf.Tensor | None:
+        """Returns a value in the graph that is being built; None where it must stay."""
+        graph = tf.compat.v1.get_default_graph()
+        if self._is_compiled(graph):
+            return None
+        return graph.capture(self._outside(value))
+
+    def _outside(self, value: np.ndarray) -> tf.Tensor:
+        """Returns the tensor of a value; adds it to those that are known."""
+        for tensor in self._known:
+            if tensor.dtype == value.dtype and tensor.shape == value.shape:
+                # As bytes: NaNs are equal then, and zeros of two signs are not.
+                if np.array_equal(_bytes(tensor.numpy()), _bytes(value)):
+                    return tensor
+        with tf.init_scope(), tf.device(self._build.devices[0]):
+            self._known.append(tf.constant(value))
+        return self._known[-1]
+
+    def _is_compiled(self, graph: tf.Graph) -> bool:
+        return _tf.compiled_function(graph, self._build.graph) is not None
+
+
+def _bytes(value: np.ndarray) -> np.ndarray:
+    return np.ravel(value).view(np.uint8)
+
+
+def _is_large(tensor: tf.Tensor) -> bool:
+    count = tensor.shape.num_elements() or 0
+    return count * tensor.dtype.size >= LARGE and tensor.dtype.is_numpy_compatible
