@@ -8,6 +8,7 @@ been; behind a write, it leaves the components of mirrored variables equal.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -358,3 +359,153 @@ def test_of_several_steps_per_call_those_before_the_failing_one_are_whole(
     failing.assign(-1)
     run()
     assert {float(x) for v in variables for x in v.numpy()} == {6.0 + turn}
+
+
+def _rows(bad: tf.Tensor, none: int = 5) -> tf.IndexedSlices:
+    """Returns rows of a variable of five rows, one of which does not exist if bad."""
+    indices = tf.stack([0, tf.where(bad, none, 4)])
+    return tf.IndexedSlices(tf.ones([2, 3]), indices, tf.constant([5, 3]))
+
+
+def _fewer(bad: tf.Tensor) -> tf.IndexedSlices:
+    """Returns rows of a variable, fewer than places if bad."""
+    return tf.IndexedSlices(tf.ones([tf.where(bad, 1, 2), 3]), tf.constant([0, 4]))
+
+
+def _taller(bad: tf.Tensor) -> tf.Tensor:
+    return tf.zeros([tf.where(bad, 6, 5), 3])
+
+
+def _applied(
+    optimizer: Any, gradient: Callable[[tf.Tensor], Any]
+) -> Callable[..., Any]:
+    """Returns a write by an optimizer, which is made under context()."""
+
+    def make(repl: replicator.Replicator, variables: Sequence[Any]) -> Any:
+        wrapped = repl.wrap_optimizer(optimizer())
+        if hasattr(wrapped, "build"):
+            wrapped.build(variables)
+
+        def write(bad: tf.Tensor) -> None:
+            gradients = [tf.ones([5, 3]), gradient(bad), tf.ones([5, 3])]
+            wrapped.apply_gradients(zip(gradients, variables, strict=True))
+
+        return write
+
+    return make
+
+
+def _written(method: str, value: Callable[[tf.Tensor], Any]) -> Callable[..., Any]:
+    """Returns a write by a method of the second of three variables."""
+
+    def make(repl: replicator.Replicator, variables: Sequence[Any]) -> Any:
+        def write(bad: tf.Tensor) -> None:
+            variables[0].assign_add(tf.ones([5, 3]))
+            getattr(variables[1], method)(value(bad))
+            variables[2].assign_add(tf.ones([5, 3]))
+
+        return write
+
+    return make
+
+
+def _elements(repl: replicator.Replicator, variables: Sequence[Any]) -> Any:
+    def write(bad: tf.Tensor) -> None:
+        variables[0].assign_add(tf.ones([5, 3]))
+        places = tf.stack([[0, 0], tf.stack([4, tf.where(bad, 3, 2)])])
+        variables[1].scatter_nd_add(places, [1.0, 2.0])
+
+    return write
+
+
+# Writes that fail themselves if they are given something bad.
+WRITES: dict[str, Callable[..., Any]] = {
+    "keras sgd, rows": _applied(lambda: tf.keras.optimizers.SGD(0.1), _rows),
+    "keras adam, rows": _applied(lambda: tf.keras.optimizers.Adam(0.1), _rows),
+    "keras sgd, negative": _applied(
+        lambda: tf.keras.optimizers.SGD(0.1), lambda bad: _rows(bad, -1)
+    ),
+    "v1 adagrad, rows": _applied(
+        lambda: tf.compat.v1.train.AdagradOptimizer(0.1), _rows
+    ),
+    "v1 momentum, shape": _applied(
+        lambda: tf.compat.v1.train.MomentumOptimizer(0.1, 0.9), _taller
+    ),
+    "assign, shape": _written("assign", _taller),
+    "assign_add, shape": _written("assign_add", _taller),
+    "scatter_add": _written("scatter_add", _rows),
+    "scatter_update": _written("scatter_update", _rows),
+    "scatter_max": _written("scatter_max", lambda bad: _rows(bad, -1)),
+    "scatter_add, fewer": _written("scatter_add", _fewer),
+    "scatter_nd_add": _elements,
+}
+
+
+@pytest.mark.parametrize("place", ["top", "branch"])
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_that_fails_itself_has_changed_nothing(
+    name: str, mode: str, place: str
+) -> None:
+    """The first replica's components are written late; the last's would be by then."""
+    repl = helpers.make(2)
+    with contextlib.ExitStack() as stack:
+        if mode == "session":
+            stack.enter_context(tf.Graph().as_default())
+        bad = tf.Variable(False, trainable=False)
+        with repl.context():
+            variables = [tf.Variable(tf.ones([5, 3]) * (k + 1)) for k in range(3)]
+            write = WRITES[name](repl, variables)
+
+        def slow(x: np.ndarray) -> np.ndarray:
+            time.sleep(0.05)
+            return x
+
+        def step() -> tf.Tensor:
+            # Written late on one replica; the other's would be done by then.
+            own = tf.identity(bad)
+            if repl.replica_id == 1:
+                own = tf.ensure_shape(tf.numpy_function(slow, [own], tf.bool), [])
+            if place == "top":
+                write(own)
+                return tf.zeros([])
+
+            def inside() -> tf.Tensor:
+                write(own)
+                return repl.all_reduce(1.0)
+
+            return tf.cond(helpers.opaque(True), inside, lambda: 0.0)
+
+        components = [list(v.components) for v in variables]
+        if mode == "session":
+            fetches = repl.run(step)
+            assigned = {value: bad.assign(value) for value in (False, True)}
+            session = stack.enter_context(tf.compat.v1.Session())
+            session.run(tf.compat.v1.global_variables_initializer())
+            _check_write(
+                lambda: session.run(fetches),
+                lambda value: session.run(assigned[value]),
+                lambda: np.array(session.run(components)),
+            )
+        else:
+            call = repl.build(step)
+            run = tf.function(call) if mode == "function" else call
+            _check_write(run, bad.assign, lambda: np.array(components))
+
+
+def _check_write(
+    run: Callable[[], Any],
+    be_bad: Callable[[bool], Any],
+    state: Callable[[], np.ndarray],
+) -> None:
+    run()
+    before = state()
+    be_bad(True)
+    for _ in range(3):
+        with pytest.raises(_ERRORS):
+            run()
+        np.testing.assert_array_equal(state(), before)
+    be_bad(False)
+    run()
+    after = state()
+    assert (after[:, 0] == after[:, 1]).all() and (after != before).any()

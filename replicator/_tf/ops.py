@@ -73,6 +73,15 @@ def set_read_only_inputs(op: tf.Operation, indices: Sequence[int]) -> None:
     op._set_attr(_acd_utils.READ_ONLY_RESOURCE_INPUTS_ATTR, listed)
 
 
+def resource_shape(handle: tf.Tensor) -> tf.TensorShape:
+    """Returns the static shape of the variable behind a handle in a graph.
+
+    The public API says what is behind a handle only by adding an op that reads it.
+    """
+    known = handle_data_util.get_resource_handle_data(handle).shape_and_type
+    return tf.TensorShape(known[0].shape if known else None)
+
+
 def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
     """Tells `target`, a resource or a variant, the shapes that `source` knows of."""
     handle_data_util.copy_handle_data(source, target)

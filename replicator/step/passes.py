@@ -19,7 +19,7 @@ from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import acting, has_effect
 from replicator.graph.lowering import rewrite
 from replicator.graph.matching import control_flow, leftover, numbering, unanswered
-from replicator.graph.order import ordering, phases
+from replicator.graph.order import guards, ordering, phases
 from replicator.graph.passes import kernels, owners, random, reads
 from replicator.inputs import feeds
 from replicator.primitives import table
@@ -224,6 +224,8 @@ def order_effects(draft: Draft) -> None:
             replicas, added, merged, draft.earlier, initializers, bool(draft.sharing)
         )
         must_run = [op for ops in acts for op in ops]
+        if draft.several:
+            must_run += guards.add(must_run, flow)
         followed = not _tf.is_step(draft.build.graph)
         end = ordering.marker("written") if followed else None
         phases.separate(
@@ -231,6 +233,8 @@ def order_effects(draft: Draft) -> None:
         )
         return
     must_run = ordering.order_in_session(replicas, added, initializers, flow)
+    if draft.several:
+        must_run += guards.add([op for ops in acts for op in ops], flow)
     phases.separate([*must_run, *results], {}, initializers, flow=flow)
     done = flow.after(must_run)
     draft.done = tf.group(*done, name="step") if done else None
