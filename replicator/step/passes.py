@@ -8,6 +8,7 @@ the list.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import acting, has_effect
 from replicator.graph.lowering import rewrite
 from replicator.graph.matching import control_flow, leftover, numbering, unanswered
-from replicator.graph.order import guards, ordering, phases
+from replicator.graph.order import ordering, phases
 from replicator.graph.passes import kernels, owners, random, reads
 from replicator.inputs import feeds
 from replicator.primitives import table
@@ -219,23 +220,21 @@ def order_effects(draft: Draft) -> None:
         for leaf in draft.leaves()
         if leaf is not None
     ]
-    if draft.build.graph.building_function:
+    graph, ledger = draft.build.graph, draft.build.ledger
+    fitting = ledger.optimizers_ops(graph) if draft.several else None
+    separate = functools.partial(
+        phases.separate, left_out=initializers, flow=flow, fitting=fitting
+    )
+    if graph.building_function:
         before = ordering.order_in_function(
             replicas, added, merged, draft.earlier, initializers, bool(draft.sharing)
         )
         must_run = [op for ops in acts for op in ops]
-        if draft.several:
-            must_run += guards.add(must_run, flow)
-        followed = not _tf.is_step(draft.build.graph)
-        end = ordering.marker("written") if followed else None
-        phases.separate(
-            [*must_run, *results], before, initializers, draft.previous, end, flow
-        )
+        end = None if _tf.is_step(graph) else ordering.marker("written")
+        separate([*must_run, *results], before, earlier=draft.previous, end=end)
         return
     must_run = ordering.order_in_session(replicas, added, initializers, flow)
-    if draft.several:
-        must_run += guards.add([op for ops in acts for op in ops], flow)
-    phases.separate([*must_run, *results], {}, initializers, flow=flow)
+    separate([*must_run, *results], {})
     done = flow.after(must_run)
     draft.done = tf.group(*done, name="step") if done else None
 

@@ -61,6 +61,16 @@ def test_empty_constant_frees_what_it_holds_and_keeps_its_shape():
             assert tf.make_ndarray(held).shape == value.shape
 
 
+def test_resource_shape_is_what_is_known_of_the_variable():
+    with tf.Graph().as_default():
+        one = tf.Variable(tf.ones([5, 3]))
+        unknown = tf.Variable(tf.ones([5, 3]), shape=[None, 3])
+        assert _tf.resource_shape(one.handle) == [5, 3]
+        assert _tf.resource_shape(unknown.handle).as_list() == [None, 3]
+        handle = tf.compat.v1.placeholder(tf.resource, [])
+        assert _tf.resource_shape(handle).rank is None
+
+
 def test_set_int_attr_changes_a_built_op():
     with tf.Graph().as_default() as graph:
         tf.compat.v1.set_random_seed(None)

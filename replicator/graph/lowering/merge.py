@@ -26,7 +26,7 @@ from replicator.graph.lowering import inline, turns
 from replicator.graph.lowering.disagreement import agreed
 from replicator.graph.lowering.record import Place, function_name
 from replicator.graph.matching.control_flow import KINDS, Region
-from replicator.graph.order import guards, phases
+from replicator.graph.order import phases
 
 # Rewrites the ops of one level, given those of each replica, the replicas' ids and the
 # level's place; returns the ops with the merged ones in their places.
@@ -268,8 +268,9 @@ def _function(
         if finish is not None:
             returned = list(finish(returned))
         results = [tensor.op for tensor in returned]
-        must_run += guards.add(must_run)
-        must_run += phases.separate([*must_run, *results], {}, frozenset())
+        must_run += phases.separate(
+            [*must_run, *results], {}, frozenset(), fitting=frozenset()
+        )
     return _tf.finish_function(joint, returned, list(dict.fromkeys(must_run)))
 
 

@@ -77,6 +77,11 @@ class Ledger:
         """Returns the ops of `graph` of which it is known that the replicas agree."""
         return {op for op, claim in self.claims(graph).items() if claim is None}
 
+    def optimizers_ops(self, graph: tf.Graph) -> set[tf.Operation]:
+        """Returns the ops of `graph` by which wrapped optimizers write."""
+        claims = self.claims(graph).items()
+        return {op for op, claim in claims if claim is not None and claim.wrapped}
+
     def claims(self, graph: tf.Graph) -> dict[tf.Operation, Claim | None]:
         """Returns the ops of `graph` that were entered, with what is to be proven.
 

@@ -3,86 +3,161 @@
 Rows that do not exist and values of another shape are found by the write, when others
 may be done. So each write that can fail by them gets a guard: an op of its device that
 fails where the write would, and that graph/order/phases.py has come before all writes.
-What is inside a replica's own conditional, loop or function gets none.
+Rows that the step has looked up exist, and need none. What is inside a replica's own
+conditional, loop or function gets none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import shapes, switching
+from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of
-from replicator.graph.order.effects import writes_at
 
 # What op definitions call where an op writes, and what.
 _INDICES = "indices"
 _VALUES = ("value", "updates", "grad", "delta")
 
+# Ops whose results are among the numbers of their first operand, or all but the last.
+_SAME = frozenset(
+    "Identity PlaceholderWithDefault Reshape Squeeze ExpandDims StopGradient Unique "
+    "Slice StridedSlice Snapshot".split()
+)
+_JOINING = "ConcatV2"
+
 _operands: dict[str, dict[str, int]] = {}  # by op type; op.op_def is a costly copy
 
 
 def add(
-    ops: Iterable[tf.Operation], flow: switching.Flow = switching.NONE
+    writes: Iterable[tf.Operation],
+    live: Container[tf.Operation],
+    fitting: Container[tf.Operation],
 ) -> list[tf.Operation]:
     """Adds ops that fail if a write would; returns them.
 
     Args:
-        ops: Those with effects, in one graph.
-        flow: What of them is in control flow of TensorFlow 1, and gets no guard.
+        writes: Ops that write variables, in one graph.
+        live: All ops that run.
+        fitting: Writes of as many rows as there are indices.
     """
     guards: list[tf.Operation] = []
-    for op in ops:
-        kind = kind_of(op)
-        if kind.calls or not kind.resources or not writes_at(op, 0) or op in flow:
-            continue
-        operands = _operands_of(op)
+    for op in writes:
+        operands = {} if kind_of(op).calls else _operands_of(op)
         value = next((op.inputs[operands[n]] for n in _VALUES if n in operands), None)
         if value is None or op.type == "ResourceStridedSliceAssign":
             continue
         indices = op.inputs[operands[_INDICES]] if _INDICES in operands else None
         if indices is None and value.shape.is_fully_defined():
             continue  # it fits, or the op would not have been built
-        shape = _tf.resource_shape(op.inputs[0])
-        if not shape.is_fully_defined():
+        known = _tf.resource_shape(op.inputs[0])
+        if not known.is_fully_defined():
             continue
+        shape = known.as_list()
         with tf.control_dependencies(None), tf.device(op.device):
             if indices is None:
-                guards.append(_shape_fits(op, value, shape.as_list()))
-            else:
-                guards += _rows_fit(op, indices, value, shape.as_list())
+                guards.append(_shape_fits(op, value, shape))
+                continue
+            if not _were_looked_up(indices, shape, live):
+                guards += _rows_exist(op, indices, shape)
+            if op not in fitting:
+                guards += _rows_fit(op, indices, value, shape)
     return guards
+
+
+def _rows_exist(
+    op: tf.Operation, indices: tf.Tensor, shape: list[int]
+) -> Iterator[tf.Operation]:
+    """Yields what fails if an op writes rows that do not exist; on GPUs, it does not.
+
+    Args:
+        op: Writes them.
+        indices: Which.
+        shape: Of the variable.
+    """
+    axes = _axes(op, indices)
+    if axes is None or tf.DeviceSpec.from_string(op.device).device_type == "GPU":
+        return
+    end = shape[:axes]
+    exist = (indices >= 0) & (indices < tf.constant(end, indices.dtype))
+    text = f"{op.name} writes rows that do not exist, of {end}, among:"
+    yield _assert(tf.reduce_all(exist), [text, indices])
 
 
 def _rows_fit(
     op: tf.Operation, indices: tf.Tensor, rows: tf.Tensor, shape: list[int]
 ) -> Iterator[tf.Operation]:
-    """Yields what fails if an op writes rows that do not exist, or do not fit.
+    """Yields what fails if an op writes other rows than there are places for.
 
     Args:
-        op: Writes them. On GPUs, it leaves out what does not exist.
-        indices: Which; if `op` writes elements, their last axis goes along several axes
-            of the variable.
+        op: Writes them.
+        indices: Where.
         rows: What is written; one number for all elements, if a scalar.
         shape: Of the variable.
     """
-    axes, places = 1, tf.shape(indices)
-    if op.type.startswith("ResourceScatterNd"):
-        known = shapes.static(indices)
-        last = known[-1] if known else None
-        if last is None:
-            return
-        axes, places = last, places[:-1]
-    if tf.DeviceSpec.from_string(op.device or "").device_type != "GPU":
-        exist = (indices >= 0) & (indices < tf.constant(shape[:axes], indices.dtype))
-        text = f"{op.name} writes rows that do not exist, of {shape[:axes]}, among:"
-        yield _assert(tf.reduce_all(exist), [text, indices])
+    axes = _axes(op, indices)
     fixed = indices.shape.is_fully_defined() and rows.shape.is_fully_defined()
-    if not fixed and rows.shape.rank != 0:
-        yield _shape_fits(op, rows, tf.concat([places, shape[axes:]], 0))
+    if axes is None or fixed or rows.shape.rank == 0:
+        return
+    places = tf.shape(indices)
+    places = places[:-1] if _by_element(op) else places
+    yield _shape_fits(op, rows, tf.concat([places, shape[axes:]], 0))
+
+
+def _axes(op: tf.Operation, indices: tf.Tensor) -> int | None:
+    """Returns along how many axes of a variable indices go, None if that is unknown."""
+    if not _by_element(op):
+        return 1
+    known = shapes.static(indices)
+    return known[-1] if known else None
+
+
+def _by_element(op: tf.Operation) -> bool:
+    """Whether the last axis of an op's indices goes along axes of the variable."""
+    return op.type.startswith("ResourceScatterNd")
+
+
+def _were_looked_up(
+    indices: tf.Tensor, shape: list[int], live: Container[tf.Operation]
+) -> bool:
+    """Whether rows of these indices, of as many, are looked up in the same step.
+
+    Args:
+        indices: Of rows of a variable.
+        shape: That of the variable.
+        live: All ops that run.
+    """
+    seen, stack = set(), [indices]
+    while stack:
+        tensor = stack.pop()
+        if id(tensor) in seen or _is_looked_up(tensor, shape[0], live):
+            continue
+        seen.add(id(tensor))
+        op = tensor.op
+        if op.type in _SAME and tensor.value_index == 0:
+            stack.append(op.inputs[0])
+        elif op.type == _JOINING:
+            stack += list(op.inputs)[:-1]
+        else:
+            return False
+    return True
+
+
+def _is_looked_up(
+    indices: tf.Tensor, count: int, live: Container[tf.Operation]
+) -> bool:
+    """Whether an op on a CPU, which fails if they do not exist, looks up such rows."""
+    return any(
+        op.type == "ResourceGather"
+        and op.inputs[1] is indices
+        and op in live
+        and tf.DeviceSpec.from_string(op.device).device_type == "CPU"
+        and _tf.resource_shape(op.inputs[0])[:1].is_compatible_with([count])
+        for op in indices.consumers()
+    )
 
 
 def _shape_fits(op: tf.Operation, value: tf.Tensor, shape: Any) -> tf.Operation:

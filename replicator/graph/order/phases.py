@@ -8,6 +8,7 @@ divided into phases, in which nothing fails while variables are being written:
 - on each level, on all replicas, all that can fail comes first, then what both writes
   and can fail (a merged conditional or loop, which keeps the same order inside), one
   after the other, and then all other writes;
+- a write that can fail itself is guarded by an op that does in its place (guards.py);
 - what can fail on a level comes after all writes of the levels below.
 
 A step that fails on level 0, where almost all of a step is, has thus changed nothing.
@@ -26,13 +27,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 
 import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import MERGES, kind_of
+from replicator.graph.order import guards
 from replicator.graph.order.fallible import Facts
 
 _Ops = Sequence[tf.Operation]
@@ -74,6 +76,7 @@ def separate(
     earlier: Sequence[tf.Operation] = (),
     end: tf.Operation | None = None,
     flow: switching.Flow = switching.NONE,
+    fitting: Container[tf.Operation] | None = None,
 ) -> list[tf.Operation]:
     """Adds the control edges that keep replicas equal if a step fails.
 
@@ -85,22 +88,21 @@ def separate(
             step, for example.
         end: For which what follows in the program waits, if it has an effect.
         flow: What of the step is in control flow of TensorFlow 1.
+        fitting: Writes of as many rows as there are indices; None where replicas cannot
+            come to differ if a write fails, there being only one.
 
     Returns:
         What must run in a function that holds these ops, so that what waits for a call
         of it waits for all that can fail.
     """
     facts = Facts()
-    step = _sorted(roots, before, flow)
     others = {*left_out, *earlier}
-    for op in step.ops:
-        if op in others:
-            continue
-        parts = flow.members(op)
-        if any(facts.writes(part) for part in parts):
-            step.writing[op] = None
-        if any(facts.fails(part) for part in parts):
-            step.failing[op] = None
+    step = _find(roots, before, others, facts, flow)
+    if fitting is not None:
+        writes = [op for op in step.writing if op not in flow]
+        guarding = guards.add(writes, step.sources, fitting)
+        if guarding:
+            step = _find([*roots, *guarding], before, others, facts, flow)
     _follow(step, [op for op in earlier if op not in left_out], facts)
     if end is not None and step.writing:
         gates = _gates(step, list(step.writing), [end.device], "all_written")
@@ -113,6 +115,26 @@ def separate(
         _fail_before_writes(step)
         _fail_after_writes(step)
     return _ends(step, step.last)
+
+
+def _find(
+    roots: Iterable[tf.Operation],
+    before: Mapping[tf.Operation, Iterable[tf.Operation]],
+    others: Container[tf.Operation],
+    facts: Facts,
+    flow: switching.Flow,
+) -> _Step:
+    """Finds the ops of a step that can fail, and those that write."""
+    step = _sorted(roots, before, flow)
+    for op in step.ops:
+        if op in others:
+            continue
+        parts = flow.members(op)
+        if any(facts.writes(part) for part in parts):
+            step.writing[op] = None
+        if any(facts.fails(part) for part in parts):
+            step.failing[op] = None
+    return step
 
 
 def _sorted(

@@ -1,0 +1,94 @@
+"""Which writes get a guard; tests/test_failures.py shows what guards are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import tensorflow as tf
+
+from replicator.graph.order import guards
+from tests import helpers
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[tf.Graph]:
+    with tf.Graph().as_default() as graph, tf.device("CPU:0"):
+        yield graph
+
+
+def _variable(rows: int = 5) -> tf.Variable:
+    return tf.compat.v1.Variable(tf.zeros([rows, 3]), use_resource=True)
+
+
+def _guards(write: tf.Operation, live: list[tf.Operation], fitting: bool = True) -> int:
+    return len(guards.add([write], live, [write] if fitting else []))
+
+
+def _add(variable: tf.Variable, indices: tf.Tensor) -> tf.Operation:
+    return tf.raw_ops.ResourceScatterAdd(
+        resource=variable.handle, indices=indices, updates=helpers.opaque(1.0)
+    )
+
+
+def _derived(indices: tf.Tensor) -> tf.Tensor:
+    """Returns indices as gradients have them."""
+    flat = tf.reshape(indices, [-1])
+    joint = tf.concat([flat, tf.identity(flat)[:1]], 0)
+    return tf.unique(joint)[0]
+
+
+def test_rows_that_a_step_looks_up_exist() -> None:
+    variable, indices = _variable(), helpers.opaque([[0, 4]])
+    looked_up = variable.sparse_read(indices)
+    write = _add(variable, _derived(indices))
+    assert _guards(write, [looked_up.op]) == 0
+    assert _guards(write, []) == 1  # nothing runs what looks them up
+
+
+def test_rows_that_are_looked_up_elsewhere_may_not_exist() -> None:
+    variable, indices = _variable(), helpers.opaque([0, 4])
+    larger = _variable(6).sparse_read(indices)
+    with tf.device("GPU:0"):
+        unasked = variable.sparse_read(indices)
+    write = _add(variable, indices)
+    assert _guards(write, [larger.op, unasked.op]) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda i: i + 1,
+        lambda i: tf.unique(i)[1],
+        lambda i: tf.concat([i, helpers.opaque([7])], 0),
+        lambda i: tf.gather(i, [0]),
+    ],
+)
+def test_what_is_computed_from_them_may_not_exist(change) -> None:
+    variable, indices = _variable(), helpers.opaque([0, 4])
+    looked_up = variable.sparse_read(indices)
+    assert _guards(_add(variable, change(indices)), [looked_up.op]) == 1
+
+
+def test_a_gpu_leaves_out_rows_that_do_not_exist() -> None:
+    with tf.device("GPU:0"):
+        write = _add(_variable(), helpers.opaque([0, 4]))
+    assert _guards(write, []) == 0
+
+
+def test_values_of_a_known_shape_fit() -> None:
+    variable = _variable()
+    unknown = tf.zeros([helpers.opaque(5), 3])
+    assert _guards(variable.assign(tf.ones([5, 3]), read_value=False), []) == 0
+    assert _guards(variable.assign(unknown, read_value=False), []) == 1
+
+
+def test_rows_fit_where_an_optimizer_is_given_them_by_us() -> None:
+    variable, indices = _variable(), helpers.opaque([0, 4])
+    rows = tf.zeros([helpers.opaque(2), 3])
+    looked_up = variable.sparse_read(indices)
+    write = tf.raw_ops.ResourceScatterAdd(
+        resource=variable.handle, indices=indices, updates=rows
+    )
+    assert _guards(write, [looked_up.op]) == 0
+    assert _guards(write, [looked_up.op], fitting=False) == 1
