@@ -1,9 +1,9 @@
 """After an error in a step that is called eagerly, mirrored variables are equal.
 
 graph/order/phases.py sees to that in all ways of running, for what it knows can fail. A
-write that fails itself (rows that do not exist), memory that runs out or a call that is
-cancelled may still stop replicas amid their writes; here, whoever calls the step gets
-the error after all components have been given the first one's value.
+write that fails inside a replica's own conditional, memory that runs out or a call that
+is cancelled may still stop replicas amid their writes; here, whoever calls the step
+gets the error after all components have been given the first one's value.
 """
 
 from __future__ import annotations
