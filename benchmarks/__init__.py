@@ -22,7 +22,7 @@ What they share:
 - `contenders.py`: the ways of running that step;
 - `timing.py`: how contenders are measured against one another on a noisy machine;
 - `cli.py`: flags, and processes of their own;
-- `results.py`, `tables.py`: JSON, Markdown and what stands in the terminal;
+- `results.py`, `tables.py`: JSON, Markdown and what is in the terminal;
 - `targets.py`, `plots.py`, `report.py`: what RESULTS.md is made of.
 
 Times are reported, never asserted: they say something about one machine on one day.

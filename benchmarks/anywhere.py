@@ -161,7 +161,7 @@ def markdown(cells: Cells) -> str:
 
 
 def update(path: pathlib.Path, text: str) -> None:
-    """Replaces what stands between the two marks of a file.
+    """Replaces what is between the two marks of a file.
 
     Raises:
         SystemExit: There is no such file, or it has no such marks.

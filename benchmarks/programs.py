@@ -61,7 +61,7 @@ def _mirrored_broadcast(x: tf.Tensor) -> tf.Tensor:
 
 
 def _message(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor | None:
-    """Replica 0 sends its tensor to replica 1; what is handed in there gets zeros."""
+    """Replica 0 sends its tensor to replica 1; what is passed there gets zeros."""
     if repl.replica_id == 0:
         repl.send(x, 1)
         return None

@@ -4,7 +4,7 @@
 
 There, one process per rank runs `main(rank, world_size)`; here, `Replicator.run` calls
 it once per replica and builds one graph of it. Beside each line that communicates
-stands the one of torch. Four programs:
+is the one of torch. Four programs:
 
 1. rank 0 sends a tensor to rank 1;
 2. all ranks of a world of 3 sum up a tensor;

@@ -39,7 +39,7 @@ class BuildAgain(BaseException):
 class Waiting(BaseException):
     """Raised by a replica that lacks what later replicas have to say.
 
-    The builder goes on with the others. What the replica itself had to say stands in
+    The builder goes on with the others. What the replica itself had to say is in
     `Build.knowledge`; see step/objects.py.
     """
 
@@ -137,7 +137,7 @@ class Build:
                     f"for replicas 0 and 1, and the other {self.num_replicas - 2} are "
                     "copies.",
                     [f"at {errors.user_line()}"],
-                    "hand in what differs by the inputs, as a tensor (an input_fn "
+                    "pass what differs by the inputs, as a tensor (an input_fn "
                     "knows ctx.replica_id); or build every replica by itself, "
                     'build="trace".',
                 )

@@ -30,7 +30,7 @@ def resolve(
         ("/job:localhost/replica:0/task:0/device:CPU:0",).
 
     Raises:
-        DeviceError: A device does not exist, stands twice, or is asked for too late.
+        DeviceError: A device does not exist, is listed twice, or is asked for too late.
     """
     if devices is None:
         devices = default()
@@ -42,7 +42,7 @@ def resolve(
         for name in resolved[-1]:
             if name in seen:
                 raise _error(
-                    f"{name} stands more than once among the devices.",
+                    f"{name} is listed more than once among the devices.",
                     "give each replica a device of its own; for several replicas on "
                     "one machine's cores, name CPU:0, CPU:1, ...",
                 )
@@ -50,7 +50,7 @@ def resolve(
     if not resolved or not all(resolved):
         raise _error(
             f"devices is {errors.shown(devices)}: no device for a replica.",
-            "name at least one, or hand in None for all accelerators (the CPU, if "
+            "name at least one, or pass None for all accelerators (the CPU, if "
             "there is none).",
         )
     flat = [name for own in resolved for name in own]
@@ -68,7 +68,7 @@ def _listed(devices: Any) -> Iterator[Any]:
     if isinstance(devices, str):
         raise _error(
             f"devices is the string {errors.shown(devices)}.",
-            f"hand in a list, [{errors.shown(devices)}].",
+            f"pass a list, [{errors.shown(devices)}].",
         )
     unordered = isinstance(devices, Set | Mapping) or tf.is_tensor(devices)
     try:
@@ -78,7 +78,7 @@ def _listed(devices: Any) -> Iterator[Any]:
     except (TypeError, AttributeError, RuntimeError) as error:
         raise _error(
             f"devices is {errors.shown(devices)}.",
-            'hand in a list of names, e.g. ["CPU:0", "CPU:1"].',
+            'pass a list of names, e.g. ["CPU:0", "CPU:1"].',
         ) from error
 
 

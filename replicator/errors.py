@@ -49,7 +49,7 @@ class ContextError(ReplicatorError, RuntimeError):
 
 
 class DeviceError(ReplicatorError, ValueError):
-    """A device does not exist, stands twice, or was asked for too late."""
+    """A device does not exist, is listed twice, or was asked for too late."""
 
     __init__ = Exception.__init__
 
@@ -101,7 +101,7 @@ def compose(problem: str, sites: Sequence[str] | None = None, fix: str = "") -> 
 
     Args:
         problem: One sentence that says what is wrong.
-        sites: What stands where, e.g. "replica 0: all_reduce at train.py:4 in step".
+        sites: What is where, e.g. "replica 0: all_reduce at train.py:4 in step".
             None: the line of the user that is running, if there is one.
         fix: What to do about it, without the leading "Fix:".
 

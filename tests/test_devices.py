@@ -68,9 +68,9 @@ def test_none_is_all_accelerators(monkeypatch):
 
 
 REFUSED = {
-    "twice": (["CPU:0", "CPU:0"], f"{_cpu(0)} stands more than once.*Fix: give each"),
-    "twice, by two names": (["/cpu:1", _cpu(1)], f"{_cpu(1)} stands more than once"),
-    "twice, nested": ([["CPU:0", "CPU:1"], ["CPU:1"]], "stands more than once"),
+    "twice": (["CPU:0", "CPU:0"], f"{_cpu(0)} is listed more than.*Fix: give each"),
+    "twice, by two names": (["/cpu:1", _cpu(1)], f"{_cpu(1)} is listed more than once"),
+    "twice, nested": ([["CPU:0", "CPU:1"], ["CPU:1"]], "is listed more than once"),
     "unknown type": (
         ["banana:0"],
         r"'banana:0' is no device name\..*Fix: name devices",
@@ -86,7 +86,7 @@ REFUSED = {
     "number inside": ([0, 1], "0 is no device name"),
     "logical device": (tf.config.list_logical_devices("CPU")[:1], "is no device name"),
     "a string": ("CPU:0", r"devices is the string 'CPU:0'\..*Fix: .*\['CPU:0'\]"),
-    "a number": (2, r"devices is 2\..*Fix: hand in a list of names"),
+    "a number": (2, r"devices is 2\..*Fix: pass a list of names"),
     "nothing": ([], r"devices is \[\]: no device for a replica\..*Fix: name at least"),
     "nothing for one": (["CPU:0", []], "no device for a replica"),
     "too late": (

@@ -44,7 +44,7 @@ class PythonFunction(NamedTuple):
     """A function that a tf.py_function or a tf.numpy_function has registered.
 
     Attributes:
-        body: What the user handed in, under AutoGraph's wrapper.
+        body: What the user passed, under AutoGraph's wrapper.
         facts: What else a copy of it is made of, where it runs eagerly.
     """
 

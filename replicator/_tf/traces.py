@@ -150,7 +150,7 @@ def tracing_apart(
         yield anew
     finally:
         graph._set_control_flow_context(None)
-        # Automatic control dependencies would not order ops that stand in a context.
+        # Automatic control dependencies would not order ops that are in a context.
         for op in graph.get_operations()[start:]:
             if isinstance(op._get_control_flow_context(), Apart):
                 op._set_control_flow_context(None)

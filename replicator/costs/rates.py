@@ -1,7 +1,7 @@
 """What work costs, and from that, what each algorithm of all_reduce costs.
 
 The model: an algorithm runs ops, hands tensors from device to device, and touches
-bytes: sent over a link, added up, set together. Devices that share the cores of one
+bytes: sent over a link, added up, concatenated. Devices that share the cores of one
 process work one after the other, so what counts is all of the work; and handing over a
 tensor copies nothing. Devices that work at the same time wait for the longest chain.
 
@@ -36,7 +36,7 @@ class Rates:
         message: To hand a tensor to another device, however small.
         link: A byte that is sent to another device.
         add: A byte that is added up: of each operand.
-        copy: A byte that is copied, when slices are set together.
+        copy: A byte that is copied, when slices are concatenated.
         apart: Whether devices work at the same time.
     """
 

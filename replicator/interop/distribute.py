@@ -140,7 +140,7 @@ class _Facade:
 class MergedStrategy(_Facade):
     """The strategy that a merge_fn is given.
 
-    A value that tf.distribute would hand in as the values of all replicas is here that
+    A value that tf.distribute would pass as the values of all replicas is here that
     of the replica being built.
 
     Args:

@@ -211,7 +211,7 @@ def map_gather(
         raise base.bad_argument(
             "map_gather",
             f"was given {number} functions for {len(values)} values",
-            "hand in a list of one function for each value, or one for all.",
+            "pass a list of one function for each value, or one for all.",
         )
     index, count = _place("map_gather", members)
     works = [
@@ -252,7 +252,7 @@ def _check_function(what: str, fn: Any) -> None:
         raise base.bad_argument(
             what,
             f"was given {errors.shown(fn)} as a function",
-            "hand in a function that takes one entry of the values.",
+            "pass a function that takes one entry of the values.",
         )
 
 

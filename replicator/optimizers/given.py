@@ -35,7 +35,7 @@ def entries(who: str, name: str, values: Any) -> list[Any]:
         raise base.bad_argument(
             who,
             f"was given {errors.shown(values)} as {name}",
-            f"hand in a list of {name}, one entry per variable.",
+            f"pass a list of {name}, one entry per variable.",
         ) from None
 
 
@@ -55,7 +55,7 @@ def pairs(who: str, grads_and_vars: Any) -> tuple[list[Any], list[Any]]:
             raise base.bad_argument(
                 who,
                 f"was given {errors.shown(pair)} as a gradient and its variable",
-                "hand in pairs, as in zip(gradients, variables).",
+                "pass pairs, as in zip(gradients, variables).",
             )
     return [gradient for gradient, _ in listed], [variable for _, variable in listed]
 
@@ -72,14 +72,14 @@ def check(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         raise base.bad_argument(
             who,
             f"was given {len(grads)} gradients for {len(variables)} variables",
-            "hand in one gradient per variable; None where there is none.",
+            "pass one gradient per variable; None where there is none.",
         )
     for gradient, variable in zip(grads, variables, strict=True):
         if not isinstance(plain(variable), tf.Variable):
             raise base.bad_argument(
                 who,
                 f"was given {errors.shown(variable)} as a variable",
-                "hand in tf.Variables, or those of Keras.",
+                "pass tf.Variables, or those of Keras.",
             )
         if gradient is not None:
             _check_gradient(who, gradient, variable)

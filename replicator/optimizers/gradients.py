@@ -175,7 +175,7 @@ class Combiner:
         Args:
             replica: The replica being built.
             grads: This replica's gradients.
-            what: What they are gradients of. All steps that hand in gradients of the
+            what: What they are gradients of. All steps that pass gradients of the
                 same share their sums and their count; others have their own.
             weight: What the gradients weigh in the mean, or None.
             update: Applies the combined gradients.
@@ -270,7 +270,7 @@ class _Handed:
         variables: Sequence[Any],
         weighted: bool,
     ) -> _Handed:
-        """Notes what the replica being built hands in."""
+        """Notes what the replica being built passes."""
         names = [getattr(variable, "name", "?") for variable in variables]
         shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
         return cls(
@@ -292,7 +292,7 @@ class _Handed:
                     "the replicas apply gradients of different variables, or in "
                     "another order.",
                     sites,
-                    "hand in the same variables in the same order on every replica; "
+                    "pass the same variables in the same order on every replica; "
                     "the gradient of a variable that a replica does not use is None.",
                 )
             )

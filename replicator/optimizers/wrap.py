@@ -105,7 +105,7 @@ def _adapter_for(optimizer: Any) -> type[Wrapped]:
     raise base.bad_argument(
         "wrap_optimizer",
         f"was given {type(optimizer).__name__} {errors.shown(optimizer)}",
-        "hand in an optimizer of Keras 3, legacy Keras (tf_keras), tf.compat.v1.train "
+        "pass an optimizer of Keras 3, legacy Keras (tf_keras), tf.compat.v1.train "
         "or Sonnet 2; for anything else, all_reduce the gradients yourself.",
     )
 

@@ -1,6 +1,6 @@
 """What wrapped optimizers of all families have in common.
 
-A family's adapter derives from Wrapped and stands before the optimizer's own class. It
+A family's adapter derives from Wrapped and comes before the optimizer's own class. It
 says which method applies gradients, and how the family creates its slots; how gradients
 are combined is in gradients.py.
 """

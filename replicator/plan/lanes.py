@@ -49,7 +49,7 @@ class _Run:
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """Where things stand, in inches.
+    """Where things are, in inches.
 
     Attributes:
         strips: The numbers of the communications in each strip.
@@ -125,7 +125,7 @@ def make_figure(plan: Rows) -> Figure:
 
 
 def _layout(plan: Rows, entries: int) -> _Layout:
-    """Decides where things stand, for a legend of so many entries."""
+    """Decides where things are, for a legend of so many entries."""
     count = max(len(plan), 1)
     each = math.ceil(count / math.ceil(count / _MOST_IN_STRIP))
     step = min(_WIDTH / each, _STEP)

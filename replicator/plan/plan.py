@@ -54,7 +54,7 @@ class Plan(Rows):
             raise errors.ArgumentError(
                 errors.compose(
                     f"a plan cannot be printed to {errors.shown(file)}.",
-                    fix="hand in a text file that is open for writing, or none for "
+                    fix="pass a text file that is open for writing, or none for "
                     "standard output.",
                 )
             )

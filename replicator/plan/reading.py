@@ -47,7 +47,7 @@ def read(kind: type[_R], text: str) -> _R:
         raise errors.ArgumentError(
             errors.compose(
                 f"this is not the JSON text of a plan: {name}{error}.",
-                fix="hand in what `Plan.to_json` returned.",
+                fix="pass what `Plan.to_json` returned.",
             )
         ) from error
 
@@ -97,4 +97,4 @@ def _check(plan: Rows) -> None:
         if not row.group or max(ids) >= len(plan.devices):
             raise _NoPlan(f"row {n} is not one of {len(plan.devices)} replicas")
         if len(row.operands) != len(row.group):
-            raise _NoPlan(f"row {n} does not say what each of its replicas hands in")
+            raise _NoPlan(f"row {n} does not say what each of its replicas passes")

@@ -20,7 +20,7 @@ class Row:
         options: What else the replicas agreed on, e.g. {"root": 1}.
         group: The replicas that take part, in order.
         operands: `operands[n]` is the dtype and shape of each tensor that replica
-            `group[n]` hands in.
+            `group[n]` passes.
         links: Who sends how many bytes to whom, each time.
         algorithm: How it is done: "hub", "direct", ...; "factors, hub" if some tensors
             are done by the one, some by the other.
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Where it stands: "top level", or "loop body > function inner"."""
+        """Where it is: "top level", or "loop body > function inner"."""
         return " > ".join(self.path) or "top level"
 
     @property
@@ -84,7 +84,7 @@ class Totals:
 
     Attributes:
         per_step: What happens in each step: counted loops by the number of their turns.
-        per_turn: What stands in conditionals and in loops whose turns cannot be
+        per_turn: What is in conditionals and in loops whose turns cannot be
             counted, each communication taken once.
     """
 

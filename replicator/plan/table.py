@@ -48,7 +48,7 @@ def title(row: Row) -> str:
 
 
 def tensors(row: Row) -> str:
-    """Returns what is handed in, said once for replicas that hand in alike."""
+    """Returns what is passed, said once for replicas that pass alike."""
     return _by_replica(row.group, [_listed(own) for own in row.operands])
 
 
@@ -105,7 +105,7 @@ def _totals(plan: Rows) -> rich.table.Table:
     table = _table("Totals over all replicas")
     table.caption = (
         "per step: what is certain to happen, counted loops by their turns. each time: "
-        "what stands in conditionals and in loops of unknown length (times: ?), taken "
+        "what is in conditionals and in loops of unknown length (times: ?), taken "
         "once."
     )
     table.add_column("primitive")

@@ -61,7 +61,7 @@ class Job:
 
     @property
     def steps(self) -> reductions.Steps:
-        """The reduction, taken apart."""
+        """The reduction, as the steps that combine pairs."""
         return reductions.take_apart(self.op, self.column[0].dtype, self.count)
 
 

@@ -52,7 +52,7 @@ def position(
 
 
 def joined(what: str, value: Value, axis: int | None, count: int) -> Value:
-    """Returns dtype and shape of `count` such values, set together along an axis."""
+    """Returns dtype and shape of `count` such values, concatenated along an axis."""
     if axis is not None:
         where = position(what, axis, value, optional=True)
         return resized(value, where, None)

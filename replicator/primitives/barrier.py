@@ -1,4 +1,4 @@
-"""barrier: what stands before it happens before what stands behind it, everywhere.
+"""barrier: what is before it happens before what is behind it, everywhere.
 
 Meaning: all effects (writes and reads of variables, prints, Python calls) that any
 replica's code has before its barrier happen before all that any replica's code has

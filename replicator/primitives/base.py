@@ -59,7 +59,7 @@ def flatten(value: Any, what: str) -> list[tf.Tensor | tf.IndexedSlices]:
             raise bad_argument(
                 what,
                 f"was given {shown}, which is no tensor",
-                "hand in tensors, numbers, arrays or variables, or a nest of them.",
+                "pass tensors, numbers, arrays or variables, or a nest of them.",
             ) from error
     return leaves
 
@@ -72,7 +72,7 @@ def _flat(value: Any, what: str) -> list[Any]:
         raise bad_argument(
             what,
             f"was given what is no nest of tensors ({errors.told(error)})",
-            "hand in a tensor, or lists, tuples and dicts of them; the keys of a dict "
+            "pass a tensor, or lists, tuples and dicts of them; the keys of a dict "
             "are of one type, which can be sorted.",
         ) from error
 
@@ -80,7 +80,7 @@ def _flat(value: Any, what: str) -> list[Any]:
 def leaves_of(value: Any) -> list[Any]:
     """Returns the leaves of a nest; raises one of UNCONVERTED if it is none.
 
-    Some sequences can be taken apart, but not be made of tensors: a bytearray, say.
+    Some sequences can be flattened, but not be made of tensors: a bytearray, say.
     """
     leaves: list[Any] = tf.nest.flatten(value)
     tf.nest.pack_sequence_as(value, [object()] * len(leaves))
@@ -193,7 +193,7 @@ def communicate(
         group: The replicas that take part, in order; all, unless given, and inside a
             gradient those of the call that is differentiated.
         channel: Among which calls this one is counted, if not among its group's.
-        receipt: Whether what is handed in changes the losses of other replicas only.
+        receipt: Whether what is passed changes the losses of other replicas only.
             The call then makes a scalar zero, the receipt, by which `linked` lets this
             replica's loss depend on it, so that gradients come back.
         differentiable: Whether gradients go through it, as table.py says how.
@@ -203,7 +203,7 @@ def communicate(
 
     Raises:
         ContextError: No step is being built.
-        ReplicatorError: The call stands where the other replicas cannot join.
+        ReplicatorError: The call is where the other replicas cannot join.
     """
     replica = context.require(primitive)
     line = errors.user_line()
@@ -257,7 +257,7 @@ def communicate(
 
 
 def _identities(op: tf.Operation) -> list[tf.Tensor]:
-    """Returns an identity of each result of an op, where the op stands."""
+    """Returns an identity of each result of an op, where the op is."""
     if len(op.outputs) < _MANY or _tf.place_of_reads() is None:
         return [tf.identity(output) for output in op.outputs]
     nodes = _tf.Nodes()
@@ -305,7 +305,7 @@ def linked(loss: Any) -> tf.Tensor:
         raise bad_argument(
             "linked",
             f"was given {errors.shown(loss)}",
-            "hand in one tensor of floating numbers.",
+            "pass one tensor of floating numbers.",
         )
     graphs = {tf.compat.v1.get_default_graph()}
     while outer := {getattr(graph, "outer_graph", None) for graph in graphs} - graphs:

@@ -120,7 +120,7 @@ def make_group(members: Any, num_replicas: int, what: str = "group") -> Group:
         what: Who asks, for messages.
 
     Raises:
-        ArgumentError: A replica does not exist, or stands twice; or there is none.
+        ArgumentError: A replica does not exist, or is listed twice; or there is none.
     """
     ids: list[int] = []
     for replica_id in _entries(what, members, "a group", "[0, 2]"):
@@ -146,7 +146,7 @@ def make_partition(groups: Any, num_replicas: int) -> Partition:
         num_replicas: How many replicas there are.
 
     Raises:
-        ArgumentError: A replica stands in no group, or in two.
+        ArgumentError: A replica is in no group, or in two.
     """
     entries = _entries("groups", groups, "groups", "[[0, 1], [2, 3]]")
     made = tuple(make_group(members, num_replicas, "groups") for members in entries)
@@ -155,7 +155,7 @@ def make_partition(groups: Any, num_replicas: int) -> Partition:
         raise base.bad_argument(
             "groups",
             f"was given {[list(group) for group in made]}",
-            f"each of the {num_replicas} replicas stands in exactly one group.",
+            f"each of the {num_replicas} replicas is in exactly one group.",
         )
     return Partition(made)
 
@@ -172,7 +172,7 @@ def _entries(what: str, listed: Any, role: str, example: str) -> Iterator[Any]:
         raise base.bad_argument(
             what,
             f"was given {errors.shown(listed)} as {role}",
-            f"hand in a list of the ids of replicas, e.g. {example}.",
+            f"pass a list of the ids of replicas, e.g. {example}.",
         ) from error
 
 

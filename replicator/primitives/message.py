@@ -210,7 +210,7 @@ def send_gradient(
 ) -> Sequence[tf.Tensor | None]:
     """Receives the gradients of what was sent, from the replica that it was sent to.
 
-    What was sent is handed in, so that the gradient can be differentiated once more.
+    What was sent is passed, so that the gradient can be differentiated once more.
     """
     del upstream  # that of the receipt, which says nothing
     count = len(placed.call.agreed)

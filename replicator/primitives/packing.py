@@ -59,7 +59,7 @@ def pack(matched: Matched, buckets: Sequence[Bucket]) -> list[Sequence[tf.Tensor
 def unpack(
     matched: Matched, buckets: Sequence[Bucket], reduced: Sequence[Received]
 ) -> list[list[list[list[tf.Tensor]]]]:
-    """Takes apart what the replicas received in place of the packs of each bucket.
+    """Splits what the replicas received in place of the packs of each bucket.
 
     Args:
         matched: The communication.
@@ -113,9 +113,9 @@ def unpack(
 
 
 def _readers(matched: Matched, bucket: Bucket, received: Received) -> Sequence[str]:
-    """Returns where each participant has its pack taken apart.
+    """Returns where each participant's pack is split.
 
-    A pack that one of them needs is taken apart by that one alone, where all received
+    If only one of them needs a pack, only that one splits it, where all received
     the same: the others read it at most, as a norm of all gradients does.
     """
     owner = matched.owner(bucket[0])

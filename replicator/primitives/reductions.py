@@ -80,7 +80,7 @@ class Reduction:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """A reduction taken apart, for algorithms that combine pair by pair.
+    """The steps of a reduction, for algorithms that combine pair by pair.
 
     Attributes:
         widen: Makes of a replica's tensor what is combined.
@@ -165,7 +165,7 @@ def call_options(
 
 
 def as_leaves(op: str, received: Sequence[Any]) -> list[Any]:
-    """Returns what stands in the user's nest, from what `results` describes."""
+    """Returns what is in the user's nest, from what `results` describes."""
     if not REDUCTIONS[op].located:
         return list(received)
     count = len(received) // 2
@@ -247,7 +247,7 @@ def share(
 
     Args:
         op: The reduction.
-        operands: What the replica handed in: floating or complex tensors.
+        operands: What the replica passed: floating or complex tensors.
         results: What came of it, as `results` describes.
         totals: The gradient of the sum of all losses by each value.
         of: The call that is differentiated.

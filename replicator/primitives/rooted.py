@@ -62,13 +62,13 @@ def handed_in(
         raise base.bad_argument(
             what,
             f"was given {errors.shown(specs[0])}, but it is the root",
-            "the root hands in tensors; the others may hand in a tf.TensorSpec.",
+            "the root passes tensors; the others may pass a tf.TensorSpec.",
         )
     if specs and len(specs) < len(given):
         raise base.bad_argument(
             what,
             "was given tensors and TensorSpecs in one nest",
-            "hand in one or the other, or make two calls.",
+            "pass one or the other, or make two calls.",
         )
     if specs:
         return [], specs

@@ -40,7 +40,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A step that stands in a graph.
+    """A step that is in a graph.
 
     Attributes:
         returned: `returned[r]` is what step_fn returned for replica r, as tensors.

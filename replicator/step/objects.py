@@ -262,6 +262,6 @@ def _pickled(primitive: str, obj: Any) -> bytes:
         raise base.bad_argument(
             primitive,
             f"was given {errors.shown(obj)}, which cannot be pickled ({error})",
-            "hand in numbers, strings, NumPy arrays, or lists and dicts of them.",
+            "pass numbers, strings, NumPy arrays, or lists and dicts of them.",
         ) from error
     return buffer.getvalue()

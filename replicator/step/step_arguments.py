@@ -25,13 +25,13 @@ def check(step_fn: Any, input_fn: Any, input_mode: Any, steps_per_call: Any) -> 
         raise base.bad_argument(
             "run",
             f"was given {errors.shown(step_fn)} as step_fn",
-            "hand in a function, which is called once per replica.",
+            "pass a function, which is called once per replica.",
         )
     if input_fn is not None and not callable(input_fn):
         raise errors.InputError(
             errors.compose(
                 f"input_fn is {type(input_fn).__name__} {errors.shown(input_fn)}.",
-                fix="hand in a function that returns it, lambda: ...",
+                fix="pass a function that returns it, lambda: ...",
             )
         )
     if not arguments.is_choice(input_mode, INPUT_MODES):
@@ -70,7 +70,7 @@ def check_session(session: Any) -> None:
         raise base.bad_argument(
             "initialize",
             f"was given {errors.shown(session)}",
-            "hand in the tf.compat.v1.Session that runs the step; nothing if the step "
+            "pass the tf.compat.v1.Session that runs the step; nothing if the step "
             "runs eagerly.",
         )
 

@@ -98,7 +98,7 @@ def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | Non
 
 
 def _checked_equal(value: tf.Tensor, name: str) -> tf.Tensor:
-    """Returns `value`, after asserting that all replicas hand in the same one."""
+    """Returns `value`, after asserting that all replicas pass the same one."""
     line = errors.user_line()
     everyone = all_gather.all_gather(value)
     with tf.control_dependencies(

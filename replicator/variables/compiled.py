@@ -55,7 +55,7 @@ def refuse_owned(variable: Any) -> None:
     """Raises if a compiled function is about to use a variable that has an owner.
 
     Raises:
-        UnsupportedError: XLA reaches only what stands on the device it compiles for.
+        UnsupportedError: XLA reaches only what is on the device it compiles for.
     """
     owner = variable.placement.owner
     if owner is None or function_around() is None:
@@ -65,7 +65,7 @@ def refuse_owned(variable: Any) -> None:
             f"a function with jit_compile=True uses variable {variable.name}, which "
             f"replica {owner} owns, and which the others cannot reach there.",
             [f"at {errors.user_line()}"],
-            'hand its value in as an argument, a tensor; or use variables="mirrored".',
+            'pass its value as an argument, a tensor; or use variables="mirrored".',
         )
     )
 
@@ -104,6 +104,6 @@ def refuse_to_tell(what: str) -> None:
                 f"a function with jit_compile=True asks for {what}, but is traced once "
                 "for all replicas.",
                 [f"at {errors.user_line()}"],
-                f"hand {what} in as an argument, a tensor.",
+                f"pass {what} as an argument, a tensor.",
             )
         )

@@ -310,7 +310,7 @@ def _lifted(initial_value: Any) -> Any:
                 "the initial value of a variable created in a step depends on the "
                 "step's inputs or state.",
                 [f"at {errors.user_line()}"],
-                "hand in a function without arguments, lambda: ..., or a value that "
+                "pass a function without arguments, lambda: ..., or a value that "
                 "does not depend on the batch.",
             )
         ) from error

@@ -46,7 +46,7 @@ def check(
         build: The build.
         replicas: Those ops of each replica that may use resources or have effects.
         initializers: Ops that initialise variables, which are no part of the step.
-        flow: What stands in control flow of TensorFlow 1.
+        flow: What is in control flow of TensorFlow 1.
 
     Raises:
         ContextError: A write is not equal on all replicas by construction.
@@ -90,7 +90,7 @@ class _Checker:
 
         Args:
             level: The ops of all replicas.
-            around: Who answers for the control flow in which the level stands.
+            around: Who answers for the control flow in which the level is.
         """
         seen: set[Ops] = set()
         for key, variable in level.resources.items():

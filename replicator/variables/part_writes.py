@@ -22,7 +22,7 @@ class PartWriter(_tf.HandleVariable):
         """Writes a part of the value, outside a step."""
         before = []
         if self.placement.is_aggregated:
-            # A part of the aggregated value is written where the whole of it stands.
+            # A part of the aggregated value is written where the whole of it is.
             collected = self.assign(self._aggregated(), read_value=False)
             before = [] if collected is None else [collected]
         with tf.control_dependencies(before):

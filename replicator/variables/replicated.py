@@ -309,7 +309,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         return self._lock if tf.executing_eagerly() else contextlib.nullcontext()
 
     def _lazy_read(self, op: tf.Operation) -> ReplicatedVariable:
-        """Called after `op` has written what stands behind `handle`."""
+        """Called after `op` has written what is behind `handle`."""
         if context.current() is None:
             # TensorFlow's own code wrote component 0, tf.compat.v1.scatter_add say.
             with tf.control_dependencies(None if tf.executing_eagerly() else [op]):

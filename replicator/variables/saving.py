@@ -18,7 +18,7 @@ VALUE_KEY = "VARIABLE_VALUE"  # what tf.train.Checkpoint calls a variable's valu
 class ThisVariable(tf.types.experimental.TraceType):
     """Keys the traces of a tf.function by which variable it is given.
 
-    A plain variable would be handed in as its handle; a replicated one has several.
+    A plain variable would be passed as its handle; a replicated one has several.
     """
 
     def __init__(self, variable: Any) -> None:

@@ -18,7 +18,7 @@ class Seed:
     """How the state of a random generator holds its seed.
 
     Attributes:
-        position: Where the seed stands in the state, an integer vector.
+        position: Where the seed is in the state, an integer vector.
         resets: Whether a step that assigns a state sets a new seed, which has to be
             offset, rather than goes on from the replica's own.
     """
@@ -28,7 +28,7 @@ class Seed:
 
     @classmethod
     def of(cls, component: tf.Variable) -> Seed | None:
-        """Returns where the seed stands, if the variable is a generator's state."""
+        """Returns where the seed is, if the variable is a generator's state."""
         if not component.dtype.is_integer or component.shape.rank != 1:
             return None
         return _SEEDS.get(component.name.partition(":")[0].split("/")[-1])

@@ -1,4 +1,4 @@
-"""The programs into which bad values go: a line of a user's code, and where it stands.
+"""The programs into which bad values go: a line of a user's code, and where it is.
 
 Each is the source of a file, user_program.py, which nothing but this line makes wrong.
 """

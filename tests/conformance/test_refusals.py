@@ -72,7 +72,7 @@ def _assert_refused(
 
     with pytest.raises(
         replicator.ReplicatorError,
-        match=rf"(?s)on replica 0 stands {says}.*at tests.\w+.\w+.py:\d+ in .*Fix: ",
+        match=rf"(?s)on replica 0 is {says}.*at tests.\w+.\w+.py:\d+ in .*Fix: ",
     ):
         helpers.run(mode, repl, lambda: step)
     after = helpers.run(mode, repl, lambda: lambda: repl.all_reduce(tf.constant(2.0)))

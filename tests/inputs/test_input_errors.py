@@ -1,4 +1,4 @@
-"""What is refused as an input, in words that say what to hand in instead."""
+"""What is refused as an input, in words that say what to pass instead."""
 
 from __future__ import annotations
 

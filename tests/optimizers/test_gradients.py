@@ -268,7 +268,7 @@ def test_sparse_gradients_combine(case: str, op: str) -> None:
 
 
 def test_sparse_gradients_stay_sparse() -> None:
-    """What the optimizer is given are IndexedSlices, of no more rows than handed in."""
+    """What the optimizer is given are IndexedSlices, of no more rows than passed."""
     seen = []
 
     class Spy(tf.Module):
@@ -281,7 +281,7 @@ def test_sparse_gradients_stay_sparse() -> None:
     with repl.context():
         rows = tf.Variable(np.float64(0.0))
         optimizer = repl.wrap_optimizer(Spy())
-    # Replica r hands in r rows.
+    # Replica r passes r rows.
     step = repl.build(
         lambda: optimizer.apply(
             [

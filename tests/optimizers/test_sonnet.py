@@ -79,6 +79,6 @@ def test_any_module_with_apply_is_taken() -> None:
     with repl.context():
         w = tf.Variable(0.0)
         optimizer = repl.wrap_optimizer(Clipped())
-    # Clipped alone, replica 0 would hand in 1 instead of 3: mean 0, not 1.
+    # Clipped alone, replica 0 would pass 1 instead of 3: mean 0, not 1.
     repl.run(lambda: optimizer.apply([tf.constant([3.0, -1.0][repl.replica_id])], [w]))
     assert w.numpy() == -1.0

@@ -365,7 +365,7 @@ def test_json_holds_what_follows_from_the_rows_too() -> None:
 def test_what_is_no_plan_is_an_error(text: str) -> None:
     with pytest.raises(errors.ArgumentError, match="not the JSON text of a plan") as e:
         Plan.from_json(text)
-    assert "Fix: hand in what `Plan.to_json` returned." in str(e.value)
+    assert "Fix: pass what `Plan.to_json` returned." in str(e.value)
 
 
 # --- Packages that may be missing ----------------------------------------------------

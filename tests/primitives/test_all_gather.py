@@ -50,7 +50,7 @@ def test_every_dtype(dtype: str, axis: int | None) -> None:
 def test_sizes_may_differ_along_the_axis(
     axis: int, sizes: Sequence[int], static: Any
 ) -> None:
-    """And each replica's gradient is the slice that it handed in."""
+    """And each replica's gradient is the slice that it passed."""
     parts = _parts(sizes, axis)
     whole = np.concatenate(parts, axis)
     repl = helpers.make(3)

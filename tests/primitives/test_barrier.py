@@ -1,4 +1,4 @@
-"""barrier: what stands before it on any replica happens before what stands behind it.
+"""barrier: what is before it on any replica happens before what is behind it.
 
 Proved by logs that the replicas write while the step runs, one of them slowly.
 """
@@ -102,7 +102,7 @@ def _in_function(repl: replicator.Replicator, log: Log) -> None:
 
 
 def _in_branch(repl: replicator.Replicator, log: Log) -> None:
-    """What stands outside of the conditional is held up as well."""
+    """What is outside of the conditional is held up as well."""
     log.note("before", slow=2)
     tf.cond(helpers.opaque(True), lambda: repl.barrier() or 0, lambda: 1)
     log.note("after")

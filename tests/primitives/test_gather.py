@@ -42,7 +42,7 @@ def test_every_dtype(dtype: str, axis: int | None, root: int) -> None:
 @pytest.mark.parametrize("sizes", [[2, 0, 3], [0, 0, 1], [0, 0, 0]], ids=str)
 @pytest.mark.parametrize("axis", [0, -1])
 def test_sizes_may_differ_along_the_axis(axis: int, sizes: Any, static: Any) -> None:
-    """And each replica's gradient is the slice that it handed in."""
+    """And each replica's gradient is the slice that it passed."""
     rng = np.random.RandomState(0)
     parts = [rng.rand(*([n, 2] if axis == 0 else [2, n])) for n in sizes]
     whole = np.concatenate(parts, axis)

@@ -87,12 +87,12 @@ def _by_graph(x: tf.Tensor, loss: Callable[[], tf.Tensor]) -> tf.Tensor:
 
 
 def _by_nested_function(x: tf.Tensor, loss: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """All of it stands in a function, its gradients as well."""
+    """All of it is in a function, its gradients as well."""
     return tf.function(lambda: _by_tape(x, loss))()
 
 
 def _of_nested_function(x: tf.Tensor, loss: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """The tape stands outside of the function that sends and links."""
+    """The tape is outside of the function that sends and links."""
     return _by_tape(x, tf.function(loss))
 
 

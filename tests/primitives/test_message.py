@@ -276,7 +276,7 @@ def test_derivatives_through_control_flow(place: str, order: int, mode: str) -> 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_the_gradient_of_what_was_sent_comes_back(mode: str) -> None:
-    """Of floating leaves; what is handed in, in place of a spec, gets zeros."""
+    """Of floating leaves; what is passed, in place of a spec, gets zeros."""
     repl = helpers.make(2)
 
     def step() -> Any:

@@ -1,4 +1,4 @@
-"""What only the root hands in: specs, tensors, and shapes that turn out to differ."""
+"""What only the root passes: specs, tensors, and shapes that turn out to differ."""
 
 from __future__ import annotations
 

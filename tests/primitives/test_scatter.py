@@ -140,7 +140,7 @@ BAD = {
     "spec on the root": (
         lambda repl: repl.scatter(tf.TensorSpec([2])),
         r"TensorSpec\(shape=\(2,\).*but it is the root",
-        "the root hands in tensors",
+        "the root passes tensors",
     ),
 }
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Groups = tuple[tuple[int, ...], ...] | None
 
 _NEWEST = 4  # among so many of the last registers an operand is chosen
-_LARGE = 48  # elements of what is handed in, so that values do not grow without end
+_LARGE = 48  # elements of what is passed, so that values do not grow without end
 
 
 class Drawing(Protocol):
@@ -242,7 +242,7 @@ def _from_root(
 
 
 def _spec(by: Drawing, values: simulator.Values, among: Groups, root: int) -> Any:
-    """Draws what all but the root hand in: None for what they have, if they have it."""
+    """Draws what all but the root pass: None for what they have, if they have it."""
     [group] = _members(by, among)
     everywhere = all(values[r] is not None for r in group)
     if everywhere and (by.smooth or by.maybe()):

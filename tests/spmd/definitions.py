@@ -1,6 +1,6 @@
 """What each collective means, in NumPy, from its definition.
 
-`values[n]` is what the n-th member of the group hands in; what comes back is what each
+`values[n]` is what the n-th member of the group passes; what comes back is what each
 member receives, None where it receives nothing. Roots, sources and destinations are
 given by their place in the group. Nothing here knows the library.
 """

@@ -61,11 +61,11 @@ class Collective:
     Attributes:
         target: The register; None on replicas that do not take part or get nothing.
         primitive: The method of Replicator.
-        source: What is handed in.
+        source: What is passed.
         options: Further arguments, by name. `weight` and `splits` hold one for each
             replica, for the others all are alike.
         groups: Those that take part, each group by itself; None: all.
-        spec: The dtype and shape of the TensorSpec that all but the root hand in.
+        spec: The dtype and shape of the TensorSpec that all but the root pass.
         owner: For "argmin" and "argmax": the register of the ids that come along.
     """
 
@@ -113,7 +113,7 @@ class Recv:
         receiver: Who takes it.
         tag: Under which tag.
         spec: Dtype and shape of what comes.
-        like: A register like what comes, handed in in place of a TensorSpec.
+        like: A register like what comes, passed in place of a TensorSpec.
     """
 
     target: str

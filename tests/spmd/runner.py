@@ -25,7 +25,7 @@ from tests.spmd import listing, mismatches, simulator
 from tests.spmd import program as p
 
 _LIMIT = 120  # seconds, for a program that takes one on a bad day
-FILE = "program.py"  # as which the text of a program stands in messages
+FILE = "program.py"  # as which the text of a program is in messages
 _TOLERANCE = {"int32": 0.0, "float32": 2e-5, "float64": 1e-12}
 _MIXED = {**_TOLERANCE, "float64": 2e-5}  # where float32 is absorbed
 

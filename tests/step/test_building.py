@@ -259,7 +259,7 @@ def test_another_librarys_object_that_asks_for_more_is_refused(mode: str) -> Non
         with pytest.raises(
             errors.ArgumentError,
             match=r"(?s)step_fn .* cannot be called with 0 arguments: TypeError: "
-            r".*missing.* at tests/.*Fix: hand in a function of your own",
+            r".*missing.* at tests/.*Fix: pass a function of your own",
         ):
             helpers.run(mode, repl, lambda asks=asks: asks)
 

@@ -238,7 +238,7 @@ def test_what_would_have_to_be_averaged_is_refused() -> None:
     compiled = jit(lambda x: variable.assign_add([x, x]))
     with pytest.raises(
         replicator.ReplicatorError,
-        match=r"(?s)all_reduce on replica 0 stands in a function with jit_compile=True"
+        match=r"(?s)all_reduce on replica 0 is in a function with jit_compile=True"
         r".*test_compiled.py:\d+.*Fix: communicate before or after it",
     ):
         repl.run(lambda: compiled(own(repl)))
@@ -262,7 +262,7 @@ def test_communication_inside_is_refused(communicate: Any) -> None:
     compiled = jit(lambda x: communicate(repl, x))
     with pytest.raises(
         replicator.ReplicatorError,
-        match=r"(?s)(all_reduce|broadcast) on replica 0 stands in a function with "
+        match=r"(?s)(all_reduce|broadcast) on replica 0 is in a function with "
         r"jit_compile=True, which XLA compiles for one device\..*test_compiled.py:\d+"
         r".*Fix: communicate before or after it, or leave jit_compile=True away",
     ):
@@ -286,7 +286,7 @@ def test_which_replica_it_is_cannot_be_told(ask: Any, what: str) -> None:
     with pytest.raises(
         replicator.ContextError,
         match=rf"(?s)asks for {what}, but is traced once for all replicas\."
-        rf".*test_compiled.py:\d+.*Fix: hand {what} in as an argument, a tensor",
+        rf".*test_compiled.py:\d+.*Fix: pass {what} as an argument, a tensor",
     ):
         repl.run(lambda: compiled())
 

@@ -199,7 +199,7 @@ def test_an_initial_value_of_the_batch_is_refused() -> None:
     with pytest.raises(
         replicator.ContextError,
         match=r"(?s)initial value.*depends on.*test_creation.py:\d+ in step_fn.*"
-        r"Fix: hand in a function without arguments",
+        r"Fix: pass a function without arguments",
     ):
         repl.run(step_fn, lambda: tf.data.Dataset.from_tensors(1.0).repeat())
 

@@ -1,4 +1,4 @@
-"""Where the seed stands in a generator's state, and how replicas' seeds differ."""
+"""Where the seed is in a generator's state, and how replicas' seeds differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that one replica owns: where they stand, and that nothing else changes."""
+"""Variables that one replica owns: where they are, and that nothing else changes."""
 
 from __future__ import annotations
 

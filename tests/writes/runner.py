@@ -22,7 +22,7 @@ from tests.writes import optimizers
 from tests.writes import program as p
 
 STEPS = 3
-FILE = "program.py"  # as which the text of a program stands in messages
+FILE = "program.py"  # as which the text of a program is in messages
 Held = dict[str, list[np.ndarray]]  # by variable: what each component holds
 
 

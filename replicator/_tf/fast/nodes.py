@@ -141,7 +141,7 @@ def add_op(
         inputs: Its inputs, in order.
         attributes: AttrValues of all attributes without a default.
         name: What it is called.
-        ask_device: Whether the device functions say where it stands.
+        ask_device: Whether the device functions say where it is.
     """
     graph = tf.compat.v1.get_default_graph()
     return graph._create_op_internal(

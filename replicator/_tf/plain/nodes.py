@@ -53,7 +53,7 @@ class Nodes:
         Args:
             type_: Its type.
             inputs: Tensors, or the number of an op of this object for its first result.
-            device: Where it stands; if given, no device function is asked.
+            device: Where it is; if given, no device function is asked.
             **attributes: All of the op's attributes, but for those with a default.
 
         Returns:

@@ -23,10 +23,10 @@ from replicator.graph.ir import placeholder
 from replicator.graph.passes import random
 
 _WAY_OUT = (
-    "let step_fn build the same on every replica, and hand in what differs by the "
+    "let step_fn build the same on every replica, and pass what differs by the "
     'inputs, as tensors; or build every replica by itself, build="trace".'
 )
-# Where ops stand, what follows from inputs, and how they would be differentiated.
+# Where ops are, what follows from inputs, and how they would be differentiated.
 _UNCOMPARED = ("_class", "_output_shapes", "_gradient_op_type")
 
 Node = Any  # a NodeDef

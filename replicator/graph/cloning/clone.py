@@ -136,7 +136,7 @@ class Template:
     """The ops of one level of replica 1, ready to be copied.
 
     Args:
-        graph: Where they stand.
+        graph: Where they are.
         level: What replicas 0 and 1 have there.
         replicas: What is known of the two.
         ledger: Holds the writes that keep the replicas equal.

@@ -91,7 +91,7 @@ class Renaming:
     Attributes:
         scope: The name scopes.
         device: The devices.
-        names: Names of ops and of tensors, which need not stand in the scope.
+        names: Names of ops and of tensors, which need not be in the scope.
     """
 
     scope: tuple[str, str]

@@ -158,7 +158,7 @@ class Call:
         return f"{self.primitive}{options}{shown}{more} {origin}at {self.line}"
 
     def site(self) -> str:
-        """Returns the line of an error message that says where the call stands."""
+        """Returns the line of an error message that says where the call is."""
         return f"replica {self.replica_id} ({self.device}): {self}"
 
 
@@ -185,7 +185,7 @@ class Placeholder:
         return self.call.replica_id
 
     def site(self) -> str:
-        """Returns the line of an error message that says where the op stands."""
+        """Returns the line of an error message that says where the op is."""
         return self.call.site()
 
     def __str__(self) -> str:

@@ -56,7 +56,8 @@ class Loop:
     name: bytes
 
 
-# In what an op stands, the outermost first: (loop, side on which it goes on, ...).
+# The control flow around an op, the outermost first: (loop, side on which it goes on,
+# ...).
 Path: TypeAlias = tuple[Side | Loop, ...]
 
 
@@ -82,7 +83,7 @@ class Flow:
             loops = _loops(path)
             if loops:
                 self._members.setdefault(loops[0], []).append(op)
-            if op.type in EXITS:  # it stands outside, and belongs to the loop
+            if op.type in EXITS:  # it is outside, and belongs to the loop
                 loops = _loops(paths[op.inputs[0].op])
             if loops:
                 kind = op.type.removeprefix("Ref")
@@ -97,7 +98,7 @@ class Flow:
         return op in self._paths
 
     def path(self, op: tf.Operation) -> Path:
-        """Returns in what an op stands; nothing, if it runs once per step."""
+        """Returns the control flow around an op; nothing, if it runs once per step."""
         return self._paths.get(op, ())
 
     # --- Waiting ----------------------------------------------------------------------
@@ -142,7 +143,7 @@ class Flow:
         return list(by_path[()])
 
     def _after(self, op: tf.Operation, inside: Path) -> list[tf.Operation]:
-        """Does it for one op, and ops that stand in the beginning of its path."""
+        """Does it for one op, and ops that are in the beginning of its path."""
         path = self.path(op)
         if len(path) <= len(inside):
             return [op]
@@ -186,7 +187,7 @@ class Flow:
         return []  # the loop's Exits, which follow, wait for all turns
 
     def _enter(self, path: Path, *ops: tf.Operation) -> None:
-        """Notes in what ops stand that were added."""
+        """Notes the control flow around ops that were added."""
         loops = _loops(path)
         for op in ops if path else ():
             self._paths[op] = path
@@ -201,7 +202,7 @@ class Flow:
         return self._parts[loops[0], "LoopCond"][0] if loops else op
 
     def members(self, unit: tf.Operation) -> list[tf.Operation]:
-        """Returns the ops for which an op stands, of those that `unit` returns."""
+        """Returns all ops of which `unit` returns this one."""
         loops = _loops(self._paths[unit]) if unit in self._paths else []
         return self._members[loops[0]] if loops else [unit]
 
@@ -275,7 +276,7 @@ def _shared(one: Path, other: Path) -> Path:
 
 
 def _find_paths(ops: Sequence[tf.Operation]) -> dict[tf.Operation, Path]:
-    """Finds in what ops stand, in a time that grows with their number."""
+    """Finds the control flow around ops, in a time that grows with their number."""
     inside = set(ops)
     paths: dict[tf.Operation, Path] = {}
     stack = [(op, False) for op in reversed(ops)]
@@ -301,7 +302,7 @@ def _inputs(op: tf.Operation) -> list[tf.Tensor]:
 
 
 def _path(op: tf.Operation, paths: Mapping[tf.Operation, Path]) -> Path:
-    """Returns in what an op stands, by those that it waits for."""
+    """Returns the control flow around an op, by the ops that it waits for."""
     given = [_behind(tensor, paths) for tensor in _inputs(op)]
     if op.type in MERGES:
         return tuple(x for x in given[0] if all(x in other for other in given))
@@ -319,7 +320,7 @@ def _path(op: tf.Operation, paths: Mapping[tf.Operation, Path]) -> Path:
 
 
 def _behind(tensor: tf.Tensor, paths: Mapping[tf.Operation, Path]) -> Path:
-    """Returns in what stands whatever waits for a tensor."""
+    """Returns the control flow around whatever waits for a tensor."""
     path = paths.get(tensor.op, ())
     if tensor.op.type not in SWITCHES:
         return path
@@ -330,9 +331,9 @@ def _behind(tensor: tf.Tensor, paths: Mapping[tf.Operation, Path]) -> Path:
 
 
 def _in_full(paths: Mapping[tf.Operation, Path]) -> dict[tf.Operation, Path]:
-    """Returns paths in which each loop stands in all that it stands in.
+    """Returns paths in which each loop is in all that it is in.
 
-    What a loop is given may come from outside of what it stands in.
+    What a loop is given may come from outside of what it is in.
     """
     full: dict[Loop, Path] = {}
     for path in paths.values():

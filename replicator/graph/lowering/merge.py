@@ -46,16 +46,16 @@ def merge(
 
     Args:
         regions: The ops, in replica order, of one kind.
-        rewrite: Rewrites what stands inside.
+        rewrite: Rewrites what is inside.
         labels: Knows which values are the same on all replicas.
-        place: Where the ops stand.
+        place: Where the ops are.
 
     Returns:
         The merged op. It has all consumers of the old ones, and waits for what they
         waited for.
 
     Raises:
-        MismatchError: What stands inside differs between the replicas.
+        MismatchError: What is inside differs between the replicas.
     """
     old = [region.op for region in regions]
     before = list(dict.fromkeys(op for o in old for op in o.control_inputs))
@@ -186,8 +186,8 @@ def _call(
             Tout=dtypes,
             f=body,
         )
-    # A session calls functions that it could take apart, and then hides what failed in
-    # one; a conditional of one branch it does take apart.
+    # A session calls functions that it could inline, and then hides what failed in
+    # one; a conditional of one branch it does inline.
     new = _operation(
         tf.raw_ops.Case if stateful else tf.raw_ops.StatelessCase,
         branch_index=0,
@@ -233,9 +233,9 @@ def _function(
     Args:
         regions: The ops that call the functions.
         attribute: By which attribute they do, "body" for example.
-        rewrite: Rewrites what stands inside.
+        rewrite: Rewrites what is inside.
         labels: Knows which values are the same on all replicas.
-        place: Where the functions stand.
+        place: Where the functions are.
         given: `given[n][k]` is the label of the n-th replica's k-th argument, or None.
         finish: Makes the results of the merged function of those of all replicas.
         position: Which function of a list of them.

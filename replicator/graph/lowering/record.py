@@ -1,6 +1,6 @@
 """What is kept of each communication when it is lowered, for `Replicator.plan`.
 
-Facts only: where the communication stands, who calls, and which bytes leave which
+Facts only: where the communication is, who calls, and which bytes leave which
 replica's device. It reads the ops that a lowering has built and changes none, so that
 what is shown is what was built, whatever the algorithm.
 """
@@ -23,7 +23,7 @@ _FUNCTION_NAME = re.compile(r"__(?:inference|forward|backward)_(.+)_\d+$")
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where in the control flow a level of the graph stands.
+    """Where in the control flow a level of the graph is.
 
     Attributes:
         path: The control flow around it, outermost first; empty at the top level.
@@ -73,7 +73,7 @@ class Communication:
     Attributes:
         calls: The call of each participant, in replica order.
         links: Who sends how much to whom.
-        place: Where in the control flow it stands.
+        place: Where in the control flow it is.
         algorithms: How it is done; empty: as the primitive always is.
     """
 

@@ -143,7 +143,7 @@ def check(replicas: Sequence[Sequence[tf.Operation]], handles: owners.Handles) -
 
     Raises:
         MismatchError: The replicas do not communicate alike.
-        ReplicatorError: A call stands where no other replica can join.
+        ReplicatorError: A call is where no other replica can join.
     """
     sites = [control_flow.find_sites(ops, r, handles) for r, ops in enumerate(replicas)]
     match.check([_all_calls(own) for own in sites], [_inside(own) for own in sites])
@@ -172,7 +172,7 @@ def rewrite(
     Raises:
         MismatchError: The replicas do not communicate alike.
         DeadlockError: They would wait for one another in a circle.
-        ReplicatorError: A call stands where no other replica can join.
+        ReplicatorError: A call is where no other replica can join.
     """
     hubs = cost.Hubs(devices)
     target = Target(
@@ -197,7 +197,7 @@ def _all_calls(
 
 
 def _inside(sites: Sequence[Placeholder | control_flow.Region]) -> dict[str, str]:
-    """Returns in what the calls stand, by their keys, that stand in control flow."""
+    """Returns the control flow around those calls that are in any, by their keys."""
     regions = [site for site in sites if isinstance(site, control_flow.Region)]
     return {call.key: site.kind for site in regions for call in site.calls}
 

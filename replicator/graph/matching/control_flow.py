@@ -1,4 +1,4 @@
-"""Where in the control flow communication stands.
+"""Where in the control flow communication is.
 
 While a step is built, `refuse_outside` refuses the places from which no communication
 can be reached by the post-pass. Once it is built, `find_sites` finds the ops of one
@@ -64,7 +64,7 @@ class Region:
         return kind
 
     def site(self) -> str:
-        """Returns the line of an error message that says where the op stands."""
+        """Returns the line of an error message that says where the op is."""
         return f"replica {self.replica_id} ({self.calls[0].device}): {self}"
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Region:
 
 
 def refuse_outside(graph: tf.Graph, built: tf.Graph, what: str, line: str) -> None:
-    """Raises unless a call stands where the post-pass can find it.
+    """Raises unless a call is where the post-pass can find it.
 
     Args:
         graph: The graph that ops are being added to.
@@ -83,14 +83,14 @@ def refuse_outside(graph: tf.Graph, built: tf.Graph, what: str, line: str) -> No
         line: The user's line.
 
     Raises:
-        ReplicatorError: The call stands in a tf.init_scope, in control flow of
+        ReplicatorError: The call is in a tf.init_scope, in control flow of
             TensorFlow 1, in a function that XLA compiles, or in a function that is no
             part of the step.
     """
     problem, fix = _obstacle(graph, built)
     if problem:
         raise errors.ReplicatorError(
-            errors.compose(f"{what} stands {problem}.", [f"at {line}"], fix)
+            errors.compose(f"{what} is {problem}.", [f"at {line}"], fix)
         )
 
 
@@ -121,14 +121,14 @@ def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
 
 
 def check_switches(ops: Iterable[tf.Operation], flow: switching.Flow) -> None:
-    """Raises if communication stands in control flow of TensorFlow 1.
+    """Raises if communication is in control flow of TensorFlow 1.
 
     What `refuse_outside` does not see: a function that was traced outside of it, and is
     called inside.
 
     Args:
         ops: The ops of a step, at its top level.
-        flow: What of them stands there.
+        flow: What of them is there.
 
     Raises:
         ReplicatorError: It does.
@@ -143,7 +143,7 @@ def check_switches(ops: Iterable[tf.Operation], flow: switching.Flow) -> None:
             what = f"{calls[0].kind} on replica {calls[0].replica_id}"
             sites = [call.site() for call in calls[:3]]
             raise errors.ReplicatorError(
-                errors.compose(f"{what} stands {place}.", sites, fix)
+                errors.compose(f"{what} is {place}.", sites, fix)
             )
 
 
@@ -158,7 +158,7 @@ def find_sites(
         handles: Tells the variables whose writes, in control flow, communicate.
 
     Raises:
-        ReplicatorError: A call stands in a function that is run by something other
+        ReplicatorError: A call is in a function that is run by something other
             than a conditional, a loop or a call.
     """
     sites: list[Placeholder | Region] = []

@@ -1,7 +1,7 @@
 """Finds replicas that would wait for one another in a circle, before anything runs.
 
 The communication that a replica's own code asks for happens in program order, as in
-torch.distributed and MPI: what stands behind a collective or a recv waits for it; a
+torch.distributed and MPI: what is behind a collective or a recv waits for it; a
 send waits for nobody. Gradients are built in an order that the user does not choose, so
 there only what a value is computed from comes before it.
 

@@ -25,7 +25,7 @@ from replicator import _tf
 from replicator.graph.ir import shapes
 
 _UNKNOWN_EXAMPLES = 64  # a batch whose size is only known when the step runs
-# The types of ops that operands are taken apart through, down to the product.
+# The types of ops through which operands are traced back to the product.
 TAKEN_APART = {
     *("MatMul", "BiasAddGrad", "Sum"),
     *("Cast", "Identity", "Mul", "RealDiv", "Reshape", "Transpose"),
@@ -117,7 +117,7 @@ class RowSum:
 
 
 def find(column: Sequence[tf.Tensor]) -> list[Any] | None:
-    """Takes apart what all replicas hand in, if it is alike.
+    """Splits what all replicas pass into its factors, if it is alike.
 
     Args:
         column: One tensor per replica, that only the communication reads.

@@ -26,7 +26,7 @@ _SAME_PROGRAM = (
 _GRADIENT = (
     "let every replica that takes part differentiate through its call; where a loss "
     "does not depend on what the replica sent, differentiate repl.linked(loss); where "
-    "a replica receives, hand in a tensor that the tape watches in place of the "
+    "a replica receives, pass a tensor that the tape watches in place of the "
     "TensorSpec."
 )
 _MESSAGE_GRADIENT = (
@@ -66,7 +66,7 @@ class Site(Protocol):
         """The replica whose op it is."""
 
     def site(self) -> str:
-        """Returns the line of an error message that says where the op stands."""
+        """Returns the line of an error message that says where the op is."""
 
 
 S = TypeVar("S", bound=Site)
@@ -82,7 +82,7 @@ def check(
 
     Args:
         calls: `calls[r]` are replica r's calls, in the order its step_fn made them.
-        places: `places[r]` are, by their keys, those that stand inside of something,
+        places: `places[r]` are, by their keys, those that are inside of something,
             e.g. a "loop". For messages.
 
     Raises:
@@ -239,7 +239,7 @@ def pair(sites: Sequence[Sequence[S]]) -> list[tuple[S, ...]]:
         The sets of ops that become one, each in replica order; calls before gradients.
 
     Raises:
-        MismatchError: A call stands inside control flow on one replica and outside, or
+        MismatchError: A call is inside control flow on one replica and outside, or
             in another kind of it, on another.
     """
     holders: dict[tuple[str, int], list[S]] = {}

@@ -183,7 +183,7 @@ def order_in_function(
 
     - effects that touch no resource (prints, assertions, Python calls), and those on a
       resource that several replicas write (a hash table);
-    - merged ops, which were created at the end and not where they stand in the program.
+    - merged ops, which were created at the end and not where they are in the program.
       Where there are some that touch a resource, nothing is left to TensorFlow;
     - what touches variables that one replica owns and all share, which all replicas
       read before it writes.
@@ -192,7 +192,7 @@ def order_in_function(
         replicas: `replicas[r]` are the ops of replica r, in build order.
         lowered: The ops that communicate in their stead.
         merged: The ops among all of them that several replicas share.
-        earlier: The ops that stand in the function before the step.
+        earlier: The ops that are in the function before the step.
         initializers: Ops that initialise variables, which are no part of the step.
         sharing: Whether replicas share variables.
 
@@ -211,7 +211,7 @@ def order_in_function(
         _tf.run_independently(op.graph, op)
         chains.append([op])
     if chains:
-        # Between these two, which TensorFlow puts in order with what stands before and
+        # Between these two, which TensorFlow puts in order with what is before and
         # after the step.
         first, last = marker("begin"), marker("end")
         for chain in chains:

@@ -128,7 +128,7 @@ class Aliases:
     def device_for(self, op: tf.Operation) -> str | None:
         """Returns where an op has to be placed to reach a shared variable.
 
-        Control flow and functions may run anywhere: what stands inside is placed.
+        Control flow and functions may run anywhere: what is inside is placed.
         """
         if not self._made or kind_of(op).calls:
             return None

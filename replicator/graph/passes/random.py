@@ -43,7 +43,7 @@ def separate_seeds(graph: tf.Graph, replica_id: int) -> Iterator[None]:
     """In this block, ops that are added to the graph get seeds of this replica's own.
 
     A device function does it: TensorFlow calls it for each new op, and hands it on to
-    the graphs of conditionals, loops and nested functions. What stands under the
+    the graphs of conditionals, loops and nested functions. What is under the
     user's own tf.device(None) escapes it; see `check`.
 
     Args:
@@ -101,7 +101,7 @@ def check(replicas: Sequence[Sequence[tf.Operation]]) -> None:
             raise errors.ReplicatorError(
                 errors.compose(
                     f"all replicas would draw the same random numbers: {drawing.type} "
-                    f"{drawing.name} has a seed of its own and stands in a function "
+                    f"{drawing.name} has a seed of its own and is in a function "
                     "that was not traced for each replica.",
                     [
                         f"at {errors.line_of(drawing)}",

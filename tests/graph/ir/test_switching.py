@@ -315,7 +315,7 @@ def test_communication_there_is_refused(where: str, traced: bool) -> None:
 
         with pytest.raises(
             errors.ReplicatorError,
-            match=r"(?s)all_reduce on replica 0 stands in a conditional or a loop of "
+            match=r"(?s)all_reduce on replica 0 is in a conditional or a loop of "
             r"TensorFlow 1.*test_switching.*Fix: .*enable_control_flow_v2",
         ):
             repl.run(step)

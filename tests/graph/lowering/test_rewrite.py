@@ -1,4 +1,4 @@
-"""What stands in the graph after a step is built."""
+"""What is in the graph after a step is built."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_graph_that_is_no_part_of_the_step_is_refused_by_its_name() -> None:
         tf.Graph().as_default() as graph,
         pytest.raises(
             errors.ReplicatorError,
-            match=r"(?s)^all_reduce on replica 3 stands in a graph that is no part of "
+            match=r"(?s)^all_reduce on replica 3 is in a graph that is no part of "
             r"the step \(elsewhere\).*at train.py:9\nFix: .*in which the step",
         ),
     ):
@@ -63,7 +63,7 @@ def test_control_flow_of_v1_is_refused(inside: str) -> None:
     def branch(*_: Any) -> tf.Tensor:
         with pytest.raises(
             errors.ReplicatorError,
-            match=r"(?s)stands in a conditional or a loop of TensorFlow 1"
+            match=r"(?s)is in a conditional or a loop of TensorFlow 1"
             r".*Fix: .*enable_control_flow_v2",
         ):
             _refuse(graph, graph)
@@ -82,7 +82,7 @@ def test_control_flow_of_v1_is_refused(inside: str) -> None:
 def test_a_place_where_ops_run_at_once_is_refused() -> None:
     graph = tf.compat.v1.get_default_graph()
     with pytest.raises(
-        errors.ReplicatorError, match=r"(?s)stands in a tf.init_scope.*Fix: .*outside"
+        errors.ReplicatorError, match=r"(?s)is in a tf.init_scope.*Fix: .*outside"
     ):
         _refuse(graph, graph)
 

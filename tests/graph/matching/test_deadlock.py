@@ -85,7 +85,7 @@ def _gradients_crosswise(repl: replicator.Replicator) -> tf.Tensor:
 
 
 # How many replicas, and how each link reads: the replica, what it waits in, and what
-# stands behind that.
+# is behind that.
 CIRCLES: dict[str, tuple[Program, int, list[tuple[int, str, str]]]] = {
     "two receive first": (
         _all_receive_first,

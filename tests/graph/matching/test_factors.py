@@ -18,7 +18,7 @@ def _matrix(*shape: int | None, dtype: Any = tf.float32) -> tf.Tensor:
 
 
 def _find(make: Callable[[int], tf.Tensor]) -> Any:
-    """Looks for factors in what `make` hands in for each of two replicas."""
+    """Looks for factors in what `make` passes for each of two replicas."""
     with tf.Graph().as_default():
         column = [make(r) for r in range(2)]
         tf.raw_ops.PyFuncStateless(input=column, token="t", Tout=[tf.float32])
