@@ -19,7 +19,7 @@ import replicator
 from benchmarks import cli, contenders, results, timing
 from benchmarks.contenders import OURS, RIVAL
 from benchmarks.tables import Table, time
-from replicator.options import ALGORITHMS
+from replicator.costs.cost import ALGORITHM_NAMES
 
 _REPLICAS = flags.DEFINE_integer(
     "reducers", 2, "How many replicas.", lower_bound=2, upper_bound=64
@@ -33,7 +33,7 @@ SIZES = {
     **{f"{n}MiB": n * MIB for n in (1, 4, 16, 64, 256)},
 }
 QUICK = ("1KiB", "1MiB")
-CPU_ALGORITHMS = [name for name in ALGORITHMS if name != "nccl"]  # which is for GPUs
+CPU_ALGORITHMS = [name for name in ALGORITHM_NAMES if name != "nccl"]  # for GPUs
 
 # Returns one tensor per replica.
 Reduce = Callable[[], Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 from replicator import arguments, errors
 from replicator.costs import rates
-from replicator.costs.cost import ALGORITHMS, Policy
+from replicator.costs.cost import ALGORITHM_NAMES, Policy
 
 VARIABLES = ("mirrored", "sharded", "auto")
 BUILDS = ("trace", "clone")
@@ -25,8 +25,8 @@ class Options:
     Attributes:
         check: Whether integers taken as equal are checked to be so.
         variables: Where variables live, one of VARIABLES.
-        algorithm: By which algorithm reductions are done, one of ALGORITHMS; None: the
-            cheapest for each.
+        algorithm: How reductions are done, one of ALGORITHM_NAMES; None: the cheapest
+            for each.
         fusion: Whether small tensors that are reduced together travel together.
         factors: Whether sums of matrix products may move the factors instead.
         kernels: Whether products that are slow on CPUs are made the other way around.
@@ -48,7 +48,7 @@ class Options:
 
     def __post_init__(self) -> None:
         _check("variables", self.variables, VARIABLES)
-        _check("algorithm", self.algorithm, (None, *ALGORITHMS))
+        _check("algorithm", self.algorithm, (None, *ALGORITHM_NAMES))
         _check("build", self.build, BUILDS)
         for name in ("check", "fusion", "factors", "kernels"):
             _check(name, getattr(self, name), (False, True))

@@ -56,6 +56,34 @@ def measure_rates(
         rounds: How often each is measured.
         large: The size of large tensors, in bytes.
     """
+    times = shortest(_chains(names, large), rounds)
+
+    def each(name: str, without: str, count: float) -> float:
+        return max(0.0, (times[name] - times[without]) / count)
+
+    op = each("ops", "nothing", _TINY_OPS)
+    message = each("hops", "ops", _TINY_OPS)
+    per_byte = 1 / (_LARGE_OPS * large)
+    sent = each("large hops", "large", 1) - _LARGE_OPS * (op + message)
+    return rates.Rates(
+        op=op,
+        message=message,
+        # Handing over a reference costs the same whatever the size; what differs is
+        # noise.
+        link=0.0 if rates.kind_of(names) == "cpu" else max(0.0, sent) * per_byte,
+        add=each("adds", "large", 2) * per_byte,
+        copy=each("copies", "large", 1) * per_byte,
+        apart=rates.kind_of(names) != "cpu",
+    )
+
+
+def _chains(names: Sequence[str], large: int) -> dict[str, Function]:
+    """Returns functions, by name, whose times differ by one kind of work.
+
+    Args:
+        names: At least two devices, by their full names.
+        large: The size of large tensors, in bytes.
+    """
     here, there = names[:2]
     with tf.device(here):
         tiny, tensor = tf.Variable(1.0), tf.Variable(tf.ones([large // 4]))
@@ -85,36 +113,15 @@ def measure_rates(
         half = large // 8
         return tf.concat([x[half:], x[:half]], 0)
 
-    times = shortest(
-        {
-            "nothing": chain(tiny, 0, stay),
-            "ops": chain(tiny, _TINY_OPS, stay),
-            "hops": chain(tiny, _TINY_OPS, hop),
-            "large": chain(tensor, 0, stay),
-            "large hops": chain(tensor, _LARGE_OPS, hop),
-            "adds": chain(tensor, _LARGE_OPS, add),
-            "copies": chain(tensor, _LARGE_OPS, copy),
-        },
-        rounds,
-    )
-
-    def each(name: str, without: str, count: float) -> float:
-        return max(0.0, (times[name] - times[without]) / count)
-
-    op = each("ops", "nothing", _TINY_OPS)
-    message = each("hops", "ops", _TINY_OPS)
-    per_byte = 1 / (_LARGE_OPS * large)
-    sent = each("large hops", "large", 1) - _LARGE_OPS * (op + message)
-    return rates.Rates(
-        op=op,
-        message=message,
-        # Handing over a reference costs the same whatever the size; what differs is
-        # noise.
-        link=0.0 if rates.kind_of(names) == "cpu" else max(0.0, sent) * per_byte,
-        add=each("adds", "large", 2) * per_byte,
-        copy=each("copies", "large", 1) * per_byte,
-        apart=rates.kind_of(names) != "cpu",
-    )
+    return {
+        "nothing": chain(tiny, 0, stay),
+        "ops": chain(tiny, _TINY_OPS, stay),
+        "hops": chain(tiny, _TINY_OPS, hop),
+        "large": chain(tensor, 0, stay),
+        "large hops": chain(tensor, _LARGE_OPS, hop),
+        "adds": chain(tensor, _LARGE_OPS, add),
+        "copies": chain(tensor, _LARGE_OPS, copy),
+    }
 
 
 def measure_algorithms(
@@ -130,7 +137,7 @@ def measure_algorithms(
     """
     kind = rates.kind_of(names)
     gpus = rates.are_gpus(names)
-    algorithms = [a for a in cost.ALGORITHMS if a != "nccl" or gpus]
+    algorithms = [a for a in cost.ALGORITHM_NAMES if a != "nccl" or gpus]
     times = shortest(
         {None: _step(names, nbytes, None)}
         | {algorithm: _step(names, nbytes, algorithm) for algorithm in algorithms},
@@ -196,7 +203,7 @@ def show(kind: str, measured: rates.Rates, timings: Sequence[Timing]) -> None:
         import rich.console
         import rich.table
 
-        from replicator.plan import table
+        from replicator.plan import display
     console = rich.console.Console(highlight=False, markup=False)
 
     def grid(title: str, *columns: str) -> rich.table.Table:
@@ -218,7 +225,7 @@ def show(kind: str, measured: rates.Rates, timings: Sequence[Timing]) -> None:
     for timing in timings:
         times.add_row(
             str(timing.replicas),
-            table.size(timing.nbytes),
+            display.size(timing.nbytes),
             *(
                 f"{timing.measured[a] * 1e3:.3f} ({timing.expected[a] * 1e3:.3f})"
                 for a in names

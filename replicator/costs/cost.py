@@ -26,7 +26,7 @@ _BUCKET_BYTES = 120_000
 _UNKNOWN_BYTES = 1 << 10  # tensors of unknown size are mostly small: losses, counts
 
 
-ALGORITHMS = ("hub", "shuffled", "tree", "ring", "nccl")
+ALGORITHM_NAMES = ("hub", "shuffled", "tree", "ring", "nccl")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Policy:
     """What the user leaves to be decided here, and what not.
 
     Attributes:
-        algorithm: By which all_reduce is done, one of ALGORITHMS; None: by the cheapest
+        algorithm: How all_reduce is done, one of ALGORITHM_NAMES; None: the cheapest
             for each.
         fusion: Whether small tensors that are reduced together travel together.
         factors: Whether sums of matrix products may move the factors instead.

@@ -145,7 +145,7 @@ class Calibration:
         """Returns how long an all_reduce takes by an algorithm.
 
         Args:
-            algorithm: One of cost.ALGORITHMS.
+            algorithm: One of cost.ALGORITHM_NAMES.
             kind: One of KINDS.
             replicas: How many take part.
             nbytes: The size of the tensor.

@@ -159,7 +159,7 @@ def map_reduce(
         return results[0]
     totals = all_reduce.reduce_dense(reduced, local, group=members)
     if op == "mean":
-        totals = [reductions.divide(total, len(values)) for total in totals]
+        totals = [arithmetic.divide(total, len(values)) for total in totals]
     return tf.nest.pack_sequence_as(results[0], totals)
 
 

@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from replicator.plan.display import size, title
 from replicator.plan.rows import Row, Rows
-from replicator.plan.table import size, title
 
 _LANE = 0.45  # the distance of two lanes
 _STEP = 0.45  # the most distance of two communications

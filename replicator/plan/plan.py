@@ -59,9 +59,9 @@ class Plan(Rows):
                 )
             )
         with needing("rich", "print a plan"):
-            from replicator.plan import table
+            from replicator.plan import display
         with _writing("printed to", file):
-            table.show(self, file)
+            display.show(self, file)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draws the replicas as lanes and their communications, by matplotlib.

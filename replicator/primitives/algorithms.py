@@ -62,7 +62,7 @@ class Job:
     @property
     def steps(self) -> reductions.Steps:
         """The reduction, as the steps that combine pairs."""
-        return reductions.take_apart(self.op, self.column[0].dtype, self.count)
+        return reductions.steps_of(self.op, self.column[0].dtype, self.count)
 
 
 # `received[n]` are the parts of the result that participant n receives, on its device
@@ -72,11 +72,11 @@ Received = list[list[tf.Tensor]]
 
 def check(what: str, algorithm: Any) -> None:
     """Raises ArgumentError unless `algorithm` names one, or is None."""
-    if not arguments.is_choice(algorithm, (None, *cost.ALGORITHMS)):
+    if not arguments.is_choice(algorithm, (None, *cost.ALGORITHM_NAMES)):
         raise base.bad_argument(
             what,
             f"was given algorithm={errors.shown(algorithm)}",
-            f"algorithm is one of {', '.join(cost.ALGORITHMS)}, or None.",
+            f"algorithm is one of {', '.join(cost.ALGORITHM_NAMES)}, or None.",
         )
 
 

@@ -25,6 +25,7 @@ from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import (
     algorithms,
     all_gather,
+    arithmetic,
     base,
     groups,
     packing,
@@ -175,7 +176,7 @@ def reduce_dense(
         The reduced tensors; for "argmin" and "argmax" all owners behind all values.
     """
     results = reductions.results(op, tensors)
-    options = reductions.call_options(op, algorithm, of)
+    options = base.all_reduce_options(op, algorithm, of)
     if owners is not None and any(owner is not None for owner in owners):
         options["owners"] = list(owners)
     if when is None:
@@ -225,7 +226,7 @@ def add_up_rows(slices: tf.IndexedSlices, count: int = 1) -> tf.IndexedSlices:
     # On CPUs each thread goes through all rows in order, and adds up some of the sums.
     sums = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     if count > 1:
-        sums = reductions.divide(sums, count)
+        sums = arithmetic.divide(sums, count)
     return tf.IndexedSlices(tf.cast(sums, dtype), indices, slices.dense_shape)
 
 

@@ -376,3 +376,19 @@ def without(shape: Sequence[int | None], axis: int) -> Shape:
 def is_differentiable(tensor: tf.Tensor) -> bool:
     """Whether gradients flow through tensors of this dtype."""
     return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+def all_reduce_options(
+    op: str, algorithm: str | None = None, of: Call | None = None
+) -> dict[str, Any]:
+    """Returns the options of an all_reduce call.
+
+    Args:
+        op: The reduction.
+        algorithm: As for `all_reduce`.
+        of: Inside a gradient: the call that is differentiated, whose algorithm it has
+            if that is an all_reduce.
+    """
+    if of is not None and of.primitive == "all_reduce":
+        algorithm = of.options.get("algorithm")
+    return {"op": op} | ({} if algorithm is None else {"algorithm": algorithm})

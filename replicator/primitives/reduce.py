@@ -15,7 +15,15 @@ import tensorflow as tf
 
 from replicator.graph.ir.placeholder import Facts, Placeholder
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import base, broadcast, gather, groups, reductions, rooted
+from replicator.primitives import (
+    arithmetic,
+    base,
+    broadcast,
+    gather,
+    groups,
+    reductions,
+    rooted,
+)
 
 FACTS = Facts()
 
@@ -92,7 +100,7 @@ def _reduce_sparse(
         return None
     values, indices = rows
     if op == "mean":
-        values = reductions.divide(values, len(group))
+        values = arithmetic.divide(values, len(group))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 

@@ -16,20 +16,13 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.graph.ir.placeholder import Call, Value
-from replicator.primitives import all_gather, arithmetic, base
+from replicator.primitives import arithmetic, base, shares
 
 # Takes one tensor per replica, in replica order.
 Fold = Callable[[Sequence[tf.Tensor]], tf.Tensor]
 
 # Takes two tensors of one shape and dtype.
 Pair = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-
-# Takes operands, results and the gradients of the results, each known to all replicas
-# that take part, and the call that is differentiated.
-Share = Callable[
-    [Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor], Call],
-    list[tf.Tensor],
-]
 
 
 class Extremum(NamedTuple):
@@ -72,7 +65,7 @@ class Reduction:
     pair: Pair
     booleans: Pair | None = None
     fold: Fold | None = None
-    share: Share | None = None
+    share: shares.Share | None = None
     located: bool = False
     rounds: bool = False
     mean: bool = False
@@ -148,22 +141,6 @@ def results(op: str, tensors: Sequence[tf.Tensor]) -> list[Value]:
     return [*values, *(Value("int32", value.shape) for value in values)]
 
 
-def call_options(
-    op: str, algorithm: str | None = None, of: Call | None = None
-) -> dict[str, Any]:
-    """Returns the options of an all_reduce call.
-
-    Args:
-        op: One of REDUCTIONS.
-        algorithm: As for `all_reduce`.
-        of: Inside a gradient: the call that is differentiated, whose algorithm it has
-            if that is an all_reduce.
-    """
-    if of is not None and of.primitive == "all_reduce":
-        algorithm = of.options.get("algorithm")
-    return {"op": op} | ({} if algorithm is None else {"algorithm": algorithm})
-
-
 def as_leaves(op: str, received: Sequence[Any]) -> list[Any]:
     """Returns what is in the user's nest, from what `results` describes."""
     if not REDUCTIONS[op].located:
@@ -195,7 +172,7 @@ def combine(
         The result; for "argmin" and "argmax" the owner too. Shapes that differ when it
         runs are an InvalidArgumentError.
     """
-    reduction, steps = REDUCTIONS[op], take_apart(op, column[0].dtype, len(column))
+    reduction, steps = REDUCTIONS[op], steps_of(op, column[0].dtype, len(column))
     wide = [steps.widen(x) for x in column]
     if reduction.fold is not None:
         value = steps.finish(reduction.fold(wide))
@@ -210,7 +187,7 @@ def combine(
     return [value, arithmetic.ensure_shape(owner, value.shape)]
 
 
-def take_apart(op: str, dtype: tf.DType, count: int) -> Steps:
+def steps_of(op: str, dtype: tf.DType, count: int) -> Steps:
     """Returns the steps of a reduction; for "argmin" and "argmax" those of the value.
 
     Args:
@@ -225,7 +202,7 @@ def take_apart(op: str, dtype: tf.DType, count: int) -> Steps:
         return tf.cast(x, tf.float32) if wide else x
 
     def finish(x: tf.Tensor) -> tf.Tensor:
-        whole = divide(x, count) if reduction.mean else x
+        whole = arithmetic.divide(x, count) if reduction.mean else x
         return tf.cast(whole, dtype) if wide else whole
 
     pair = reduction.pair
@@ -263,17 +240,6 @@ def share(
 # --- How they combine -----------------------------------------------------------------
 
 
-def divide(total: tf.Tensor, count: int) -> tf.Tensor:
-    """Divides by a number that is not 0.
-
-    Grappler makes a plain division by a constant a multiplication by its reciprocal.
-    By a power of two, that gives the same bits, in two thirds of the time.
-    """
-    if total.dtype.is_floating and count & (count - 1) == 0:
-        return total * tf.cast(1 / count, total.dtype)
-    return tf.math.divide_no_nan(total, tf.cast(count, total.dtype))
-
-
 def _of_one_shape(column: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Compares shapes when it runs, by packing; an elementwise op would broadcast."""
     if all(x.shape.is_fully_defined() for x in column):
@@ -294,87 +260,6 @@ def _holds(x: tf.Tensor, extremum: tf.Tensor) -> tf.Tensor:
     return same | (tf.math.is_nan(x) & tf.math.is_nan(extremum))
 
 
-# --- Where gradients go ---------------------------------------------------------------
-
-
-def _sum_share(
-    operands: Sequence[tf.Tensor],
-    results: Sequence[tf.Tensor],
-    totals: Sequence[tf.Tensor],
-    of: Call,
-) -> list[tf.Tensor]:
-    """All of it to each replica."""
-    return list(totals)
-
-
-def _mean_share(
-    operands: Sequence[tf.Tensor],
-    results: Sequence[tf.Tensor],
-    totals: Sequence[tf.Tensor],
-    of: Call,
-) -> list[tf.Tensor]:
-    """The same part of it to each replica."""
-    return [divide(total, len(of.group)) for total in totals]
-
-
-def _extremum_share(
-    operands: Sequence[tf.Tensor],
-    results: Sequence[tf.Tensor],
-    totals: Sequence[tf.Tensor],
-    of: Call,
-) -> list[tf.Tensor]:
-    """To the replicas that hold the extremum; where several do, in equal shares."""
-    held = [
-        tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(operands, results, strict=True)
-    ]
-    holders = base.communicate(
-        "all_reduce",
-        call_options("sum", of=of),
-        held,
-        [Value.of(x) for x in held],
-        of=of,
-    )
-    return [
-        mine * tf.math.divide_no_nan(total, tf.stop_gradient(count))
-        for mine, total, count in zip(held, totals, holders, strict=True)
-    ]
-
-
-def _prod_share(
-    operands: Sequence[tf.Tensor],
-    results: Sequence[tf.Tensor],
-    totals: Sequence[tf.Tensor],
-    of: Call,
-) -> list[tf.Tensor]:
-    """Times the product of the other replicas' values.
-
-    Multiplied out rather than divided by the own value, which may be zero.
-    """
-    everyone = all_gather.gather_dense(operands, None, of=of)
-    count = len(of.group)
-    own = tf.one_hot(of.group.index(of.replica_id), count, True, False)
-    back = []
-    for total, values in zip(totals, everyone, strict=True):
-        rank = tf.concat([[count], tf.ones([tf.rank(total)], tf.int32)], 0)
-        others = tf.where(tf.reshape(own, rank), tf.ones_like(values), values)
-        back.append(total * tf.math.conj(tf.reduce_prod(others, axis=0)))
-    return back
-
-
-def _owner_share(
-    operands: Sequence[tf.Tensor],
-    results: Sequence[tf.Tensor],
-    totals: Sequence[tf.Tensor],
-    of: Call,
-) -> list[tf.Tensor]:
-    """All of it to the owner."""
-    owners = results[len(results) // 2 :]
-    return [
-        tf.where(tf.equal(owner, of.replica_id), total, tf.zeros_like(total))
-        for owner, total in zip(owners, totals, strict=True)
-    ]
-
-
 # --- The table ------------------------------------------------------------------------
 
 _BITS = (
@@ -387,7 +272,7 @@ _TRUTH = (
 )
 _ORDER = ("floating", "integer"), "cast booleans to int; complex numbers have no order."
 
-_ARGMIN = Reduction(*_ORDER, tf.minimum, share=_owner_share, located=True)
+_ARGMIN = Reduction(*_ORDER, tf.minimum, share=shares.to_owner, located=True)
 
 REDUCTIONS = {
     "sum": Reduction(
@@ -395,7 +280,7 @@ REDUCTIONS = {
         'to count booleans, cast to int; "logical_and" and "logical_or" combine them.',
         _add,
         fold=arithmetic.add_in_order,
-        share=_sum_share,
+        share=shares.to_all,
         rounds=True,
     ),
     "mean": Reduction(
@@ -403,7 +288,7 @@ REDUCTIONS = {
         "cast to a float first; an integer mean would round.",
         _add,
         fold=arithmetic.add_in_order,
-        share=_mean_share,
+        share=shares.in_equal_parts,
         rounds=True,
         mean=True,
     ),
@@ -412,20 +297,20 @@ REDUCTIONS = {
         "complex numbers have no order.",
         tf.minimum,
         tf.logical_and,
-        share=_extremum_share,
+        share=shares.to_holders,
     ),
     "max": Reduction(
         ("floating", "integer", "bool"),
         "complex numbers have no order.",
         tf.maximum,
         tf.logical_or,
-        share=_extremum_share,
+        share=shares.to_holders,
     ),
     "prod": Reduction(
         ("floating", "complex", "integer"),
         'the product of booleans is "logical_and".',
         tf.multiply,
-        share=_prod_share,
+        share=shares.times_others,
         rounds=True,
     ),
     "argmin": _ARGMIN,

@@ -66,7 +66,7 @@ PRIMITIVES = {
 LOWERINGS = {name: primitive.lower for name, primitive in PRIMITIVES.items()}
 GRADIENTS = {name: primitive.gradient for name, primitive in PRIMITIVES.items()}
 FACTS = {name: primitive.facts for name, primitive in PRIMITIVES.items()}
-ALGORITHMS = {name: facts.algorithm for name, facts in FACTS.items()}
+DEFAULT_ALGORITHMS = {name: facts.algorithm for name, facts in FACTS.items()}
 
 
 @tf.RegisterGradient(placeholder.GRADIENT_TYPE)

@@ -241,7 +241,7 @@ class Step:
                 self._settings, self._step_fn, feed, graph, self._function
             )
         plan = plans.make_plan(
-            built.communications, self._settings.devices, table.ALGORITHMS
+            built.communications, self._settings.devices, table.DEFAULT_ALGORITHMS
         )
         self._state.plan = plan
         self._keep_plan(plan)

@@ -84,7 +84,7 @@ def test_without_fusion_each_tensor_travels_alone() -> None:
 
 # --- By which algorithm ---------------------------------------------------------------
 
-ALL = cost.ALGORITHMS
+ALL = cost.ALGORITHM_NAMES
 GPUS = [f"/job:localhost/replica:0/task:0/device:GPU:{n}" for n in range(8)]
 CPUS = [f"/job:localhost/replica:0/task:0/device:CPU:{n}" for n in range(8)]
 HOSTS = [f"/job:worker/replica:0/task:{n}/device:CPU:0" for n in range(8)]

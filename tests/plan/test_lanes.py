@@ -10,7 +10,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from replicator import errors
-from replicator.plan import Plan, lanes, table
+from replicator.plan import Plan, display, lanes
 from tests import helpers
 from tests.plan import examples
 
@@ -60,7 +60,7 @@ def test_an_svg_names_replicas_communications_and_places(
     text = _texts(plan, tmp_path)
     assert "8 communications of 2 replicas, 128 B per step" in text
     for row in plan:
-        assert f"{table.title(row)}, {table.size(row.nbytes)}" in text
+        assert f"{display.title(row)}, {display.size(row.nbytes)}" in text
     for name in ("replica 0, CPU:0", "replica 1, CPU:1", "forward", "backward"):
         assert name in text
     for place in ("loop body (6 times)", "function inner &gt; conditional (true)"):

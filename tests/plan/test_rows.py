@@ -374,7 +374,7 @@ def test_what_is_no_plan_is_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("package", "room", "use"),
     [
-        ("rich", "table", lambda plan, folder: plan.print()),
+        ("rich", "display", lambda plan, folder: plan.print()),
         ("matplotlib", "lanes", lambda plan, folder: plan.plot(folder / "x.png")),
     ],
 )

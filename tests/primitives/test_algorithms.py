@@ -421,7 +421,7 @@ def test_nccl_needs_gpus(given: str) -> None:
 
 
 @pytest.mark.parametrize("op", reductions.REDUCTIONS)
-@pytest.mark.parametrize("name", cost.ALGORITHMS)
+@pytest.mark.parametrize("name", cost.ALGORITHM_NAMES)
 def test_which_algorithms_can_do_what(name: str, op: str) -> None:
     located = op in ("argmin", "argmax")
     if name == "nccl":

@@ -126,7 +126,7 @@ def find(column: Sequence[tf.Tensor]) -> list[Any] | None:
         One Product per replica, or one RowSum; None for anything else, and for what is
         read elsewhere too, and so is made anyway.
     """
-    found = [_take_apart(tensor) for tensor in column]
+    found = [_split_product(tensor) for tensor in column]
     for one in (Product, RowSum):
         if all(isinstance(own, one) for own in found):
             if len({own.kind for own in found if own is not None}) == 1:
@@ -153,7 +153,7 @@ def _same_rows(before: tf.Tensor, tensor: tf.Tensor) -> bool:
     return old[-1] == new[-1]
 
 
-def _take_apart(tensor: tf.Tensor) -> Product | RowSum | None:
+def _split_product(tensor: tf.Tensor) -> Product | RowSum | None:
     """Goes back from an operand to the product that it is made of."""
     dtype = tensor.dtype
     if dtype not in _FLOATING:

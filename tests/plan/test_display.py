@@ -10,7 +10,7 @@ import pytest
 
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.record import Link
-from replicator.plan import Plan, Row, table
+from replicator.plan import Plan, Row, display
 from tests import helpers
 from tests.plan import examples
 
@@ -40,28 +40,28 @@ def _row(**changes: Any) -> Row:
     ],
 )
 def test_sizes_are_shown_in_their_unit(nbytes: int | None, text: str) -> None:
-    assert table.size(nbytes) == text
+    assert display.size(nbytes) == text
 
 
 def test_a_row_is_called_by_what_the_replicas_agreed_on() -> None:
     row = _row(primitive="reduce", reduction="sum", options={"root": 1})
-    assert table.title(row) == "reduce sum root=1"
-    assert table.title(_row(primitive="barrier", options={})) == "barrier"
+    assert display.title(row) == "reduce sum root=1"
+    assert display.title(_row(primitive="barrier", options={})) == "barrier"
 
 
 def test_replicas_that_hand_in_or_send_alike_are_named_together() -> None:
     floats = (Value("float32", (2, None)),)
     row = _row(operands=((), floats, floats), links=(Link(1, 0, 5), Link(2, 0, 5)))
-    assert table.tensors(row) == "0: nothing\n1, 2: float32[2, ?]"
-    assert table.sent(row) == "0: 0 B\n1, 2: 5 B"
+    assert display.tensors(row) == "0: nothing\n1, 2: float32[2, ?]"
+    assert display.sent(row) == "0: 0 B\n1, 2: 5 B"
     alike = dataclasses.replace(row, operands=(floats,) * 3, links=())
-    assert (table.tensors(alike), table.sent(alike)) == ("float32[2, ?]", "0 B")
+    assert (display.tensors(alike), display.sent(alike)) == ("float32[2, ?]", "0 B")
 
 
 def test_many_tensors_are_counted() -> None:
     many = tuple(Value("int32", (n,)) for n in range(5))
     expected = "int32[0], int32[1], int32[2], 2 more"
-    assert table.tensors(_row(operands=(many,) * 3)) == expected
+    assert display.tensors(_row(operands=(many,) * 3)) == expected
 
 
 def test_the_tables_of_a_step() -> None:
