@@ -84,7 +84,22 @@ def lift_initial_value(value: tf.Tensor) -> tf.Tensor:
             lifted = tf.compat.v1.wrap_function(lambda: None, [])
             graph = lifted.graph
             with graph.as_default():
-                copy = _lift.lift_to_graph([value], graph)[value]
+                copy = _lift.lift_to_graph(
+                    [value],
+                    graph,
+                    sources=_known_outside(value.graph),
+                    handle_captures=True,
+                )[value]
             return lifted.prune([], copy)()
         graph = tf.compat.v1.get_default_graph()
         return _lift.lift_to_graph([value], graph)[value]
+
+
+def _known_outside(graph: Any) -> list[tf.Tensor]:
+    """Returns the tensors by which a function captures values, and no state."""
+    return [
+        inside
+        for outside, inside in graph.captures
+        if isinstance(outside, tf.__internal__.EagerTensor)
+        and outside.dtype not in (tf.resource, tf.variant)
+    ]

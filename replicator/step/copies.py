@@ -15,7 +15,7 @@ from replicator import _tf, context
 from replicator.graph.cloning import alike, clone
 from replicator.graph.order import ordering
 from replicator.inputs import feeds
-from replicator.variables.creation import VariableFactory
+from replicator.variables.creation import CAPTURED, VariableFactory
 
 
 def bring_handles(factory: VariableFactory, build: context.Build) -> None:
@@ -38,6 +38,19 @@ def bring_handles(factory: VariableFactory, build: context.Build) -> None:
                 for component in variable.components
             ],
         )
+
+
+def check_captures(build: context.Build) -> None:
+    """Looks at what the functions of replica 0 captured to create variables of it.
+
+    Raises:
+        BuildAgain: There will be copies, and functions of replica 1, which found the
+            variables created, may not have captured it.
+    """
+    copied = build.num_traced < build.num_replicas
+    if copied and CAPTURED in build.findings and CAPTURED not in build.knowledge:
+        build.knowledge[CAPTURED] = True
+        raise context.BuildAgain
 
 
 def make(

@@ -83,6 +83,7 @@ def check_results(draft: Draft) -> None:
     """Checks what the replicas exchanged while they were built, and returned."""
     objects.check(draft.build)
     unbuilt.check(draft.build)
+    copies.check_captures(draft.build)
     checks.check_outputs(draft.returned, draft.build.devices, draft.step_fn)
 
 

@@ -287,6 +287,9 @@ def _placeholder(kwargs: dict[str, Any]) -> Callable[[], tf.Tensor]:
     return lambda: tf.zeros(shape, kwargs.get("dtype", tf.float32))
 
 
+CAPTURED = "captured for an initial value"  # a finding, and knowledge, of a build
+
+
 def _lifted(initial_value: Any) -> Any:
     """Returns an initial value that can be used outside the function being traced."""
     if callable(initial_value) or not tf.is_tensor(initial_value):
@@ -301,8 +304,12 @@ def _lifted(initial_value: Any) -> Any:
             return initial_value
     try:
         lifted = _tf.lift_initial_value(initial_value)
+        sources = _sources(initial_value)
         # What made it here draws random numbers, for nobody: it is no part of the step.
-        _tf.abandon([op for op in _sources(initial_value) if kind_of(op).stateful])
+        _tf.abandon([op for op in sources if kind_of(op).stateful])
+        replica = context.current()
+        if replica is not None and any(op.type == "Placeholder" for op in sources):
+            replica.build.findings[CAPTURED] = True
         return lifted
     except _tf.UnliftableError as error:
         raise errors.ContextError(

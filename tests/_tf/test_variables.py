@@ -90,6 +90,20 @@ def test_lift_initial_value_evaluates_outside():
     assert lifted[0].numpy().tolist() == [3.0, 3.0]
 
 
+def test_lift_initial_value_takes_what_was_captured_but_no_state():
+    outside, variable = tf.ones([300]), tf.Variable(tf.ones([300]))
+    lifted = []
+
+    @tf.function
+    def function():
+        lifted.append(_tf.lift_initial_value(outside * 3.0))
+        with pytest.raises(_tf.UnliftableError):
+            _tf.lift_initial_value(variable * 3.0)
+
+    function()
+    assert list(lifted[0].numpy()) == [3.0] * 300
+
+
 def test_lift_initial_value_reaches_the_graph_around():
     lifted = []
 

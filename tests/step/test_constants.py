@@ -197,3 +197,57 @@ def test_compiled_functions_keep_theirs() -> None:
     for r in range(2):
         np.testing.assert_allclose(with_both[r], 4.0 * _TABLE.sum(), rtol=1e-5)
     assert held and all(value is not None for value in held)
+
+
+class _Creating(tf.Module):
+    """Creates a variable at its first call."""
+
+    def __init__(self, initial: Any) -> None:
+        super().__init__()
+        self._initial, self.variable = initial, None
+
+    def __call__(self) -> tf.Tensor:
+        if self.variable is None:
+            self.variable = tf.Variable(self._initial())
+        return tf.reduce_sum(self.variable)
+
+
+_EAGER = tf.constant(_TABLE)
+
+
+@pytest.mark.parametrize("build", ["trace", "clone"])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "initial",
+    [lambda: _TABLE, lambda: tf.constant(_TABLE) * 1.0, lambda: _EAGER * 1.0],
+)
+def test_variables_are_created_of_them(
+    initial: Callable[[], Any], inside: bool, build: str
+) -> None:
+    model = _Creating(initial)
+    call = tf.function(model.__call__) if inside else model
+    repl = helpers.make(3, build=build)
+    total = repl.run(lambda: call())
+    np.testing.assert_allclose(total, [_TABLE.sum()] * 3, rtol=1e-5)
+    np.testing.assert_array_equal(model.variable, _TABLE)
+
+
+def test_data_sets_and_composites_are_made_of_them() -> None:
+    repl = helpers.make(2)
+    splits = np.arange(0, _TABLE.size + 1, 2)
+
+    def step_fn() -> Any:
+        ragged = tf.RaggedTensor.from_row_splits(tf.constant(_TABLE.ravel()), splits)
+        places = np.stack(np.nonzero(_TABLE), 1)
+        sparse = tf.SparseTensor(places, _TABLE.ravel(), _TABLE.shape)
+        elements = tf.data.Dataset.range(2).map(
+            lambda i: tf.reduce_sum(_TABLE) * tf.cast(i, tf.float32)
+        )
+        return [
+            tf.reduce_sum(ragged),
+            tf.reduce_sum(tf.sparse.sparse_dense_matmul(sparse, tf.ones([64, 1]))),
+            elements.reduce(0.0, lambda one, two: one + two),
+        ]
+
+    for total in repl.run(step_fn):
+        np.testing.assert_allclose(total, [_TABLE.sum()] * 2, rtol=1e-5)
