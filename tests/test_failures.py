@@ -372,6 +372,10 @@ def _fewer(bad: tf.Tensor) -> tf.IndexedSlices:
     return tf.IndexedSlices(tf.ones([tf.where(bad, 1, 2), 3]), tf.constant([0, 4]))
 
 
+def _cut(bad: tf.Tensor) -> tf.Tensor:
+    return tf.constant([5, 3])[: tf.where(bad, 1, 2)]
+
+
 def _taller(bad: tf.Tensor) -> tf.Tensor:
     return tf.zeros([tf.where(bad, 6, 5), 3])
 
@@ -434,6 +438,14 @@ WRITES: dict[str, Callable[..., Any]] = {
     ),
     "assign, shape": _written("assign", _taller),
     "assign_add, shape": _written("assign_add", _taller),
+    "assign, rank": _written("assign", lambda bad: tf.zeros(_cut(bad))),
+    "assign_add, rank": _written("assign_add", lambda bad: tf.zeros(_cut(bad))),
+    "v1 momentum, columns": _applied(
+        lambda: tf.compat.v1.train.MomentumOptimizer(0.1, 0.9),
+        lambda bad: tf.IndexedSlices(
+            tf.ones([2, tf.where(bad, 4, 3)]), tf.constant([0, 4])
+        ),
+    ),
     "scatter_add": _written("scatter_add", _rows),
     "scatter_update": _written("scatter_update", _rows),
     "scatter_max": _written("scatter_max", lambda bad: _rows(bad, -1)),

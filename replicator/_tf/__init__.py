@@ -32,7 +32,7 @@ from replicator._tf.choice import (
     place_of_reads,
     prepare_call,
     read_quickly,
-    replacing_constants,
+    replace_new_constant,
     trace,
     write_quickly,
 )
@@ -184,7 +184,7 @@ __all__ = [
     "record_gradient",
     "register_python_function",
     "replace",
-    "replacing_constants",
+    "replace_new_constant",
     "resource_shape",
     "resources_touched",
     "ResourceVariable",

@@ -42,7 +42,9 @@ if TYPE_CHECKING:  # both have the same signatures
     from replicator._tf.fast.calls import pack_results as pack_results
     from replicator._tf.fast.calls import prepare_call as prepare_call
     from replicator._tf.fast.captures import capture_all as capture_all
-    from replicator._tf.fast.constants import replacing_constants as replacing_constants
+    from replicator._tf.fast.constants import (
+        replace_new_constant as replace_new_constant,
+    )
     from replicator._tf.fast.nodes import Nodes as Nodes
     from replicator._tf.fast.nodes import import_nodes as import_nodes
     from replicator._tf.fast.tracing import is_step as is_step
@@ -55,7 +57,7 @@ else:
     _calls, _captures, _constants, _nodes, _tracing, _variables = map(choose, FILES)
     pack_results, prepare_call = _calls.pack_results, _calls.prepare_call
     capture_all = _captures.capture_all
-    replacing_constants = _constants.replacing_constants
+    replace_new_constant = _constants.replace_new_constant
     Nodes, import_nodes = _nodes.Nodes, _nodes.import_nodes
     trace, is_step = _tracing.trace, _tracing.is_step
     leave_out_unused = _tracing.leave_out_unused

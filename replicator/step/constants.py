@@ -5,15 +5,12 @@ copies it again into the definition of each function, branch and loop around it,
 when it runs them. So large constants give way, as soon as they are made, to a tensor
 outside of all functions, which is in no definition: one for all constants of its bits.
 
-Looking at all that is made costs a tenth of a build, which therefore begins once more
-with it when it comes upon a large constant. A plain tf.Graph, which can use no tensor
-from outside, holds the constants of each replica. Functions with jit_compile=True hold
-their own: XLA must know the values of some, and one trace serves all replicas.
+A plain tf.Graph, which can use no tensor from outside, holds the constants of each
+replica. Functions with jit_compile=True hold their own: XLA must know the values of
+some, and one trace serves all replicas.
 """
 
 from __future__ import annotations
-
-import contextlib
 
 import numpy as np
 import tensorflow as tf
@@ -22,8 +19,6 @@ from replicator import _tf, context
 from replicator.costs import cost
 
 LARGE = 128 * 1024  # bytes; TensorFlow folds none that are larger than 100 KiB
-
-_FOUND = "large constants"  # knowledge of a build: there are some
 
 
 class Constants:
@@ -38,32 +33,17 @@ class Constants:
         self._known: list[tf.Tensor] = []
         with tf.init_scope():
             self._movable = tf.executing_eagerly() and cost.share_memory(build.devices)
-        self._replaced = self._movable and _FOUND in build.knowledge
 
     def note(self, op: tf.Operation) -> None:
-        """Looks at an op that has just been made.
+        """Looks at an op that is being made, and moves it outside if it is large."""
+        if self._movable and op.type == "Const" and _is_large(op.outputs[0]):
+            graph = self._build.graph
+            if _tf.stands_in(graph) and _tf.compiled_function(op.graph, graph) is None:
+                _tf.replace_new_constant(op, self._captured)
 
-        Raises:
-            BuildAgain: It is the first large constant that is found.
-        """
-        if self._movable and not self._replaced and op.type == "Const":
-            if _is_large(op.outputs[0]) and not self._is_compiled(op.graph):
-                _tf.empty_constant(op)
-                self._build.knowledge[_FOUND] = True
-                raise context.BuildAgain
-
-    def replaced(self) -> contextlib.AbstractContextManager[None]:
-        """In this block, large constants that are made give way to those outside."""
-        if not self._replaced:
-            return contextlib.nullcontext()
-        return _tf.replacing_constants(_is_large, self._of_value)
-
-    def _of_value(self, value: np.ndarray) -> tf.Tensor | None:
-        """Returns a value in the graph that is being built; None where it must stay."""
-        graph = tf.compat.v1.get_default_graph()
-        if self._is_compiled(graph):
-            return None
-        return graph.capture(self._outside(value))
+    def _captured(self, value: np.ndarray) -> tf.Tensor:
+        """Returns a value in the graph that is being built."""
+        return tf.compat.v1.get_default_graph().capture(self._outside(value))
 
     def _outside(self, value: np.ndarray) -> tf.Tensor:
         """Returns the tensor of a value; adds it to those that are known."""
@@ -75,9 +55,6 @@ class Constants:
         with tf.init_scope(), tf.device(self._build.devices[0]):
             self._known.append(tf.constant(value))
         return self._known[-1]
-
-    def _is_compiled(self, graph: tf.Graph) -> bool:
-        return _tf.compiled_function(graph, self._build.graph) is not None
 
 
 def _bytes(value: np.ndarray) -> np.ndarray:

@@ -69,7 +69,7 @@ def call_step_fn(draft: Draft) -> None:
             copies.bring_handles(draft.settings.factory, build)
         start = _tf.operation_count(build.graph)
         draft.seeds.append(_tf.seeds_counted(build.graph))
-        with contextlib.suppress(context.Waiting), large.replaced():
+        with contextlib.suppress(context.Waiting):
             arguments = [] if draft.elements is None else [draft.elements[replica_id]]
             own, scope = tracing.build_replica(
                 draft.step_fn, arguments, build, replica_id, large

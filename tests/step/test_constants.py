@@ -251,3 +251,29 @@ def test_data_sets_and_composites_are_made_of_them() -> None:
 
     for total in repl.run(step_fn):
         np.testing.assert_allclose(total, [_TABLE.sum()] * 2, rtol=1e-5)
+
+
+def test_step_fn_is_called_once_per_replica() -> None:
+    repl = helpers.make(2)
+    calls = iter(range(10))
+
+    def step_fn() -> Any:
+        try:
+            return next(calls) + 0 * tf.reduce_sum(tf.constant(_TABLE))
+        except BaseException:
+            return tf.constant(-1.0)
+
+    assert [float(x) for x in repl.run(step_fn)] == [0.0, 1.0]
+
+
+def test_a_graph_of_the_users_own_keeps_its_constants() -> None:
+    repl = helpers.make(2)
+
+    def step_fn() -> Any:
+        total = tf.reduce_sum(tf.constant(_TABLE))
+        with tf.Graph().as_default() as graph:
+            own = tf.reduce_sum(tf.constant(_TABLE * 2))
+        with tf.compat.v1.Session(graph=graph) as session:
+            return total + session.run(own)
+
+    np.testing.assert_allclose(repl.run(step_fn), [3 * _TABLE.sum()] * 2, rtol=1e-5)

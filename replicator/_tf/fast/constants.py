@@ -1,9 +1,8 @@
-"""Tells of each constant that is put into a graph, and lets others take its place."""
+"""Lets a tensor take the place of a constant that is being made."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,19 @@ from replicator._tf.ops import empty_constant
 _NEEDED = (_callbacks.add_op_callback, _callbacks.remove_op_callback)
 
 
-@contextlib.contextmanager
-def replacing_constants(
-    is_meant: Callable[[tf.Tensor], bool],
-    replacement: Callable[[np.ndarray], tf.Tensor | None],
-) -> Iterator[None]:
-    """In this block, constants give way to others as soon as they are in a graph.
+def replace_new_constant(
+    op: tf.Operation, replacement: Callable[[np.ndarray], tf.Tensor]
+) -> None:
+    """Lets another tensor take the place of a constant, for whoever asked for it.
 
-    Public passes over a graph come too late: by then the constants of branches, loops
-    and functions are in several definitions, each of which holds their bytes.
+    A device function calls this, which TensorFlow calls before it returns the constant,
+    and before it asks callbacks on ops whether to return another tensor. Public passes
+    over a graph come too late: by then the constants of branches, loops and functions
+    are in several definitions, each of which holds their bytes.
 
     Args:
-        is_meant: Whether a constant is asked for at all, by its dtype and shape.
-        replacement: Returns what takes the place of a value, in the graph that is the
-            default then; None if the constant stays.
+        op: The constant.
+        replacement: Returns what takes the place of its value.
     """
 
     def called(
@@ -39,19 +37,11 @@ def replacing_constants(
         op_name: str | None = None,
         graph: tf.Graph | None = None,
     ) -> tuple[tf.Tensor] | None:
-        if op_type != "Const" or graph is None:
-            return None
-        if not outputs or not is_meant(outputs[0]):  # another callback may leave none
-            return None
-        value = attrs[attrs.index("value") + 1].tensor
-        other = replacement(tf.make_ndarray(value))
-        if other is None:
-            return None
-        empty_constant(outputs[0].op)
-        return (other,)
+        _callbacks.remove_op_callback(called)
+        if graph is None or not outputs or outputs[0].op is not op:
+            return None  # the constant was made in a way that asks no callbacks
+        value = tf.make_ndarray(attrs[attrs.index("value") + 1].tensor)
+        empty_constant(op)
+        return (replacement(value),)
 
     _callbacks.add_op_callback(called)
-    try:
-        yield
-    finally:
-        _callbacks.remove_op_callback(called)

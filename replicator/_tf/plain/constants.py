@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 
-@contextlib.contextmanager
-def replacing_constants(
-    is_meant: Callable[[tf.Tensor], bool],
-    replacement: Callable[[np.ndarray], tf.Tensor | None],
-) -> Iterator[None]:
+def replace_new_constant(
+    op: tf.Operation, replacement: Callable[[np.ndarray], tf.Tensor]
+) -> None:
     """Does nothing: each graph holds the constants that are put into it."""
-    yield

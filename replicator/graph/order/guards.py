@@ -9,7 +9,7 @@ conditional, loop or function gets none.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -34,14 +34,14 @@ _operands: dict[str, dict[str, int]] = {}  # by op type; op.op_def is a costly c
 
 def add(
     writes: Iterable[tf.Operation],
-    live: Container[tf.Operation],
+    level: Mapping[tf.Operation, int],
     fitting: Container[tf.Operation],
 ) -> list[tf.Operation]:
     """Adds ops that fail if a write would; returns them.
 
     Args:
         writes: Ops that write variables, in one graph.
-        live: All ops that run.
+        level: How many writes, one behind the other, each op that runs depends on.
         fitting: Writes of as many rows as there are indices.
     """
     guards: list[tf.Operation] = []
@@ -61,9 +61,10 @@ def add(
             if indices is None:
                 guards.append(_shape_fits(op, value, shape))
                 continue
-            if not _were_looked_up(indices, shape, live):
+            if not _were_looked_up(op, indices, shape, level):
                 guards += _rows_exist(op, indices, shape)
-            if op not in fitting:
+            known = shapes.static(value) if op in fitting else None
+            if known is None or list(known[1:]) != shape[1:]:
                 guards += _rows_fit(op, indices, value, shape)
     return guards
 
@@ -104,7 +105,8 @@ def _rows_fit(
         return
     places = tf.shape(indices)
     places = places[:-1] if _by_element(op) else places
-    yield _shape_fits(op, rows, tf.concat([places, shape[axes:]], 0))
+    one_number = op.type.startswith("ResourceScatter") and not _by_element(op)
+    yield _shape_fits(op, rows, tf.concat([places, shape[axes:]], 0), one_number)
 
 
 def _axes(op: tf.Operation, indices: tf.Tensor) -> int | None:
@@ -121,19 +123,29 @@ def _by_element(op: tf.Operation) -> bool:
 
 
 def _were_looked_up(
-    indices: tf.Tensor, shape: list[int], live: Container[tf.Operation]
+    write: tf.Operation,
+    indices: tf.Tensor,
+    shape: list[int],
+    level: Mapping[tf.Operation, int],
 ) -> bool:
-    """Whether rows of these indices, of as many, are looked up in the same step.
+    """Whether rows of these indices, of as many, are looked up before they are written.
 
     Args:
+        write: Writes them.
         indices: Of rows of a variable.
         shape: That of the variable.
-        live: All ops that run.
+        level: As for `add`; what can fail comes before the writes of its level.
     """
+    before = level.get(write, 0)
     seen, stack = set(), [indices]
     while stack:
         tensor = stack.pop()
-        if id(tensor) in seen or _is_looked_up(tensor, shape[0], live):
+        if id(tensor) in seen:
+            continue
+        if any(
+            _looks_up(op, tensor, shape[0]) and level.get(op, before + 1) <= before
+            for op in tensor.consumers()
+        ):
             continue
         seen.add(id(tensor))
         op = tensor.op
@@ -146,25 +158,30 @@ def _were_looked_up(
     return True
 
 
-def _is_looked_up(
-    indices: tf.Tensor, count: int, live: Container[tf.Operation]
-) -> bool:
-    """Whether an op on a CPU, which fails if they do not exist, looks up such rows."""
-    return any(
-        op.type == "ResourceGather"
-        and op.inputs[1] is indices
-        and op in live
-        and tf.DeviceSpec.from_string(op.device).device_type == "CPU"
-        and _tf.resource_shape(op.inputs[0])[:1].is_compatible_with([count])
-        for op in indices.consumers()
-    )
+def _looks_up(op: tf.Operation, indices: tf.Tensor, count: int) -> bool:
+    """Whether an op looks up such rows of so many, and fails if they do not exist."""
+    if op.type != "ResourceGather" or op.inputs[1] is not indices:
+        return False
+    if tf.DeviceSpec.from_string(op.device).device_type != "CPU":
+        return False  # GPUs give zeros
+    shape = _tf.resource_shape(op.inputs[0])
+    known = bool(shape.rank) and shape.as_list()[0] == count
+    return known and op.get_attr("batch_dims") == 0
 
 
-def _shape_fits(op: tf.Operation, value: tf.Tensor, shape: Any) -> tf.Operation:
+def _shape_fits(
+    op: tf.Operation, value: tf.Tensor, shape: Any, one_number: bool = False
+) -> tf.Operation:
     """Returns what fails if an op writes a value of another shape.
 
     TensorFlow infers the shape from the write, as if that could not fail, unless it
     cannot see through to the value.
+
+    Args:
+        op: Writes the value.
+        value: What is written.
+        shape: The shape that it must have.
+        one_number: Whether it may be a scalar, too.
     """
     hidden = tf.raw_ops.OptionalFromValue(components=[value])
     (seen,) = tf.raw_ops.OptionalGetValue(
@@ -172,7 +189,12 @@ def _shape_fits(op: tf.Operation, value: tf.Tensor, shape: Any) -> tf.Operation:
     )
     own = tf.shape(seen)
     text = f"{op.name} writes a value of another shape than is written:"
-    return _assert(tf.reduce_all(tf.equal(own, shape)), [text, own, shape])
+    # Not by one comparison, which would broadcast sizes, or fail with another text.
+    same = tf.raw_ops.Equal(x=own, y=shape, incompatible_shape_error=False)
+    fits = tf.reduce_all(same) & tf.equal(tf.size(own), tf.size(shape))
+    if one_number:
+        fits |= tf.equal(tf.size(own), 0)
+    return _assert(fits, [text, own, shape])
 
 
 def _assert(condition: tf.Tensor, data: list[Any]) -> tf.Operation:

@@ -100,7 +100,8 @@ def separate(
     step = _find(roots, before, others, facts, flow)
     if fitting is not None:
         writes = [op for op in step.writing if op not in flow]
-        guarding = guards.add(writes, step.sources, fitting)
+        _find_levels(step)
+        guarding = guards.add(writes, step.level, fitting)
         if guarding:
             step = _find([*roots, *guarding], before, others, facts, flow)
     _follow(step, [op for op in earlier if op not in left_out], facts)

@@ -11,34 +11,39 @@ from replicator import _tf
 pytestmark = pytest.mark.fast
 
 
-def test_replacing_constants_replaces_what_is_meant():
-    outside = tf.constant([5.0, 6.0])
+def _full(value: float) -> np.ndarray:
+    return np.full([300], value, np.float32)  # smaller ones are captured as constants
+
+
+def test_replace_new_constant_replaces_what_a_device_function_says():
+    outside = tf.constant(_full(5.0))
     values = []
 
     def replacement(value):
-        values.append(value)
-        if value[0] == 9.0:
-            return None
+        values.append(value[0])
         return tf.compat.v1.get_default_graph().capture(outside)
+
+    def place(op):
+        if op.type == "Const" and op.outputs[0].shape == [300]:
+            _tf.replace_new_constant(op, replacement)
+        return op.device
 
     @tf.function(autograph=False)
     def function(flag):
-        with _tf.replacing_constants(lambda t: t.shape == [2], replacement):
-            replaced = tf.constant([1.0, 2.0])
-            branch = tf.cond(flag, lambda: [3.0, 4.0] * replaced, lambda: replaced)
+        with tf.compat.v1.get_default_graph().device(place):
+            one = tf.constant(_full(1.0))
+            branch = tf.cond(flag, lambda: _full(3.0) * one, lambda: one)
             turns = tf.while_loop(
-                lambda i, _: i < 2, lambda i, x: (i + 1, x + [7.0, 8.0]), (0, replaced)
+                lambda i, _: i < 2, lambda i, x: (i + 1, x + _full(7.0)), (0, one)
             )[1]
-            kept = tf.constant([9.0, 9.0])
             with tf.init_scope():
-                eager = tf.constant([1.0, 1.0]) + 1.0
-        after = tf.constant([1.0, 2.0])
-        return replaced, branch, turns, kept, eager, after, tf.constant([1.0, 2.0, 3.0])
+                eager = tf.constant(_full(1.0)) + 1.0
+        after = tf.constant(_full(1.0))
+        return one, branch, turns, eager, after
 
-    got = [list(map(float, y)) for y in function(tf.constant(True))]
-    assert got[:3] == [[5.0, 6.0], [25.0, 36.0], [15.0, 18.0]]
-    assert got[3:] == [[9.0, 9.0], [2.0, 2.0], [1.0, 2.0], [1.0, 2.0, 3.0]]
-    assert sorted(value[0] for value in values) == [1.0, 3.0, 7.0, 9.0]
+    got = [float(y[0]) for y in function(tf.constant(True))]
+    assert got == [5.0, 25.0, 15.0, 2.0, 1.0]
+    assert sorted(values) == [1.0, 3.0, 7.0]
 
 
 def test_what_is_replaced_is_held_no_more():
@@ -47,9 +52,24 @@ def test_what_is_replaced_is_held_no_more():
     @tf.function(autograph=False)
     def function():
         graph = tf.compat.v1.get_default_graph()
-        with _tf.replacing_constants(lambda t: True, lambda _: graph.capture(outside)):
+
+        def place(op):
+            _tf.replace_new_constant(op, lambda _: graph.capture(outside))
+            return op.device
+
+        with graph.device(place):
             return tf.constant(np.zeros([1000]))
 
     traced = function.get_concrete_function()
     assert traced.graph.as_graph_def().ByteSize() < 1000
     np.testing.assert_array_equal(traced(), outside)
+
+
+def test_a_constant_that_is_made_in_another_way_stays():
+    with tf.Graph().as_default() as graph:
+        first = tf.constant([1.0])
+        _tf.replace_new_constant(first.op, lambda _: tf.constant([2.0]))
+        second, third = tf.constant([3.0]), tf.identity(first)
+        assert second.op.type == "Const" and third.op.inputs[0] is first
+    with tf.compat.v1.Session(graph=graph) as session:
+        assert session.run([first, second]) == [1.0, 3.0]

@@ -22,7 +22,8 @@ def _variable(rows: int = 5) -> tf.Variable:
 
 
 def _guards(write: tf.Operation, live: list[tf.Operation], fitting: bool = True) -> int:
-    return len(guards.add([write], live, [write] if fitting else []))
+    level = dict.fromkeys([write, *live], 0)
+    return len(guards.add([write], level, [write] if fitting else []))
 
 
 def _add(variable: tf.Variable, indices: tf.Tensor) -> tf.Operation:
@@ -48,11 +49,26 @@ def test_rows_that_a_step_looks_up_exist() -> None:
 
 def test_rows_that_are_looked_up_elsewhere_may_not_exist() -> None:
     variable, indices = _variable(), helpers.opaque([0, 4])
-    larger = _variable(6).sparse_read(indices)
+    unknown = tf.Variable(tf.zeros([9, 3]), shape=[None, 3])
+    in_batches = tf.raw_ops.ResourceGather(
+        resource=tf.compat.v1.Variable(tf.zeros([5, 9, 3]), use_resource=True).handle,
+        indices=tf.stack([indices] * 5),
+        dtype=tf.float32,
+        batch_dims=1,
+    )
+    elsewhere = [v.sparse_read(indices) for v in (_variable(6), unknown)]
     with tf.device("GPU:0"):
-        unasked = variable.sparse_read(indices)
+        elsewhere.append(variable.sparse_read(indices))
     write = _add(variable, indices)
-    assert _guards(write, [larger.op, unasked.op]) == 1
+    assert _guards(write, [x.op for x in (*elsewhere, in_batches)]) == 1
+
+
+def test_rows_that_are_looked_up_after_a_write_may_not_exist() -> None:
+    variable, indices = _variable(), helpers.opaque([0, 4])
+    write = _add(variable, indices)
+    later = variable.sparse_read(indices).op
+    assert len(guards.add([write], {write: 0, later: 1}, [write])) == 1
+    assert len(guards.add([write], {write: 1, later: 1}, [write])) == 0
 
 
 @pytest.mark.parametrize(
@@ -92,3 +108,60 @@ def test_rows_fit_where_an_optimizer_is_given_them_by_us() -> None:
     )
     assert _guards(write, [looked_up.op]) == 0
     assert _guards(write, [looked_up.op], fitting=False) == 1
+
+
+def test_columns_are_compared_where_they_are_unknown() -> None:
+    variable, indices = _variable(), helpers.opaque([0, 4])
+    looked_up = variable.sparse_read(indices)
+    write = tf.raw_ops.ResourceScatterAdd(
+        resource=variable.handle,
+        indices=indices,
+        updates=tf.zeros([2, helpers.opaque(3)]),
+    )
+    assert _guards(write, [looked_up.op]) == 1
+
+
+@pytest.mark.parametrize(
+    "shape, value, fits",
+    [
+        ([2, 2], [2, 2], True),
+        ([2, 2], [2], False),
+        ([2], [2, 2], False),
+        ([2, 3], [3, 2], False),
+        ([], [], True),
+        ([], [3], False),
+        ([], [1], False),
+    ],
+)
+def test_a_guard_compares_whole_shapes(
+    graph: tf.Graph, shape: list[int], value: list[int], fits: bool
+) -> None:
+    variable = tf.compat.v1.Variable(tf.zeros(shape), use_resource=True)
+    unknown = helpers.opaque(tf.ones(value), shape=None)
+    write = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=unknown)
+    _check_guard(graph, write, fits)
+
+
+@pytest.mark.parametrize(
+    "value, fits",
+    [([2, 3], True), ([], True), ([3], False), ([1, 3], False), ([2, 2], False)],
+)
+def test_a_guard_lets_one_number_be_written_to_rows(
+    graph: tf.Graph, value: list[int], fits: bool
+) -> None:
+    write = tf.raw_ops.ResourceScatterAdd(
+        resource=_variable().handle,
+        indices=tf.constant([0, 4]),
+        updates=helpers.opaque(tf.ones(value), shape=None),
+    )
+    _check_guard(graph, write, fits)
+
+
+def _check_guard(graph: tf.Graph, write: tf.Operation, fits: bool) -> None:
+    guarding = guards.add([write], {write: 0}, [])
+    with tf.compat.v1.Session(graph=graph) as session:
+        if fits:
+            session.run(guarding)
+            return
+        with pytest.raises(tf.errors.InvalidArgumentError, match="another shape"):
+            session.run(guarding)
