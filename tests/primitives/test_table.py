@@ -20,6 +20,7 @@ SHARED = {
     "packing",
     "reductions",
     "rooted",
+    "shares",
     "sufficient",
     "table",
 }
