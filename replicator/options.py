@@ -38,7 +38,7 @@ class Options:
     """
 
     check: bool = False
-    variables: str = "mirrored"
+    variables: str = "auto"
     algorithm: str | None = None
     fusion: bool = True
     factors: bool = True

@@ -53,7 +53,9 @@ class Replicator(methods.InStep):
         check: Whether integers and booleans that a step assigns to mirrored variables,
             which are taken as equal, are checked to be so in each step.
         variables: "mirrored": each replica holds all variables. "sharded": each
-            variable and its optimizer slots are held, and updated, by one replica.
+            variable and its optimizer slots are held, and updated, by one replica;
+            those that a step uses in a way that needs a component on each replica (in a
+            function with jit_compile=True) become mirrored, and its plan says so.
             "auto": sharded if all devices are CPUs of one process, else mirrored.
         algorithm: How all_reduce is done, unless a call says: "hub", one device reduces
             and hands out the result; "shuffled", each device does so with one slice;
@@ -85,7 +87,7 @@ class Replicator(methods.InStep):
         devices: Sequence[str | Sequence[str]] | None = None,
         *,
         check: bool = False,
-        variables: str = "mirrored",
+        variables: str = "auto",
         algorithm: str | None = None,
         fusion: bool = True,
         factors: bool = True,

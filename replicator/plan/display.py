@@ -29,6 +29,8 @@ def show(plan: Rows, file: TextIO | None = None) -> None:
         console.width = _WIDTH
     console.print(_rows(plan))
     console.print(_totals(plan))
+    for note in plan.notes:
+        console.print(note)
 
 
 def size(nbytes: int | None) -> str:

@@ -32,6 +32,8 @@ class Plan(Rows):
     Attributes:
         rows: One per communication.
         devices: `devices[r]` is where replica r runs.
+        notes: What the step needed that costs something, and where: variables that
+            could not be sharded.
     """
 
     def print(self, file: TextIO | None = None) -> None:
@@ -84,7 +86,7 @@ class Plan(Rows):
             lanes.draw(self, path)
 
     def to_json(self) -> str:
-        """Returns the plan as JSON: devices, rows and totals.
+        """Returns the plan as JSON: devices, notes, rows and totals.
 
         Example:
             >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "mean")).plan
@@ -97,7 +99,13 @@ class Plan(Rows):
         ]
         totals = dataclasses.asdict(self.totals)
         return json.dumps(
-            {"devices": self.devices, "rows": rows, "totals": totals}, indent=1
+            {
+                "devices": self.devices,
+                "notes": self.notes,
+                "rows": rows,
+                "totals": totals,
+            },
+            indent=1,
         )
 
     @classmethod
@@ -120,6 +128,7 @@ def make_plan(
     communications: Iterable[Communication],
     devices: Sequence[str],
     algorithms: Mapping[str, str],
+    notes: Sequence[str] = (),
 ) -> Plan:
     """Returns the plan of a step.
 
@@ -128,12 +137,14 @@ def make_plan(
         devices: `devices[r]` is where replica r runs.
         algorithms: For each primitive, how it is done where the communication itself
             does not say.
+        notes: What else is to be known of the step.
     """
     return Plan(
         tuple(
             _row(kept, algorithms[kept.calls[0].primitive]) for kept in communications
         ),
         tuple(devices),
+        tuple(notes),
     )
 
 

@@ -82,6 +82,8 @@ def _read_fields(cls: Any, found: Any, where: str) -> Any:
     facts = {}
     for field in dataclasses.fields(cls):
         if field.name not in found:
+            if field.default is not dataclasses.MISSING:
+                continue  # a plan that an earlier version wrote
             raise _NoPlan(f"{where} has no {field.name}")
         place = f"{where}.{field.name}"
         facts[field.name] = _read(hints[field.name], found[field.name], place)

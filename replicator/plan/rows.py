@@ -101,10 +101,13 @@ class Rows(Sequence[Row]):
     Attributes:
         rows: One per communication.
         devices: `devices[r]` is where replica r runs.
+        notes: What the step needed that costs something, and where: variables that
+            could not be sharded.
     """
 
     rows: tuple[Row, ...]
     devices: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @overload
     def __getitem__(self, index: int) -> Row: ...

@@ -17,6 +17,7 @@ from replicator.inputs import feeds
 from replicator.options import Options
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
+from replicator.variables.replicated import ReplicatedVariable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,10 +47,12 @@ class Built:
         returned: `returned[r]` is what step_fn returned for replica r, as tensors.
         communications: What the replicas communicate, calls before gradients on each
             level of the graph.
+        variables: What it uses, those of other Replicators too.
     """
 
     returned: list[Any]
     communications: tuple[record.Communication, ...]
+    variables: tuple[ReplicatedVariable, ...]
 
 
 @dataclasses.dataclass

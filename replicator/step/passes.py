@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context
+from replicator import _tf, context, errors
 from replicator.graph.equal import sameness
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import acting, has_effect
@@ -26,7 +26,10 @@ from replicator.inputs import feeds
 from replicator.primitives import table
 from replicator.step import checks, constants, copies, objects, outputs, tracing
 from replicator.step.draft import Built, Draft, Settings
-from replicator.variables import drift, python_calls, unbuilt
+from replicator.variables import drift, python_calls, storage, unbuilt
+
+
+_WRITTEN_TOGETHER = "written by one op together with what is elsewhere"
 
 
 def run(
@@ -46,7 +49,8 @@ def run(
     draft = Draft(settings, step_fn, feed, build)
     for apply in PASSES:
         apply(draft)
-    return Built(draft.returned, draft.communications)
+    used = {id(one): one for one in build.aliases.noted().values()}
+    return Built(draft.returned, draft.communications, tuple(used.values()))
 
 
 # --- Building the replicas ------------------------------------------------------------
@@ -76,6 +80,7 @@ def call_step_fn(draft: Draft) -> None:
             )
             draft.returned.append(own)
             draft.scopes.append(scope)
+        storage.meet_needs(build)
         draft.ranges.append((start, _tf.operation_count(build.graph)))
 
 
@@ -165,15 +170,23 @@ def check_equality(draft: Draft) -> None:
 def lower(draft: Draft) -> None:
     """Puts real ops in the places of placeholders."""
     assert draft.handles is not None, "known since the checks"
-    rewritten = rewrite.rewrite(
-        draft.replicas,
-        draft.build.devices,
-        table.LOWERINGS,
-        draft.initializers,
-        draft.settings.options.policy,
-        draft.handles,
-        draft.flow,
-    )
+    try:
+        rewritten = rewrite.rewrite(
+            draft.replicas,
+            draft.build.devices,
+            table.LOWERINGS,
+            draft.initializers,
+            draft.settings.options.policy,
+            draft.handles,
+            draft.flow,
+        )
+    except owners.SeveralOwners as several:
+        needs = [
+            storage.Need(shared.variable, _WRITTEN_TOGETHER, errors.line_of(op))
+            for op, written in several.found
+            for shared in written
+        ]
+        storage.mirror(draft.build, needs)
     draft.replicas = rewritten.replicas
     draft.communications = rewritten.communications
     draft.sharing = draft.build.aliases.resolve()

@@ -30,7 +30,7 @@ from replicator.step import (
     repair,
     step_arguments,
 )
-from replicator.variables import python_calls
+from replicator.variables import python_calls, storage
 
 _FEED = "replicator_feed"
 _MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once
@@ -49,6 +49,10 @@ class State:
         self.feed: feeds.Feed | None = None
         self.plan: plans.Plan | None = None
         self.step: Callable[[], Step | None] = lambda: None  # a weak reference
+
+    def trace_again(self) -> None:
+        """Forgets what was traced; the next call traces the step again."""
+        self.prepared = None
 
     def feed_in(self, graph: tf.Graph) -> feeds.Feed | None:
         """Returns the inputs in a tf.Graph, which are kept with it and not here."""
@@ -202,7 +206,7 @@ class Step:
 
         def traced() -> list[list[Any]]:
             graph = tf.compat.v1.get_default_graph()
-            returned = self._build_into(graph, feed)
+            returned = self._build_into(graph, feed, lambda s: s.add_user(self._state))
             structures.append(tf.nest.map_structure(_kind, returned[0]))
             return [outputs.returnable(tf.nest.flatten(own)) for own in returned]
 
@@ -219,30 +223,51 @@ class Step:
         """Builds the step into the graph at hand; returns symbolic values."""
         with self._settings.lock:  # threads have one feed in a graph, too
             feed = self._feed()
-            returned = self._build_into(graph, feed)
+            returned = self._build_into(graph, feed, storage.Storage.settle)
         if graph.building_function:
             self._state.keep_in(graph, None)
         return values.transpose(returned)
 
-    def _build_into(self, graph: tf.Graph, feed: feeds.Feed | None) -> list[Any]:
-        """Builds what one call does into a graph; returns what step_fn returned."""
+    def _build_into(
+        self,
+        graph: tf.Graph,
+        feed: feeds.Feed | None,
+        use: Callable[[storage.Storage], None],
+    ) -> list[Any]:
+        """Builds what one call does into a graph; returns what step_fn returned.
+
+        Args:
+            graph: The graph.
+            feed: The inputs.
+            use: Tells each variable that the step uses its components as they are.
+        """
         if self._steps_per_call == 1:
-            return self._build_step(graph, feed)
+            return self._build_step(graph, feed, use)
         return loops.repeat(
-            lambda: self._build_step(tf.compat.v1.get_default_graph(), feed),
+            lambda: self._build_step(tf.compat.v1.get_default_graph(), feed, use),
             self._steps_per_call,
             self._settings.devices,
         )
 
-    def _build_step(self, graph: tf.Graph, feed: feeds.Feed | None) -> list[Any]:
+    def _build_step(
+        self,
+        graph: tf.Graph,
+        feed: feeds.Feed | None,
+        use: Callable[[storage.Storage], None],
+    ) -> list[Any]:
         """Builds one step into a graph, notes its plan, returns what step_fn did."""
         with self._settings.lock:
             built = building.build_step(
                 self._settings, self._step_fn, feed, graph, self._function
             )
         plan = plans.make_plan(
-            built.communications, self._settings.devices, table.DEFAULT_ALGORITHMS
+            built.communications,
+            self._settings.devices,
+            table.DEFAULT_ALGORITHMS,
+            storage.notes(built.variables),
         )
+        for variable in built.variables:
+            use(variable.storage)
         self._state.plan = plan
         self._keep_plan(plan)
         return built.returned

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.graph.order import effects
+from replicator.variables import storage
 
 
 def function_around() -> Any | None:
@@ -51,23 +52,14 @@ def handle_by_call(function: Any, variable: Any, key: str) -> tf.Tensor:
     return inside
 
 
-def refuse_owned(variable: Any) -> None:
-    """Raises if a compiled function is about to use a variable that has an owner.
+def note_use(variable: Any) -> None:
+    """Notes that a compiled function uses a variable, if that is what asks for it.
 
-    Raises:
-        UnsupportedError: XLA reaches only what is on the device it compiles for.
+    XLA reaches only what is on the device that it compiles for: of a variable that one
+    replica owns, the others need a component of their own.
     """
-    owner = variable.placement.owner
-    if owner is None or function_around() is None:
-        return
-    raise errors.UnsupportedError(
-        errors.compose(
-            f"a function with jit_compile=True uses variable {variable.name}, which "
-            f"replica {owner} owns, and which the others cannot reach there.",
-            [f"at {errors.user_line()}"],
-            'pass its value as an argument, a tensor; or use variables="mirrored".',
-        )
-    )
+    if variable.placement.owner is not None and function_around() is not None:
+        storage.need_components(variable, "used in a function with jit_compile=True")
 
 
 def _check_outside(function: Any, variable: Any, inside: tf.Tensor) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +28,7 @@ from replicator.variables.placement import (
 )
 from replicator.variables.replicated import ReplicatedVariable, plain
 from replicator.variables.seeds import Seed
+from replicator.variables.storage import Storage
 
 
 @dataclasses.dataclass
@@ -137,24 +138,19 @@ class VariableFactory:
             kwargs["initial_value"] = _placeholder(kwargs)
         kwargs["initial_value"] = _lifted(kwargs.get("initial_value"))
         collections = kwargs.pop("collections", None)
-        with (
-            tf.init_scope(),
-            context.building(None),
-            tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True),
-        ):
-            graph = tf.compat.v1.get_default_graph()
-            start = _tf.operation_count(graph)
-            name_scope = contextlib.nullcontext()
-            if scope is not None:
-                name_scope = tf.name_scope(scope if scope != "/" else "")
+        primary = plain(_tf.variable_of_slot())
+        name_scope = contextlib.nullcontext()
+        if scope is not None:
+            name_scope = tf.name_scope(scope if scope != "/" else "")
+        with self._creating():
             with name_scope:
-                components, placement = self._components(kwargs)
+                components, placement = self._components(kwargs, primary)
             variable = self._combine(components, kwargs, collections, placement)
-            if not tf.executing_eagerly():
-                self._kept().initializers.update(graph.get_operations()[start:])
-            return variable
+        if isinstance(primary, ReplicatedVariable):
+            primary.storage.add_slot(variable)
+        return variable
 
-    def _owner(self, kwargs: dict[str, Any]) -> int | None:
+    def _owner(self, kwargs: dict[str, Any], primary: Any) -> int | None:
         """Returns the replica that shall own a variable; None if each gets its own.
 
         Replicas own about the same number of bytes, and what is an optimizer's slot is
@@ -176,33 +172,32 @@ class VariableFactory:
         inexact = value.dtype.is_floating or value.dtype.is_complex
         if not inexact or not value.shape.rank:
             return None
-        primary = plain(_tf.variable_of_slot())
-        owner = None
+        owner = self._last_owner if value.shape.rank == 1 else None
         if isinstance(primary, ReplicatedVariable):
             owner = primary.placement.owner
-        if owner is None and value.shape.rank == 1:
-            owner = self._last_owner
+            if owner is None:
+                return None
         if owner is None:
             owner = self._bytes.index(min(self._bytes))
         self._bytes[owner] += (value.shape.num_elements() or 0) * value.dtype.size
         self._last_owner = owner
         return owner
 
-    def _placement(self, kwargs: dict[str, Any]) -> Placement:
+    def _placement(self, kwargs: dict[str, Any], primary: Any) -> Placement:
         """Returns how a variable is placed that is about to be created."""
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return Aggregated(kwargs.get("aggregation", tf.VariableAggregation.NONE))
-        owner = self._owner(kwargs)
+        owner = self._owner(kwargs, primary)
         return Mirrored() if owner is None else Owned(owner)
 
     def _components(
-        self, kwargs: dict[str, Any]
+        self, kwargs: dict[str, Any], primary: Any
     ) -> tuple[list[tf.Variable], Placement]:
         """Creates one plain variable per device, or one in place of all.
 
         They begin with what each gets of component 0's initial value.
         """
-        placement = self._placement(kwargs)
+        placement = self._placement(kwargs, primary)
         names = ("initial_value", "name", "dtype", "shape", "validate_shape")
         own = {k: kwargs[k] for k in names if k in kwargs}
         with tf.device(placement.device(self._devices)):
@@ -212,22 +207,63 @@ class VariableFactory:
         seed = Seed.of(first)
         if seed is not None:
             placement = Seeded(seed)
-        components = [first]
-        for r, device in enumerate(self._devices[1:], 1):
+        del own["initial_value"]
+        others = [
+            self._component(first, placement, r, **own)
+            for r in range(1, len(self._devices))
+        ]
+        return [first, *others], placement
 
-            def initial_value(r: int = r) -> tf.Tensor:
-                eager = tf.executing_eagerly()
-                value = first.read_value() if eager else first.initial_value
-                return tf.identity(placement.written(value, first, r))
+    def _component(
+        self, first: tf.Variable, placement: Placement, replica_id: int, **own: Any
+    ) -> tf.Variable:
+        """Creates a replica's component of a variable that has one already."""
 
-            own["initial_value"] = initial_value
-            own["dtype"] = first.dtype
-            own["name"] = f"{first.name.partition(':')[0].split('/')[-1]}/replica_{r}"
-            with tf.device(device):
-                components.append(
-                    _tf.ResourceVariable(trainable=False, collections=[], **own)
-                )
-        return components, placement
+        def initial_value() -> tf.Tensor:
+            eager = tf.executing_eagerly()
+            value = first.read_value() if eager else first.initial_value
+            return tf.identity(placement.written(value, first, replica_id))
+
+        name = first.name.partition(":")[0].split("/")[-1]
+        own.update(name=f"{name}/replica_{replica_id}", dtype=first.dtype)
+        with tf.device(self._devices[replica_id]):
+            return _tf.ResourceVariable(
+                initial_value, trainable=False, collections=[], **own
+            )
+
+    def mirrored(self, variable: ReplicatedVariable) -> list[tf.Variable]:
+        """Creates the components of a variable that one replica has owned so far.
+
+        They begin with what that one holds, or in a tf.Graph will hold at first.
+
+        Args:
+            variable: Has an owner.
+        """
+        first, owner = variable.components[0], variable.placement.owner
+        with self._creating():
+            components = [
+                first
+                if r == owner
+                else self._component(first, Mirrored(), r, shape=first.shape)
+                for r in range(len(self._devices))
+            ]
+            if not tf.executing_eagerly():
+                variable._initializer_op = _initializer(components)
+        return components
+
+    @contextlib.contextmanager
+    def _creating(self) -> Iterator[None]:
+        """In this block, components are created, wherever the program is."""
+        with (
+            tf.init_scope(),
+            context.building(None),
+            tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True),
+        ):
+            graph = tf.compat.v1.get_default_graph()
+            start = _tf.operation_count(graph)
+            yield
+            if not tf.executing_eagerly():
+                self._kept().initializers.update(graph.get_operations()[start:])
 
     def _combine(
         self,
@@ -243,12 +279,10 @@ class VariableFactory:
         }
         graph_mode = not tf.executing_eagerly()
         if graph_mode:
-            initializers = dict.fromkeys(one.initializer for one in components)
-            facts["initializer_op"] = tf.group(*initializers, name="initialize")
+            facts["initializer_op"] = _initializer(components)
         variable = ReplicatedVariable(
-            components=components,
+            storage=Storage(components, placement, self.mirrored),
             devices=self._devices,
-            placement=placement,
             lock=self._lock,
             **facts,
         )
@@ -262,6 +296,12 @@ class VariableFactory:
                 collections = list(dict.fromkeys([*collections, trainable]))
             variable.graph.add_to_collections(collections, variable)
         return variable
+
+
+def _initializer(components: Sequence[tf.Variable]) -> tf.Operation:
+    """Returns the op that initializes all components, in a tf.Graph."""
+    initializers = dict.fromkeys(one.initializer for one in components)
+    return tf.group(*initializers, name="initialize")
 
 
 def _dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.primitives import base
+from replicator.variables import storage
 
 _MERGED = {
     "add": tf.tensor_scatter_nd_add,
@@ -39,8 +40,9 @@ def written(variable: Any, method: str, *args: Any, **kwargs: Any) -> tf.Tensor:
         *args: Its arguments.
         **kwargs: Its arguments by name.
 
-    Raises:
-        UnsupportedError: There is no such function of tensors.
+    Returns:
+        The value. Where there is no such function of tensors, the value as it was, in a
+        build that will start over.
     """
     value = variable.read_value()
     if method == "_strided_slice_assign":
@@ -50,14 +52,8 @@ def written(variable: Any, method: str, *args: Any, **kwargs: Any) -> tf.Tensor:
         return _rows_written(value, _MERGED[how], *args, **kwargs)
     if kind == "scatter_nd":
         return _slices_written(value, _MERGED[how], *args, **kwargs)
-    raise errors.UnsupportedError(
-        errors.compose(
-            f"{method} of variable {variable.name}, which replica "
-            f"{variable.placement.owner} owns, cannot be made equal on all replicas.",
-            [f"at {errors.user_line()}"],
-            'assign the whole value, or use variables="mirrored".',
-        )
-    )
+    storage.need_components(variable, f"written by {method}, as no op on tensors can")
+    return value
 
 
 def _rows_written(

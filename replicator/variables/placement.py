@@ -78,12 +78,8 @@ class Placement:
         return devices[0]
 
     def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:
-        """Returns the components that exist where code outside a step will run.
-
-        A SavedModel has one plain variable in place of all; TensorFlow traces all
-        tf.functions anew for it.
-        """
-        return tuple(components[:1] if _tf.in_save_context() else components)
+        """Returns the components that code outside a step reads and writes."""
+        return tuple(components)
 
     def handle(self, variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
         """Returns the handle by which the replica being built uses a variable."""
@@ -166,7 +162,9 @@ class Owned(Placement):
     def handle(self, variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
         """Returns an alias; in a graph that stands in for the step's, the handle."""
         if not _tf.stands_in(replica.build.graph):
-            return variable.components[0].handle
+            handle = variable.components[0].handle
+            replica.build.aliases.note(handle, variable)
+            return handle
         return super().handle(variable, replica)
 
     def handle_on(self, variable: Any, replica_id: int, aliases: Aliases) -> tf.Tensor:
@@ -301,5 +299,5 @@ class Rows(Placement):
         value = tf.convert_to_tensor(value, variable.dtype)
         if replica_id:
             return value[:0]
-        count = len(self.outside(variable.components))
+        count = len(variable.outside)
         return value * count if self.aggregation == _MEAN else value

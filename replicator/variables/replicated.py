@@ -37,6 +37,7 @@ from replicator.variables import (
     unbuilt,
 )
 from replicator.variables.placement import Placement
+from replicator.variables.storage import Storage
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
@@ -57,9 +58,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         [2.5, 2.5]
 
     Attributes:
-        components: `components[r]` is replica r's plain variable, for inspection; all
-            are the same one where a replica owns the variable for all.
-        placement: What the components hold, and all that follows from it.
+        storage: Where its components are.
         unbuilt: The error of steps that use the variable, if it lacks what it was to be
             assigned; else None.
     """
@@ -67,20 +66,31 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
     def __init__(
         self,
         *,
-        components: Sequence[tf.Variable],
+        storage: Storage,
         devices: Sequence[str],
-        placement: Placement,
         lock: locks.StepLock,
         **facts: Any,
     ) -> None:
-        super().__init__(like=components[0], **facts)
-        self.components = tuple(components)
+        super().__init__(like=storage.components[0], **facts)
+        self.storage = storage
         self._devices = tuple(devices)
-        self.placement = placement
         self._lock = lock  # no step runs amid an assignment
         self.unbuilt: tuple[str, Sequence[str], str] | None = None
-        if self._in_graph_mode and placement.differs:
+        if self._in_graph_mode and storage.placement.differs:
             self._graph_element = self._aggregated()
+
+    @property
+    def components(self) -> tuple[tf.Variable, ...]:
+        """Replica r's plain variable is `components[r]`, for inspection.
+
+        All are the same one where a replica owns the variable for all.
+        """
+        return self.storage.components
+
+    @property
+    def placement(self) -> Placement:
+        """What the components hold, and all that follows from it."""
+        return self.storage.placement
 
     @property
     def owner(self) -> int | None:
@@ -97,6 +107,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
             self._refuse_v1_update()
             if _tf.asked_by_writer():
                 python_calls.refuse_write(self)
+                self._settle_in_graph()
             return self._handle
         if replica.build.devices != self._devices:
             raise errors.ContextError(
@@ -108,7 +119,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
                     "create it under the context() of the Replicator that runs it.",
                 )
             )
-        compiled.refuse_owned(self)
+        compiled.note_use(self)
         unbuilt.refuse_use(self)
         function = compiled.function_around()
         if function is not None:
@@ -126,7 +137,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
 
     def _refuse_v1_update(self) -> None:
         """Raises if a v1 optimizer is about to write component 0 alone."""
-        if len(self._outside) > 1 and _tf.v1_optimizer_applying():
+        if len(self.outside) > 1 and _tf.v1_optimizer_applying():
             raise errors.ContextError(
                 errors.compose(
                     f"an optimizer of tf.compat.v1.train updates variable {self.name} "
@@ -151,9 +162,26 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         return self._unique_id
 
     @property
-    def _outside(self) -> tuple[tf.Variable, ...]:
-        """The components that exist where code outside a step will run."""
+    def outside(self) -> tuple[tf.Variable, ...]:
+        """The components that exist where code outside a step will run.
+
+        A SavedModel has one plain variable in place of all; TensorFlow traces all
+        tf.functions anew for it.
+        """
+        if _tf.in_save_context():
+            return (self.storage.first,)
         return self.placement.outside(self.components)
+
+    @property
+    def initializer(self) -> tf.Operation:
+        """In a tf.Graph, the op that gives all components their initial values."""
+        self._settle_in_graph()
+        return _tf.HandleVariable.initializer.fget(self)
+
+    def _settle_in_graph(self) -> None:
+        """Called where code that is there for good is about to reach all components."""
+        if not tf.executing_eagerly():
+            self.storage.settle()
 
     # --- Reading ----------------------------------------------------------------------
 
@@ -162,7 +190,6 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         return contextlib.nullcontext()
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        compiled.refuse_owned(self)  # the tape asks for the handle, and drops errors
         with self._afterwards():
             if context.current() is None and self.placement.differs:
                 return self._aggregated()
@@ -207,7 +234,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
 
     def _aggregated(self) -> tf.Tensor:
         """What the components are together, read outside a step."""
-        return self.placement.read([one.read_value() for one in self._outside])
+        return self.placement.read([one.read_value() for one in self.outside])
 
     # --- Writing ----------------------------------------------------------------------
 
@@ -296,8 +323,9 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         self, write: Callable[[tf.Variable, int], Any], read_value: bool
     ) -> Any:
         """Writes every component, outside a step."""
+        self._settle_in_graph()
         with self._exclusively():
-            done = [write(component, r) for r, component in enumerate(self._outside)]
+            done = [write(component, r) for r, component in enumerate(self.outside)]
         self.unbuilt = None
         if tf.executing_eagerly():
             return self if read_value else None
@@ -313,7 +341,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         if context.current() is None:
             # TensorFlow's own code wrote component 0, tf.compat.v1.scatter_add say.
             with tf.control_dependencies(None if tf.executing_eagerly() else [op]):
-                value = self.components[0].read_value()
+                value = self._read_once(no_copy=False)
                 return self._write_all(
                     lambda component, r: component.assign(
                         self.placement.written(value, self, r), read_value=False

@@ -96,12 +96,13 @@ class SavedAsOne(_tf.HandleVariable):
                 f"A checkpoint's tensor of shape {value.shape} does not fit variable "
                 f"{self.name} of shape {self.shape}."
             )
+        self._settle_in_graph()
         with context.building(None), self._exclusively():
             done = [
                 component.assign(
                     self.placement.written(value, self, r), read_value=False
                 )
-                for r, component in enumerate(self._outside)
+                for r, component in enumerate(self.outside)
             ]
         self.unbuilt = None
         return None if tf.executing_eagerly() else tf.group(*done)
@@ -121,5 +122,5 @@ class SavedAsOne(_tf.HandleVariable):
                     fix="run its assign(value) in the session.",
                 )
             )
-        for component in self._outside:
+        for component in self.outside:
             component.load(value, session)

@@ -39,10 +39,26 @@ class Shared:
     Attributes:
         name: The variable's.
         owner: The replica.
+        variable: The variable.
     """
 
     name: str
     owner: int
+    variable: Any = dataclasses.field(compare=False, repr=False)
+
+
+class SeveralOwners(Exception):
+    """Ops write variables of several owners, or of one and of none.
+
+    Each can run on one replica only, or on all of them.
+
+    Attributes:
+        found: Those ops, and the variables with an owner that they write.
+    """
+
+    def __init__(self, found: Sequence[tuple[tf.Operation, list[Shared]]]) -> None:
+        self.found = found
+        super().__init__(", ".join(op.name for op, _ in found))
 
 
 class Aliases:
@@ -150,7 +166,8 @@ class Aliases:
             variable = self._variables[id(alias)]
             label = known.setdefault(key, labels.new())
             labels.set(alias, label)
-            shared[label] = Shared(variable.name, variable.placement.owner)
+            owner = variable.placement.owner
+            shared[label] = Shared(variable.name, owner, variable)
         return shared
 
     def resolve(self) -> set[int]:
@@ -187,6 +204,10 @@ class Handles:
             return []
         written = touched(op)[1]
         return list(dict.fromkeys(found[id_] for id_ in found if id_ in written))
+
+    def writes_others(self, op: tf.Operation) -> bool:
+        """Whether an op also writes what is no shared variable."""
+        return bool(touched(op)[1] - set(self._touched(op.inputs)))
 
     def calls_inside(self, op: tf.Operation, replica_id: int) -> list[Call]:
         """Describes the writes inside control flow as calls, so that it is merged.
@@ -279,7 +300,7 @@ def keep_owners_writes(
 
     Raises:
         MismatchError: A replica writes a variable more often than another.
-        UnsupportedError: One op writes variables of several owners.
+        SeveralOwners: An op writes variables of several owners, or of one and of none.
     """
     if not handles.shared:
         return {}
@@ -292,14 +313,18 @@ def keep_owners_writes(
                 columns = writes.setdefault(label, [[] for _ in replicas])
                 columns[n].append(op)
     kept: dict[tf.Operation, tf.Operation] = {}
+    several = {}
     for label, columns in writes.items():
         shared = handles.shared[label]
         _check_count(shared, columns, replica_ids)
         for row in zip(*columns, strict=True):
             keep = row[list(replica_ids).index(shared.owner)]
             for op in row:
-                if kept.setdefault(op, keep) is not keep:
-                    _raise_two_owners(op, shared)
+                known = kept.setdefault(op, keep) is keep
+                if not known or op is not keep and handles.writes_others(op):
+                    several[op] = [handles.shared[one] for one in handles.written(op)]
+    if several:
+        raise SeveralOwners(list(several.items()))
     others = {op: keep for op, keep in kept.items() if op is not keep}
     for op, keep in others.items():
         _tf.add_control_inputs(keep, [c for c in op.control_inputs if c is not keep])
@@ -328,16 +353,5 @@ def _check_count(
             "owns, in different numbers.",
             [*sites, f"one of them writes it at {errors.line_of(extra)}"],
             'let every replica make the same assignments, or use variables="mirrored".',
-        )
-    )
-
-
-def _raise_two_owners(op: tf.Operation, shared: Shared) -> None:
-    raise errors.UnsupportedError(
-        errors.compose(
-            f"{op.type} writes variable {shared.name}, which replica {shared.owner} "
-            "owns, and one of another owner.",
-            [f"at {errors.line_of(op)}"],
-            'use variables="mirrored" with this optimizer.',
         )
     )
