@@ -28,7 +28,6 @@ from replicator.step import checks, constants, copies, objects, outputs, tracing
 from replicator.step.draft import Built, Draft, Settings
 from replicator.variables import drift, python_calls, storage, unbuilt
 
-
 _WRITTEN_TOGETHER = "written by one op together with what is elsewhere"
 
 

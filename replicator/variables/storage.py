@@ -1,0 +1,189 @@
+"""Where the components of a variable are, and how that changes when it has to.
+
+What one replica owns for all cannot be used everywhere: XLA reaches only what is on the
+device that it compiles for, say. Whoever finds that out while a step is built calls
+`need_components`; each replica gets a component then, and the build starts over. So the
+placement of a variable is settled by the steps that use it, not when it is created.
+Eager steps that were traced before are traced again at their next call; what was built
+into a user's own tf.function or tf.Graph cannot be, and settles it for good.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import tensorflow as tf
+
+from replicator import context, errors
+from replicator.variables.placement import Mirrored, Placement
+
+if TYPE_CHECKING:
+    from replicator.variables.replicated import ReplicatedVariable
+
+
+_MOST_NAMES = 3  # that a note lists
+_NEEDS = "components needed"  # a finding of builds
+
+
+class User(Protocol):
+    """What was traced with a variable's components, and can be traced again."""
+
+    def trace_again(self) -> None:
+        """Forgets what was traced."""
+
+
+class Storage:
+    """The components of one variable, and their placement.
+
+    Args:
+        components: `components[r]` is replica r's plain variable.
+        placement: What they hold, and all that follows from it.
+        mirrored: Makes a component per replica in place of the only one.
+
+    Attributes:
+        first: The component that the variable was created with, and whose handle it has
+            outside of steps, wherever others are.
+        why_mirrored: For a variable that was to have one owner: what has been found to
+            need a component on each replica, and where; else None.
+        settled_at: The user's line at which it was built into code for good; None as
+            long as it was not.
+    """
+
+    def __init__(
+        self,
+        components: Sequence[tf.Variable],
+        placement: Placement,
+        mirrored: Callable[[Any], Sequence[tf.Variable]],
+    ) -> None:
+        self.components = tuple(components)
+        self.first = self.components[0]
+        self.placement = placement
+        self.why_mirrored: str | None = None
+        self.settled_at: str | None = None
+        self._mirrored = mirrored
+        self._users: weakref.WeakSet[User] = weakref.WeakSet()
+        self._slots: list[weakref.ref[ReplicatedVariable]] = []
+
+    def add_slot(self, slot: ReplicatedVariable) -> None:
+        """Notes what an optimizer has created to go with the variable."""
+        self._slots.append(weakref.ref(slot))
+
+    def slots(self) -> list[ReplicatedVariable]:
+        """Returns what optimizers have created to go with the variable."""
+        return [slot for ref in self._slots if (slot := ref()) is not None]
+
+    def add_user(self, user: User) -> None:
+        """Notes what has to be traced again if the components move."""
+        if self.placement.owner is not None:
+            self._users.add(user)
+
+    def settle(self) -> None:
+        """Notes that code of the user's reaches the components as they are now."""
+        if self.placement.owner is not None and self.settled_at is None:
+            self.settled_at = errors.user_line()
+
+    def mirror(self, variable: ReplicatedVariable, why: str) -> None:
+        """Gives each replica a component, which begins with what the one holds now.
+
+        Args:
+            variable: The variable that this is the storage of.
+            why: What needs it, and where, for plans.
+        """
+        self.components = tuple(self._mirrored(variable))
+        self.placement, self.why_mirrored = Mirrored(), why
+        for user in self._users:
+            user.trace_again()
+        self._users.clear()
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """That each replica needs a component of a variable which one of them owns.
+
+    Attributes:
+        variable: The variable.
+        why: What needs it, e.g. "used in a function with jit_compile=True".
+        line: The user's line.
+    """
+
+    variable: ReplicatedVariable
+    why: str
+    line: str
+
+
+def need_components(variable: ReplicatedVariable, why: str) -> None:
+    """Notes that each replica needs a component of a variable which one of them owns.
+
+    The build goes on, to find out what else it needs; what comes of it is discarded.
+
+    Args:
+        variable: The variable.
+        why: As for `Need`.
+    """
+    replica = context.current()
+    assert replica is not None, "outside of steps the one component is reached"
+    needs = replica.build.findings.setdefault(_NEEDS, {})
+    needs.setdefault(variable.key, Need(variable, why, errors.user_line()))
+
+
+def meet_needs(build: context.Build) -> None:
+    """Gives each replica the components that were found to be needed in a build.
+
+    Raises:
+        BuildAgain: There were such.
+        UnsupportedError: What was built before reaches the one component there is.
+    """
+    needs = build.findings.get(_NEEDS)
+    if needs:
+        mirror(build, needs.values())
+
+
+def mirror(build: context.Build, needs: Iterable[Need]) -> NoReturn:
+    """Gives each replica a component of some variables, and of their slots.
+
+    Raises:
+        BuildAgain: To build with these.
+        UnsupportedError: What was built before reaches the one component there is.
+    """
+    owned = [
+        (one, need)
+        for need in needs
+        for one in (need.variable, *need.variable.storage.slots())
+        if one.placement.owner is not None
+    ]
+    for variable, need in owned:
+        settled = variable.storage.settled_at
+        if settled is not None:
+            raise errors.UnsupportedError(
+                errors.compose(
+                    f"variable {variable.name} is {need.why}, for which each replica "
+                    f"needs a component. But replica {variable.placement.owner} owns "
+                    "it, and code that was built before relies on that.",
+                    [f"at {need.line}", f"built before at {settled}"],
+                    'build this step first, or use variables="mirrored".',
+                )
+            )
+    for variable, need in owned:
+        variable.storage.mirror(variable, f"{need.why}, at {need.line}")
+        build.knowledge["mirrored", variable.key] = True
+    raise context.BuildAgain
+
+
+def notes(variables: Iterable[ReplicatedVariable]) -> tuple[str, ...]:
+    """Returns which variables are mirrored that were to have an owner, and why."""
+    names: dict[str, list[str]] = {}
+    for variable in variables:
+        why = variable.storage.why_mirrored
+        if why is not None:
+            names.setdefault(why, []).append(variable.name)
+    return tuple(
+        f"Not sharded, as {why}: {_listed(found)}." for why, found in names.items()
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
