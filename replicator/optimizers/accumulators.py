@@ -165,7 +165,7 @@ def _variable(
         )
         with context.building(None):
             if rows:
-                variable.placement = Rows(how)
+                variable.storage.placement = Rows(how)
             setattr(group, name, variable)
     return variable
 

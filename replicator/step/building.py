@@ -51,6 +51,7 @@ def _build_until_known(
     """Builds, once more whenever an attempt learns what the next has to know."""
     knowledge: dict[Any, Any] = {}
     created: dict[str, context.Created] = {}
+    noted: dict[int, Any] = {}
     while True:
         known = dict(knowledge)
         start = _tf.operation_count(graph)
@@ -59,7 +60,7 @@ def _build_until_known(
             settings.options,
             graph,
             settings.ledger,
-            owners.Aliases(graph, settings.devices),
+            owners.Aliases(graph, settings.devices, noted),
             table.GRADIENTS,
             table.FACTS,
             knowledge,
@@ -72,6 +73,7 @@ def _build_until_known(
         except context.BuildAgain:
             _abandon(graph, start)
             assert knowledge != known, "a build that learned nothing asked for another"
+            noted = build.aliases.noted()
         except BaseException:
             _abandon(graph, start)
             raise

@@ -148,13 +148,13 @@ def mirror(build: context.Build, needs: Iterable[Need]) -> NoReturn:
         BuildAgain: To build with these.
         UnsupportedError: What was built before reaches the one component there is.
     """
-    owned = [
-        (one, need)
+    owned = {
+        one.key: (one, need)
         for need in needs
         for one in (need.variable, *need.variable.storage.slots())
         if one.placement.owner is not None
-    ]
-    for variable, need in owned:
+    }
+    for variable, need in owned.values():
         settled = variable.storage.settled_at
         if settled is not None:
             raise errors.UnsupportedError(
@@ -166,7 +166,7 @@ def mirror(build: context.Build, needs: Iterable[Need]) -> NoReturn:
                     'build this step first, or use variables="mirrored".',
                 )
             )
-    for variable, need in owned:
+    for variable, need in owned.values():
         variable.storage.mirror(variable, f"{need.why}, at {need.line}")
         build.knowledge["mirrored", variable.key] = True
     raise context.BuildAgain

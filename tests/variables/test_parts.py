@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.variables import parts
-from replicator.variables.placement import Owned
 from tests import helpers
 
 VALUE = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -20,9 +19,7 @@ PLACES = (tf.constant([[1, 2], [3, 0]]), tf.constant([50.0, -50.0]))
 
 
 class _Variable:
-    """A plain variable, and what errors say of it."""
-
-    name, placement = "v", Owned(1)
+    """A plain variable."""
 
     def __init__(self) -> None:
         self.plain = tf.Variable(VALUE)
@@ -66,13 +63,21 @@ def test_a_slice() -> None:
     np.testing.assert_array_equal(value, expected)
 
 
-@pytest.mark.parametrize("method", ["scatter_mul", "batch_scatter_update"])
-def test_what_has_no_counterpart_is_refused(method: str) -> None:
-    with pytest.raises(errors.UnsupportedError) as caught:
-        parts.written(_Variable(), method, SLICES)
-    message = str(caught.value)
-    assert f"{method} of variable v, which replica 1 owns" in message
-    assert "test_parts.py" in message and 'variables="mirrored"' in message
+@pytest.mark.parametrize("method", ["scatter_mul", "scatter_div"])
+def test_what_has_no_counterpart_needs_components(method: str) -> None:
+    repl = helpers.make(2, variables="sharded", build="trace")
+    with repl.context():
+        v = tf.Variable(VALUE)
+    assert v.owner is not None
+    rows = tf.IndexedSlices(tf.constant([[2.0, 4.0, 8.0]]), tf.constant([1]))
+    repl.run(lambda: [getattr(v, method)(rows), None][1])
+    expected = VALUE.copy()
+    expected[1] = getattr(
+        np, {"scatter_mul": "multiply", "scatter_div": "divide"}[method]
+    )(expected[1], [2.0, 4.0, 8.0])
+    np.testing.assert_array_equal(helpers.components(v), [expected] * 2)
+    (note,) = repl.plan.notes
+    assert f"Not sharded, as written by {method}" in note and "test_parts.py" in note
 
 
 @pytest.mark.parametrize("mode", ["function", "session"])

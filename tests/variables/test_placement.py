@@ -34,6 +34,10 @@ class _Variable:
     components: list[tf.Variable]
 
     @property
+    def outside(self) -> list[tf.Variable]:
+        return self.components
+
+    @property
     def dtype(self) -> tf.DType:
         return self.components[0].dtype
 

@@ -17,7 +17,7 @@ arXiv:1910.02054).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -67,14 +67,21 @@ class Aliases:
     Args:
         graph: The graph that the step is built into.
         devices: `devices[r]` is where replica r runs.
+        noted: What earlier attempts at this build noted: functions that were traced
+            then, and only once, go on using those handles.
     """
 
-    def __init__(self, graph: tf.Graph, devices: Sequence[str]) -> None:
+    def __init__(
+        self,
+        graph: tf.Graph,
+        devices: Sequence[str],
+        noted: Mapping[int, Any] | None = None,
+    ) -> None:
         self._graph = graph
         self._devices = tuple(devices)
         self._made: dict[tuple[int, int], tf.Tensor] = {}
         self._variables: dict[int, Any] = {}
-        self._noted: dict[int, Any] = {}
+        self._noted: dict[int, Any] = dict(noted or {})
         self._captures = Captures()
 
     def of(self, variable: Any, replica_id: int) -> tf.Tensor:
@@ -319,18 +326,32 @@ def keep_owners_writes(
         _check_count(shared, columns, replica_ids)
         for row in zip(*columns, strict=True):
             keep = row[list(replica_ids).index(shared.owner)]
-            for op in row:
-                known = kept.setdefault(op, keep) is keep
-                if not known or op is not keep and handles.writes_others(op):
-                    several[op] = [handles.shared[one] for one in handles.written(op)]
+            known = [kept.setdefault(op, keep) is keep for op in row]
+            merged = all(op is keep for op in row)
+            if not all(known) or not merged and handles.writes_others(keep):
+                several.update((op, handles.written(op)) for op in row)
     if several:
-        raise SeveralOwners(list(several.items()))
+        _place_nowhere(several)
+        raise SeveralOwners(
+            [
+                (op, [handles.shared[label] for label in labels])
+                for op, labels in several.items()
+            ]
+        )
     others = {op: keep for op, keep in kept.items() if op is not keep}
     for op, keep in others.items():
         _tf.add_control_inputs(keep, [c for c in op.control_inputs if c is not keep])
         _tf.move_control_outputs(op, keep)
     _tf.abandon(list(others))
     return others
+
+
+def _place_nowhere(ops: Iterable[tf.Operation]) -> None:
+    """Lets TensorFlow place ops that will not run, and use what is on two devices."""
+    for op in ops:
+        resources = resource_inputs(op)
+        for index, _ in resources:
+            _tf.set_input(op, index, resources[0][1])
 
 
 def _check_count(

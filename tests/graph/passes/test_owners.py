@@ -45,7 +45,7 @@ def test_each_replica_has_an_alias_of_its_own_at_the_owner() -> None:
         assert aliases.device_for((read + 1).op) is None
         labels = sameness.Labels()
         shared = aliases.label(labels)
-        assert list(shared.values()) == [owners.Shared("v", 1)]
+        assert list(shared.values()) == [owners.Shared("v", 1, variable)]
         assert labels.same(handles)
         (handle,) = aliases.resolve()
         assert id(read.op.inputs[0]) == handle
@@ -259,20 +259,36 @@ def test_a_replica_that_writes_more_often_is_an_error() -> None:
     np.testing.assert_array_equal(v, [1.0])
 
 
-def test_one_op_that_writes_variables_of_two_owners_is_an_error() -> None:
-    repl = make(2, variables="sharded")
-    with repl.context():
-        one, two = tf.Variable([[1.0]]), tf.Variable([[2.0]])
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+@pytest.mark.parametrize("accumulator", ["of another owner", "of each replica"])
+def test_one_op_that_writes_what_is_elsewhere(accumulator: str, mode: str) -> None:
+    """No replica can run it for all: each gets components of what has an owner."""
+    facts: dict[str, Any] = {}
+    if accumulator == "of each replica":
+        facts["synchronization"] = tf.VariableSynchronization.ON_READ
 
-    def step_fn() -> None:
-        with replicator.context.require("test").equal_updates():
-            tf.raw_ops.ResourceApplyMomentum(
-                var=one.handle,
-                accum=two.handle,
-                lr=1.0,
-                grad=tf.ones([1, 1]),
-                momentum=0.5,
-            )
+    def trained(replicas: int) -> Any:
+        repl = make(replicas, variables="sharded")
 
-    with pytest.raises(errors.UnsupportedError, match="one of another owner"):
-        repl.run(step_fn)
+        def make_step() -> Any:
+            one, two = tf.Variable([[1.0]]), tf.Variable([[2.0]], **facts)
+
+            def step_fn() -> Any:
+                with replicator.context.require("test").equal_updates():
+                    written = tf.raw_ops.ResourceApplyMomentum(
+                        var=one.handle,
+                        accum=two.handle,
+                        lr=1.0,
+                        grad=tf.ones([1, 1]),
+                        momentum=0.5,
+                    )
+                with tf.control_dependencies([written]):
+                    return tf.identity(one), tf.identity(two)
+
+            return step_fn
+
+        return run(mode, repl, make_step, steps=3)
+
+    (one,), (two,) = trained(1)
+    for result, expected in zip(trained(3), (one, two), strict=True):
+        np.testing.assert_array_equal(list(result), [expected] * 3)

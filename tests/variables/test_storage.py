@@ -1,0 +1,185 @@
+"""What one replica owns for all is given to each of them where a step needs that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+from tests import helpers
+
+VALUE = np.arange(6, dtype=np.float32).reshape(2, 3)
+jit = tf.function(jit_compile=True)
+
+
+def _step(
+    repl: replicator.Replicator, forward: Callable[[Any], Any], v: Any, optimizer: Any
+) -> Callable[[], Any]:
+    """Returns a step_fn that trains v: replica r by (r + 1) times the whole of it."""
+
+    def step_fn() -> Any:
+        with tf.GradientTape() as tape:
+            loss = forward((repl.replica_id + 1.0) * tf.ones_like(v)) / 10
+        (gradient,) = tape.gradient(loss, [v])
+        optimizer.apply_gradients([(gradient, v)])
+        return repl.all_reduce(loss, "sum")
+
+    return step_fn
+
+
+def _make(
+    count: int, variables: str
+) -> tuple[replicator.Replicator, Any, Any, Callable[[Any], Any]]:
+    repl = helpers.make(count, variables=variables, build="trace")
+    with repl.context():
+        v = tf.Variable(VALUE)
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.Adam(0.1))
+    return repl, v, optimizer, lambda x: tf.reduce_sum((x * v) ** 2)
+
+
+@pytest.mark.parametrize("between", [0, 1, 3])
+def test_training_goes_on_as_if_it_had_been_mirrored(between: int) -> None:
+    """Steps before the one that needs components, and after; slots move as well."""
+    losses = {}
+    for variables in ("mirrored", "sharded"):
+        repl, v, optimizer, forward = _make(3, variables)
+        plain = _step(repl, forward, v, optimizer)
+        compiled = _step(repl, jit(forward), v, optimizer)
+        steps = [plain] * between + [compiled, plain, plain, compiled]
+        losses[variables] = [float(repl.run(step)[0]) for step in steps]
+        helpers.assert_replicas_equal([v, *optimizer.variables])
+        slots = [one for one in optimizer.variables if one.shape.rank]
+        assert len(slots) == 2
+        for one in (v, *(slot.value for slot in slots)):
+            assert len({id(component) for component in one.components}) == 3
+        if between:
+            expected = variables == "sharded"
+            assert any("jit_compile=True" in n for n in repl.plan.notes) is expected
+    np.testing.assert_allclose(losses["sharded"], losses["mirrored"], rtol=1e-6)
+
+
+def test_only_what_needs_it_moves_and_all_of_it_at_once() -> None:
+    repl = helpers.make(2, variables="sharded", build="trace")
+    built = []
+    with repl.context():
+        inside = [tf.Variable(VALUE) for _ in range(5)]
+        outside = tf.Variable(VALUE)
+    compiled = jit(lambda: sum(tf.reduce_sum(v) for v in inside))
+
+    def step_fn() -> Any:
+        built.append(repl.replica_id)
+        return compiled() + tf.reduce_sum(outside)
+
+    assert [float(x) for x in repl.run(step_fn)] == [6 * VALUE.sum()] * 2
+    assert built == [0, 0, 1]  # one more attempt, not one for each variable
+    assert [v.owner for v in inside] == [None] * 5 and outside.owner is not None
+    (note,) = repl.plan.notes
+    assert note.startswith("Not sharded, as used in a function with jit_compile=True")
+    assert "test_storage.py" in note and " and 2 more" in note
+
+
+def test_steps_inputs_go_on_where_they_were() -> None:
+    repl, v, optimizer, forward = _make(2, "sharded")
+
+    def input_fn() -> tf.data.Dataset:
+        return tf.data.Dataset.range(100)
+
+    def step_fn(x: Any) -> Any:
+        return x, tf.reduce_sum(v)
+
+    first = [int(x) for x in repl.run(step_fn, input_fn)[0]]
+    repl.run(_step(repl, jit(forward), v, optimizer))
+    second, sums = repl.run(step_fn, input_fn)
+    assert first == [0, 1] and [int(x) for x in second] == [2, 3]
+    np.testing.assert_allclose(list(sums), [v.numpy().sum()] * 2, rtol=1e-6)
+
+
+def test_a_function_of_the_users_relies_on_the_one_component() -> None:
+    """It cannot be traced again: a step that needs others is refused; it goes on."""
+    repl, v, optimizer, forward = _make(2, "sharded")
+    step = tf.function(lambda: repl.run(lambda: v.assign_add(tf.ones_like(v))))
+    step()
+    with pytest.raises(errors.UnsupportedError) as caught:
+        repl.run(_step(repl, jit(forward), v, optimizer))
+    message = str(caught.value)
+    assert "used in a function with jit_compile=True" in message
+    assert message.count("test_storage.py") == 2, message
+    assert "build this step first" in message
+    step()
+    np.testing.assert_array_equal(v, VALUE + 2)
+    assert v.owner is not None
+
+
+@pytest.mark.parametrize("writes", ["assign", "scatter", "read"])
+def test_functions_outside_of_steps(writes: str) -> None:
+    """What reads goes on as it is; what writes would reach the one component only."""
+    repl, v, optimizer, forward = _make(2, "sharded")
+
+    @tf.function
+    def outside() -> Any:
+        if writes == "assign":
+            v.assign_add(tf.ones_like(v))
+        if writes == "scatter":
+            v.scatter_add(tf.IndexedSlices(tf.ones([2, 3]), tf.constant([0, 1])))
+        return tf.reduce_sum(v)
+
+    before = float(outside())
+    step = _step(repl, jit(forward), v, optimizer)
+    if writes != "read":
+        with pytest.raises(errors.UnsupportedError, match="used in a function"):
+            repl.run(step)
+        assert float(outside()) == before + 6
+        return
+    repl.run(step)
+    np.testing.assert_allclose(outside(), v.numpy().sum(), rtol=1e-6)
+    assert float(outside()) != before
+
+
+def test_in_a_session_what_was_initialized_before_stays() -> None:
+    with tf.Graph().as_default():
+        repl, v, optimizer, forward = _make(2, "sharded")
+        tf.compat.v1.global_variables_initializer()
+        with pytest.raises(errors.UnsupportedError, match="build this step first"):
+            repl.run(_step(repl, jit(forward), v, optimizer))
+
+
+def test_in_a_session_all_components_are_initialized() -> None:
+    losses = {}
+    for variables in ("mirrored", "sharded"):
+        with tf.Graph().as_default():
+            repl, v, optimizer, forward = _make(2, variables)
+            loss = repl.run(_step(repl, jit(forward), v, optimizer))
+            values = [c.read_value() for c in v.components]
+            with tf.compat.v1.train.MonitoredSession() as session:
+                losses[variables] = [session.run(loss) for _ in range(3)]
+                one, two = session.run(values)
+        np.testing.assert_array_equal(one, two)
+        assert one.any()
+    np.testing.assert_allclose(losses["sharded"], losses["mirrored"], rtol=1e-6)
+
+
+def test_what_is_saved_after_it_moved(tmp_path: Any) -> None:
+    """Checkpoints and SavedModels hold one value, and what is loaded reaches all."""
+    repl, v, optimizer, forward = _make(3, "sharded")
+    with repl.context():
+        second = tf.Variable(VALUE)  # of another owner than v
+    compiled = jit(lambda: tf.reduce_sum(v) + tf.reduce_sum(second))
+    repl.run(lambda: compiled())
+    module = tf.Module()
+    module.v, module.second = v, second
+    module.add = tf.function(lambda: second.assign_add(v + second).read_value())
+    module.add.get_concrete_function()
+    path = tf.train.Checkpoint(v=v, second=second).write(str(tmp_path / "saved"))
+    tf.saved_model.save(module, str(tmp_path / "model"))
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.add(), 3 * VALUE)
+    np.testing.assert_array_equal(loaded.add(), 7 * VALUE)
+    second.assign(VALUE + 9)
+    np.testing.assert_array_equal(helpers.components(second), [VALUE + 9] * 3)
+    tf.train.Checkpoint(v=v, second=second).read(path)
+    np.testing.assert_array_equal(helpers.components(second), [VALUE] * 3)
