@@ -10,6 +10,7 @@ drawn at random. Which tests do what an option refuses is in tests/refused.txt.
 
 import ast
 import os
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,7 +116,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     defaults = replicator.Replicator.__init__.__kwdefaults__
     before = dict(defaults)
     options = item.stash[_OPTIONS]
-    values = dict(map(_value, options))
+    values = {"variables": _variables(item), **dict(map(_value, options))}
     token = helpers.STEPS_TOGETHER.set(values.pop(_STEPS, False))
     defaults.update(values)
     if options:
@@ -124,6 +125,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     yield
     defaults.update(before)
     helpers.STEPS_TOGETHER.reset(token)
+
+
+def _variables(item: pytest.Item) -> str:
+    """Returns where the variables of a test live, if its options do not say.
+
+    Tests alternate between the two, by their names: "auto", the default, is sharded on
+    the CPUs of a test, and what users have on accelerators is mirrored.
+    """
+    if item.get_closest_marker("mirrored"):
+        return "mirrored"
+    return ("auto", "mirrored")[zlib.crc32(item.nodeid.encode()) % 2]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

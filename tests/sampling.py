@@ -14,7 +14,7 @@ import pytest
 
 # What each option may be; the first is the default.
 CHOICES = {
-    "variables": ("mirrored", "sharded"),
+    "variables": ("auto", "mirrored", "sharded"),
     "build": ("trace", "clone"),
     "algorithm": ("None", "hub", "shuffled", "tree", "ring"),
     "fusion": ("True", "False"),

@@ -320,7 +320,7 @@ def keep_owners_writes(
                 columns = writes.setdefault(label, [[] for _ in replicas])
                 columns[n].append(op)
     kept: dict[tf.Operation, tf.Operation] = {}
-    several = {}
+    several: dict[tf.Operation, list[int]] = {}
     for label, columns in writes.items():
         shared = handles.shared[label]
         _check_count(shared, columns, replica_ids)
