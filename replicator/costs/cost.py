@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -120,15 +120,15 @@ def choose(
 def buckets(
     columns: Sequence[Sequence[tf.Tensor]],
     policy: Policy,
-    owners: Sequence[int | None] | None = None,
+    apart: Sequence[Hashable] | None = None,
 ) -> list[list[int]]:
     """Decides which tensors of one communication travel together.
 
     Args:
         columns: `columns[k][r]` is the k-th operand of replica r.
         policy: Whether any of them may.
-        owners: `owners[k]` is the replica that needs the k-th; tensors of different
-            owners never travel together.
+        apart: Tensors for which `apart[k]` differs never travel together: those that
+            different replicas need, say.
 
     Returns:
         The indices k, each once, in groups of one dtype and one shape of their rows, so
@@ -142,8 +142,7 @@ def buckets(
     for k, column in enumerate(columns):
         nbytes = tensor_bytes(column[0])
         shape = shapes.static(column[0]) or ()
-        owner = owners[k] if owners else None
-        kind = (column[0].dtype, shape[1:], owner)
+        kind = (column[0].dtype, shape[1:], apart[k] if apart else None)
         group, filled = open_groups.get(kind, ([], 0))
         known = all(tensor.shape.is_fully_defined() for tensor in column)
         if group and known and filled + nbytes <= _BUCKET_BYTES:

@@ -15,11 +15,12 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
+from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.order import effects
 from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
 from replicator.optimizers.sparsity import Kind, as_kind, merge_all
 from replicator.primitives import all_gather, all_reduce
-from replicator.variables.replicated import plain
+from replicator.variables.replicated import ReplicatedVariable, plain
 
 
 class Combiner:
@@ -110,9 +111,8 @@ class Combiner:
         if self.accumulation_steps > 1 and own:
             what = tuple((_key(variables[k]), kinds[k]) for k in used)
             return self._accumulate(replica, own, what, weight, update)
-        placements = [getattr(plain(variables[k]), "placement", None) for k in used]
-        owners = [None if p is None else p.owner for p in placements]
-        return update(all_reduce.combine(own, self.op, weight, owners))
+        policies = [_policy(variables[k]) for k in used]
+        return update(all_reduce.combine(own, self.op, weight, policies))
 
     def _agree_on_kinds(
         self,
@@ -235,6 +235,12 @@ def _creation(replica: context.ReplicaContext) -> Iterator[None]:
 def _home(graph: tf.Graph) -> Any:
     """Returns what a build's variables belong to: its tf.Graph, or eager's None."""
     return None if graph.building_function else graph
+
+
+def _policy(variable: Any) -> OperandPolicy:
+    """Returns how a variable's gradient is communicated."""
+    inside = plain(variable)
+    return inside.policy if isinstance(inside, ReplicatedVariable) else NO_POLICY
 
 
 def _key(variable: Any) -> Any:

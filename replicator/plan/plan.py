@@ -179,7 +179,6 @@ def _writing(what: str, where: Any) -> Iterator[None]:
 def _row(kept: Communication, algorithm: str) -> Row:
     options = {k: v for k, v in kept.calls[0].options.items() if v is not None}
     options.pop("algorithm", None)  # how it is done says that
-    options.pop("owners", None)  # as many as operands; the links say the same
     options.pop("writes", None)
     place = kept.place
     if options.pop("when", False):  # an operand says whether, when the step runs

@@ -80,21 +80,19 @@ def check(what: str, algorithm: Any) -> None:
         )
 
 
-def reduce(
-    matched: Matched, column: Sequence[tf.Tensor], owner: int | None = None
-) -> Received:
+def reduce(matched: Matched, column: Sequence[tf.Tensor], k: int = 0) -> Received:
     """Reduces one tensor per participant by the algorithm that is cheapest or named.
 
     Args:
         matched: The communication, whose option "op" says what to do.
         column: `column[n]` is the tensor of the n-th participant.
-        owner: The replica that needs the result, if only one does.
+        k: Which operand it is, or the first of those that are packed in it.
 
     Raises:
         ArgumentError: The algorithm that the call names cannot do it.
     """
     op, dtype = matched.options["op"], column[0].dtype
-    named = matched.options.get("algorithm")
+    named, owner = matched.algorithm(k), matched.owner(k)
     asked = named or matched.policy.algorithm
     if asked == "nccl":
         _check_gpus(matched)

@@ -14,7 +14,13 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.costs import cost
-from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
+from replicator.graph.ir.placeholder import (
+    Call,
+    Facts,
+    OperandPolicy,
+    Placeholder,
+    Value,
+)
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import axes, base, groups
 
@@ -73,7 +79,7 @@ def gather_dense(
     axis: int | None,
     of: Call | None = None,
     group: tuple[int, ...] | None = None,
-    owners: Sequence[int | None] | None = None,
+    policies: Sequence[OperandPolicy] | None = None,
 ) -> list[tf.Tensor]:
     """Puts one all_gather call for several tensors into the graph.
 
@@ -82,8 +88,7 @@ def gather_dense(
         axis: As for `all_gather`.
         of: Inside a gradient: the call that is differentiated.
         group: The replicas that take part; needed unless inside a gradient.
-        owners: For each tensor, the replica on whose device it is joined, because it is
-            needed there; None for any.
+        policies: Of which variable each tensor is, and which replica needs it.
 
     Returns:
         The gathered tensors.
@@ -92,8 +97,10 @@ def gather_dense(
         assert of is not None, "a call says who takes part, or whose gradient it is"
         group = of.group
     joined = [axes.joined("all_gather", Value.of(t), axis, len(group)) for t in tensors]
-    options = {"axis": axis} | ({"owners": list(owners)} if owners else {})
-    return base.communicate("all_gather", options, tensors, joined, joined, of, group)
+    return base.communicate(
+        *("all_gather", {"axis": axis}, tensors, joined, joined, of, group),
+        policies=policies,
+    )
 
 
 def gradient(

@@ -20,7 +20,13 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.costs import cost
-from replicator.graph.ir.placeholder import Call, Facts, Placeholder
+from replicator.graph.ir.placeholder import (
+    NO_POLICY,
+    Call,
+    Facts,
+    OperandPolicy,
+    Placeholder,
+)
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import (
     algorithms,
@@ -94,7 +100,7 @@ def combine(
     gradients: Sequence[tf.Tensor | tf.IndexedSlices],
     op: str,
     weight: Any,
-    owners: Sequence[int | None] | None = None,
+    policies: Sequence[OperandPolicy] | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces gradients over all replicas, each where it is needed.
 
@@ -102,8 +108,7 @@ def combine(
         gradients: Any number of them, dense and sparse.
         op: "sum" or "mean".
         weight: As for `all_reduce`.
-        owners: For each gradient, the replica on whose device it is reduced, because it
-            is needed there; None for any.
+        policies: Of which variable each gradient is, and how it is communicated.
 
     Returns:
         The reduced gradients, on every replica: what nothing reads is not sent.
@@ -113,7 +118,7 @@ def combine(
         op,
         weight,
         groups.members("all_reduce", None),
-        owners,
+        policies,
     )
 
 
@@ -122,13 +127,13 @@ def _reduce_leaves(
     op: str,
     weight: Any,
     group: tuple[int, ...],
-    owners: Sequence[int | None] | None = None,
+    policies: Sequence[OperandPolicy] | None = None,
     algorithm: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces dense leaves in one call and sparse ones by gathering their rows."""
     if weight is not None:
-        return _weighted_mean(leaves, op, weight, group, owners, algorithm)
-    owners = owners or [None] * len(leaves)
+        return _weighted_mean(leaves, op, weight, group, policies, algorithm)
+    policies = policies or [NO_POLICY] * len(leaves)
     sparse = [isinstance(leaf, tf.IndexedSlices) for leaf in leaves]
     dense = [k for k in range(len(leaves)) if not sparse[k]]
     reduced = (
@@ -136,7 +141,7 @@ def _reduce_leaves(
             [leaves[k] for k in dense],
             op,
             group=group,
-            owners=[owners[k] for k in dense],
+            policies=[policies[k] for k in dense],
             algorithm=algorithm,
         )
         if dense
@@ -144,8 +149,8 @@ def _reduce_leaves(
     )
     results = iter(reductions.as_leaves(op, reduced))
     return [
-        _reduce_sparse(leaf, op, group, owner) if is_sparse else next(results)
-        for leaf, is_sparse, owner in zip(leaves, sparse, owners, strict=True)
+        _reduce_sparse(leaf, op, group, policy) if is_sparse else next(results)
+        for leaf, is_sparse, policy in zip(leaves, sparse, policies, strict=True)
     ]
 
 
@@ -155,7 +160,7 @@ def reduce_dense(
     when: tf.Tensor | None = None,
     of: Call | None = None,
     group: tuple[int, ...] | None = None,
-    owners: Sequence[int | None] | None = None,
+    policies: Sequence[OperandPolicy] | None = None,
     algorithm: str | None = None,
 ) -> list[tf.Tensor]:
     """Puts one all_reduce call for several tensors into the graph.
@@ -167,8 +172,7 @@ def reduce_dense(
             run time nothing is reduced, and zeros come back.
         of: Inside a gradient: the call that is differentiated.
         group: The replicas that take part; all, unless given, or those of `of`.
-        owners: For each tensor, the replica on whose device it is reduced, because it
-            is needed there; None for any.
+        policies: Of which variable each tensor is, and how it is communicated.
         algorithm: As for `all_reduce`; inside a gradient, that of the call which is
             differentiated.
 
@@ -177,11 +181,12 @@ def reduce_dense(
     """
     results = reductions.results(op, tensors)
     options = base.all_reduce_options(op, algorithm, of)
-    if owners is not None and any(owner is not None for owner in owners):
-        options["owners"] = list(owners)
     if when is None:
         return base.communicate(
-            "all_reduce", options, tensors, results, of=of, group=group
+            *("all_reduce", options, tensors, results),
+            of=of,
+            group=group,
+            policies=policies,
         )
     return base.communicate(
         "all_reduce",
@@ -189,18 +194,19 @@ def reduce_dense(
         [*tensors, when],
         results,
         differentiable=False,
+        policies=policies,
     )
 
 
 def _reduce_sparse(
-    slices: tf.IndexedSlices, op: str, group: tuple[int, ...], owner: int | None
+    slices: tf.IndexedSlices, op: str, group: tuple[int, ...], policy: OperandPolicy
 ) -> tf.IndexedSlices:
     """Gathers the rows of all replicas, and adds up equal ones."""
     values, indices = all_gather.gather_dense(
         [slices.values, slices.indices],
         axis=0,
         group=group,
-        owners=None if owner is None else [owner, owner],
+        policies=[policy, policy],
     )
     gathered = tf.IndexedSlices(values, indices, slices.dense_shape)
     return add_up_rows(gathered, len(group) if op == "mean" else 1)
@@ -235,7 +241,7 @@ def _weighted_mean(
     op: str,
     weight: Any,
     group: tuple[int, ...],
-    owners: Sequence[int | None] | None,
+    policies: Sequence[OperandPolicy] | None,
     algorithm: str | None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Sums the weighted values and the weights in one call, and divides."""
@@ -256,8 +262,10 @@ def _weighted_mean(
         return tf.where(spoils, tf.zeros_like(x), x) * factor
 
     scaled = [_map_values(weighted, leaf) for leaf in leaves]
+    if policies is not None:
+        policies = [*policies, NO_POLICY]
     *sums, total = _reduce_leaves(
-        [*scaled, weight], "sum", None, group, owners and [*owners, None], algorithm
+        [*scaled, weight], "sum", None, group, policies, algorithm
     )
 
     def divided(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -355,17 +363,16 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
         matched.policy.factors
         and matched.options["op"] in ("sum", "mean")
         and when is None
-        and "algorithm" not in matched.options
     ):
         for k, received in sufficient.reduce(matched, columns).items():
             plain.remove(k)
             for own, tensor in zip(made, received, strict=True):
                 own[k] = [tensor]
-    owners = [matched.owner(k) for k in plain]
-    places = cost.buckets([columns[k] for k in plain], matched.policy, owners)
+    apart = [matched.calls[0].policy(k)._replace(variable="") for k in plain]
+    places = cost.buckets([columns[k] for k in plain], matched.policy, apart)
     buckets = [[plain[place] for place in bucket] for bucket in places]
     reduced = [
-        _reduce_one(matched, packs, when, matched.owner(bucket[0]))
+        _reduce_one(matched, packs, when, bucket[0])
         for bucket, packs in zip(buckets, packing.pack(matched, buckets), strict=True)
     ]
     unpacked = packing.unpack(matched, buckets, reduced)
@@ -382,13 +389,20 @@ def _reduce_one(
     matched: Matched,
     column: Sequence[tf.Tensor],
     when: tf.Tensor | None,
-    owner: int | None,
+    k: int,
 ) -> algorithms.Received:
-    """Reduces one tensor per replica; what may not be due is reduced on a hub."""
+    """Reduces one tensor per replica; what may not be due is reduced on a hub.
+
+    Args:
+        matched: The communication.
+        column: `column[n]` is the tensor of the n-th participant.
+        when: Whether it is due; None: it always is.
+        k: Which operand it is, or the first of those that are packed in it.
+    """
     if when is None:
-        return algorithms.reduce(matched, column, owner)
+        return algorithms.reduce(matched, column, k)
     matched.notes.algorithms.append("hub")
-    with tf.device(matched.hub(cost.tensor_bytes(column[0]), owner)):
+    with tf.device(matched.hub(cost.tensor_bytes(column[0]), matched.owner(k))):
         parts = _tf.cond(
             when,
             lambda: reductions.combine(matched.options["op"], column, matched.group),

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator import _tf, arguments, context, errors
 from replicator.graph.ir import placeholder
-from replicator.graph.ir.placeholder import Call, Value
+from replicator.graph.ir.placeholder import NO_POLICY, Call, OperandPolicy, Value
 from replicator.graph.ir.shapes import Shape
 from replicator.graph.matching import control_flow
 
@@ -179,6 +179,7 @@ def communicate(
     channel: str | None = None,
     receipt: bool = False,
     differentiable: bool = True,
+    policies: Sequence[OperandPolicy] | None = None,
 ) -> list[tf.Tensor]:
     """Puts one communication call of the replica being built into its sub-graph.
 
@@ -197,6 +198,7 @@ def communicate(
             The call then makes a scalar zero, the receipt, by which `linked` lets this
             replica's loss depend on it, so that gradients come back.
         differentiable: Whether gradients go through it, as table.py says how.
+        policies: One per operand that is of a variable, if any are.
 
     Returns:
         One tensor per entry of `results`, on this replica's device.
@@ -231,6 +233,7 @@ def communicate(
         receipt=receipt,
         watched=facts.end == "receives" and _tf.is_watched(operands),
         facts=facts,
+        policies=_worth_keeping(policies),
     )
     made = [*results, Value("float32", ())] if receipt else results
     if graph.building_function:
@@ -254,6 +257,14 @@ def communicate(
     if receipt:
         replica.receipts.append(outputs.pop())
     return outputs
+
+
+def _worth_keeping(
+    policies: Sequence[OperandPolicy] | None,
+) -> tuple[OperandPolicy, ...]:
+    """Returns the policies of a call, none if none of them says anything."""
+    says = policies is not None and any(policy != NO_POLICY for policy in policies)
+    return tuple(policies or ()) if says else ()
 
 
 def _identities(op: tf.Operation) -> list[tf.Tensor]:

@@ -38,7 +38,11 @@ def reduce(
         By k, what each participant receives. What is left out is to be reduced as it
         is.
     """
-    found = {k: factors.find(column) for k, column in enumerate(columns)}
+    found = {
+        k: factors.find(column)
+        for k, column in enumerate(columns)
+        if matched.algorithm(k) is None
+    }
     joiner = _Joiner(matched)
     made: dict[int, list[tf.Tensor]] = {}
     for k, own in found.items():

@@ -61,21 +61,14 @@ def agree(
         how = tf.VariableAggregation.MEAN  # each replica has written the whole update
     with replica.agreeing_on(variable.name, method, variable.key):
         if how == tf.VariableAggregation.SUM:
-            return _combined(value, "sum", variable.placement.owner)
+            return all_reduce.combine([value], "sum", None, [variable.policy])[0]
         if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return broadcast.broadcast(value, root=0)
         has_mean = variable.dtype.is_floating or variable.dtype.is_complex
         if how == tf.VariableAggregation.MEAN or has_mean:
-            return _combined(value, "mean", variable.placement.owner)
+            return all_reduce.combine([value], "mean", None, [variable.policy])[0]
         check = replica.build.options.check
         return _checked_equal(value, variable.name) if check else value
-
-
-def _combined(value: tf.Tensor, op: str, owner: int | None) -> tf.Tensor:
-    """Reduces a value over all replicas, for the replica that owns the variable."""
-    if owner is None:
-        return all_reduce.all_reduce(value, op)
-    return all_reduce.combine([value], op, None, [owner])[0]
 
 
 def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | None:

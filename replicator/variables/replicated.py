@@ -25,6 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
+from replicator.graph.ir.placeholder import OperandPolicy
 from replicator.graph.order import effects
 from replicator.graph.passes.owners import Aliases
 from replicator.variables import (
@@ -91,6 +92,12 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
     def placement(self) -> Placement:
         """What the components hold, and all that follows from it."""
         return self.storage.placement
+
+    @property
+    def policy(self) -> OperandPolicy:
+        """How what is reduced for the variable is communicated."""
+        how = self.storage.synchronizer
+        return OperandPolicy(self.key, self.owner, how.algorithm, how.bucket)
 
     @property
     def owner(self) -> int | None:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator.variables.placement import Mirrored, Placement
+from replicator.variables.synchronizer import AllReduce
 
 if TYPE_CHECKING:
     from replicator.variables.replicated import ReplicatedVariable
@@ -44,6 +45,7 @@ class Storage:
         mirrored: Makes a component per replica in place of the only one.
 
     Attributes:
+        synchronizer: How gradients, and what is assigned in steps, are made equal.
         first: The component that the variable was created with, and whose handle it has
             outside of steps, wherever others are.
         why_mirrored: For a variable that was to have one owner: what has been found to
@@ -61,6 +63,7 @@ class Storage:
         self.components = tuple(components)
         self.first = self.components[0]
         self.placement = placement
+        self.synchronizer = AllReduce()
         self.why_mirrored: str | None = None
         self.settled_at: str | None = None
         self._mirrored = mirrored

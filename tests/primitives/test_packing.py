@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from replicator.costs import cost
-from replicator.graph.ir.placeholder import Call
+from replicator.graph.ir.placeholder import Call, OperandPolicy
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import packing
 from tests import helpers
@@ -41,7 +41,7 @@ def _matched(
     calls = tuple(
         Call(
             primitive="all_reduce",
-            options={"op": "sum", "owners": owners},
+            options={"op": "sum"},
             replica_id=r,
             device=device,
             group=tuple(range(len(devices))),
@@ -49,6 +49,7 @@ def _matched(
             operands=(),
             agreed=(),
             line="",
+            policies=tuple(OperandPolicy(owner=owner) for owner in owners or ()),
         )
         for r, device in enumerate(devices)
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -29,7 +29,7 @@ from replicator.graph.ir.shapes import Shape
 GRADIENT_TYPE = "ReplicatorCommunication"
 TYPE = "PyFuncStateless"
 _MARK = "replicator:"
-_UNSHOWN = ("owners", "writes")  # options: as many as operands; shown otherwise
+_UNSHOWN = ("writes",)  # an option that is shown otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,25 @@ class Value:
             return f"{self.dtype}[...]"
         sizes = ("?" if size is None else str(size) for size in self.shape)
         return f"{self.dtype}[{', '.join(sizes)}]"
+
+
+class OperandPolicy(NamedTuple):
+    """Of which variable an operand is, and what that says of how it is communicated.
+
+    Attributes:
+        variable: The variable's key; "" for an operand that is of none.
+        owner: The replica that needs the result, if only one does.
+        algorithm: How it is reduced, one of ALGORITHM_NAMES; None: as the call says.
+        bucket: Only operands of one bucket travel together.
+    """
+
+    variable: str = ""
+    owner: int | None = None
+    algorithm: str | None = None
+    bucket: str = ""
+
+
+NO_POLICY = OperandPolicy()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +114,7 @@ class Call:
         watched: Whether it is on a tape, if it is a recv; without tapes, whether
             gradients could come to it.
         facts: What is so of all calls of the primitive.
+        policies: One per operand, or none at all; the replicas must agree on them.
     """
 
     primitive: str
@@ -109,6 +129,11 @@ class Call:
     receipt: bool = False
     watched: bool = False
     facts: Facts = Facts()
+    policies: tuple[OperandPolicy, ...] = ()
+
+    def policy(self, k: int) -> OperandPolicy:
+        """Returns what is known of the k-th operand."""
+        return self.policies[k] if k < len(self.policies) else NO_POLICY
 
     @property
     def backward(self) -> bool:
@@ -266,6 +291,7 @@ def call_of(token: bytes) -> Call | None:
     said = json.loads(text.removeprefix(_MARK))
     said["group"] = tuple(said["group"])
     said["facts"] = Facts(**said["facts"])
+    said["policies"] = tuple(OperandPolicy(*policy) for policy in said["policies"])
     for name in ("operands", "agreed"):
         said[name] = tuple(
             Value(v["dtype"], None if v["shape"] is None else tuple(v["shape"]))

@@ -85,8 +85,12 @@ class Matched:
 
     def owner(self, k: int) -> int | None:
         """Returns the replica that needs what becomes of the k-th operands, if one."""
-        owners = self.options.get("owners")
-        return owners[k] if owners else None
+        return self.calls[0].policy(k).owner
+
+    def algorithm(self, k: int) -> str | None:
+        """Returns how the k-th operands are to be reduced, if the call says so."""
+        named: str | None = self.options.get("algorithm")
+        return named or self.calls[0].policy(k).algorithm
 
 
 # A lowering returns `results[n][k]`, what participant n receives as its k-th result.

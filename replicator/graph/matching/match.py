@@ -147,6 +147,8 @@ def _difference(first: Call, other: Call) -> str:
     for name in {**first.options, **other.options}:
         if first.options.get(name) != other.options.get(name):
             return f"not the same {name}"
+    if first.policies != other.policies:
+        return _other_policy(first, other)
     if len(first.agreed) != len(other.agreed):
         return "not the same number of tensors"
     for k, (one, two) in enumerate(zip(first.agreed, other.agreed, strict=True)):
@@ -164,6 +166,18 @@ def _other_write(first: Call, other: Call) -> str:
     if shown[0] == shown[1]:
         return f"not the same variable (two are called {shown[0].rpartition('.')[0]})"
     return f"not the same assignment ({shown[0]} and {shown[1]})"
+
+
+def _other_policy(first: Call, other: Call) -> str:
+    """Says how calls differ whose tensors are not of the same variables."""
+    for k in range(max(len(first.policies), len(other.policies))):
+        one, two = first.policy(k), other.policy(k)
+        if one.variable != two.variable:
+            return f"tensor {k} is not of the same variable"
+        for name in ("owner", "algorithm", "bucket"):
+            if getattr(one, name) != getattr(two, name):
+                return f"not the same {name} of tensor {k}"
+    return "not the same number of tensors"
 
 
 def _compatible(one: Shape, two: Shape) -> bool:

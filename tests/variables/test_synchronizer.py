@@ -1,0 +1,48 @@
+"""Each variable's gradient is lowered as its synchronizer says, to the same values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator.variables.synchronizer import AllReduce
+from tests import helpers
+
+VALUE = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def _trained(synchronizers: list[AllReduce], variables: str, steps: int) -> Any:
+    repl = helpers.make(3, variables=variables)
+    with repl.context():
+        values = [tf.Variable(VALUE + k) for k in range(len(synchronizers))]
+        optimizer = repl.wrap_optimizer(
+            tf.keras.optimizers.SGD(0.5), accumulation_steps=steps
+        )
+    for v, synchronizer in zip(values, synchronizers, strict=True):
+        v.storage.synchronizer = synchronizer
+
+    def step_fn() -> Any:
+        gradients = [tf.cast(repl.replica_id, tf.float32) * v for v in values]
+        optimizer.apply_gradients(zip(gradients, values, strict=True))
+        values[0].assign_add(tf.fill([2, 3], float(repl.replica_id)))
+
+    for _ in range(2 * steps):
+        repl.run(step_fn)
+    helpers.assert_replicas_equal(values)
+    return [v.numpy() for v in values], repl.plan
+
+
+@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_synchronizers_change_no_value(variables: str, steps: int) -> None:
+    chosen = [AllReduce("ring"), AllReduce("tree"), AllReduce(bucket="a"), AllReduce()]
+    values, plan = _trained(chosen, variables, steps)
+    expected, _ = _trained([AllReduce()] * 4, variables, steps)
+    np.testing.assert_array_equal(values, expected)
+    if variables == "mirrored" and steps == 1:
+        gradients, assigned = plan
+        assert sorted(gradients.algorithm.split(", ")) == ["hub", "ring", "tree"]
+        assert assigned.algorithm == "ring"  # what is assigned goes the same way
