@@ -19,7 +19,7 @@ from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.order import effects
 from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
 from replicator.optimizers.sparsity import Kind, as_kind, merge_all
-from replicator.primitives import all_gather, all_reduce
+from replicator.primitives import all_gather, all_reduce, rows
 from replicator.variables.replicated import ReplicatedVariable, plain
 
 
@@ -108,10 +108,10 @@ class Combiner:
             else:
                 with replica.equal_updates(self._name):
                     prepare(needed)
+        policies = [_policy(variables[k]) for k in used]
         if self.accumulation_steps > 1 and own:
             what = tuple((_key(variables[k]), kinds[k]) for k in used)
-            return self._accumulate(replica, own, what, weight, update)
-        policies = [_policy(variables[k]) for k in used]
+            return self._accumulate(replica, own, what, weight, policies, update)
         return update(all_reduce.combine(own, self.op, weight, policies))
 
     def _agree_on_kinds(
@@ -165,6 +165,7 @@ class Combiner:
         grads: Sequence[Gradient],
         what: Any,
         weight: Any,
+        policies: Sequence[OperandPolicy],
         update: Callable[[Sequence[Gradient]], Any],
     ) -> tf.Operation:
         """Adds up this replica's gradients; in each k-th step, combines and applies.
@@ -178,6 +179,7 @@ class Combiner:
             what: What they are gradients of. All steps that pass gradients of the
                 same share their sums and their count; others have their own.
             weight: What the gradients weigh in the mean, or None.
+            policies: How they are communicated.
             update: Applies the combined gradients.
         """
         op = self.op if weight is None else "sum"
@@ -194,7 +196,9 @@ class Combiner:
             turn = counter.add(tf.constant(1, tf.int64))
         full = turn >= self.accumulation_steps
         totals = [s.add(gradient) for s, gradient in zip(sums, addends, strict=True)]
-        combined = _all_reduce_when(full, totals, op)
+        if weight is not None:
+            policies = [*policies, NO_POLICY]
+        combined = _all_reduce_when(full, totals, op, policies)
         if weight is not None:
             *combined, total = combined
             factor = tf.math.divide_no_nan(1.0, total)
@@ -335,21 +339,31 @@ def _scaled(gradient: Gradient, factor: Any) -> Gradient:
 
 
 def _all_reduce_when(
-    full: tf.Tensor, totals: Sequence[Gradient], op: str
+    full: tf.Tensor,
+    totals: Sequence[Gradient],
+    op: str,
+    policies: Sequence[OperandPolicy],
 ) -> list[Gradient]:
     """Reduces where `full` is true; else moves nothing, returns zeros or no rows."""
     dense = [t for t in totals if not isinstance(t, tf.IndexedSlices)]
-    reduced = iter(all_reduce.reduce_dense(dense, op, when=full) if dense else [])
+    own = [
+        policy
+        for t, policy in zip(totals, policies, strict=True)
+        if not isinstance(t, tf.IndexedSlices)
+    ]
+    reduced = iter(
+        all_reduce.reduce_dense(dense, op, when=full, policies=own) if dense else []
+    )
     results: list[Gradient] = []
     for total in totals:
         if not isinstance(total, tf.IndexedSlices):
             results.append(next(reduced))
             continue
-        rows = tf.where(full, tf.shape(total.values)[0], 0)
-        parts = [total.values[:rows], total.indices[:rows]]
+        due = tf.where(full, tf.shape(total.values)[0], 0)
+        parts = [total.values[:due], total.indices[:due]]
         values, indices = all_gather.all_gather(parts, axis=0)
         gathered = tf.IndexedSlices(values, indices, total.dense_shape)
         replicas = context.require("all_gather").num_replicas
         count = replicas if op == "mean" else 1
-        results.append(all_reduce.add_up_rows(gathered, count))
+        results.append(rows.add_up(gathered, count))
     return results

@@ -30,12 +30,11 @@ from replicator.graph.ir.placeholder import (
 from replicator.graph.lowering.rewrite import Matched
 from replicator.primitives import (
     algorithms,
-    all_gather,
-    arithmetic,
     base,
     groups,
     packing,
     reductions,
+    rows,
     sufficient,
 )
 
@@ -149,7 +148,7 @@ def _reduce_leaves(
     )
     results = iter(reductions.as_leaves(op, reduced))
     return [
-        _reduce_sparse(leaf, op, group, policy) if is_sparse else next(results)
+        rows.reduce(leaf, op, group, policy) if is_sparse else next(results)
         for leaf, is_sparse, policy in zip(leaves, sparse, policies, strict=True)
     ]
 
@@ -196,44 +195,6 @@ def reduce_dense(
         differentiable=False,
         policies=policies,
     )
-
-
-def _reduce_sparse(
-    slices: tf.IndexedSlices, op: str, group: tuple[int, ...], policy: OperandPolicy
-) -> tf.IndexedSlices:
-    """Gathers the rows of all replicas, and adds up equal ones."""
-    values, indices = all_gather.gather_dense(
-        [slices.values, slices.indices],
-        axis=0,
-        group=group,
-        policies=[policy, policy],
-    )
-    gathered = tf.IndexedSlices(values, indices, slices.dense_shape)
-    return add_up_rows(gathered, len(group) if op == "mean" else 1)
-
-
-def add_up_rows(slices: tf.IndexedSlices, count: int = 1) -> tf.IndexedSlices:
-    """Adds up rows of one index, in their order, and divides the sums.
-
-    An optimizer would square each of them by itself (Keras' Adam does), and TensorFlow
-    would add them up in the order in which its threads come to them.
-
-    Args:
-        slices: Rows, of several replicas one behind the other.
-        count: What the sums are divided by.
-
-    Returns:
-        Each index once, where it was first.
-    """
-    indices, places = tf.unique(slices.indices)
-    values, dtype = slices.values, slices.values.dtype
-    if dtype in base.HALF:
-        values = tf.cast(values, tf.float32)
-    # On CPUs each thread goes through all rows in order, and adds up some of the sums.
-    sums = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
-    if count > 1:
-        sums = arithmetic.divide(sums, count)
-    return tf.IndexedSlices(tf.cast(sums, dtype), indices, slices.dense_shape)
 
 
 def _weighted_mean(

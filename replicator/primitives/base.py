@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator import _tf, arguments, context, errors
 from replicator.graph.ir import placeholder
-from replicator.graph.ir.placeholder import NO_POLICY, Call, OperandPolicy, Value
+from replicator.graph.ir.placeholder import Call, OperandPolicy, Value
 from replicator.graph.ir.shapes import Shape
 from replicator.graph.matching import control_flow
 
@@ -233,7 +233,7 @@ def communicate(
         receipt=receipt,
         watched=facts.end == "receives" and _tf.is_watched(operands),
         facts=facts,
-        policies=_worth_keeping(policies),
+        policies=tuple(policies or ()),
     )
     made = [*results, Value("float32", ())] if receipt else results
     if graph.building_function:
@@ -257,14 +257,6 @@ def communicate(
     if receipt:
         replica.receipts.append(outputs.pop())
     return outputs
-
-
-def _worth_keeping(
-    policies: Sequence[OperandPolicy] | None,
-) -> tuple[OperandPolicy, ...]:
-    """Returns the policies of a call, none if none of them says anything."""
-    says = policies is not None and any(policy != NO_POLICY for policy in policies)
-    return tuple(policies or ()) if says else ()
 
 
 def _identities(op: tf.Operation) -> list[tf.Tensor]:

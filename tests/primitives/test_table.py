@@ -20,6 +20,7 @@ SHARED = {
     "packing",
     "reductions",
     "rooted",
+    "rows",
     "shares",
     "sufficient",
     "table",
