@@ -50,8 +50,8 @@ coverage: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term
 
 # What Replicator computes does not depend on how; OPTIONS="build=clone" runs one only.
-OPTIONS ?= variables=sharded fusion=False factors=False kernels=False build=clone \
-	algorithm=hub algorithm=shuffled algorithm=tree algorithm=ring steps_per_call=True
+OPTIONS ?= variables=mirrored variables=sharded fusion=False factors=False kernels=False \
+	build=clone algorithm=hub algorithm=shuffled algorithm=tree algorithm=ring steps_per_call=True
 test-options: $(VENV)/.test
 	for option in $(OPTIONS); do \
 		$(BIN)/python -m pytest --numprocesses=auto --with $$option || exit; done
