@@ -1,6 +1,6 @@
 """What a build does for several replicas at once: handles, and copies of replica 1.
 
-What these are made of is proven to be alike in graph/cloning/alike.py, and imported
+What these are made of is proven to be alike in graph/cloning/proof.py, and imported
 into the graph in graph/cloning/clone.py.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context
-from replicator.graph.cloning import alike, clone
+from replicator.graph.cloning import clone, proof
 from replicator.graph.order import ordering
 from replicator.inputs import feeds
 from replicator.variables.creation import CAPTURED, VariableFactory
@@ -92,7 +92,7 @@ def make(
         [[op for op in ops if op not in initializers] for ops in replicas],
         [[leaf for leaf in leaves if leaf is not None] for leaves in flat],
         own,
-        alike.Replicas(build.devices, (scopes[0], scopes[1]), seeds),
+        proof.Replicas(build.devices, (scopes[0], scopes[1]), seeds),
         build.ledger,
     )
     for replica_id in range(build.num_traced, build.num_replicas):

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.graph.equal import sameness
+from replicator.graph.equal import value_numbering
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import acting, has_effect
 from replicator.graph.lowering import rewrite
@@ -155,7 +155,7 @@ def check_equality(draft: Draft) -> None:
     """Checks that all calls pair, and that no write lets replicas drift apart."""
     build, factory = draft.build, draft.settings.factory
     draft.initializers = ordering.with_sources(factory.initializers, draft.replicas)
-    labels = sameness.Labels(draft.flow)
+    labels = value_numbering.Labels(draft.flow)
     owned = build.aliases.label(labels)
     draft.handles = owners.Handles(labels, owned, build.devices)
     rewrite.check(draft.replicas, draft.handles)

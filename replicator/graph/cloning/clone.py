@@ -1,7 +1,7 @@
 """Makes the sub-graphs of further replicas, as copies of replica 1's.
 
 Runs with build="clone", between the building of replicas 0 and 1 in Python and the
-passes over all replicas. What `alike.py` has proven to be the same on both is imported
+passes over all replicas. What `proof.py` has proven to be the same on both is imported
 once more for each further replica, in C++: with the replica's own inputs and variables,
 on its device, under its seeds, and with its name in what it communicates. Functions are
 copied where the replicas have one each.
@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.cloning import alike, pythons
-from replicator.graph.equal import likeness
+from replicator.graph.cloning import proof, pythons
+from replicator.graph.equal import counterparts
 from replicator.graph.ir import placeholder
 from replicator.graph.order import effects
 from replicator.graph.passes import random
@@ -39,7 +39,7 @@ class _Names:
 
     replica_id: int
     device: str
-    renaming: likeness.Renaming
+    renaming: counterparts.Renaming
     pythons: pythons.Copies
 
 
@@ -75,10 +75,10 @@ class Copier:
         ops: Sequence[Sequence[tf.Operation]],
         returned: Sequence[Sequence[Any]],
         own: Sequence[Sequence[tf.Tensor]],
-        replicas: alike.Replicas,
+        replicas: proof.Replicas,
         ledger: effects.Ledger,
     ) -> None:
-        self._level = alike.prove(ops, returned, own, replicas)
+        self._level = proof.prove(ops, returned, own, replicas)
         self._own = own
         self._replicas = replicas
         graph = tf.compat.v1.get_default_graph()
@@ -118,12 +118,12 @@ class Copier:
         devices, old = self._replicas.devices, self._replicas.scopes[_LIKE]
         elsewhere = [op for op in self._template.ops if not op.name.startswith(old)]
         renamed = {op.name: scope + _name(op, old) for op in elsewhere}
-        for k, name in likeness.names(column[_LIKE] for column in self._own):
+        for k, name in counterparts.names(column[_LIKE] for column in self._own):
             renamed[name] = self._own[k][replica_id].name
         return _Names(
             replica_id,
             devices[replica_id],
-            likeness.Renaming(
+            counterparts.Renaming(
                 (old, scope),
                 (devices[_LIKE], devices[replica_id]),
                 renamed,
@@ -145,8 +145,8 @@ class Template:
     def __init__(
         self,
         graph: Any,
-        level: alike.Level,
-        replicas: alike.Replicas,
+        level: proof.Level,
+        replicas: proof.Replicas,
         ledger: effects.Ledger,
     ) -> None:
         self._graph, self._level, self._replicas = graph, level, replicas
@@ -334,10 +334,10 @@ def _patch(node: Any, first: Any, names: _Names, functions: Mapping[str, str]) -
             for function in value.list.func:
                 function.name = functions.get(function.name, function.name)
         else:
-            value.CopyFrom(likeness.rename(value, names.renaming))
+            value.CopyFrom(counterparts.rename(value, names.renaming))
 
 
-def _copy_function(function: alike.Function, template: Template, names: _Names) -> str:
+def _copy_function(function: proof.Function, template: Template, names: _Names) -> str:
     """Adds a replica's copy of a function to the default graph; returns its name."""
     scope = f"replica_{names.replica_id}"
     inside = _tf.new_function_graph(scope)

@@ -6,8 +6,9 @@ same writes, or what one stateless op computes from equal values; the same insid
 conditionals, loops and functions. It reads graphs and changes none, before anything is
 rewired.
 
-Where `sameness.Labels` numbers the values of a graph that is being rewired, this keeps
-in mind in which order variables are written, and names the op by which values differ.
+Where `value_numbering.Labels` numbers the values of a graph that is being rewired, this
+keeps in mind in which order variables are written, and names the op by which values
+differ.
 
 Source: value numbering (Cocke and Schwartz 1970, Programming languages and their
 compilers); loops are taken as equal until that is refuted, as in Alpern, Wegman and
@@ -22,9 +23,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.equal.likeness import are_alike
+from replicator.graph.equal.counterparts import are_alike
 from replicator.graph.equal.outside import Arguments, Column, Inputs, Ops
-from replicator.graph.equal.sameness import determined_by, hands_to_all
+from replicator.graph.equal.value_numbering import determined_by, hands_to_all
 from replicator.graph.ir import placeholder, switching
 from replicator.graph.ir.kinds import acting, chooses, kind_of, resource_inputs
 from replicator.graph.matching import control_flow

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.equal.likeness import hold_the_same
+from replicator.graph.equal.counterparts import hold_the_same
 from replicator.graph.ir import switching
 from replicator.graph.ir.captures import Captures
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from replicator.graph.equal.sameness import Labels
+from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.matching.control_flow import Region
 
 _FIX = (

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.equal.sameness import Labels
+from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.lowering import inline, turns
 from replicator.graph.lowering.disagreement import agreed
 from replicator.graph.lowering.record import Place, function_name

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.costs import cost
-from replicator.graph.equal.sameness import hands_to_all
+from replicator.graph.equal.value_numbering import hands_to_all
 from replicator.graph.ir import switching
 from replicator.graph.ir.placeholder import Call, Placeholder
 from replicator.graph.lowering import fence, merge

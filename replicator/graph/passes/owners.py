@@ -23,7 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.graph.equal.sameness import Labels
+from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs, touched
 from replicator.graph.ir.placeholder import Call

@@ -51,7 +51,7 @@ def test_sizes_are_numbers(name: str, behavior: None) -> None:
 
 
 # Whose `shape` is a tuple of plain numbers: a Value's, a NumPy array's.
-_TUPLES = {"axes.py", "all_to_all.py", "likeness.py", "match.py", "placeholder.py"}
+_TUPLES = {"axes.py", "all_to_all.py", "counterparts.py", "match.py", "placeholder.py"}
 
 
 def _taken_apart(tree: ast.AST) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from replicator.graph.equal.sameness import Labels
+from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.ir.placeholder import Call
 from replicator.graph.lowering import disagreement
 from replicator.graph.matching.control_flow import Region

@@ -9,14 +9,14 @@ import pytest
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.equal import sameness
+from replicator.graph.equal import value_numbering
 from tests import helpers
 
 
 def _both(build: Callable[[int], tf.Tensor]) -> bool:
     """Whether what two replicas build is called the same."""
     with tf.Graph().as_default():
-        labels = sameness.Labels()
+        labels = value_numbering.Labels()
         made = []
         for replica_id in range(2):
             with tf.device(f"/device:CPU:{replica_id}"):
@@ -63,7 +63,7 @@ def _of_loops(*make: Callable[[], Any]) -> list[bool]:
         for build in make:
             build()
         loops = [op for op in graph.get_operations() if "While" in op.type]
-        return [label is not None for label in sameness.Labels().of_loops(loops)]
+        return [label is not None for label in value_numbering.Labels().of_loops(loops)]
 
 
 def _loop(start: int = 0, step: int = 1) -> Callable[[], Any]:

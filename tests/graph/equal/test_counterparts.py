@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from replicator.graph.equal import likeness
+from replicator.graph.equal import counterparts
 from replicator.graph.ir.placeholder import Call, Value
 from replicator.primitives import table
 
@@ -46,12 +46,12 @@ def call(**changes: Any) -> Call:
 def test_places_are_the_replicas_own_or_the_same(
     one: str, two: str, third: str | None
 ) -> None:
-    assert likeness.place(one, two, DEVICES, 2) == third
+    assert counterparts.place(one, two, DEVICES, 2) == third
 
 
 def test_calls_differ_by_who_calls_and_no_more() -> None:
     other = call(replica_id=1, device="CPU:1", line="step.py:2 in step")
-    assert likeness.call_difference(call(), other, 3) == ""
+    assert counterparts.call_difference(call(), other, 3) == ""
 
 
 @pytest.mark.parametrize(
@@ -71,24 +71,24 @@ def test_calls_differ_by_who_calls_and_no_more() -> None:
 )
 def test_calls_that_say_nothing_of_copies(changes: dict[str, Any], said: str) -> None:
     one = call(**changes)
-    assert said in likeness.call_difference(one, one, 3)
+    assert said in counterparts.call_difference(one, one, 3)
 
 
 def test_even_slices_are_those_of_copies_too() -> None:
     one = call(primitive="reduce_scatter", options={"axis": 0})
-    assert likeness.call_difference(one, one, 3) == ""
+    assert counterparts.call_difference(one, one, 3) == ""
 
 
 def test_calls_that_are_not_the_same() -> None:
     other = call(replica_id=1, options={"op": "mean"})
-    assert "not the same options" in likeness.call_difference(call(), other, 3)
+    assert "not the same options" in counterparts.call_difference(call(), other, 3)
 
 
 def test_scopes_are_renamed_in_text() -> None:
     with tf.Graph().as_default():
         op = tf.constant(["x (replica_1/x:0) =", "replica_1"]).op
     value = op.node_def.attr["value"]
-    renaming = likeness.Renaming(
+    renaming = counterparts.Renaming(
         ("replica_1/", "replica_2/"),
         ("/device:CPU:1", "/device:CPU:2"),
         {
@@ -96,7 +96,7 @@ def test_scopes_are_renamed_in_text() -> None:
             "inputs/Next:1": "inputs/Next_1:0",
         },
     )
-    renamed = likeness.rename(value, renaming)
+    renamed = counterparts.rename(value, renaming)
     assert renamed.tensor.string_val[:] == [b"x (replica_2/x:0) =", b"replica_1"]
     for text, other in {
         b"/device:CPU:1, /device:CPU:10": b"/device:CPU:2, /device:CPU:10",
@@ -115,6 +115,6 @@ def test_what_nothing_depends_on_is_left_out() -> None:
         y = tf.cos(x)
         printed = tf.raw_ops.PrintV2(input="hello")
         ops = graph.get_operations()
-        live = likeness.live(ops, [y], {})
+        live = counterparts.live(ops, [y], {})
     assert [op.type for op in live] == ["Const", "Cos", "Const", "PrintV2"]
     assert printed in live

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.graph.cloning import pythons
-from replicator.graph.equal import likeness
+from replicator.graph.equal import counterparts
 from replicator.graph.ir import placeholder
 from replicator.graph.passes import random
 
@@ -100,7 +100,7 @@ def prove(
     Raises:
         CloneError: They differ; the message names the first difference.
     """
-    captured = likeness.captures(tf.compat.v1.get_default_graph())
+    captured = counterparts.captures(tf.compat.v1.get_default_graph())
     places: tuple[dict[int, int], dict[int, int]] = ({}, {})
     for k, column in enumerate(own):
         for s in (0, 1):
@@ -110,7 +110,7 @@ def prove(
             if id(external) in places[s]:
                 places[s][tensor_id] = places[s][id(external)]
     live = [
-        likeness.live(own_ops, roots, captured)
+        counterparts.live(own_ops, roots, captured)
         for own_ops, roots in zip(ops, returned, strict=True)
     ]
     _refuse_leaks(live[1], set(ops[0]), captured)
@@ -207,7 +207,8 @@ class _Proof:
             self._refuse("not the same control dependencies", one, two)
         if [t.dtype for t in one.outputs] != [t.dtype for t in two.outputs]:
             self._refuse("not the same dtypes", one, two)
-        if likeness.place(one.device, two.device, self._replicas.devices, 1) is None:
+        devices = self._replicas.devices
+        if counterparts.place(one.device, two.device, devices, 1) is None:
             self._refuse("not on corresponding devices", one, two)
         self._compare_attributes(one, two, level)
 
@@ -252,7 +253,7 @@ class _Proof:
         calls = placeholder.read(one), placeholder.read(two)
         if calls[0] is not None and calls[1] is not None:
             count = len(self._replicas.devices)
-            difference = likeness.call_difference(calls[0], calls[1], count)
+            difference = counterparts.call_difference(calls[0], calls[1], count)
             if difference:
                 self._refuse(difference, one, two)
         nodes = one.node_def.attr, two.node_def.attr
@@ -268,7 +269,7 @@ class _Proof:
                 continue
             if name == "seed2" and random.SEPARATED in nodes[1]:
                 self._compare_seeds(values[0].i, values[1].i, one, two)
-            elif names := likeness.function_names(values):
+            elif names := counterparts.function_names(values):
                 for first, second in zip(*names, strict=True):
                     self._compare_functions(first, second, one, two, level)
             elif name == "token" and one.type in pythons.OPS:
@@ -286,14 +287,14 @@ class _Proof:
         while self._unnamed:
             number, level, outside = self._unnamed.pop()
             for s in (0, 1):
-                for k, name in likeness.names(column[s] for column in outside):
+                for k, name in counterparts.names(column[s] for column in outside):
                     self._names[s][name] = f"\0{number}:{k}"
                 for n, op in enumerate(level.ops[s]):
                     self._names[s][op.name] = f"\0{number}.{n}"
         renamed = [
-            likeness.rename(
+            counterparts.rename(
                 value,
-                likeness.Renaming(
+                counterparts.Renaming(
                     (self._replicas.scopes[s], "\0/"),
                     (self._replicas.devices[s], "\0device"),
                     self._names[s],
@@ -355,7 +356,7 @@ class _Proof:
             {id(tensor): k for k, tensor in enumerate(graph.inputs)} for graph in graphs
         )
         live = [
-            likeness.live(
+            counterparts.live(
                 graph.get_operations(), [*outputs, *graph.control_outputs], places
             )
             for (graph, outputs), places in zip((first, second), own, strict=True)

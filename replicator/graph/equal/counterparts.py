@@ -1,4 +1,4 @@
-"""What corresponds on two replicas though it is not the same: `alike.py`'s vocabulary.
+"""What corresponds on two replicas though it is not the same: `proof.py`'s vocabulary.
 
 Pure functions of ops, attributes and calls; they change no graph.
 """
