@@ -38,7 +38,7 @@ def test_constants_that_differ(repl: replicator.Replicator) -> None:
     assert "not the same constant" in message
     for r in (0, 1):
         assert f"replica {r}: Const replica_{r}/" in message
-    assert message.count("test_alike.py") == 2
+    assert message.count("test_proof.py") == 2
 
 
 def test_ops_that_differ(repl: replicator.Replicator) -> None:
@@ -202,7 +202,7 @@ def test_what_a_copy_could_not_know(repl: replicator.Replicator, name: str) -> N
     message = refused(repl, lambda x: ASKED[name](repl, x), lambda: tf.constant(1.0))
     assert 'with build="clone"' in message
     assert "the other 1 are copies" in message
-    assert "test_alike.py" in message
+    assert "test_proof.py" in message
 
 
 CALLS: dict[str, tuple[Any, str]] = {
