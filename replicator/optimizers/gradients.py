@@ -19,7 +19,7 @@ from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.order import effects
 from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
 from replicator.optimizers.sparsity import Kind, as_kind, merge_all
-from replicator.primitives import all_gather, all_reduce, rows
+from replicator.primitives import all_gather, all_reduce, sparse
 from replicator.variables.replicated import ReplicatedVariable, plain
 
 
@@ -365,5 +365,5 @@ def _all_reduce_when(
         gathered = tf.IndexedSlices(values, indices, total.dense_shape)
         replicas = context.require("all_gather").num_replicas
         count = replicas if op == "mean" else 1
-        results.append(rows.add_up(gathered, count))
+        results.append(sparse.add_up(gathered, count))
     return results

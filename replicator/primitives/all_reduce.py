@@ -34,7 +34,7 @@ from replicator.primitives import (
     groups,
     packing,
     reductions,
-    rows,
+    sparse,
     sufficient,
 )
 
@@ -133,8 +133,8 @@ def _reduce_leaves(
     if weight is not None:
         return _weighted_mean(leaves, op, weight, group, policies, algorithm)
     policies = policies or [NO_POLICY] * len(leaves)
-    sparse = [isinstance(leaf, tf.IndexedSlices) for leaf in leaves]
-    dense = [k for k in range(len(leaves)) if not sparse[k]]
+    is_sparse = [isinstance(leaf, tf.IndexedSlices) for leaf in leaves]
+    dense = [k for k in range(len(leaves)) if not is_sparse[k]]
     reduced = (
         reduce_dense(
             [leaves[k] for k in dense],
@@ -148,8 +148,8 @@ def _reduce_leaves(
     )
     results = iter(reductions.as_leaves(op, reduced))
     return [
-        rows.reduce(leaf, op, group, policy) if is_sparse else next(results)
-        for leaf, is_sparse, policy in zip(leaves, sparse, policies, strict=True)
+        sparse.reduce(leaf, op, group, policy) if own else next(results)
+        for leaf, own, policy in zip(leaves, is_sparse, policies, strict=True)
     ]
 
 

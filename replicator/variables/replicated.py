@@ -179,17 +179,6 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
             return (self.storage.first,)
         return self.placement.outside(self.components)
 
-    @property
-    def initializer(self) -> tf.Operation:
-        """In a tf.Graph, the op that gives all components their initial values."""
-        self._settle_in_graph()
-        return _tf.HandleVariable.initializer.fget(self)
-
-    def _settle_in_graph(self) -> None:
-        """Called where code that is there for good is about to reach all components."""
-        if not tf.executing_eagerly():
-            self.storage.settle()
-
     # --- Reading ----------------------------------------------------------------------
 
     def _afterwards(self) -> contextlib.AbstractContextManager[None]:
@@ -356,19 +345,6 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
                     True,
                 )
         return self if tf.executing_eagerly() else _Written(self, op)
-
-    # --- As TensorFlow sees it --------------------------------------------------------
-
-    def __tf_tracing_type__(self, signature_context: Any) -> Any:
-        return saving.ThisVariable(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> tf.Variable:
-        raise errors.ReplicatorError(
-            errors.compose(
-                f"the replicated variable {self.name} cannot be copied.",
-                fix="create the copy under Replicator.context() and assign its value.",
-            )
-        )
 
 
 class _Written(ReplicatedVariable):

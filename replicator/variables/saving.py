@@ -72,6 +72,18 @@ class SavedAsOne(_tf.HandleVariable):
     """What ReplicatedVariable adds to how variables are saved: one value for all."""
 
     unbuilt: Any
+    storage: Any
+
+    @property
+    def initializer(self) -> tf.Operation:
+        """In a tf.Graph, the op that gives all components their initial values."""
+        self._settle_in_graph()
+        return _tf.HandleVariable.initializer.fget(self)
+
+    def _settle_in_graph(self) -> None:
+        """Called where code that is there for good is about to reach all components."""
+        if not tf.executing_eagerly():
+            self.storage.settle()
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         return {VALUE_KEY: self.read_value()}
@@ -124,3 +136,14 @@ class SavedAsOne(_tf.HandleVariable):
             )
         for component in self.outside:
             component.load(value, session)
+
+    def __tf_tracing_type__(self, signature_context: Any) -> Any:
+        return ThisVariable(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> tf.Variable:
+        raise errors.ReplicatorError(
+            errors.compose(
+                f"the replicated variable {self.name} cannot be copied.",
+                fix="create the copy under Replicator.context() and assign its value.",
+            )
+        )

@@ -13,17 +13,13 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import tensorflow as tf
 
 from replicator import context, errors
 from replicator.variables.placement import Mirrored, Placement
 from replicator.variables.synchronizer import AllReduce
-
-if TYPE_CHECKING:
-    from replicator.variables.replicated import ReplicatedVariable
-
 
 _MOST_NAMES = 3  # that a note lists
 _NEEDS = "components needed"  # a finding of builds
@@ -68,13 +64,13 @@ class Storage:
         self.settled_at: str | None = None
         self._mirrored = mirrored
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
-        self._slots: list[weakref.ref[ReplicatedVariable]] = []
+        self._slots: list[weakref.ref[Any]] = []
 
-    def add_slot(self, slot: ReplicatedVariable) -> None:
+    def add_slot(self, slot: Any) -> None:
         """Notes what an optimizer has created to go with the variable."""
         self._slots.append(weakref.ref(slot))
 
-    def slots(self) -> list[ReplicatedVariable]:
+    def slots(self) -> list[Any]:
         """Returns what optimizers have created to go with the variable."""
         return [slot for ref in self._slots if (slot := ref()) is not None]
 
@@ -88,7 +84,7 @@ class Storage:
         if self.placement.owner is not None and self.settled_at is None:
             self.settled_at = errors.user_line()
 
-    def mirror(self, variable: ReplicatedVariable, why: str) -> None:
+    def mirror(self, variable: Any, why: str) -> None:
         """Gives each replica a component, which begins with what the one holds now.
 
         Args:
@@ -107,17 +103,17 @@ class Need:
     """That each replica needs a component of a variable which one of them owns.
 
     Attributes:
-        variable: The variable.
+        variable: The ReplicatedVariable.
         why: What needs it, e.g. "used in a function with jit_compile=True".
         line: The user's line.
     """
 
-    variable: ReplicatedVariable
+    variable: Any
     why: str
     line: str
 
 
-def need_components(variable: ReplicatedVariable, why: str) -> None:
+def need_components(variable: Any, why: str) -> None:
     """Notes that each replica needs a component of a variable which one of them owns.
 
     The build goes on, to find out what else it needs; what comes of it is discarded.
@@ -175,7 +171,7 @@ def mirror(build: context.Build, needs: Iterable[Need]) -> NoReturn:
     raise context.BuildAgain
 
 
-def notes(variables: Iterable[ReplicatedVariable]) -> tuple[str, ...]:
+def notes(variables: Iterable[Any]) -> tuple[str, ...]:
     """Returns which variables are mirrored that were to have an owner, and why."""
     names: dict[str, list[str]] = {}
     for variable in variables:

@@ -20,7 +20,7 @@ SHARED = {
     "packing",
     "reductions",
     "rooted",
-    "rows",
+    "sparse",
     "shares",
     "sufficient",
     "table",

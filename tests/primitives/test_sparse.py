@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator.graph.ir.placeholder import NO_POLICY
-from replicator.primitives import rows
+from replicator.primitives import sparse
 from tests import helpers
 
 
@@ -24,7 +24,7 @@ def test_the_sums_are_those_of_the_dense_rows(
         tf.constant(indices, tf.int64, [len(indices)]),
         tf.constant([6, 2], tf.int64),
     )
-    added = rows.add_up(slices, count)
+    added = sparse.add_up(slices, count)
     assert list(added.indices.numpy()) == list(dict.fromkeys(indices))
     assert added.values.dtype == dtype
     dense = np.zeros([6, 2])
@@ -42,7 +42,7 @@ def test_all_replicas_have_the_same_rows_in_replica_order() -> None:
         slices = tf.IndexedSlices(
             tf.fill([2, 1], r + 1.0), tf.constant([2 - r, 9]), tf.constant([10, 1])
         )
-        reduced = rows.reduce(slices, "mean", (0, 1, 2), NO_POLICY)
+        reduced = sparse.reduce(slices, "mean", (0, 1, 2), NO_POLICY)
         return reduced.values, reduced.indices
 
     values, indices = repl.run(step_fn)
