@@ -30,7 +30,7 @@ from replicator.step import (
     repair,
     step_arguments,
 )
-from replicator.variables import python_calls, storage
+from replicator.variables import locks, python_calls, storage
 
 _FEED = "replicator_feed"
 _MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once
@@ -44,15 +44,17 @@ class State:
     looked up by them, and goes when they go.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: locks.StepLock) -> None:
+        self.lock = lock
         self.prepared: Callable[[], Any] | None = None
+        self.traces_again = False
         self.feed: feeds.Feed | None = None
         self.plan: plans.Plan | None = None
         self.step: Callable[[], Step | None] = lambda: None  # a weak reference
 
     def trace_again(self) -> None:
         """Forgets what was traced; the next call traces the step again."""
-        self.prepared = None
+        self.prepared, self.traces_again = None, True
 
     def feed_in(self, graph: tf.Graph) -> feeds.Feed | None:
         """Returns the inputs in a tf.Graph, which are kept with it and not here."""
@@ -195,8 +197,11 @@ class Step:
     def _eager_call(self) -> Callable[[], Any]:
         """Returns what runs the step, which is traced at the first call."""
         with self._settings.lock:  # a thread that waits here finds it traced
-            if self._state.prepared is None:
-                self._state.prepared = self._trace()
+            while self._state.prepared is None:
+                self._state.traces_again = False
+                traced = self._trace()
+                if not self._state.traces_again:  # while it was traced, that is
+                    self._state.prepared = traced
             return self._state.prepared
 
     def _trace(self) -> Callable[[], Any]:
@@ -315,7 +320,9 @@ class Steps:
         _, state = self._find(step_fn, input_fn, input_mode, steps_per_call)
         if state.prepared is not None and _runs_here():
             with self._settings.lock:
-                return state.prepared()
+                prepared = state.prepared  # another thread may have had it forgotten
+                if prepared is not None:
+                    return prepared()
         return self.get(step_fn, input_fn, input_mode, steps_per_call)()
 
     def get(
@@ -350,7 +357,9 @@ class Steps:
         """Returns what there is of a step."""
         step_arguments.check(step_fn, input_fn, input_mode, steps_per_call)
         function = self._functions.get(step_fn, StepFunction)
-        state = function.states.get(input_fn, State, input_mode, steps_per_call)
+        state = function.states.get(
+            input_fn, lambda: State(self._settings.lock), input_mode, steps_per_call
+        )
         return function, state
 
     def _warn_of_new_functions(

@@ -16,6 +16,8 @@ from replicator import _tf, context, errors
 from replicator.graph.order import effects
 from replicator.variables import storage
 
+_USED = "used in a function with jit_compile=True"
+
 
 def function_around() -> Any | None:
     """Returns the graph of the compiled function that is being traced for all replicas.
@@ -45,6 +47,9 @@ def handle_by_call(function: Any, variable: Any, key: str) -> tf.Tensor:
     def own_handle() -> tf.Tensor:
         if context.current() is None:
             _check_outside(function, variable, inside)
+            return variable.components[0].handle
+        # It may have been traced in a build that failed, when this was noted.
+        _note_need(variable)
         return variable.handle
 
     like = variable.components[0].handle
@@ -58,8 +63,35 @@ def note_use(variable: Any) -> None:
     XLA reaches only what is on the device that it compiles for: of a variable that one
     replica owns, the others need a component of their own.
     """
-    if variable.placement.owner is not None and function_around() is not None:
-        storage.need_components(variable, "used in a function with jit_compile=True")
+    if function_around() is not None:
+        _note_need(variable)
+
+
+def _note_need(variable: Any) -> None:
+    if variable.placement.owner is not None:
+        storage.need_components(variable, _USED)
+
+
+def outside_handle(variable: Any) -> tf.Tensor | None:
+    """Returns the handle of a variable in a compiled function outside of all steps.
+
+    XLA compiles it for the first device, so that a component has to be there.
+
+    Returns:
+        None elsewhere than in such a function.
+
+    Raises:
+        UnsupportedError: Another replica's device has the only component, and code that
+            was built before relies on that.
+    """
+    if tf.executing_eagerly() or _tf.in_save_context():
+        return None
+    if _tf.compiled_function(tf.compat.v1.get_default_graph(), None) is None:
+        return None
+    if variable.placement.owner:
+        need = storage.Need(variable, _USED, errors.user_line())
+        storage.mirror_all([need])
+    return variable.components[0].handle
 
 
 def _check_outside(function: Any, variable: Any, inside: tf.Tensor) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -208,27 +209,34 @@ class VariableFactory:
         if seed is not None:
             placement = Seeded(seed)
         del own["initial_value"]
+
+        def initial_value(r: int) -> Any:
+            eager = tf.executing_eagerly()
+            value = first.read_value() if eager else first.initial_value
+            return placement.written(value, first, r)
+
         others = [
-            self._component(first, placement, r, **own)
+            self._component(first, functools.partial(initial_value, r), r, **own)
             for r in range(1, len(self._devices))
         ]
         return [first, *others], placement
 
     def _component(
-        self, first: tf.Variable, placement: Placement, replica_id: int, **own: Any
+        self,
+        first: tf.Variable,
+        initial_value: Callable[[], Any],
+        replica_id: int,
+        **own: Any,
     ) -> tf.Variable:
         """Creates a replica's component of a variable that has one already."""
-
-        def initial_value() -> tf.Tensor:
-            eager = tf.executing_eagerly()
-            value = first.read_value() if eager else first.initial_value
-            return tf.identity(placement.written(value, first, replica_id))
-
         name = first.name.partition(":")[0].split("/")[-1]
         own.update(name=f"{name}/replica_{replica_id}", dtype=first.dtype)
         with tf.device(self._devices[replica_id]):
             return _tf.ResourceVariable(
-                initial_value, trainable=False, collections=[], **own
+                lambda: tf.identity(initial_value()),
+                trainable=False,
+                collections=[],
+                **own,
             )
 
     def mirrored(self, variable: ReplicatedVariable) -> list[tf.Variable]:
@@ -241,14 +249,17 @@ class VariableFactory:
         """
         first, owner = variable.components[0], variable.placement.owner
         with self._creating():
+            eager = tf.executing_eagerly()
+            value = first.read_value() if eager else first.initial_value
             components = [
                 first
                 if r == owner
-                else self._component(first, Mirrored(), r, shape=first.shape)
+                else self._component(first, lambda: value, r, shape=first.shape)
                 for r in range(len(self._devices))
             ]
-            if not tf.executing_eagerly():
-                variable._initializer_op = _initializer(components)
+            if not eager:  # what initializes the variable may be known elsewhere by now
+                added = [one.initializer for one in components if one is not first]
+                _tf.add_control_inputs(variable.initializer, added)
         return components
 
     @contextlib.contextmanager

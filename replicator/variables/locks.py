@@ -7,9 +7,13 @@ of them, in one order. Reading takes no lock.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 from replicator import _tf, errors
+
+_PATIENCE = 60.0  # seconds
 
 
 class StepLock:
@@ -39,3 +43,24 @@ class StepLock:
 
     def __exit__(self, *about: object) -> None:
         self._lock.release()
+
+    @contextlib.contextmanager
+    def also_held(self) -> Iterator[None]:
+        """Holds the lock in this block, in a thread that holds another one already.
+
+        Raises:
+            ContextError: Whoever holds it seems to wait for that other one.
+        """
+        if not self._lock.acquire(timeout=_PATIENCE):
+            raise errors.ContextError(
+                errors.compose(
+                    "two Replicators build steps at the same time, and each has to "
+                    "change variables that the other one uses.",
+                    [f"at {errors.user_line()}"],
+                    'build the steps in one thread, or use variables="mirrored".',
+                )
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()

@@ -94,6 +94,11 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         return self.storage.placement
 
     @property
+    def lock(self) -> locks.StepLock:
+        """What is held while components are written."""
+        return self._lock
+
+    @property
     def policy(self) -> OperandPolicy:
         """How what is reduced for the variable is communicated."""
         how = self.storage.synchronizer
@@ -115,7 +120,8 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
             if _tf.asked_by_writer():
                 python_calls.refuse_write(self)
                 self._settle_in_graph()
-            return self._handle
+            compiled_for = compiled.outside_handle(self)
+            return self._handle if compiled_for is None else compiled_for
         if replica.build.devices != self._devices:
             raise errors.ContextError(
                 errors.compose(

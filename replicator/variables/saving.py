@@ -74,12 +74,6 @@ class SavedAsOne(_tf.HandleVariable):
     unbuilt: Any
     storage: Any
 
-    @property
-    def initializer(self) -> tf.Operation:
-        """In a tf.Graph, the op that gives all components their initial values."""
-        self._settle_in_graph()
-        return _tf.HandleVariable.initializer.fget(self)
-
     def _settle_in_graph(self) -> None:
         """Called where code that is there for good is about to reach all components."""
         if not tf.executing_eagerly():
@@ -134,6 +128,7 @@ class SavedAsOne(_tf.HandleVariable):
                     fix="run its assign(value) in the session.",
                 )
             )
+        self.storage.settle()
         for component in self.outside:
             component.load(value, session)
 

@@ -10,6 +10,7 @@ into a user's own tf.function or tf.Graph cannot be, and settles it for good.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from typing import Any, NoReturn, Protocol
 import tensorflow as tf
 
 from replicator import context, errors
+from replicator.variables import locks
 from replicator.variables.placement import Mirrored, Placement
 from replicator.variables.synchronizer import AllReduce
 
@@ -27,6 +29,10 @@ _NEEDS = "components needed"  # a finding of builds
 
 class User(Protocol):
     """What was traced with a variable's components, and can be traced again."""
+
+    @property
+    def lock(self) -> locks.StepLock:
+        """What is held while it runs."""
 
     def trace_again(self) -> None:
         """Forgets what was traced."""
@@ -91,11 +97,15 @@ class Storage:
             variable: The variable that this is the storage of.
             why: What needs it, and where, for plans.
         """
-        self.components = tuple(self._mirrored(variable))
-        self.placement, self.why_mirrored = Mirrored(), why
-        for user in self._users:
-            user.trace_again()
-        self._users.clear()
+        users = list(self._users)
+        with contextlib.ExitStack() as stack:  # steps of other Replicators, too
+            for lock in dict.fromkeys([variable.lock, *(user.lock for user in users)]):
+                stack.enter_context(lock.also_held())
+            self.components = tuple(self._mirrored(variable))
+            self.placement, self.why_mirrored = Mirrored(), why
+            for user in users:
+                user.trace_again()
+            self._users.clear()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,10 +151,24 @@ def meet_needs(build: context.Build) -> None:
 
 
 def mirror(build: context.Build, needs: Iterable[Need]) -> NoReturn:
-    """Gives each replica a component of some variables, and of their slots.
+    """Gives each replica a component of some variables, for a build that needs them.
 
     Raises:
         BuildAgain: To build with these.
+        UnsupportedError: What was built before reaches the one component there is.
+    """
+    for variable in mirror_all(needs):
+        build.knowledge["mirrored", variable.key] = True
+    raise context.BuildAgain
+
+
+def mirror_all(needs: Iterable[Need]) -> list[Any]:
+    """Gives each replica a component of some variables, and of their slots.
+
+    Returns:
+        Those that had an owner.
+
+    Raises:
         UnsupportedError: What was built before reaches the one component there is.
     """
     owned = {
@@ -167,8 +191,7 @@ def mirror(build: context.Build, needs: Iterable[Need]) -> NoReturn:
             )
     for variable, need in owned.values():
         variable.storage.mirror(variable, f"{need.why}, at {need.line}")
-        build.knowledge["mirrored", variable.key] = True
-    raise context.BuildAgain
+    return [variable for variable, _ in owned.values()]
 
 
 def notes(variables: Iterable[Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -140,22 +141,37 @@ def test_functions_outside_of_steps(writes: str) -> None:
     assert float(outside()) != before
 
 
-def test_in_a_session_what_was_initialized_before_stays() -> None:
-    with tf.Graph().as_default():
+@pytest.mark.parametrize("how", ["load", "saver"])
+def test_in_a_session_what_was_written_before_stays(how: str, tmp_path: Any) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         repl, v, optimizer, forward = _make(2, "sharded")
-        tf.compat.v1.global_variables_initializer()
+        session.run(tf.compat.v1.global_variables_initializer())
+        if how == "load":
+            v.load(VALUE, session)
+        else:
+            tf.compat.v1.train.Saver([v])
         with pytest.raises(errors.UnsupportedError, match="build this step first"):
             repl.run(_step(repl, jit(forward), v, optimizer))
 
 
-def test_in_a_session_all_components_are_initialized() -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_in_a_session_all_components_are_initialized(early: bool) -> None:
+    """Also by what was asked for before the step is built."""
     losses = {}
     for variables in ("mirrored", "sharded"):
         with tf.Graph().as_default():
             repl, v, optimizer, forward = _make(2, variables)
+            if early:
+                early_op = tf.compat.v1.variables_initializer([v])
             loss = repl.run(_step(repl, jit(forward), v, optimizer))
             values = [c.read_value() for c in v.components]
-            with tf.compat.v1.train.MonitoredSession() as session:
+            with tf.compat.v1.Session() as session:
+                rest = set(tf.compat.v1.global_variables()) - {v} if early else None
+                if early:
+                    session.run(early_op)
+                    session.run(tf.compat.v1.variables_initializer(list(rest)))
+                else:
+                    session.run(tf.compat.v1.global_variables_initializer())
                 losses[variables] = [session.run(loss) for _ in range(3)]
                 one, two = session.run(values)
         np.testing.assert_array_equal(one, two)
@@ -183,3 +199,110 @@ def test_what_is_saved_after_it_moved(tmp_path: Any) -> None:
     np.testing.assert_array_equal(helpers.components(second), [VALUE + 9] * 3)
     tf.train.Checkpoint(v=v, second=second).read(path)
     np.testing.assert_array_equal(helpers.components(second), [VALUE] * 3)
+
+
+def test_a_need_that_a_failed_build_has_found() -> None:
+    """The compiled function is traced once, in the step_fn that raises."""
+    repl, v, _, _ = _make(3, "sharded")
+    compiled = jit(lambda x: x * tf.reduce_sum(v))
+
+    def step_fn(fail: bool) -> Any:
+        value = compiled(2.0)
+        if fail:
+            raise ZeroDivisionError
+        return value
+
+    with pytest.raises(ZeroDivisionError):
+        repl.run(lambda: step_fn(True))
+    np.testing.assert_array_equal(list(repl.run(lambda: step_fn(False))), [30.0] * 3)
+
+
+def test_what_was_refused_once_is_refused_again() -> None:
+    repl, v, optimizer, forward = _make(2, "sharded")
+    tf.function(lambda: repl.run(lambda: v.assign_add(tf.ones_like(v))))()
+    step = _step(repl, jit(forward), v, optimizer)
+    for _ in range(2):
+        with pytest.raises(errors.UnsupportedError, match="build this step first"):
+            repl.run(step)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_compiled_functions_outside_of_steps(moved: bool) -> None:
+    """They are compiled for the first device, wherever the owners are."""
+    repl = helpers.make(3, variables="sharded", build="trace")
+    with repl.context():
+        values = [tf.Variable(VALUE + k) for k in range(3)]
+    assert {v.owner for v in values} == {0, 1, 2}
+    inside = jit(lambda: tf.add_n([tf.reduce_sum(v) for v in values]))
+    if moved:
+        repl.run(lambda: inside())
+    outside = jit(lambda: tf.add_n([tf.reduce_sum(v) for v in values]))
+    for v in values:
+        v.assign_add(tf.ones_like(v))
+    for function in [outside, inside] if moved else [outside]:
+        assert float(function()) == sum(float(tf.reduce_sum(v)) for v in values)
+
+
+def test_a_keras_model_that_is_compiled_predicts_outside_of_steps() -> None:
+    repl = helpers.make(3, variables="sharded", build="trace")
+    with repl.context():
+        layers = [tf.keras.layers.Dense(4) for _ in range(3)]
+        model = tf.keras.Sequential([tf.keras.Input([2]), *layers])
+        model.compile(loss="mse", jit_compile=True)
+    x = np.ones([5, 2], np.float32)
+    np.testing.assert_allclose(model.predict(x, verbose=0), model(x), rtol=1e-5)
+
+
+def test_threads_of_two_replicators_that_share_a_variable() -> None:
+    """No write of the one is lost while the other gives the variable components."""
+    for _ in range(3):
+        one, v, optimizer, forward = _make(3, "sharded")
+        two = helpers.make(3, variables="sharded", build="trace")
+        stop = threading.Event()
+        failed: list[BaseException] = []
+
+        def write(repl: Any = two, stop: Any = stop, failed: Any = failed) -> None:
+            try:
+                while not stop.is_set():
+                    repl.run(step_fn)
+            except BaseException as error:
+                failed.append(error)
+
+        def step_fn(v: Any = v) -> None:
+            v.assign_add(tf.ones_like(v))
+
+        two.run(step_fn)
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            one.run(_step(one, jit(forward), v, optimizer))
+        finally:
+            stop.set()
+            thread.join()
+        assert not failed
+        first, *others = helpers.components(v)
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+
+
+def test_threads_of_one_replicator() -> None:
+    repl, v, optimizer, forward = _make(2, "sharded")
+    plain = _step(repl, forward, v, optimizer)
+    repl.run(plain)
+    failed: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            for _ in range(50):
+                repl.run(plain)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=train) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    repl.run(_step(repl, jit(forward), v, optimizer))
+    for thread in threads:
+        thread.join()
+    assert not failed
+    helpers.assert_replicas_equal([v])
