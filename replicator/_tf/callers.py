@@ -80,6 +80,20 @@ _BY_HANDLE = re.compile(
 )
 
 
+def older_optimizer_asks() -> bool:
+    """Whether what asks for a variable's handle is an older optimizer of legacy Keras.
+
+    These write what is behind it, by ops of their own, and tell nobody.
+    """
+    asking = sys._getframe(2).f_globals.get("__name__", "")  # behind `handle`
+    return bool(_OLDER.match(asking))
+
+
+_OLDER = re.compile(
+    r"(tensorflow\.python\.keras|tf_keras)\.(.*\.)?(optimizer_v2|legacy)(\.|$)"
+)
+
+
 def optimizer_is_summing() -> bool:
     """Whether the caller is called by a Keras optimizer that sums its gradients.
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -116,7 +116,11 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         """The handle of the built replica's component; outside a step, number 0's."""
         replica = context.current()
         if replica is None:
-            self._refuse_v1_update()
+            if len(self.outside) > 1:
+                if _tf.v1_optimizer_applying():
+                    self._refuse_update("tf.compat.v1.train")
+                if _tf.older_optimizer_asks():
+                    self._refuse_update("legacy Keras, of the older kind,")
             if _tf.asked_by_writer():
                 python_calls.refuse_write(self)
                 self._settle_in_graph()
@@ -148,17 +152,16 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         """
         return self.placement.handle_on(self, replica_id, aliases)
 
-    def _refuse_v1_update(self) -> None:
-        """Raises if a v1 optimizer is about to write component 0 alone."""
-        if len(self.outside) > 1 and _tf.v1_optimizer_applying():
-            raise errors.ContextError(
-                errors.compose(
-                    f"an optimizer of tf.compat.v1.train updates variable {self.name} "
-                    "outside a step, where it would reach replica 0 only.",
-                    [f"at {errors.user_line()}"],
-                    "apply its gradients inside a step_fn.",
-                )
+    def _refuse_update(self, family: str) -> NoReturn:
+        """Raises where an optimizer is about to write one component alone."""
+        raise errors.ContextError(
+            errors.compose(
+                f"an optimizer of {family} updates variable {self.name} outside a "
+                "step, where it would reach replica 0 only.",
+                [f"at {errors.user_line()}"],
+                "apply its gradients inside a step_fn.",
             )
+        )
 
     @property
     def op(self) -> tf.Operation:

@@ -120,6 +120,26 @@ def test_variable_of_slot_knows_what_each_family_makes_slots_for(family: str) ->
     assert any(primary is weights for primary in seen)
 
 
+def test_older_optimizers_ask_for_handles():
+    seen = []
+
+    class Variable(type(tf.Variable(1.0))):
+        @property
+        def handle(self):
+            seen.append(_tf.older_optimizer_asks())
+            return super().handle
+
+    for make, older in (
+        (tf_keras.optimizers.legacy.Adam, True),
+        (tf_keras.optimizers.Adam, False),
+        (tf.keras.optimizers.Adam, False),
+    ):
+        variable = Variable([1.0, 2.0])
+        seen.clear()
+        make().apply_gradients([(tf.ones([2]), variable)])
+        assert any(seen) == older
+
+
 def test_writers_are_told_from_readers_where_they_ask_for_a_handle():
     seen = []
 

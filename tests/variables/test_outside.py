@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import replicator
 from tests import helpers
@@ -52,17 +53,22 @@ def test_gradients_taken_around_a_step_are_whole_or_refused(mode: str) -> None:
 
 
 @pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "plain"])
-@pytest.mark.parametrize("family", ["v1", "keras", "sonnet"])
+@pytest.mark.parametrize("family", ["v1", "keras", "legacy", "older", "sonnet"])
+@pytest.mark.parametrize("how", ["eager", "function"])
 def test_updates_outside_a_step_reach_every_replica_or_are_refused(
-    family: str, wrapped: bool
+    how: str, family: str, wrapped: bool
 ) -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, variables="mirrored")
     with repl.context():
         variable = tf.Variable([1.0, 2.0])
         if family == "v1":
             optimizer = v1.train.MomentumOptimizer(0.5, 0.9)
         elif family == "keras":
             optimizer = tf.keras.optimizers.SGD(0.5, momentum=0.9)
+        elif family == "legacy":
+            optimizer = tf_keras.optimizers.Adam(0.5)
+        elif family == "older":
+            optimizer = tf_keras.optimizers.legacy.Adam(0.5)
         else:
             sonnet = pytest.importorskip("sonnet")
             optimizer = sonnet.optimizers.Momentum(0.5, 0.9)
@@ -77,8 +83,9 @@ def test_updates_outside_a_step_reach_every_replica_or_are_refused(
                 optimizer.apply_gradients([(gradient, variable)])
 
         try:
-            update()
+            (tf.function(update) if how == "function" else update)()
         except replicator.ReplicatorError as error:
             assert "Fix:" in str(error)
+            assert family in ("v1", "older")
     helpers.assert_replicas_equal([variable])
     assert np.isfinite(variable.numpy()).all()
