@@ -70,6 +70,8 @@ class Wrapped:
         given.check(type(self).__name__, grads, variables)
         if weight is not None:
             weight = all_reduce.as_weight(type(self).__name__, weight)
+        elif self._replicator_combiner.op == "mean":
+            weight = replica.weight
         return self._replicator_combiner.apply(
             replica, grads, variables, weight, prepare, apply
         )
