@@ -65,6 +65,7 @@ from replicator._tf.frames import (
 from replicator._tf.functions import (
     add_input,
     called_graphs,
+    capture_at_call,
     capture_by_call,
     copy_functions,
     count_functions,
@@ -136,6 +137,7 @@ __all__ = [
     "called_by_runtime",
     "called_graphs",
     "capture_all",
+    "capture_at_call",
     "capture_by_call",
     "CombinedContext",
     "compiled_function",

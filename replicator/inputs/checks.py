@@ -11,6 +11,8 @@ import tensorflow as tf
 from replicator import errors
 from replicator.primitives import base
 
+DATASETS = (tf.data.Dataset, tf.compat.v1.data.Dataset)
+
 
 def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> None:
     """Raises InputError if an input_fn has returned what cannot feed a replica."""
@@ -83,7 +85,7 @@ def specs(element: Any) -> Any:
 
 def source_kind(source: Any) -> str:
     """Returns what an input_fn has returned, in words."""
-    if isinstance(source, tf.data.Dataset | tf.compat.v1.data.Dataset):
+    if isinstance(source, DATASETS):
         return "a Dataset"
     if isinstance(source, tf.data.Iterator) or hasattr(source, "__next__"):
         return "an iterator"

@@ -66,16 +66,20 @@ def agree(
             return broadcast.broadcast(value, root=0)
         has_mean = variable.dtype.is_floating or variable.dtype.is_complex
         if how == tf.VariableAggregation.MEAN or has_mean:
-            return _combined(value, "mean", variable.placement.owner)
+            # Statistics of a batch without examples, which may be NaN, count nothing.
+            weight = replica.examples
+            return _combined(value, "mean", variable.placement.owner, weight)
         check = replica.build.options.check
         return _checked_equal(value, variable.name) if check else value
 
 
-def _combined(value: tf.Tensor, op: str, owner: int | None) -> tf.Tensor:
+def _combined(
+    value: tf.Tensor, op: str, owner: int | None, weight: Any = None
+) -> tf.Tensor:
     """Reduces a value over all replicas, for the replica that owns the variable."""
     if owner is None:
-        return all_reduce.all_reduce(value, op)
-    return all_reduce.combine([value], op, None, [owner])[0]
+        return all_reduce.all_reduce(value, op, weight)
+    return all_reduce.combine([value], op, weight, [owner])[0]
 
 
 def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | None:
