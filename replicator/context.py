@@ -189,25 +189,21 @@ class ReplicaContext:
         The replica's share of the examples of the global batch, a float32 scalar. All
         replicas' add up to 1 in every step, so that steps weigh alike.
         """
-        count = self.examples
-        if count is None:
+        if self.shard is None:
             return None
+        count = tf.cast(self.shard.count, tf.float32)
         return tf.math.divide_no_nan(count, tf.cast(self.shard.total, tf.float32))
 
     @property
     def examples(self) -> Any:
         """How many examples the replica was dealt, a float32 scalar.
 
-        None if it is not known, or known to be equal on all replicas.
+        None if that is not known, or known to be equal on all replicas.
         """
         if self.shard is None:
             return None
         count, total = map(tf.get_static_value, (self.shard.count, self.shard.total))
-        if (
-            count is not None
-            and total is not None
-            and count * self.num_replicas == total
-        ):
+        if None not in (count, total) and count * self.num_replicas == total:
             return None
         return tf.cast(self.shard.count, tf.float32)
 

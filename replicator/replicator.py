@@ -10,6 +10,7 @@ from typing import Any
 from replicator import devices, methods, optimizers, running
 from replicator.costs import cost, rates
 from replicator.graph.order.effects import Ledger
+from replicator.interop import distribute
 from replicator.options import Options
 from replicator.primitives import groups
 from replicator.step import building, draft, registry
@@ -147,7 +148,11 @@ class Replicator(running.Running, methods.InStep):
             >>> for component in v.components: print(component.device)
             /job:localhost/replica:0/task:0/device:CPU:0
             /job:localhost/replica:0/task:0/device:CPU:1
+
+        Raises:
+            ContextError: Called under a strategy of tf.distribute with replicas.
         """
+        distribute.refuse_strategy("context")
         return building.replicated_variables(self._settings.factory)
 
     @methods.in_own_steps

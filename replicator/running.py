@@ -39,10 +39,10 @@ class Running:
         tf.Graph, fetching any output runs the whole step on all replicas.
 
         Example:
-            >>> dataset = tf.data.Dataset.range(4)  # dealt to the replicas
-            >>> for x in repl.run(lambda x, y: x * y, dataset, args=(10,)): print(x)
-            tf.Tensor(0, shape=(), dtype=int64)
-            tf.Tensor(10, shape=(), dtype=int64)
+            >>> data = tf.data.Dataset.from_tensor_slices([1.0, 2.0])  # is dealt
+            >>> for x in repl.run(lambda x, y: x * y, data, args=(2.5,)): print(x)
+            tf.Tensor(2.5, shape=(), dtype=float32)
+            tf.Tensor(5.0, shape=(), dtype=float32)
 
         Args:
             step_fn: Called once per device when the step is built; with the element of

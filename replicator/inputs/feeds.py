@@ -41,6 +41,11 @@ class Feed(abc.ABC):
         """Starts from the first element again, if the feed has a state."""
 
     @property
+    def divides(self) -> bool:
+        """Whether the elements are `Shard`s, of which step_fn is given the inside."""
+        return False
+
+    @property
     def goes_on(self) -> bool:
         """Whether there is something that goes on from step to step."""
         return False
@@ -158,6 +163,11 @@ class ShardsFeed(Feed):
         """Pulls the whole, and divides it."""
         with tf.device(self._device):
             return self._divide(self._whole.pull())
+
+    @property
+    def divides(self) -> bool:
+        """True."""
+        return True
 
     @property
     def goes_on(self) -> bool:

@@ -96,10 +96,11 @@ def _arguments(draft: Draft, replica_id: int) -> tuple[list[Any], Shard | None]:
     further = draft.further[replica_id]
     if draft.elements is None:
         return list(further), None
-    element = draft.elements[replica_id]
-    shard = element if isinstance(element, Shard) else None
-    own = element if shard is None else shard.element
-    return step_arguments.arranged(draft.step_fn, own, further), shard
+    element, shard = draft.elements[replica_id], None
+    if draft.feed is not None and draft.feed.divides:
+        shard = element
+        element = shard.element
+    return step_arguments.arranged(draft.step_fn, element, further), shard
 
 
 def check_results(draft: Draft) -> None:

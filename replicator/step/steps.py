@@ -18,6 +18,7 @@ from replicator import _tf, context, errors, values
 from replicator.costs import cost
 from replicator.graph.order import ordering
 from replicator.inputs import feeds
+from replicator.interop import distribute
 from replicator.plan import plan as plans
 from replicator.primitives import table
 from replicator.step import building, draft, loops, outputs, repair, step_arguments
@@ -146,6 +147,7 @@ class Step:
         prepared = self._state.prepared
         with self._settings.lock:  # a thread that waits here finds it traced
             if handed.key not in prepared:
+                distribute.refuse_strategy("run")
                 step_arguments.check_takes(self._asked, handed.num_args)
                 prepared[handed.key] = self._trace(handed)
                 if len(prepared) == MANY_BUILDS:
@@ -190,6 +192,7 @@ class Step:
 
     def _build(self, graph: tf.Graph, handed: Handed) -> Any:
         """Builds the step into the graph at hand; returns symbolic values."""
+        distribute.refuse_strategy("run")
         step_arguments.check_takes(self._asked, handed.num_args)
         with self._settings.lock:  # threads have one feed in a graph, too
             feed = self._feed()
