@@ -38,8 +38,8 @@ def padded(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
 
 def check_batches(spec: Any) -> None:
     """Raises InputError unless elements of a spec are batches."""
-    leaves = tf.nest.flatten(spec)
-    if leaves and all(getattr(leaf, "shape", tf.TensorShape([])) for leaf in leaves):
+    shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec)]
+    if shapes and all(shape is not None and shape.rank for shape in shapes):
         return
     raise errors.InputError(
         errors.compose(

@@ -99,7 +99,7 @@ class Given:
             raise self._refused(
                 f"the variable {errors.shown(getattr(value, 'name', value))}",
                 "step_fn uses variables, models and optimizers as it finds them around "
-                "it; pass variable.read_value() for the value of now.",
+                "it; pass tf.identity(variable) for the value of now.",
             )
         try:
             if checks.source_kind(value) != "a tensor structure":
