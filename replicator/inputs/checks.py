@@ -35,6 +35,29 @@ def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> 
         )
 
 
+def check_here(dataset: tf.data.Dataset) -> None:
+    """Raises InputError unless a Dataset belongs to the outermost context at hand."""
+    variant = tf.data.experimental.to_variant(dataset)
+    symbolic = tf.is_symbolic_tensor(variant)
+    if tf.executing_eagerly():
+        if not symbolic:
+            return
+        where = "of another graph, or a function's own (an argument of it, say)"
+    elif symbolic and variant.graph is tf.compat.v1.get_default_graph():
+        return
+    else:
+        where = "of another graph" if symbolic else "made eagerly"
+    raise errors.InputError(
+        errors.compose(
+            f"the inputs are a Dataset {where}, whose iterator could not go on from "
+            "step to step here.",
+            [f"at {errors.user_line()}"],
+            "make the Dataset where the step is run from, outside of tf.functions, in "
+            "the same tf.Graph if there is one; or pass an input_fn that makes it.",
+        )
+    )
+
+
 def check_element(element: Any, what: str, giver: Any) -> None:
     """Raises InputError unless an element is a nest of tensors.
 

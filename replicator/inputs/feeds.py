@@ -200,6 +200,7 @@ def make_feed(
         InputError: What it returns cannot feed a step.
     """
     if isinstance(inputs, checks.DATASETS):
+        checks.check_here(inputs)
         # A copy: what is kept for a dataset may not hold it, or both would stay.
         sources: list[Any] = [copy.copy(inputs)]
     else:
