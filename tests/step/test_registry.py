@@ -117,7 +117,10 @@ def test_a_dataset_of_another_graph_is_refused() -> None:
     with tf.Graph().as_default(), pytest.raises(InputError, match="another graph"):
         repl.run(_echo, data)
     eager = tf.data.Dataset.range(8)
-    with tf.Graph().as_default(), pytest.raises(InputError, match="(?s)made eagerly.*Fix: "):
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(InputError, match="(?s)made eagerly.*Fix: "),
+    ):
         repl.run(_echo, eager)
 
     @tf.function
