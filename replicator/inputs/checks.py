@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import _tf, errors
 from replicator.primitives import base
 
 DATASETS = (tf.data.Dataset, tf.compat.v1.data.Dataset)
@@ -33,6 +33,30 @@ def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> 
                 'return a tf.data.Dataset, or use input_mode="per_replica".',
             )
         )
+
+
+def called(
+    function: Callable[..., Any], arguments: Sequence[Any], what: str = "input_fn"
+) -> Any:
+    """Calls an input_fn, or a function that one has returned.
+
+    Raises:
+        InputError: It is another library's, and is to be called in another way. What
+            the user's own code raises passes.
+    """
+    try:
+        return function(*arguments)
+    except TypeError as error:
+        if _tf.passed_user_code(error):
+            raise
+        raise errors.InputError(
+            errors.compose(
+                f"{what} {name_of(function)} cannot be called with {len(arguments)} "
+                f"arguments: {errors.told(error)}.",
+                [f"at {errors.user_line()}"],
+                "pass a function of your own, which takes an InputContext, or nothing.",
+            )
+        ) from error
 
 
 def check_here(dataset: tf.data.Dataset) -> None:

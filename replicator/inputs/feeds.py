@@ -67,7 +67,7 @@ class ValuesFeed(Feed):
         for source, device in zip(self._sources, self._devices, strict=True):
             with tf.device(device), tf.control_dependencies(before):
                 if checks.source_kind(source) == "a function":
-                    element = source()
+                    element = checks.called(source, (), "the function")
                     checks.check_element(element, "the function", source)
                 else:
                     element = source
@@ -240,7 +240,7 @@ def _sources(
     sources: list[Any] = []
     for pipeline_id in range(count):
         info = InputContext(pipeline_id, num_replicas, pipeline_id, count)
-        source = input_fn(info) if takes_context else input_fn()
+        source = checks.called(input_fn, (info,) if takes_context else ())
         checks.check_source(source, input_fn, input_mode)
         sources.append(source)
         if not takes_context and isinstance(source, tf.data.Dataset):

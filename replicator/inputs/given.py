@@ -11,6 +11,7 @@ import copy
 from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from replicator import _tf, errors
@@ -40,7 +41,12 @@ class Given:
         self._what, self._num_replicas = what, num_replicas
         self.leaves: list[Any] = []
         self.each = False
-        self._numbered, self.key = self._taken(values)
+        try:
+            self._numbered, self.key = self._taken(values)
+        except RecursionError:
+            raise self._refused(
+                "a nest that is too deep, or holds itself", "pass a flat structure."
+            ) from None
         if not self.leaves and what != "args":
             raise self._refused("no tensor", "pass tensors or arrays.")
 
@@ -79,6 +85,7 @@ class Given:
             numbered, key = [own for own, _ in taken], tuple(own for _, own in taken)
             return _like(value, numbered), (kind, key)
         if isinstance(value, Mapping):
+            self._check_keys(value)
             pairs = {name: self._taken(own) for name, own in value.items()}
             made = copy.copy(value) if isinstance(value, MutableMapping) else {}
             made.update({name: own for name, (own, _) in pairs.items()})
@@ -91,8 +98,19 @@ class Given:
             return len(self.leaves) - 1, key
         return len(self.leaves) - 1, tf.type_spec_from_value(leaf)
 
+    def _check_keys(self, value: Mapping[Any, Any]) -> None:
+        try:
+            sorted(value)
+        except TypeError as error:
+            raise self._refused(
+                f"a dict whose keys cannot be sorted ({errors.told(error)})",
+                "let the keys of a dict be of one type, such as texts.",
+            ) from error
+
     def _leaf(self, value: Any) -> Any:
         """Returns a leaf as a tensor, or of tensors."""
+        if type(value) in (float, bool, np.float32):
+            return tf.convert_to_tensor(value)
         if isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value):
             return value
         if _is_variable(value):

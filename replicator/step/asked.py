@@ -99,3 +99,19 @@ class Handed:
                 self._args.of_each_replica(own), devices, strict=True
             )
         ]
+
+
+NOTHING = Handed(Asked(callable), (), 0)
+
+
+def handed(asked: Asked, args: Sequence[Any], num_replicas: int) -> Handed:
+    """Returns the values of one call.
+
+    Args:
+        asked: What was asked for.
+        args: Of this call, in place of those that were.
+        num_replicas: How many replicas there are.
+    """
+    if not args and not asked.by_value:
+        return NOTHING
+    return Handed(asked, args, num_replicas)

@@ -14,7 +14,7 @@ from replicator import errors
 from replicator.inputs import checks
 from replicator.plan import plan as plans
 from replicator.step import cache, draft, step_arguments
-from replicator.step.asked import Asked, Handed
+from replicator.step.asked import Asked, handed
 from replicator.step.state import State, StepFunction
 from replicator.step.steps import MANY_BUILDS, Step, runs_here
 
@@ -37,11 +37,11 @@ class Steps:
         """Calls a step; quickly, if it is ready to run."""
         _, state = self._find(asked)
         if state.prepared and runs_here():
-            handed = Handed(asked, asked.args, len(self._settings.devices))
-            prepared = state.prepared.get(handed.key)
+            given = handed(asked, asked.args, len(self._settings.devices))
+            prepared = state.prepared.get(given.key)
             if prepared is not None:
                 with self._settings.lock:
-                    return prepared(handed.leaves)
+                    return prepared(given.leaves)
         return self.get(asked)()
 
     def get(self, asked: Asked) -> Step:
@@ -115,7 +115,7 @@ class Steps:
         count = len(self._settings.devices)
         if self._said_whole or count == 1 or not asked.by_value:
             return
-        if not Handed(asked, (), count).is_whole:
+        if not handed(asked, (), count).is_whole:
             return
         self._said_whole = True
         logging.warning(

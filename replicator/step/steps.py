@@ -21,7 +21,15 @@ from replicator.inputs import feeds
 from replicator.interop import distribute
 from replicator.plan import plan as plans
 from replicator.primitives import table
-from replicator.step import building, draft, loops, outputs, repair, step_arguments
+from replicator.step import (
+    asked,
+    building,
+    draft,
+    loops,
+    outputs,
+    repair,
+    step_arguments,
+)
 from replicator.step.asked import Asked, Handed
 from replicator.step.state import Call, State, StepFunction
 from replicator.variables import python_calls
@@ -45,13 +53,13 @@ class Step:
     def __init__(
         self,
         settings: draft.Settings,
-        asked: Asked,
+        what: Asked,
         keep_plan: Callable[[plans.Plan], None],
         function: StepFunction,
         state: State,
     ) -> None:
         self._settings = settings
-        self._asked = asked
+        self._asked = what
         self._keep_plan = keep_plan
         self._function = function
         self._state = state
@@ -88,7 +96,7 @@ class Step:
                 )
             )
         python_calls.refuse_step()
-        handed = Handed(self._asked, args or self._asked.args, self._count)
+        handed = asked.handed(self._asked, args or self._asked.args, self._count)
         if not runs_here():
             return self._build(tf.compat.v1.get_default_graph(), handed)
         with self._settings.lock:
@@ -130,7 +138,7 @@ class Step:
             ContextError: In a graph or inside a step, before the step is built.
         """
         if self._state.plan is None and runs_here():
-            self._eager_call(Handed(self._asked, self._asked.args, self._count))
+            self._eager_call(asked.handed(self._asked, self._asked.args, self._count))
         plan = self._state.plan
         if plan is None:
             raise errors.ContextError(
