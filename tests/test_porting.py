@@ -151,7 +151,8 @@ def test_clipping_before_apply_clips_what_was_not_combined() -> None:
         return tf.clip_by_global_norm([gradient], 1.0)[0][0]
 
     def combined(repl: Any, gradient: Any) -> Any:
-        return clipped(repl, repl.all_reduce(gradient, "mean"))
+        mean = repl.all_reduce(gradient, "mean", weight=repl.weight)
+        return clipped(repl, mean)
 
     assert not _same(_replicas(tf.reduce_mean, change=clipped), _one_device(clip=1.0))
     assert _same(_replicas(tf.reduce_mean, change=combined), _one_device(clip=1.0))
