@@ -80,10 +80,10 @@ def _empty(spec: Any) -> Any:
     """Returns a batch of no examples."""
     if isinstance(spec, tf.RaggedTensorSpec):
         splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
-        inner = [size or 0 for size in spec.shape[spec.ragged_rank + 1 :]]
+        inner = [size or 0 for size in spec.shape.as_list()[spec.ragged_rank + 1 :]]
         values = tf.zeros([0, *inner], spec.dtype)
         return tf.RaggedTensor.from_nested_row_splits(values, splits)
-    shape = [0, *(size or 0 for size in spec.shape[1:])]
+    shape = [0, *(size or 0 for size in spec.shape.as_list()[1:])]
     if isinstance(spec, tf.SparseTensorSpec):
         nowhere = tf.zeros([0, len(shape)], tf.int64)
         return tf.SparseTensor(nowhere, tf.zeros([0], spec.dtype), shape)

@@ -94,7 +94,7 @@ class Given:
         self.leaves.append(leaf)
         if isinstance(leaf, tf.Tensor):
             shape = leaf.shape
-            key = leaf.dtype, None if shape.rank is None else tuple(shape)
+            key = leaf.dtype, None if shape.rank is None else tuple(shape.as_list())
             return len(self.leaves) - 1, key
         return len(self.leaves) - 1, tf.type_spec_from_value(leaf)
 

@@ -86,7 +86,7 @@ def batch_size(batch: Any) -> int | tf.Tensor:
                 fix="feed batches of examples, e.g. dataset.batch(64).",
             )
         )
-    known = {leaf.shape[0] for leaf in leaves} - {None}
+    known = {leaf.shape.as_list()[0] for leaf in leaves} - {None}
     if len(known) > 1:
         raise errors.InputError(
             errors.compose(
