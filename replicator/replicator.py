@@ -12,6 +12,7 @@ import tensorflow as tf
 from replicator import devices, errors, methods, optimizers
 from replicator.costs import cost, rates
 from replicator.graph.order.effects import Ledger
+from replicator.keras import model as keras_model
 from replicator.options import Options
 from replicator.plan import plan as plans
 from replicator.primitives import groups
@@ -322,6 +323,35 @@ class Replicator(methods.InStep):
         return optimizers.wrap_optimizer(
             optimizer, self.devices, op, accumulation_steps
         )
+
+    @methods.in_own_steps
+    def keras_model(self, model: Any) -> Any:
+        """Makes a Keras 3 model's fit, evaluate and predict run on the replicas.
+
+        In place: the model keeps its class, config and files. Each batch is the global
+        batch, split over the replicas, and its numbers are those of one device.
+
+        Example:
+            >>> with repl.context():
+            ...     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+            ...     model.compile(optimizer="sgd", loss="mse")
+            >>> _ = repl.keras_model(model)
+            >>> x, y = tf.ones([9, 4]), tf.ones([9, 1])
+            >>> history = model.fit(x, y, batch_size=4, epochs=2, verbose=0).history
+            >>> history["loss"][1] < history["loss"][0]
+            True
+
+        Args:
+            model: Made under `context()`, and compiled there, before or after.
+
+        Returns:
+            The model.
+
+        Raises:
+            ContextError: The model or its optimizer was made outside of the context.
+            ArgumentError: It is no model of Keras 3.
+        """
+        return keras_model.replicate(self, model)
 
     # --- Groups -----------------------------------------------------------------------
 
