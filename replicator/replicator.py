@@ -11,6 +11,7 @@ from replicator import devices, methods, optimizers, running
 from replicator.costs import cost, rates
 from replicator.graph.order.effects import Ledger
 from replicator.interop import distribute
+from replicator.keras import model as keras_model
 from replicator.options import Options
 from replicator.primitives import groups
 from replicator.step import building, draft, registry
@@ -188,8 +189,37 @@ class Replicator(running.Running, methods.InStep):
                 is unknown.
         """
         return optimizers.wrap_optimizer(
-            optimizer, self.devices, op, accumulation_steps
+            optimizer, self.devices, op, accumulation_steps, self.context
         )
+
+    @methods.in_own_steps
+    def keras_model(self, model: Any) -> Any:
+        """Makes a Keras 3 model's fit, evaluate and predict run on the replicas.
+
+        In place: the model keeps its class, config and files. Each batch is the global
+        batch, split over the replicas, and its numbers are those of one device.
+
+        Example:
+            >>> with repl.context():
+            ...     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+            ...     model.compile(optimizer="sgd", loss="mse")
+            >>> _ = repl.keras_model(model)
+            >>> x, y = tf.ones([9, 4]), tf.ones([9, 1])
+            >>> history = model.fit(x, y, batch_size=4, epochs=2, verbose=0).history
+            >>> history["loss"][1] < history["loss"][0]
+            True
+
+        Args:
+            model: Made under `context()`, and compiled there, before or after.
+
+        Returns:
+            The model.
+
+        Raises:
+            ContextError: The model or its optimizer was made outside of the context.
+            ArgumentError: It is no model of Keras 3.
+        """
+        return keras_model.replicate(self, model)
 
     # --- Groups -----------------------------------------------------------------------
 

@@ -194,6 +194,19 @@ def test_a_train_step_of_keras_is_a_step_fn(mode: str) -> None:
     np.testing.assert_allclose(float(results["mae"]), absolute, rtol=1e-5)
 
 
+def test_a_train_step_of_keras_takes_batches_of_any_size() -> None:
+    """Also one that leaves a replica none, whose loss is no number."""
+    repl = helpers.make(3)
+    model = _compiled(repl, _wrapped)
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(3)
+    weights = np.ones([3, 1])
+    for k in (0, 3, 6):
+        repl.run(model.train_step, data, input_mode="global_batch")
+        x, y = _X[k : k + 3], _Y[k : k + 3]
+        weights = weights - _RATE * 2 * x.T @ (x @ weights - y) / len(x)
+        np.testing.assert_allclose(model.get_weights()[0], weights, rtol=1e-4)
+
+
 @pytest.mark.parametrize("loop", ["fit", "train_on_batch"])
 def test_a_loop_of_keras_that_trains_on_one_device_is_warned_of_once(
     loop: str, caplog: pytest.LogCaptureFixture

@@ -26,12 +26,14 @@ class Wrapped:
 
     Attributes:
         _replicator_devices: Where the replicas run whose gradients are combined.
+        _replicator_creating: Returns a block in which new variables are replicated.
         _replicator_options: What to make a Combiner of.
         _replicator_combiners: The Combiner of each instance. There is more than one
             instance where the class makes another one, by `from_config`, say.
     """
 
     _replicator_devices: tuple[str, ...]
+    _replicator_creating: Callable[[], Any]
     _replicator_options: tuple[str, int, str, bool]
     _replicator_combiners: weakref.WeakKeyDictionary[Any, gradients.Combiner]
 
@@ -72,6 +74,8 @@ class Wrapped:
         given.check(type(self).__name__, grads, variables)
         if weight is not None:
             weight = all_reduce.as_weight(type(self).__name__, weight)
+        elif id(self) in replica.weighed:
+            replica.weighed.remove(id(self))
         elif self._replicator_combiner.op == "mean":
             one = self._replicator_combiner.accumulation_steps == 1
             # Over several steps, each of them weighs alike.
