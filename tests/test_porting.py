@@ -227,6 +227,16 @@ def test_a_loop_of_keras_that_trains_on_one_device_is_warned_of_once(
     assert not train(helpers.make(2), lambda repl: tf.keras.optimizers.SGD(0.1))
 
 
+def test_a_model_that_runs_on_replicas_is_not_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also where a last batch of one example is left to one device."""
+    repl = helpers.make(2)
+    model = repl.keras_model(_compiled(repl, _wrapped))
+    model.fit(_X[:5], _Y[:5], batch_size=4, verbose=0)
+    assert not [r for r in caplog.records if "Keras'" in r.getMessage()]
+
+
 def test_an_optimizer_that_is_applied_outside_by_hand_is_not_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -174,13 +174,13 @@ _ASKERS = ("tensorflow.", "keras.", "tf_keras.", "sonnet.")
 def keras_loop() -> str | None:
     """Returns which of Keras' training loops is running: "fit", "predict", ...
 
-    Of those that a step calls, where one is being built: what is around the step does
-    not count.
+    What is around a step that is being built does not count, nor does a loop that
+    calls Replicator for each batch, as that of `Replicator.keras_model` does.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         module = _module(frame)
-        if module == "replicator.step.building":
+        if module.startswith(("replicator.step.building", "replicator.keras.")):
             return None
         name = frame.f_code.co_name.removeprefix("tf__")
         if name in _LOOPS and module in _TRAINERS:
