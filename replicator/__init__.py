@@ -1,12 +1,18 @@
 """Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
 from replicator.errors import (
+    ArgumentError,
+    CloneError,
     ContextError,
     DeadlockError,
+    DependencyError,
     DeviceError,
     InputError,
+    InternalError,
     MismatchError,
+    PerReplicaError,
     ReplicatorError,
+    UnsupportedError,
 )
 from replicator.inputs.input_context import InputContext
 from replicator.primitives.groups import Group, Partition
@@ -16,17 +22,23 @@ from replicator.values import PerReplica
 from replicator.variables.replicated import ReplicatedVariable
 
 __all__ = [
+    "ArgumentError",
+    "CloneError",
     "ContextError",
     "DeadlockError",
+    "DependencyError",
     "DeviceError",
     "Extremum",
     "Group",
     "InputContext",
     "InputError",
+    "InternalError",
     "MismatchError",
     "Partition",
     "PerReplica",
+    "PerReplicaError",
     "ReplicatedVariable",
     "Replicator",
     "ReplicatorError",
+    "UnsupportedError",
 ]

@@ -15,6 +15,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from replicator import _tf, errors
 from replicator.graph.ir.placeholder import Facts, Gradient
 from replicator.graph.order.effects import Claim, Ledger
@@ -164,6 +166,9 @@ class ReplicaContext:
         receipts: A scalar zero for each call that handed something to other replicas
             and received nothing, for `Replicator.linked`.
         reads: What it has read of variables.
+        shard: What the replica was dealt of a global batch, an `inputs.shards.Shard`.
+        weighed: The optimizers whose loss is multiplied already by what the replica
+            weighs, by their ids, until they apply its gradients.
     """
 
     build: Build
@@ -177,6 +182,33 @@ class ReplicaContext:
     trace_anew: Callable[[], None] = lambda: None
     receipts: list[Any] = dataclasses.field(default_factory=list)
     reads: Recent = dataclasses.field(default_factory=Recent)
+    shard: Any = None
+    weighed: set[int] = dataclasses.field(default_factory=set)
+
+    @property
+    def weight(self) -> Any:
+        """What means over the replicas weigh this one by, or None if all weigh alike.
+
+        The replica's share of the examples of the global batch, a float32 scalar. All
+        replicas' add up to 1 in every step, so that steps weigh alike.
+        """
+        if self.shard is None:
+            return None
+        count = tf.cast(self.shard.count, tf.float32)
+        return tf.math.divide_no_nan(count, tf.cast(self.shard.total, tf.float32))
+
+    @property
+    def examples(self) -> Any:
+        """How many examples the replica was dealt, a float32 scalar.
+
+        None if that is not known, or known to be equal on all replicas.
+        """
+        if self.shard is None:
+            return None
+        count, total = map(tf.get_static_value, (self.shard.count, self.shard.total))
+        if None not in (count, total) and count * self.num_replicas == total:
+            return None
+        return tf.cast(self.shard.count, tf.float32)
 
     @property
     def device(self) -> str:
@@ -223,6 +255,22 @@ class ReplicaContext:
             yield
         finally:
             self.writing = before
+
+    @contextlib.contextmanager
+    def weighing(self, shard: Any) -> Iterator[None]:
+        """In this block, means over the replicas weigh this one by its examples.
+
+        Wrapped optimizers do so, unless they are given a weight.
+
+        Args:
+            shard: What the replica was dealt of a global batch, with its number of
+                examples and that of the batch.
+        """
+        before, self.shard = self.shard, shard
+        try:
+            yield
+        finally:
+            self.shard = before
 
     @contextlib.contextmanager
     def backward_pass(self) -> Iterator[None]:

@@ -105,6 +105,28 @@ class InStep:
         replica.build.refuse_copies("replica_id")
         return replica.replica_id
 
+    @property
+    @in_own_steps
+    def weight(self) -> Any:
+        """Inside a step: what means over the replicas are to weigh this one by.
+
+        With `input_mode="global_batch"` or `remainder="pad"` its share of the examples
+        of all replicas, a float32 scalar, 0 where it has none: all_reduce(x, "mean",
+        weight=repl.weight) of means over a replica's examples is the mean over all of
+        them. None where all replicas weigh alike.
+
+        Example:
+            >>> batches = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 6.0]).batch(3)
+            >>> def step_fn(x):  # [1, 2] and [6]
+            ...     return repl.all_reduce(tf.reduce_mean(x), "mean", repl.weight)
+            >>> float(repl.run(step_fn, batches, input_mode="global_batch"))
+            3.0
+
+        Raises:
+            ContextError: Read outside a step.
+        """
+        return context.require("weight").weight
+
     @in_own_steps
     def logical_device(self, index: int) -> Any:
         """Inside a step: a tf.device block for one of this replica's own devices.

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
-from replicator import devices, errors, methods, optimizers
+from replicator import devices, methods, optimizers, running
 from replicator.costs import cost, rates
 from replicator.graph.order.effects import Ledger
+from replicator.interop import distribute
+from replicator.keras import model as keras_model
 from replicator.options import Options
-from replicator.plan import plan as plans
 from replicator.primitives import groups
-from replicator.step import building, draft, steps
+from replicator.step import building, draft, registry
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 
-_do_not_convert = tf.autograph.experimental.do_not_convert
 
-
-class Replicator(methods.InStep):
+class Replicator(running.Running, methods.InStep):
     """Runs a training step written for one device on many, in one TensorFlow graph.
 
     Source: the interface of TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465).
@@ -115,8 +112,7 @@ class Replicator(methods.InStep):
             ledger=Ledger(),
             lock=lock,
         )
-        self._steps = steps.Steps(self._settings, self._keep_plan)
-        self._plan: plans.Plan | None = None
+        self._steps = registry.Steps(self._settings, self._keep_plan)
 
     # --- Who am I ---------------------------------------------------------------------
 
@@ -140,7 +136,7 @@ class Replicator(methods.InStep):
         """
         return self._settings.devices
 
-    # --- Building and running ---------------------------------------------------------
+    # --- Variables and optimizers -----------------------------------------------------
 
     @methods.in_own_steps
     def context(self) -> contextlib.AbstractContextManager[None]:
@@ -155,139 +151,12 @@ class Replicator(methods.InStep):
             >>> for component in v.components: print(component.device)
             /job:localhost/replica:0/task:0/device:CPU:0
             /job:localhost/replica:0/task:0/device:CPU:1
+
+        Raises:
+            ContextError: Called under a strategy of tf.distribute with replicas.
         """
+        distribute.refuse_strategy("context")
         return building.replicated_variables(self._settings.factory)
-
-    @_do_not_convert
-    def run(
-        self,
-        step_fn: Callable[..., Any],
-        input_fn: Callable[..., Any] | None = None,
-        input_mode: str = "per_replica",
-        steps_per_call: int = 1,
-    ) -> Any:
-        """Runs one step on all replicas, or builds it where a graph is being built.
-
-        Eagerly, the step is traced at the first call with these functions, and run at
-        each. Inside a tf.function or a tf.Graph it is built into that graph; in a
-        tf.Graph, fetching any output runs the whole step on all replicas.
-
-        Example:
-            >>> def input_fn():
-            ...     return tf.data.Dataset.range(4)  # dealt to the replicas
-            >>> for x in repl.run(lambda x: 10 * x, input_fn): print(x)
-            tf.Tensor(0, shape=(), dtype=int64)
-            tf.Tensor(10, shape=(), dtype=int64)
-
-        Args:
-            step_fn: Called once per device when the step is built; with the element of
-                its replica if there is an input_fn, else without arguments.
-            input_fn: Called once per device, with an InputContext if it has a
-                parameter. Returns a tf.data.Dataset, a function that returns an
-                element, or an element. A Dataset made without an InputContext is dealt
-                to the replicas: replica i sees elements i, i + R, i + 2R, ...
-            input_mode: "per_replica", or "per_worker": one pipeline, dealt.
-            steps_per_call: How many steps to run, each with inputs of its own, in a
-                loop inside the graph. For small steps that is faster than as many
-                calls, and otherwise the same.
-
-        Returns:
-            The structure that step_fn returned, with a PerReplica at each leaf; with
-            several steps per call, of their stacked values, [steps_per_call, ...].
-
-        Raises:
-            tf.errors.OutOfRangeError: The input is exhausted. No variable was changed
-                by the step that lacks it; those before it in the same call are done.
-            MismatchError: The replicas communicate or return differently.
-            DeadlockError: Replicas would wait for one another in a circle.
-            InputError: The input_fn cannot feed a step.
-            ArgumentError: step_fn cannot be called so, or a bad `steps_per_call`.
-            ContextError: Called inside a step.
-        """
-        return self._steps.run(step_fn, input_fn, input_mode, steps_per_call)
-
-    @_do_not_convert
-    def build(
-        self,
-        step_fn: Callable[..., Any],
-        input_fn: Callable[..., Any] | None = None,
-        input_mode: str = "per_replica",
-        steps_per_call: int = 1,
-    ) -> steps.Step:
-        """Returns the callable that `run` calls; the same one for the same functions.
-
-        Example:
-            >>> step = repl.build(lambda: repl.all_reduce(1.0))
-            >>> for x in step(): print(x)
-            tf.Tensor(2.0, shape=(), dtype=float32)
-            tf.Tensor(2.0, shape=(), dtype=float32)
-
-        Args:
-            step_fn: As for `run`.
-            input_fn: As for `run`.
-            input_mode: As for `run`.
-            steps_per_call: As for `run`.
-
-        Returns:
-            A `Step`: call it without arguments to run one. Its `initialize()` starts
-            the inputs over.
-
-        Raises:
-            InputError: The input_fn is no function, or `input_mode` is unknown.
-            ArgumentError: step_fn cannot be called so, or a bad `steps_per_call`.
-        """
-        return self._steps.get(step_fn, input_fn, input_mode, steps_per_call)
-
-    @property
-    def plan(self) -> plans.Plan:
-        """What the replicas communicate in the step that was built last, a `Plan`.
-
-        `repl.build(step_fn, input_fn).plan` is that of a step of your choice, which
-        need not have run.
-
-        Example:
-            >>> _ = repl.run(lambda: repl.all_reduce(tf.zeros([10]), "mean"))
-            >>> [(row.primitive, row.reduction, row.times) for row in repl.plan]
-            [('all_reduce', 'mean', 1)]
-
-        Raises:
-            ContextError: No step was built yet.
-        """
-        if self._plan is None:
-            raise errors.ContextError(
-                errors.compose(
-                    "the plan was asked for before any step was built.",
-                    [f"at {errors.user_line()}"],
-                    "run a step first, or ask for repl.build(step_fn, input_fn).plan, "
-                    "which builds a step without running it.",
-                )
-            )
-        return self._plan
-
-    def _keep_plan(self, plan: plans.Plan) -> None:
-        """Called when a step is built."""
-        self._plan = plan
-
-    @_do_not_convert
-    def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
-        """Starts the inputs of all steps over from their first elements.
-
-        Example:
-            >>> step = repl.build(lambda x: x, lambda: tf.data.Dataset.range(4))
-            >>> [int(x) for x in step()], [int(x) for x in step()]
-            ([0, 1], [2, 3])
-            >>> repl.initialize()
-            >>> [int(x) for x in step()]
-            [0, 1]
-
-        Args:
-            session: A plain Session, which needs this once before the first step; a
-                MonitoredSession does it by itself. None when eager.
-
-        Raises:
-            ArgumentError: `session` is no session.
-        """
-        self._steps.initialize(session)
 
     @methods.in_own_steps
     def wrap_optimizer(
@@ -322,8 +191,37 @@ class Replicator(methods.InStep):
                 is unknown.
         """
         return optimizers.wrap_optimizer(
-            optimizer, self.devices, op, accumulation_steps
+            optimizer, self.devices, op, accumulation_steps, self.context
         )
+
+    @methods.in_own_steps
+    def keras_model(self, model: Any) -> Any:
+        """Makes a Keras 3 model's fit, evaluate and predict run on the replicas.
+
+        In place: the model keeps its class, config and files. Each batch is the global
+        batch, split over the replicas, and its numbers are those of one device.
+
+        Example:
+            >>> with repl.context():
+            ...     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+            ...     model.compile(optimizer="sgd", loss="mse")
+            >>> _ = repl.keras_model(model)
+            >>> x, y = tf.ones([9, 4]), tf.ones([9, 1])
+            >>> history = model.fit(x, y, batch_size=4, epochs=2, verbose=0).history
+            >>> history["loss"][1] < history["loss"][0]
+            True
+
+        Args:
+            model: Made under `context()`, and compiled there, before or after.
+
+        Returns:
+            The model.
+
+        Raises:
+            ContextError: The model or its optimizer was made outside of the context.
+            ArgumentError: It is no model of Keras 3.
+        """
+        return keras_model.replicate(self, model)
 
     # --- Groups -----------------------------------------------------------------------
 

@@ -124,4 +124,4 @@ def test_public_docstring_has_an_example_that_runs(documented: Any) -> None:
 def test_examples_are_found_once() -> None:
     found = [example.name for example in _EXAMPLES]
     assert len(found) == len(set(found))
-    assert {"replicator.Replicator.run", "primitives.permute.shift"} <= {*found}
+    assert {"running.Running.run", "primitives.permute.shift"} <= {*found}

@@ -44,6 +44,18 @@ def test_every_error_is_a_replicator_error_and_a_builtin_one(name, base):
     assert error.__doc__
 
 
+def test_every_error_is_a_public_name() -> None:
+    found = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.ReplicatorError)
+    }
+    assert len(found) >= 12
+    assert found <= set(replicator.__all__)
+    for name in found:
+        assert getattr(replicator, name) is getattr(errors, name)
+
+
 @pytest.mark.parametrize("name", [*CLASSES, "ReplicatorError"])
 def test_errors_stay_what_they_are_under_autograph(name):
     """Autograph makes exceptions anew, or turns them into another class."""

@@ -28,6 +28,7 @@ def test_knows_its_devices(replicas):
 
 _CALLS = {
     "replica_id": lambda repl: repl.replica_id,
+    "weight": lambda repl: repl.weight,
     "all_reduce": lambda repl: repl.all_reduce(1.0),
     "broadcast": lambda repl: repl.broadcast(1.0),
     "all_gather": lambda repl: repl.all_gather(1.0),
@@ -205,8 +206,10 @@ def test_two_replicators_of_the_same_devices_keep_to_themselves():
 
 _IN_A_STEP = {
     "replica_id": lambda repl: repl.replica_id,
+    "weight": lambda repl: repl.weight,
     "logical_device": lambda repl: repl.logical_device(0),
     "context": lambda repl: repl.context(),
+    "keras_model": lambda repl: repl.keras_model(tf.keras.Model()),
     "wrap_optimizer": lambda repl: repl.wrap_optimizer(tf.keras.optimizers.SGD()),
     "group": lambda repl: repl.group([0, 1]),
     "groups": lambda repl: repl.groups([[0], [1]]),

@@ -164,3 +164,51 @@ def builder() -> str | None:
                 return None
         frame = frame.f_back
     return None
+
+
+def strategy_asked_by_library() -> bool:
+    """Whether `tf.distribute.get_strategy` is called by TensorFlow or one of its kin.
+
+    They follow the conventions of tf.distribute where it names several replicas: Keras,
+    for one, divides losses by their number, because its optimizers add up.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "get_strategy":
+        frame = frame.f_back
+    asker = frame and frame.f_back
+    while asker is not None and _module(asker).startswith(_AUTOGRAPH):
+        asker = asker.f_back
+    return asker is not None and _module(asker).startswith(_ASKERS)
+
+
+_AUTOGRAPH = "tensorflow.python.autograph."
+_ASKERS = ("tensorflow.", "keras.", "tf_keras.", "sonnet.")
+
+
+def keras_loop() -> str | None:
+    """Returns which of Keras' training loops is running: "fit", "predict", ...
+
+    What is around a step that is being built does not count, nor does a loop that
+    calls Replicator for each batch, as that of `Replicator.keras_model` does.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = _module(frame)
+        if module.startswith(("replicator.step.building", "replicator.keras.")):
+            return None
+        name = frame.f_code.co_name.removeprefix("tf__")
+        if name in _LOOPS and module in _TRAINERS:
+            return name
+        frame = frame.f_back
+    return None
+
+
+_LOOPS = (
+    *("fit", "evaluate", "predict"),
+    *("train_on_batch", "test_on_batch", "predict_on_batch"),
+)
+_TRAINERS = ("keras.src.backend.tensorflow.trainer", "tf_keras.src.engine.training")
+
+
+def _module(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))

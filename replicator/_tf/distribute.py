@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -19,8 +19,12 @@ def default_strategy() -> Any:
 
 
 @contextlib.contextmanager
-def distribution_mode(replica: Any = None, cross_replica: Any = None) -> Iterator[None]:
-    """In this block, tf.distribute answers as told, under the default strategy.
+def distribution_mode(
+    replica: Any = None,
+    cross_replica: Any = None,
+    strategy: Callable[[], Any] = default_strategy,
+) -> Iterator[None]:
+    """In this block, tf.distribute answers as told, by default under no strategy.
 
     Entering a strategy's scope, or a ReplicaContext, also changes what variables are
     created, and what summaries are written.
@@ -29,17 +33,33 @@ def distribution_mode(replica: Any = None, cross_replica: Any = None) -> Iterato
         replica: What `get_replica_context()` returns.
         cross_replica: The strategy of a cross-replica context, where it returns None.
             With neither: as outside of all scopes.
+        strategy: Called for what `get_strategy()` returns, each time.
     """
     if replica is None and cross_replica is None:
         mode = _distribute._get_default_replica_mode()
     else:
-        mode = _distribute._ThreadMode(default_strategy(), cross_replica, replica)
+        mode = _Mode(strategy, cross_replica, replica)
     stack = tf.compat.v1.get_default_graph()._distribution_strategy_stack
     stack.append(mode)
     try:
         yield
     finally:
         stack.pop()
+
+
+class _Mode(_distribute._ThreadMode):
+    """What tf.distribute looks at: attributes, of which one is asked for each time."""
+
+    def __init__(
+        self, strategy: Callable[[], Any], cross_replica: Any, replica: Any
+    ) -> None:
+        self._strategy = strategy
+        self.cross_replica_context = cross_replica
+        self.replica_context = replica
+
+    @property
+    def strategy(self) -> Any:
+        return self._strategy()
 
 
 class CombinedContext(tf.distribute.ReplicaContext):

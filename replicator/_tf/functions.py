@@ -153,6 +153,20 @@ def finish_function(
     return _control_flow_v2.create_new_tf_function(graph)
 
 
+def capture_at_call(closure: Callable[[], Any], spec: Any) -> Any:
+    """Returns what stands for the value that `closure` gives at each eager call.
+
+    In the function graph being traced. Of the public API, only arguments of a function
+    change from call to call, and a step has none.
+
+    Args:
+        closure: Called for each call, outside of all graphs.
+        spec: The tf.TypeSpec of what it returns.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    return graph.capture_call_time_value(closure, spec)
+
+
 def capture_by_call(
     graph: Any, key: str, like: tf.Tensor, closure: Callable[[], tf.Tensor]
 ) -> tf.Tensor:

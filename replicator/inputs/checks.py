@@ -8,8 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import _tf, errors
 from replicator.primitives import base
+
+DATASETS = (tf.data.Dataset, tf.compat.v1.data.Dataset)
 
 
 def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> None:
@@ -31,6 +33,53 @@ def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> 
                 'return a tf.data.Dataset, or use input_mode="per_replica".',
             )
         )
+
+
+def called(
+    function: Callable[..., Any], arguments: Sequence[Any], what: str = "input_fn"
+) -> Any:
+    """Calls an input_fn, or a function that one has returned.
+
+    Raises:
+        InputError: It is another library's, and is to be called in another way. What
+            the user's own code raises passes.
+    """
+    try:
+        return function(*arguments)
+    except TypeError as error:
+        if _tf.passed_user_code(error):
+            raise
+        raise errors.InputError(
+            errors.compose(
+                f"{what} {name_of(function)} cannot be called with {len(arguments)} "
+                f"arguments: {errors.told(error)}.",
+                [f"at {errors.user_line()}"],
+                "pass a function of your own, which takes an InputContext, or nothing.",
+            )
+        ) from error
+
+
+def check_here(dataset: tf.data.Dataset) -> None:
+    """Raises InputError unless a Dataset belongs to the outermost context at hand."""
+    variant = tf.data.experimental.to_variant(dataset)
+    symbolic = tf.is_symbolic_tensor(variant)
+    if tf.executing_eagerly():
+        if not symbolic:
+            return
+        where = "of another graph, or a function's own (an argument of it, say)"
+    elif symbolic and variant.graph is tf.compat.v1.get_default_graph():
+        return
+    else:
+        where = "of another graph" if symbolic else "made eagerly"
+    raise errors.InputError(
+        errors.compose(
+            f"the inputs are a Dataset {where}, whose iterator could not go on from "
+            "step to step here.",
+            [f"at {errors.user_line()}"],
+            "make the Dataset where the step is run from, outside of tf.functions, in "
+            "the same tf.Graph if there is one; or pass an input_fn that makes it.",
+        )
+    )
 
 
 def check_element(element: Any, what: str, giver: Any) -> None:
@@ -83,7 +132,7 @@ def specs(element: Any) -> Any:
 
 def source_kind(source: Any) -> str:
     """Returns what an input_fn has returned, in words."""
-    if isinstance(source, tf.data.Dataset | tf.compat.v1.data.Dataset):
+    if isinstance(source, DATASETS):
         return "a Dataset"
     if isinstance(source, tf.data.Iterator) or hasattr(source, "__next__"):
         return "an iterator"

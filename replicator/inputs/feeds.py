@@ -9,19 +9,18 @@ so that an exhausted input ends the step on every replica or on none.
 from __future__ import annotations
 
 import abc
-import warnings
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import errors
-from replicator.inputs import checks
+from replicator.inputs import checks, ends, iterators, shards
 from replicator.inputs.input_context import InputContext
 from replicator.primitives import base
 
 _CONTEXT_NAMES = ("ctx", "context", "input_context")  # asked for, even with a default
-_PREFETCH = 2  # steps that wait ready in memory, as in tf.distribute's own inputs
 
 
 class Feed(abc.ABC):
@@ -41,6 +40,19 @@ class Feed(abc.ABC):
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
         """Starts from the first element again, if the feed has a state."""
 
+    @property
+    def divides(self) -> bool:
+        """Whether the elements are `Shard`s, of which step_fn is given the inside."""
+        return False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something that goes on from step to step."""
+        return False
+
+    def warn_of_rest(self, ended: bool) -> None:  # noqa: B027, most have no end
+        """Warns once if elements at the end do not fill a round; see `ends.Warner`."""
+
 
 class ValuesFeed(Feed):
     """Elements that are functions, called in each build, or tensors."""
@@ -55,7 +67,7 @@ class ValuesFeed(Feed):
         for source, device in zip(self._sources, self._devices, strict=True):
             with tf.device(device), tf.control_dependencies(before):
                 if checks.source_kind(source) == "a function":
-                    element = source()
+                    element = checks.called(source, (), "the function")
                     checks.check_element(element, "the function", source)
                 else:
                     element = source
@@ -87,11 +99,13 @@ class DatasetFeed(Feed):
         per_step = len(devices) if self._dealt else 1
         targets = [None] if self._dealt else self._devices
         with tf.init_scope():
+            self._lengths = ends.Lengths(datasets, len(devices))
             self._datasets = [
-                _prefetched(dataset, device, per_step)
-                for dataset, device in zip(datasets, targets, strict=True)
+                iterators.prefetched(dataset, device, per_step)
+                for dataset, device in zip(self._lengths.datasets, targets, strict=True)
             ]
-            self._iterators = [_iterator(dataset) for dataset in self._datasets]
+            self._iterators = [iterators.make(dataset) for dataset in self._datasets]
+        self._warner = ends.Warner(self._lengths, len(devices))
 
     def pull(self) -> list[Any]:
         """Takes the next element of each replica."""
@@ -115,31 +129,118 @@ class DatasetFeed(Feed):
             session.run([iterator.initializer for iterator in self._iterators])
             return
         for dataset, iterator in zip(self._datasets, self._iterators, strict=True):
-            _restart(dataset, iterator)
+            iterators.restart(dataset, iterator)
+        self._lengths.start_over()  # what was read ahead is gone, nothing is new yet
+
+    @property
+    def goes_on(self) -> bool:
+        """True: the iterators do."""
+        return True
+
+    def warn_of_rest(self, ended: bool) -> None:
+        """Warns once if elements at the end do not fill a round."""
+        self._warner.warn(ended)
+
+
+class ShardsFeed(Feed):
+    """Elements that are parts of something: of a global batch, or of a round.
+
+    Args:
+        whole: Gives what is divided.
+        divide: Makes of what that pulls the replicas' parts.
+        device: Where that is done.
+    """
+
+    def __init__(
+        self,
+        whole: Feed,
+        divide: Callable[[list[Any]], list[shards.Shard]],
+        device: str,
+    ) -> None:
+        self._whole, self._divide, self._device = whole, divide, device
+
+    def pull(self) -> list[Any]:
+        """Pulls the whole, and divides it."""
+        with tf.device(self._device):
+            return self._divide(self._whole.pull())
+
+    @property
+    def divides(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the whole does."""
+        return self._whole.goes_on
+
+    def initialize(self, session: tf.compat.v1.Session | None) -> None:
+        """Starts the whole over."""
+        self._whole.initialize(session)
 
 
 def make_feed(
-    input_fn: Callable[..., Any], devices: Sequence[str], input_mode: str
+    inputs: Any, devices: Sequence[str], input_mode: str, remainder: str = "drop"
 ) -> Feed:
-    """Calls an input_fn and makes what it returns feed the replicas.
+    """Makes a Dataset, or what an input_fn returns, feed the replicas.
 
     Args:
-        input_fn: Takes an InputContext, or nothing; returns a Dataset, a function that
-            returns an element, or an element (a nest of tensors).
+        inputs: A Dataset; or an input_fn, which takes an InputContext, or nothing, and
+            returns a Dataset, a function that returns an element, or an element (a nest
+            of tensors).
         devices: `devices[r]` is where replica r runs.
         input_mode: "per_replica": input_fn is called once per replica; a Dataset made
             without an InputContext is dealt, element by element, since every replica
             would see all of it. "per_worker": it is called once, and dealt.
+            "global_batch": it is called once, and each element is split.
+        remainder: What becomes of a last round that has not an element for each
+            replica, "drop" or "pad".
 
     Raises:
         InputError: What it returns cannot feed a step.
     """
+    if isinstance(inputs, checks.DATASETS):
+        checks.check_here(inputs)
+        # A copy: what is kept for a dataset may not hold it, or both would stay.
+        sources: list[Any] = [copy.copy(inputs)]
+    else:
+        sources = _sources(inputs, len(devices), input_mode)
+    if isinstance(sources[0], checks.DATASETS):
+        checks.check_alike([source.element_spec for source in sources])
+        return _datasets_feed(sources, devices, input_mode, remainder)
+    return values_feed(sources, devices, input_mode)
+
+
+def values_feed(
+    sources: Sequence[Any], devices: Sequence[str], input_mode: str
+) -> Feed:
+    """Makes functions or tensors feed the replicas; see `make_feed`.
+
+    Args:
+        sources: One per replica; or one that is split.
+        devices: As there.
+        input_mode: As there.
+    """
+    if input_mode != "global_batch":
+        return ValuesFeed(sources, devices)
+    host = _host(devices[0])
+    return ShardsFeed(
+        ValuesFeed(sources[:1], [host]),
+        lambda whole: shards.split(whole[0], len(devices)),
+        host,
+    )
+
+
+def _sources(
+    input_fn: Callable[..., Any], num_replicas: int, input_mode: str
+) -> list[Any]:
+    """Calls an input_fn; returns what feeds each replica, or one source for all."""
     takes_context = _takes_context(input_fn)
-    count = 1 if input_mode == "per_worker" else len(devices)
+    count = num_replicas if input_mode == "per_replica" else 1
     sources: list[Any] = []
     for pipeline_id in range(count):
-        info = InputContext(pipeline_id, len(devices), pipeline_id, count)
-        source = input_fn(info) if takes_context else input_fn()
+        info = InputContext(pipeline_id, num_replicas, pipeline_id, count)
+        source = checks.called(input_fn, (info,) if takes_context else ())
         checks.check_source(source, input_fn, input_mode)
         sources.append(source)
         if not takes_context and isinstance(source, tf.data.Dataset):
@@ -154,10 +255,36 @@ def make_feed(
                 "return the same kind for every replica.",
             )
         )
-    if kinds == {"a Dataset"}:
-        checks.check_alike([source.element_spec for source in sources])
-        return DatasetFeed(sources, devices)
-    return ValuesFeed(sources, devices)
+    return sources
+
+
+def _datasets_feed(
+    datasets: Sequence[tf.data.Dataset],
+    devices: Sequence[str],
+    input_mode: str,
+    remainder: str,
+) -> Feed:
+    """Makes datasets, one for each replica or for all of them, feed the replicas."""
+    host, count = _host(devices[0]), len(devices)
+    if input_mode == "global_batch":
+        return ShardsFeed(
+            DatasetFeed(datasets, [host]),
+            lambda whole: shards.split(whole[0], count),
+            host,
+        )
+    if remainder == "drop":
+        return DatasetFeed(datasets, devices)
+    if len(datasets) == 1:
+        filled = ends.padded(datasets[0], count - 1)
+        return ShardsFeed(DatasetFeed([filled], devices), ends.weighed, host)
+    rounds = DatasetFeed([ends.together(datasets)], [host])
+    return ShardsFeed(rounds, lambda whole: ends.weighed(whole[0]), host)
+
+
+def _host(device: str) -> str:
+    """Returns the CPU beside a device."""
+    spec = tf.DeviceSpec.from_string(device)
+    return str(spec.replace(device_type="CPU", device_index=0).to_string())
 
 
 def _takes_context(input_fn: Callable[..., Any]) -> bool:
@@ -179,54 +306,6 @@ def _takes_context(input_fn: Callable[..., Any]) -> bool:
     return bool(required) or named
 
 
-def _prefetched(
-    dataset: tf.data.Dataset, device: str | None, per_step: int
-) -> tf.data.Dataset:
-    """Keeps the next elements ready, on the replica's device if that is no CPU."""
-    dataset = _without_autotuner(dataset)
-    if device is not None and tf.DeviceSpec.from_string(device).device_type != "CPU":
-        return dataset.apply(tf.data.experimental.prefetch_to_device(device, _PREFETCH))
-    return dataset.prefetch(_PREFETCH * per_step)
-
-
-def _without_autotuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Switches tf.data's autotuner off, unless the user has chosen.
-
-    TensorFlow 2.21 sometimes misses the end of an autotuner's thread and waits, holding
-    Python's lock, until the thread looks up by itself: up to a minute for each iterator
-    that is freed or started over. What is set to AUTOTUNE uses all cores instead.
-    """
-    with warnings.catch_warnings():
-        # In a tf.Graph TensorFlow warns that options may be unknown. Those of a loaded
-        # dataset are; to it, ours apply.
-        warnings.simplefilter("ignore")
-        chosen = dataset.options().autotune.enabled
-    if chosen is not None:
-        return dataset
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
-
-
-def _iterator(dataset: tf.data.Dataset) -> Any:
-    """Returns an iterator that `_restart` or its initializer can start over."""
-    if tf.executing_eagerly():
-        return iter(dataset)
-    iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
-    # A MonitoredSession runs the table initialisers; nothing more is needed there.
-    tf.compat.v1.add_to_collection(
-        tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer
-    )
-    return iterator
-
-
-def _restart(dataset: tf.data.Dataset, iterator: Any) -> None:
-    """Starts an eager iterator over, which a traced step has captured."""
-    (resource,) = tf.nest.flatten(iterator, expand_composites=True)
-    variant = tf.data.experimental.to_variant(dataset)
-    tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
-
-
 def _ops_of(element: Any) -> list[tf.Operation]:
     """Returns the ops that make an element's tensors."""
     tensors = tf.nest.flatten(element, expand_composites=True)
@@ -239,6 +318,16 @@ def _is_there(source: Any) -> bool:
     return checks.source_kind(source) != "a function" and not any(
         map(tf.is_symbolic_tensor, leaves)
     )
+
+
+def placed(values: Any, device: str) -> Any:
+    """Copies a nest of tensors, and None, to a device."""
+    with tf.device(device):
+        return tf.nest.map_structure(
+            lambda leaf: None if leaf is None else tf.identity(leaf),
+            values,
+            expand_composites=True,
+        )
 
 
 def _identities(element: Any, source: Any) -> Any:
@@ -255,32 +344,3 @@ def _identities(element: Any, source: Any) -> Any:
     except base.UNCONVERTED as error:
         told = f"what is no nest of tensors ({errors.told(error)})"
         raise checks.useless("the function", source, told) from error
-
-
-def columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
-    """Returns the tensors of all replicas' elements, [k][r], if their shapes are alike.
-
-    Raises:
-        CloneError: A static shape differs; what a step builds may depend on it.
-    """
-    flat = [tf.nest.flatten(element, expand_composites=True) for element in elements]
-    made = [list(column) for column in zip(*flat, strict=True)]
-    for column in made:
-        for r, tensor in enumerate(column):
-            if str(tensor.shape) != str(
-                column[0].shape
-            ):  # unknown ones are never equal
-                raise errors.CloneError(
-                    errors.compose(
-                        'with build="clone", all replicas are fed tensors of one '
-                        "static shape.",
-                        [
-                            f"replica 0: {column[0].shape}",
-                            f"replica {r}: {tensor.shape}",
-                        ],
-                        "let input_fn give equal shapes (of a Dataset, "
-                        "drop_remainder=True); or build every replica by itself, "
-                        'build="trace".',
-                    )
-                )
-    return made

@@ -3,8 +3,9 @@
 A layer that normalizes over the whole batch, say, asks
 `tf.distribute.get_replica_context()` who it is and communicates by what it is given.
 While a replica is built that is a context of ours, whose methods are the primitives.
-The strategy stays TensorFlow's default one, so that whoever asks `has_strategy()`
-(optimizers, metrics, whatever creates variables) behaves as on one device.
+To TensorFlow and its kin the strategy stays the default one, so that whoever asks
+`has_strategy()` (optimizers, metrics, whatever creates variables) behaves as on one
+device. Only code of the user's own is told the number of replicas.
 """
 
 from __future__ import annotations
@@ -24,7 +25,67 @@ _do_not_convert = tf.autograph.experimental.do_not_convert
 
 def answering(replica: context.ReplicaContext) -> contextlib.AbstractContextManager:
     """In this block, tf.distribute takes the code that runs for `replica`'s."""
-    return _tf.distribution_mode(replica=ReplicaContext(replica))
+    inside = ReplicaContext(replica)
+    return _tf.distribution_mode(replica=inside, strategy=inside.answer)
+
+
+def refuse_strategy(what: str) -> None:
+    """Raises ContextError under a strategy of tf.distribute that has replicas.
+
+    Args:
+        what: What was called, for the message.
+    """
+    if not tf.distribute.has_strategy():
+        return
+    strategy = tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        return
+    raise errors.ContextError(
+        errors.compose(
+            f"{what} of a Replicator was called under a {type(strategy).__name__} of "
+            "tf.distribute, which would make replicas of its own.",
+            [f"at {errors.user_line()}"],
+            "leave the strategy's scope() (and its run()): a Replicator takes the "
+            "place of a strategy, and its context() that of the scope.",
+        )
+    )
+
+
+def _refuse_keras_loop(replica_id: int) -> None:
+    """Raises ContextError if one of Keras' training loops is running in a step."""
+    loop = _tf.keras_loop()
+    if loop is None:
+        return
+    step = "train_step" if loop in ("fit", "train_on_batch") else "test_step"
+    instead = f"call model.{step}(batch)"
+    if loop.startswith("predict"):
+        instead = "call the model, model(x, training=False)"
+    raise errors.ContextError(
+        errors.compose(
+            f"Keras' {loop} was called on replica {replica_id} in a step: it is a loop "
+            "over batches, around steps of its own.",
+            [f"at {errors.user_line()}"],
+            f"in step_fn, {instead}, or write the step out; or call {loop} outside of "
+            "steps.",
+        )
+    )
+
+
+class StepStrategy(tf.distribute.Strategy):
+    """What `tf.distribute.get_strategy()` returns in a step, to code of the user's own.
+
+    Args:
+        num_replicas: How many replicas there are.
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        super().__init__(_tf.default_strategy().extended)
+        self._num_replicas = num_replicas
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are."""
+        return self._num_replicas
 
 
 class ReplicaContext(tf.distribute.ReplicaContext):
@@ -35,9 +96,22 @@ class ReplicaContext(tf.distribute.ReplicaContext):
     """
 
     def __init__(self, replica: context.ReplicaContext) -> None:
+        self._own_strategy = StepStrategy(replica.num_replicas)
         super().__init__(_tf.default_strategy(), replica.replica_id)
         self._num_replicas = replica.num_replicas
         self._own_id = replica.replica_id
+
+    def answer(self) -> Any:
+        """Returns the strategy, to whoever asks `tf.distribute.get_strategy()`."""
+        if not _tf.strategy_asked_by_library():
+            return self._own_strategy
+        _refuse_keras_loop(self._own_id)
+        return _tf.default_strategy()
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy; it knows the number of replicas."""
+        return self._own_strategy
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -252,7 +326,8 @@ class _MergedExtended(_Facade):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Calls a function in each replica, as in the code around the merge_call."""
-        with _tf.distribution_mode(replica=self._replica_context):
+        own = self._replica_context
+        with _tf.distribution_mode(replica=own, strategy=own.answer):
             return fn(*args, **(kwargs or {}))
 
 

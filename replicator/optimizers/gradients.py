@@ -35,6 +35,7 @@ class Combiner:
 
     Attributes:
         sums: What has been accumulated, for checkpoints.
+        warned: Whether it was said that it is applied on one device.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Combiner:
         self._name = name
         self._shared = shared
         self.sums = Sums()
+        self.warned = False
         self._accumulators: dict[Any, Accumulators] = {}
 
     def apply(

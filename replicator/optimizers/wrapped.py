@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import _tf, context, errors
 from replicator.optimizers import given, gradients
@@ -25,12 +26,14 @@ class Wrapped:
 
     Attributes:
         _replicator_devices: Where the replicas run whose gradients are combined.
+        _replicator_creating: Returns a block in which new variables are replicated.
         _replicator_options: What to make a Combiner of.
         _replicator_combiners: The Combiner of each instance. There is more than one
             instance where the class makes another one, by `from_config`, say.
     """
 
     _replicator_devices: tuple[str, ...]
+    _replicator_creating: Callable[[], Any]
     _replicator_options: tuple[str, int, str, bool]
     _replicator_combiners: weakref.WeakKeyDictionary[Any, gradients.Combiner]
 
@@ -65,13 +68,37 @@ class Wrapped:
         if replica is None:
             if weight is not None or self._replicator_combiner.accumulation_steps > 1:
                 context.require("a weighted or accumulating update")
+            self._warn_of_one_device()
             return apply(grads)
         self._refuse_elsewhere(replica)
         given.check(type(self).__name__, grads, variables)
         if weight is not None:
             weight = all_reduce.as_weight(type(self).__name__, weight)
+        elif id(self) in replica.weighed:
+            replica.weighed.remove(id(self))
+        elif self._replicator_combiner.op == "mean":
+            one = self._replicator_combiner.accumulation_steps == 1
+            # Over several steps, each of them weighs alike.
+            weight = replica.examples if one else replica.weight
         return self._replicator_combiner.apply(
             replica, grads, variables, weight, prepare, apply
+        )
+
+    def _warn_of_one_device(self) -> None:
+        """Warns once if Keras' own loop trains on one device, of several."""
+        combiner, count = self._replicator_combiner, len(self._replicator_devices)
+        if combiner.warned or count == 1 or _tf.keras_loop() is None:
+            return
+        combiner.warned = True
+        logging.warning(
+            "Keras' %s applies a wrapped %s outside of any step: it trains on one "
+            "device, and %d of the Replicator's %d replicas do nothing. Let it run on "
+            "all of them, repl.keras_model(model); or write the loop, with "
+            "repl.run(model.train_step, input_fn).",
+            _tf.keras_loop(),
+            type(self).__name__,
+            count - 1,
+            count,
         )
 
     def _refuse_elsewhere(self, replica: context.ReplicaContext) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +27,7 @@ def build_step(
     feed: feeds.Feed | None,
     graph: tf.Graph,
     step_key: Any,
+    args: Callable[[], Sequence[Any]],
 ) -> Built:
     """Builds a step into `graph`, with all of its communication in place.
 
@@ -36,9 +37,10 @@ def build_step(
         feed: Gives each replica its element.
         graph: The default graph.
         step_key: Stands for step_fn in all builds of it, and goes with it.
+        args: Returns the further arguments of step_fn, a tuple for each replica.
     """
     with _collecting_later():
-        return _build_until_known(settings, step_fn, feed, graph, step_key)
+        return _build_until_known(settings, step_fn, feed, graph, step_key, args)
 
 
 def _build_until_known(
@@ -47,6 +49,7 @@ def _build_until_known(
     feed: feeds.Feed | None,
     graph: tf.Graph,
     step_key: Any,
+    args: Callable[[], Sequence[Any]],
 ) -> Built:
     """Builds, once more whenever an attempt learns what the next has to know."""
     knowledge: dict[Any, Any] = {}
@@ -69,7 +72,7 @@ def _build_until_known(
         )
         try:
             with _creating_variables(settings.factory), _tf.ordered_branches(graph):
-                return passes.run(settings, step_fn, feed, build)
+                return passes.run(settings, step_fn, feed, build, args)
         except context.BuildAgain:
             _abandon(graph, start)
             assert knowledge != known, "a build that learned nothing asked for another"

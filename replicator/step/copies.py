@@ -11,10 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context
+from replicator import _tf, context, errors
 from replicator.graph.cloning import clone, proof
 from replicator.graph.order import ordering
-from replicator.inputs import feeds
 from replicator.variables.creation import CAPTURED, VariableFactory
 
 
@@ -67,7 +66,7 @@ def make(
     Args:
         factory: Makes the variables.
         build: The build.
-        elements: What each replica is fed, if there is a feed.
+        elements: What each replica is given: all tensors that differ.
         replicas: The ops of replicas 0 and 1.
         returned: What step_fn returned for them.
         scopes: Their name scopes.
@@ -78,7 +77,7 @@ def make(
     """
     seeds = counted[0], counted[1], _tf.seeds_counted(build.graph)
     initializers = ordering.with_sources(factory.initializers, replicas)
-    own = feeds.columns(elements) if elements else []
+    own = _columns(elements) if elements else []
     bring_handles(factory, build)
     used = [*build.aliases.variables().values()]
     used += [v for v in factory.owners().values() if v.placement.owner is None]
@@ -102,3 +101,33 @@ def make(
             copy.ops,
             tf.nest.map_structure(copy.leaf, returned[1], expand_composites=True),
         )
+
+
+def _columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
+    """Returns the tensors of all replicas' elements, [k][r], if their shapes are alike.
+
+    Raises:
+        CloneError: A static shape differs; what a step builds may depend on it.
+    """
+    flat = [tf.nest.flatten(element, expand_composites=True) for element in elements]
+    columns = zip(*flat, strict=True)
+    made = [list(column) for column in columns if column[0] is not None]
+    for column in made:
+        for r, tensor in enumerate(column):
+            if str(tensor.shape) != str(
+                column[0].shape
+            ):  # unknown ones are never equal
+                raise errors.CloneError(
+                    errors.compose(
+                        'with build="clone", all replicas are fed tensors of one '
+                        "static shape.",
+                        [
+                            f"replica 0: {column[0].shape}",
+                            f"replica {r}: {tensor.shape}",
+                        ],
+                        "let input_fn give equal shapes (of a Dataset, "
+                        "drop_remainder=True); or build every replica by itself, "
+                        'build="trace".',
+                    )
+                )
+    return made

@@ -64,9 +64,11 @@ class Draft:
         step_fn: The user's function, of one element if there is a feed.
         feed: Gives each replica its element.
         build: What the replicas of this build share.
+        args: Returns the further arguments of step_fn, a tuple for each replica.
         previous: The ops that were in the graph before the step.
         earlier: Those and the ops of the inputs.
         elements: `elements[r]` is what replica r is fed, if there is a feed.
+        further: `further[r]` is a tuple of what step_fn is called with behind that.
         returned: `returned[r]` is what step_fn returned for replica r.
         scopes: The name scope of each replica for which step_fn was called.
         seeds: How many seeds TensorFlow had counted up where each of them began.
@@ -87,9 +89,11 @@ class Draft:
     step_fn: Callable[..., Any]
     feed: feeds.Feed | None
     build: context.Build
+    args: Callable[[], Sequence[Any]]
     previous: list[tf.Operation] = dataclasses.field(default_factory=list)
     earlier: list[tf.Operation] = dataclasses.field(default_factory=list)
     elements: Any = None
+    further: Sequence[Any] = ()
     returned: list[Any] = dataclasses.field(default_factory=list)
     scopes: list[str] = dataclasses.field(default_factory=list)
     seeds: list[int] = dataclasses.field(default_factory=list)

@@ -23,8 +23,17 @@ from replicator.graph.matching import control_flow, leftover, numbering, unanswe
 from replicator.graph.order import ordering, phases
 from replicator.graph.passes import kernels, owners, random, reads
 from replicator.inputs import feeds
+from replicator.inputs.shards import Shard
 from replicator.primitives import table
-from replicator.step import checks, constants, copies, objects, outputs, tracing
+from replicator.step import (
+    checks,
+    constants,
+    copies,
+    objects,
+    outputs,
+    step_arguments,
+    tracing,
+)
 from replicator.step.draft import Built, Draft, Settings
 from replicator.variables import drift, python_calls, storage, unbuilt
 
@@ -36,6 +45,7 @@ def run(
     step_fn: Callable[..., Any],
     feed: feeds.Feed | None,
     build: context.Build,
+    args: Callable[[], Sequence[Any]],
 ) -> Built:
     """Builds a step by all passes.
 
@@ -44,8 +54,9 @@ def run(
         step_fn: The user's function, of one element if there is a feed.
         feed: Gives each replica its element.
         build: What the replicas of this build share.
+        args: Returns the further arguments of step_fn, a tuple for each replica.
     """
-    draft = Draft(settings, step_fn, feed, build)
+    draft = Draft(settings, step_fn, feed, build, args)
     for apply in PASSES:
         apply(draft)
     used = {id(one): one for one in build.aliases.noted().values()}
@@ -61,6 +72,7 @@ def pull_inputs(draft: Draft) -> None:
     draft.previous = [op for op in ops if not _tf.is_abandoned(op)]
     with tf.name_scope("inputs"):
         draft.elements = None if draft.feed is None else draft.feed.pull()
+        draft.further = draft.args()
 
 
 def call_step_fn(draft: Draft) -> None:
@@ -73,14 +85,26 @@ def call_step_fn(draft: Draft) -> None:
         start = _tf.operation_count(build.graph)
         draft.seeds.append(_tf.seeds_counted(build.graph))
         with contextlib.suppress(context.Waiting):
-            arguments = [] if draft.elements is None else [draft.elements[replica_id]]
+            arguments, shard = _arguments(draft, replica_id)
             own, scope = tracing.build_replica(
-                draft.step_fn, arguments, build, replica_id, large
+                draft.step_fn, arguments, build, replica_id, large, shard
             )
             draft.returned.append(own)
             draft.scopes.append(scope)
         storage.meet_needs(build)
         draft.ranges.append((start, _tf.operation_count(build.graph)))
+
+
+def _arguments(draft: Draft, replica_id: int) -> tuple[list[Any], Shard | None]:
+    """Returns what step_fn is called with, and its part of all examples, if known."""
+    further = draft.further[replica_id]
+    if draft.elements is None:
+        return list(further), None
+    element, shard = draft.elements[replica_id], None
+    if draft.feed is not None and draft.feed.divides:
+        shard = element
+        element = shard.element
+    return step_arguments.arranged(draft.step_fn, element, further), shard
 
 
 def check_results(draft: Draft) -> None:
@@ -108,10 +132,11 @@ def copy_replicas(draft: Draft) -> None:
     build = draft.build
     if build.num_traced == build.num_replicas:
         return
+    elements = draft.elements or [None] * build.num_replicas
     made = copies.make(
         draft.settings.factory,
         build,
-        draft.elements,
+        [*zip(elements, draft.further, strict=True)],
         draft.replicas,
         draft.returned,
         draft.scopes,

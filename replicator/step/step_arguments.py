@@ -2,65 +2,139 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from replicator import arguments, errors
+from replicator.inputs import checks, ends
 from replicator.primitives import base
+from replicator.step.asked import Asked
+from replicator.values import PerReplica
 
-INPUT_MODES = ("per_replica", "per_worker")
+INPUT_MODES = ("per_replica", "per_worker", "global_batch")
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 
 
-def check(step_fn: Any, input_fn: Any, input_mode: Any, steps_per_call: Any) -> None:
-    """Raises ArgumentError or InputError unless there may be such a step; is quick.
-
-    Args:
-        step_fn: As for `Replicator.run`.
-        input_fn: As for `Replicator.run`.
-        input_mode: As for `Replicator.run`.
-        steps_per_call: As for `Replicator.run`.
-    """
-    if not callable(step_fn):
+def check(asked: Asked) -> None:
+    """Raises ArgumentError or InputError unless there may be such a step; is quick."""
+    if not callable(asked.step_fn):
         raise base.bad_argument(
             "run",
-            f"was given {errors.shown(step_fn)} as step_fn",
+            f"was given {errors.shown(asked.step_fn)} as step_fn",
             "pass a function, which is called once per replica.",
         )
-    if input_fn is not None and not callable(input_fn):
+    if asked.by_value:
+        _check_values(asked)
+    if not arguments.is_choice(asked.input_mode, INPUT_MODES):
         raise errors.InputError(
             errors.compose(
-                f"input_fn is {type(input_fn).__name__} {errors.shown(input_fn)}.",
-                fix="pass a function that returns it, lambda: ...",
-            )
-        )
-    if not arguments.is_choice(input_mode, INPUT_MODES):
-        raise errors.InputError(
-            errors.compose(
-                f"input_mode={errors.shown(input_mode)} is unknown.",
+                f"input_mode={errors.shown(asked.input_mode)} is unknown.",
                 fix=f"input_mode is one of {', '.join(INPUT_MODES)}.",
             )
         )
-    if not arguments.is_whole(steps_per_call, 1):
+    if not arguments.is_whole(asked.steps_per_call, 1):
         raise base.bad_argument(
             "build",
-            f"was given steps_per_call={errors.shown(steps_per_call)}",
+            f"was given steps_per_call={errors.shown(asked.steps_per_call)}",
             "steps_per_call is a positive int below 2**31, how many steps one call "
             "runs.",
         )
+    if not isinstance(asked.args, tuple | list) or type(asked.args) is PerReplica:
+        raise base.bad_argument(
+            "run",
+            f"was given args={errors.shown(asked.args)}",
+            "args is a tuple of what step_fn is called with: args=(x,) for one value.",
+        )
+    if not arguments.is_choice(asked.remainder, ends.REMAINDERS):
+        raise base.bad_argument(
+            "run",
+            f"was given remainder={errors.shown(asked.remainder)}",
+            f"remainder is one of {', '.join(ends.REMAINDERS)}.",
+        )
 
 
-def check_takes(step_fn: Any, input_fn: Any) -> None:
-    """Raises ArgumentError unless a step_fn can be called with what it is fed."""
-    elements = 0 if input_fn is None else 1
-    if arguments.refuses(step_fn, elements):
-        raise errors.ArgumentError(
+def _check_values(asked: Asked) -> None:
+    """Raises InputError unless an input that is no function is a nest of tensors."""
+    kind = checks.source_kind(asked.inputs)
+    if kind == "an iterator" or isinstance(asked.inputs, _PLAIN):
+        raise errors.InputError(
             errors.compose(
-                f"step_fn cannot be called with {elements} arguments.",
-                errors.sites_of("step_fn", step_fn),
-                "let step_fn take one argument if there is an input_fn, else none.",
+                f"input_fn is {type(asked.inputs).__name__} "
+                f"{errors.shown(asked.inputs)}.",
+                fix="pass a tf.data.Dataset, a function that returns one, lambda: ..., "
+                "or a nest of tensors or arrays; a number or a text that step_fn is "
+                "to be called with belongs into args=(...).",
             )
         )
+    if asked.input_mode == "per_worker":
+        raise errors.InputError(
+            errors.compose(
+                'input_mode="per_worker" deals out the elements of one Dataset; '
+                f"input_fn is {type(asked.inputs).__name__}.",
+                fix='pass a tf.data.Dataset, or use input_mode="global_batch", which '
+                "splits tensors over the replicas.",
+            )
+        )
+
+
+def check_takes(asked: Asked, num_args: int) -> None:
+    """Raises ArgumentError unless a step_fn can be called with what it is fed.
+
+    Args:
+        asked: What the step is to be.
+        num_args: How many `args` it is called with.
+    """
+    step_fn, elements = asked.step_fn, int(asked.inputs is not None)
+    if not arguments.refuses(step_fn, elements + num_args):
+        return
+    parts = len(checks.required(step_fn)) - num_args
+    if elements and parts > 1 and not arguments.refuses(step_fn, parts + num_args):
+        return  # to be called with the parts of an element
+    raise errors.ArgumentError(
+        errors.compose(
+            f"step_fn cannot be called with {elements + num_args} arguments.",
+            errors.sites_of("step_fn", step_fn),
+            "let step_fn take one argument if there is an input_fn, else none, and one "
+            "for each of `args`.",
+        )
+    )
+
+
+def arranged(step_fn: Any, element: Any, further: Sequence[Any]) -> list[Any]:
+    """Returns what step_fn is called with: an element or its parts, and more.
+
+    Args:
+        step_fn: The user's function.
+        element: What the replica is fed.
+        further: What follows.
+
+    Raises:
+        ArgumentError: step_fn takes more, and the element has not as many parts.
+    """
+    if not arguments.refuses(step_fn, 1 + len(further)):
+        return [element, *further]
+    is_tuple = isinstance(element, tuple | list)
+    if is_tuple and not arguments.refuses(step_fn, len(element) + len(further)):
+        return [*element, *further]
+    parts = len(checks.required(step_fn)) - len(further)
+    found = f"a {type(element).__name__}"
+    if is_tuple:
+        found += f" of {len(element)}"
+    elif tf.is_tensor(element):
+        found = "one tensor"
+    raise errors.ArgumentError(
+        errors.compose(
+            f"step_fn takes {parts} arguments of each element of its inputs, which is "
+            f"{found}.",
+            errors.sites_of("step_fn", step_fn),
+            f"let the inputs give tuples of {parts}, as in "
+            "tf.data.Dataset.zip(images, labels); or let step_fn take the element as "
+            "one argument.",
+        )
+    )
 
 
 def check_session(session: Any) -> None:

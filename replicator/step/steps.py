@@ -2,14 +2,13 @@
 
 It decides between the three ways of running (eager, inside a tf.function, in a tf.Graph
 with sessions). What lives between its calls, the traced function and the inputs, is its
-State; `Steps` finds that again by the functions.
+State (state.py); registry.py finds that again by the functions.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,72 +18,24 @@ from replicator import _tf, context, errors, values
 from replicator.costs import cost
 from replicator.graph.order import ordering
 from replicator.inputs import feeds
+from replicator.interop import distribute
 from replicator.plan import plan as plans
 from replicator.primitives import table
 from replicator.step import (
+    asked,
     building,
-    cache,
     draft,
     loops,
     outputs,
     repair,
     step_arguments,
 )
-from replicator.variables import locks, python_calls, storage
+from replicator.step.asked import Asked, Handed
+from replicator.step.state import Call, State, StepFunction
+from replicator.variables import python_calls, storage
 
-_FEED = "replicator_feed"
-_MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once
+MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once
 _do_not_convert = tf.autograph.experimental.do_not_convert
-
-
-class State:
-    """What lives between the calls of a step.
-
-    It outlives the Step, and holds none of the functions: a step that is run again is
-    looked up by them, and goes when they go.
-    """
-
-    def __init__(self, lock: locks.StepLock) -> None:
-        self.lock = lock
-        self.prepared: Callable[[], Any] | None = None
-        self.traces_again = False
-        self.feed: feeds.Feed | None = None
-        self.plan: plans.Plan | None = None
-        self.step: Callable[[], Step | None] = lambda: None  # a weak reference
-
-    def trace_again(self) -> None:
-        """Forgets what was traced; the next call traces the step again."""
-        self.prepared, self.traces_again = None, True
-
-    def feed_in(self, graph: tf.Graph) -> feeds.Feed | None:
-        """Returns the inputs in a tf.Graph, which are kept with it and not here."""
-        kept = graph.get_collection((_FEED, id(self)))
-        return kept[0][1] if kept else None
-
-    def keep_in(self, graph: tf.Graph, feed: feeds.Feed | None) -> None:
-        """Lets a graph that this step is built into keep it, and its inputs there."""
-        graph.get_collection_ref((_FEED, id(self)))[:] = [(self, feed)]
-
-    def initialize(self, session: tf.compat.v1.Session | None) -> None:
-        """Starts the inputs over, if there are any."""
-        feed = self.feed if session is None else self.feed_in(session.graph)
-        if feed is not None:
-            feed.initialize(session)
-
-
-class StepFunction:
-    """What a Replicator keeps for a step_fn, whichever inputs it is run with.
-
-    Attributes:
-        states: By input_fn.
-        builds: How many input_fns there were of each piece of code.
-        fresh: Whether no step was made of it yet.
-    """
-
-    def __init__(self) -> None:
-        self.states: cache.Table[State] = cache.Table()
-        self.builds = cache.Counts()
-        self.fresh = True
 
 
 class Step:
@@ -102,26 +53,30 @@ class Step:
     def __init__(
         self,
         settings: draft.Settings,
-        step_fn: Callable[..., Any],
-        input_fn: Callable[..., Any] | None,
-        input_mode: str,
-        steps_per_call: int,
+        what: Asked,
         keep_plan: Callable[[plans.Plan], None],
         function: StepFunction,
         state: State,
     ) -> None:
         self._settings = settings
-        self._step_fn = step_fn
-        self._input_fn = input_fn
-        self._input_mode = input_mode
-        self._steps_per_call = steps_per_call
+        self._asked = what
         self._keep_plan = keep_plan
         self._function = function
         self._state = state
+        self._count = len(settings.devices)
 
     @_do_not_convert
-    def __call__(self) -> Any:
+    def __call__(self, *args: Any) -> Any:
         """Runs or builds one step.
+
+        Example:
+            >>> step = repl.build(lambda x, scale: scale * x, lambda: tf.constant(3.0))
+            >>> float(step(1.0)[0]), float(step(2.0)[0])
+            (3.0, 6.0)
+
+        Args:
+            *args: What step_fn is called with behind its element, in place of the
+                `args` of `build`.
 
         Returns:
             The structure that step_fn returned, with a PerReplica of one value per
@@ -141,11 +96,12 @@ class Step:
                 )
             )
         python_calls.refuse_step()
-        if not _runs_here():
-            return self._build(tf.compat.v1.get_default_graph())
+        handed = asked.handed(self._asked, args or self._asked.args, self._count)
+        if not runs_here():
+            return self._build(tf.compat.v1.get_default_graph(), handed)
         with self._settings.lock:
-            run = self._state.prepared or self._eager_call()
-            return run()
+            run = self._state.prepared.get(handed.key) or self._eager_call(handed)
+            return run(handed.leaves)
 
     @_do_not_convert
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
@@ -181,8 +137,8 @@ class Step:
         Raises:
             ContextError: In a graph or inside a step, before the step is built.
         """
-        if self._state.plan is None and _runs_here():
-            self._eager_call()
+        if self._state.plan is None and runs_here():
+            self._eager_call(asked.handed(self._asked, self._asked.args, self._count))
         plan = self._state.plan
         if plan is None:
             raise errors.ContextError(
@@ -194,41 +150,72 @@ class Step:
             )
         return plan
 
-    def _eager_call(self) -> Callable[[], Any]:
+    def _eager_call(self, handed: Handed) -> Call:
         """Returns what runs the step, which is traced at the first call."""
+        prepared = self._state.prepared
         with self._settings.lock:  # a thread that waits here finds it traced
-            while self._state.prepared is None:
-                self._state.traces_again = False
-                traced = self._trace()
-                if not self._state.traces_again:  # while it was traced, that is
-                    self._state.prepared = traced
-            return self._state.prepared
+            if handed.key not in prepared:
+                distribute.refuse_strategy("run")
+                step_arguments.check_takes(self._asked, handed.num_args)
+                prepared[handed.key] = self._trace_until_settled(handed)
+                if len(prepared) == MANY_BUILDS:
+                    logging.warning(
+                        "The step at %s has been handed values of %d structures, "
+                        "dtypes or shapes. For each of them it is built anew, which "
+                        "takes long: pad them to a few shapes.",
+                        errors.definition(self._asked.step_fn) or errors.user_line(),
+                        MANY_BUILDS,
+                    )
+            return prepared[handed.key]
 
-    def _trace(self) -> Callable[[], Any]:
+    def _trace_until_settled(self, handed: Handed) -> Call:
+        """Traces the step, again if a variable's components moved meanwhile."""
+        while True:
+            self._state.outdated = False
+            traced = self._trace(handed)
+            if not self._state.outdated:
+                return traced
+
+    def _trace(self, handed: Handed) -> Call:
         """Traces the step once; returns what runs it and packs what it returns."""
         structures: list[Any] = []
+        current: list[Any] = []  # the leaves of a call, while it runs
         feed = self._feed()  # outside: variables that it makes are not the function's
 
         def traced() -> list[list[Any]]:
             graph = tf.compat.v1.get_default_graph()
-            returned = self._build_into(graph, feed, lambda s: s.add_user(self._state))
+            leaves = handed.stand_ins(current)
+            returned = self._build_into(graph, feed, handed, leaves, self._use)
             structures.append(tf.nest.map_structure(_kind, returned[0]))
             return [outputs.returnable(tf.nest.flatten(own)) for own in returned]
 
-        function = _tf.trace(traced, ordering.order_as_created)
-        on_cpus = cost.share_memory(self._settings.devices)
-        owners = self._settings.factory.owners()
-        variables = repair.mirrored(function.captured_inputs, owners)
-        run = _tf.prepare_call(function, on_cpus)
-        return _packed_call(
-            repair.equal_after_errors(run, variables), function, structures[-1]
-        )
+        with _holding(current, handed.leaves):
+            function = _tf.trace(traced, ordering.order_as_created)
+            on_cpus = cost.share_memory(self._settings.devices)
+            owners = self._settings.factory.owners()
+            variables = repair.mirrored(function.captured_inputs, owners)
+            run = _tf.prepare_call(function, on_cpus)
+        run = repair.equal_after_errors(_warning_of_rest(run, feed), variables)
+        packed = _packed_call(run, function, structures[-1])
+        if not handed.leaves:
+            return lambda _: packed()
 
-    def _build(self, graph: tf.Graph) -> Any:
+        def call(leaves: Sequence[Any]) -> Any:
+            with _holding(current, leaves):
+                return packed()
+
+        return call
+
+    def _build(self, graph: tf.Graph, handed: Handed) -> Any:
         """Builds the step into the graph at hand; returns symbolic values."""
+        distribute.refuse_strategy("run")
+        step_arguments.check_takes(self._asked, handed.num_args)
         with self._settings.lock:  # threads have one feed in a graph, too
             feed = self._feed()
-            returned = self._build_into(graph, feed, storage.Storage.settle)
+            if feed is not None and graph.building_function:
+                feed.warn_of_rest(ended=False)
+            settle = storage.Storage.settle
+            returned = self._build_into(graph, feed, handed, handed.leaves, settle)
         if graph.building_function:
             self._state.keep_in(graph, None)
         return values.transpose(returned)
@@ -237,6 +224,8 @@ class Step:
         self,
         graph: tf.Graph,
         feed: feeds.Feed | None,
+        handed: Handed,
+        leaves: Sequence[Any],
         use: Callable[[storage.Storage], None],
     ) -> list[Any]:
         """Builds what one call does into a graph; returns what step_fn returned.
@@ -244,42 +233,59 @@ class Step:
         Args:
             graph: The graph.
             feed: The inputs.
-            use: Tells each variable that the step uses its components as they are.
+            handed: What a call hands over.
+            leaves: The tensors of that.
+            use: Tells each variable that its components are used as they are.
         """
-        if self._steps_per_call == 1:
-            return self._build_step(graph, feed, use)
+        steps = self._asked.steps_per_call
+        if steps == 1:
+            return self._build_step(graph, feed, handed, leaves, use)
         return loops.repeat(
-            lambda: self._build_step(tf.compat.v1.get_default_graph(), feed, use),
-            self._steps_per_call,
+            lambda: self._build_step(
+                tf.compat.v1.get_default_graph(), feed, handed, leaves, use
+            ),
+            steps,
             self._settings.devices,
         )
+
+    def _use(self, variable: storage.Storage) -> None:
+        """Has the step traced again if a variable's components move."""
+        variable.add_user(self._state)
 
     def _build_step(
         self,
         graph: tf.Graph,
         feed: feeds.Feed | None,
+        handed: Handed,
+        leaves: Sequence[Any],
         use: Callable[[storage.Storage], None],
     ) -> list[Any]:
         """Builds one step into a graph, notes its plan, returns what step_fn did."""
+        devices = self._settings.devices
         with self._settings.lock:
             built = building.build_step(
-                self._settings, self._step_fn, feed, graph, self._function
+                self._settings,
+                self._asked.step_fn,
+                feed or handed.feed(leaves, devices),
+                graph,
+                self._function,
+                lambda: handed.args(leaves, devices),
             )
+        for variable in built.variables:
+            use(variable.storage)
         plan = plans.make_plan(
             built.communications,
-            self._settings.devices,
+            devices,
             table.DEFAULT_ALGORITHMS,
             storage.notes(built.variables),
         )
-        for variable in built.variables:
-            use(variable.storage)
         self._state.plan = plan
         self._keep_plan(plan)
         return built.returned
 
     def _feed(self) -> feeds.Feed | None:
         """Returns the inputs, which live outside of the function being traced."""
-        if self._input_fn is None:
+        if self._asked.source is None:
             return None
         with tf.init_scope():
             eager = tf.executing_eagerly()
@@ -289,10 +295,13 @@ class Step:
             return known
         with tf.init_scope():
             feed = feeds.make_feed(
-                self._input_fn, self._settings.devices, self._input_mode
+                self._asked.source,
+                self._settings.devices,
+                self._asked.input_mode,
+                self._asked.remainder,
             )
-        if not isinstance(feed, feeds.DatasetFeed):
-            return feed  # which has nothing that goes on; the next build makes another
+        if not feed.goes_on:
+            return feed  # the next build makes another
         if eager:
             self._state.feed = feed
         else:
@@ -300,90 +309,36 @@ class Step:
         return feed
 
 
-class Steps:
-    """The steps of a Replicator, by their functions, as long as these are there."""
-
-    def __init__(
-        self, settings: draft.Settings, keep_plan: Callable[[plans.Plan], None]
-    ) -> None:
-        self._settings = settings
-        self._keep_plan = keep_plan
-        self._functions: cache.Table[StepFunction] = cache.Table()
-        self._states: weakref.WeakSet[State] = weakref.WeakSet()
-        self._builds = cache.Counts()  # of step_fns
-        self._lock = threading.RLock()  # of what is above, held for moments
-
-    def run(
-        self, step_fn: Any, input_fn: Any, input_mode: str, steps_per_call: int
-    ) -> Any:
-        """Calls a step; quickly, if it is ready to run."""
-        _, state = self._find(step_fn, input_fn, input_mode, steps_per_call)
-        if state.prepared is not None and _runs_here():
-            with self._settings.lock:
-                prepared = state.prepared  # another thread may have had it forgotten
-                if prepared is not None:
-                    return prepared()
-        return self.get(step_fn, input_fn, input_mode, steps_per_call)()
-
-    def get(
-        self, step_fn: Any, input_fn: Any, input_mode: str, steps_per_call: int
-    ) -> Step:
-        """Returns a step: the one that is there, else a new one."""
-        found = self._find(step_fn, input_fn, input_mode, steps_per_call)
-        function, state = found
-        with self._lock:
-            step = state.step()
-            if step is None:
-                if state not in self._states:
-                    step_arguments.check_takes(step_fn, input_fn)
-                    self._states.add(state)
-                    self._warn_of_new_functions(function, step_fn, input_fn)
-                asked = (step_fn, input_fn, input_mode, steps_per_call)
-                step = Step(self._settings, *asked, self._keep_plan, *found)
-                state.step = weakref.ref(step)
-            return step
-
-    def initialize(self, session: tf.compat.v1.Session | None) -> None:
-        """Starts the inputs of all steps over."""
-        step_arguments.check_session(session)
-        with self._lock:
-            states = list(self._states)
-        for state in states:
-            state.initialize(session)
-
-    def _find(
-        self, step_fn: Any, input_fn: Any, input_mode: str, steps_per_call: int
-    ) -> tuple[StepFunction, State]:
-        """Returns what there is of a step."""
-        step_arguments.check(step_fn, input_fn, input_mode, steps_per_call)
-        function = self._functions.get(step_fn, StepFunction)
-        state = function.states.get(
-            input_fn, lambda: State(self._settings.lock), input_mode, steps_per_call
-        )
-        return function, state
-
-    def _warn_of_new_functions(
-        self, function: StepFunction, step_fn: Any, input_fn: Any
-    ) -> None:
-        """Warns of functions that are made anew for each call, once for a line."""
-        name, changed, counts = "input_fn", input_fn, function.builds
-        if function.fresh:
-            function.fresh = False
-            name, changed, counts = "step_fn", step_fn, self._builds
-        if counts.count(changed) == _MANY_BUILDS:
-            logging.warning(
-                "The %s at %s has been a new function %d times. Each time the step is "
-                "built anew, which takes long, and its inputs start over. Make the "
-                "function once, outside of the loop.",
-                name,
-                cache.line_of(changed),
-                _MANY_BUILDS,
-            )
-
-
-def _runs_here() -> bool:
+def runs_here() -> bool:
     """Whether a step that is called now runs, and is not built into a graph."""
     return context.current() is None and tf.executing_eagerly()
+
+
+@contextlib.contextmanager
+def _holding(current: list[Any], leaves: Sequence[Any]) -> Iterator[None]:
+    """In this block, a list holds the leaves of a call."""
+    current[:] = leaves
+    try:
+        yield
+    finally:
+        current.clear()
+
+
+def _warning_of_rest(
+    run: Callable[[], Any], feed: feeds.Feed | None
+) -> Callable[[], Any]:
+    """Returns what runs a step, and warns of elements dropped when its inputs end."""
+    if feed is None:
+        return run
+
+    def call() -> Any:
+        try:
+            return run()
+        except tf.errors.OutOfRangeError:
+            feed.warn_of_rest(ended=True)
+            raise
+
+    return call
 
 
 def _packed_call(

@@ -19,8 +19,18 @@ def build_replica(
     build: context.Build,
     replica_id: int,
     large: constants.Constants,
+    shard: Any = None,
 ) -> tuple[Any, str]:
-    """Calls step_fn for one replica; returns its outputs as tensors, and its scope."""
+    """Calls step_fn for one replica; returns its outputs as tensors, and its scope.
+
+    Args:
+        step_fn: The user's function.
+        arguments: What it is called with.
+        build: What the replicas share.
+        replica_id: Which replica it is.
+        large: Notes large constants.
+        shard: What the replica was dealt of a global batch, an `inputs.shards.Shard`.
+    """
     graph = build.graph
     function = _tf.function_of(step_fn)
     with (
@@ -37,6 +47,7 @@ def build_replica(
             scope=scope,
             depth=_tf.stack_depth(),
             trace_anew=trace_anew,
+            shard=shard,
         )
         with context.building(replica), distribute.answering(replica):
             try:

@@ -66,7 +66,9 @@ def agree(
             return broadcast.broadcast(value, root=0)
         has_mean = variable.dtype.is_floating or variable.dtype.is_complex
         if how == tf.VariableAggregation.MEAN or has_mean:
-            return all_reduce.combine([value], "mean", None, [variable.policy])[0]
+            # Statistics of a batch without examples, which may be NaN, count nothing.
+            weight = replica.examples
+            return all_reduce.combine([value], "mean", weight, [variable.policy])[0]
         check = replica.build.options.check
         return _checked_equal(value, variable.name) if check else value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import numpy as np
 import pytest
 import sonnet as snt
 import tensorflow as tf
@@ -159,3 +160,44 @@ def test_writers_are_told_from_readers_where_they_ask_for_a_handle():
         seen.clear()
         use()
         assert any(seen) == writes
+
+
+def test_strategy_asked_by_library_tells_keras_from_the_user() -> None:
+    asked: list[bool] = []
+
+    def strategy() -> Any:
+        asked.append(_tf.strategy_asked_by_library())
+        return _tf.default_strategy()
+
+    def user() -> Any:
+        return tf.distribute.get_strategy()
+
+    with _tf.distribution_mode(replica="ours", strategy=strategy):
+        user()
+        tf.autograph.to_graph(user)()
+        assert asked == [False, False]
+        assert not tf.distribute.has_strategy()
+        tf.nn.scale_regularization_loss(1.0)
+        tf.keras.losses.MeanSquaredError()(tf.zeros([1, 1]), tf.zeros([1, 1]))
+    assert len(asked) >= 5 and all(asked[2:])
+
+
+def test_keras_loop_is_the_one_that_is_running() -> None:
+    seen: list[str | None] = []
+
+    class Noting(tf.keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            seen.append(_tf.keras_loop())
+            return x
+
+    model = tf.keras.Sequential([Noting()])
+    model.compile(loss="mse")
+    x = np.ones([2, 1], np.float32)
+    for name in ("predict", "evaluate", "test_on_batch", "predict_on_batch"):
+        seen.clear()
+        batch = [x] if name.startswith("predict") else [x, x]
+        getattr(model, name)(*batch)
+        assert name in seen
+    seen.clear()
+    model(x)
+    assert seen == [None] and _tf.keras_loop() is None

@@ -202,3 +202,17 @@ def test_capture_by_call_asks_at_each_call():
     current = variables[1]
     assert float(function()) == 2.0
     assert function.experimental_get_tracing_count() == 1
+
+
+def test_capture_at_call_asks_at_each_call():
+    current = [tf.constant([1.0])]
+
+    @tf.function(autograph=False)
+    def function():
+        spec = tf.TensorSpec([None])
+        return 2.0 * _tf.capture_at_call(lambda: current[0], spec)
+
+    assert function().numpy().tolist() == [2.0]
+    current[0] = tf.constant([2.0, 3.0])
+    assert function().numpy().tolist() == [4.0, 6.0]
+    assert function.experimental_get_tracing_count() == 1

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import InputContext, InputError
-from replicator.inputs import feeds
+from replicator.inputs import feeds, iterators
 from tests import helpers
 
 
@@ -465,7 +465,7 @@ def test_the_autotuner_is_off_unless_it_was_chosen(chosen, monkeypatch):
     """Its threads can hold up the process when an iterator is freed or started over."""
     given = []
     monkeypatch.setattr(
-        feeds, "_iterator", lambda dataset: given.append(dataset) or iter(dataset)
+        iterators, "make", lambda dataset: given.append(dataset) or iter(dataset)
     )
 
     def input_fn():

@@ -72,7 +72,13 @@ def test_what_cannot_feed_a_step_is_refused(input_fn, said, mode):
 
 
 ARGUMENTS = {
-    "a Dataset": (_dataset(), r"input_fn is _RangeDataset .*Fix: .*lambda: \.\.\."),
+    "an iterator": (iter([1]), r"input_fn is list_iterator .*Fix: .*lambda: \.\.\."),
+    "a number": (4, r"input_fn is int 4.*Fix: .*args=\(\.\.\.\)"),
+    "a text": ("per_worker", r"input_fn is str 'per_worker'.*Fix: .*args="),
+    "None inside": ((1.0, None), "input_fn holds NoneType None, which is no tensor"),
+    "nothing": ((), "input_fn holds no tensor"),
+    "a Dataset inside": ((_dataset(), 1), "input_fn holds _RangeDataset .*a Dataset"),
+    "a function inside": ((len, 1), "input_fn holds builtin.*a function"),
     "two parameters": (lambda a, b: _dataset(), "must be given a, b.*InputContext"),
     "keyword only": (lambda *, ctx: _dataset(), "must be given ctx.*InputContext"),
 }

@@ -57,17 +57,98 @@ def test_the_context_knows_the_replica(mode: str, num_replicas: int) -> None:
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
-def test_the_strategy_stays_the_default_one(mode: str) -> None:
-    repl = helpers.make(2)
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_the_strategy_knows_the_number_of_replicas(
+    mode: str, num_replicas: int
+) -> None:
+    repl = helpers.make(num_replicas)
     outside = tf.distribute.get_strategy()
 
     def step_fn() -> tf.Tensor:
         assert not tf.distribute.has_strategy()
-        assert tf.distribute.get_strategy() is outside
-        assert tf.distribute.get_replica_context().strategy is outside
+        strategy = tf.distribute.get_strategy()
+        assert isinstance(strategy, tf.distribute.Strategy)
+        assert strategy.num_replicas_in_sync == num_replicas
+        assert tf.distribute.get_replica_context().strategy is strategy
         return tf.constant(0.0)
 
     helpers.run(mode, repl, lambda: step_fn)
+    assert tf.distribute.get_strategy() is outside
+    assert outside.num_replicas_in_sync == 1
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_to_keras_and_tensorflow_it_is_one_device(mode: str) -> None:
+    """They would divide losses by the number of replicas, for optimizers that sum."""
+    repl = helpers.make(2)
+    metric = tf.keras.losses.MeanSquaredError()
+
+    def step_fn() -> Any:
+        average = tf.nn.compute_average_loss(tf.constant([1.0, 3.0]))
+        loss = metric(tf.zeros([2, 1]), tf.ones([2, 1]))
+        return average, loss, tf.nn.scale_regularization_loss(tf.constant(4.0))
+
+    found = helpers.run(mode, repl, lambda: step_fn)
+    assert [[float(v) for v in own] for own in found] == [[2, 2], [1, 1], [4, 4]]
+
+
+LOOPS = ["fit", "evaluate", "predict"]
+LOOPS += ["train_on_batch", "test_on_batch", "predict_on_batch"]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("before", [False, True], ids=["new", "run before"])
+def test_a_loop_of_keras_in_a_step_is_refused(
+    mode: str, loop: str, before: bool
+) -> None:
+    repl = helpers.make(2)
+    x, y = np.ones([4, 2], np.float32), np.ones([4, 1], np.float32)
+    batch = [x] if loop.startswith("predict") else [x, y]
+    with repl.context():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.build([None, 2])
+    verbose = {} if loop.endswith("batch") else {"verbose": 0}
+    if before:
+        getattr(model, loop)(*batch, **verbose)
+
+    def step_fn() -> None:
+        getattr(model, loop)(*batch, **verbose)
+
+    with pytest.raises(
+        errors.ContextError,
+        match=rf"(?s)Keras' {loop} was called on replica 0 in a step.*"
+        r"test_distribute\.py:\d+ in step_fn.*Fix: in step_fn, call",
+    ):
+        helpers.run(mode, repl, lambda: step_fn)
+    getattr(model, loop)(*batch, **verbose)  # outside it works as before
+
+
+def _under_a_strategy(repl: Any, what: str) -> Any:
+    if what == "context":
+        with repl.context():
+            return tf.Variable(1.0)
+    if what == "run in a function":
+        return tf.function(lambda: repl.run(lambda: tf.constant(1)))()
+    return repl.run(lambda: tf.constant(1))
+
+
+@pytest.mark.parametrize("what", ["context", "run", "run in a function"])
+def test_a_replicator_under_a_strategy_is_refused(what: str) -> None:
+    repl = helpers.make(2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    said = (
+        rf"(?s){what[:3]}.* of a Replicator was called under a MirroredStrategy.*"
+        r"test_distribute\.py:\d+ in .*Fix: leave the strategy's scope"
+    )
+    with strategy.scope(), pytest.raises(errors.ContextError, match=said):
+        _under_a_strategy(repl, what)
+    with pytest.raises(errors.ContextError, match=said):
+        strategy.run(_under_a_strategy, (repl, what))
+    _under_a_strategy(repl, what)
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        _under_a_strategy(repl, what)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -55,9 +55,20 @@ def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
     runtime, options = _context.context(), _call_options(only_cpus)
     later = bool(function.graph.deferred_external_captures)
     captured = [] if later else function.captured_inputs
+    known = function._captured_inputs
+
+    def inputs_now() -> list[Any]:
+        """Returns what was captured, as `captured_inputs` does: here, few are asked."""
+        inputs: list[Any] = []
+        for one in known:
+            if callable(one):
+                inputs += tf.nest.flatten(one(), expand_composites=True)
+            else:
+                inputs.append(one)
+        return inputs
 
     def call() -> Any:
-        inputs = function.captured_inputs if later else captured
+        inputs = inputs_now() if later else captured
         with (
             tf.profiler.experimental.Trace(function.graph.name),
             _atomic.InterpolateRuntimeError(inference),

@@ -1,0 +1,185 @@
+"""How inputs end: rounds that the last elements do not fill, and what becomes of them.
+
+In a round each replica gets an element. Those that are over at the end are dropped,
+which is said once, or the round is filled with elements without examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from replicator import _tf, errors
+from replicator.inputs.shards import Shard, batch_size
+
+REMAINDERS = ("drop", "pad")
+
+
+def padded(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    """Returns a dataset with so many elements without examples behind its own.
+
+    Args:
+        dataset: Its elements are batches.
+        count: How many to add; -1: without end.
+
+    Raises:
+        InputError: The elements are no batches.
+    """
+    spec = dataset.element_spec
+    check_batches(spec)
+    nothing = tf.data.Dataset.from_tensors(0).map(
+        lambda _: tf.nest.map_structure(_empty, spec)
+    )
+    return dataset.concatenate(nothing.repeat(count))
+
+
+def check_batches(spec: Any) -> None:
+    """Raises InputError unless elements of a spec are batches."""
+    shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec)]
+    if shapes and all(shape is not None and shape.rank for shape in shapes):
+        return
+    raise errors.InputError(
+        errors.compose(
+            'remainder="pad" fills the last round with batches of no examples, which '
+            f"elements of {errors.shown(spec)} cannot be: not all of their tensors are "
+            "known to have a first axis.",
+            [f"at {errors.user_line()}"],
+            "batch the dataset, dataset.batch(1) if need be.",
+        )
+    )
+
+
+def together(datasets: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
+    """Returns a dataset of rounds, as long as the longest of some datasets.
+
+    Args:
+        datasets: One per replica. Once it has ended, its elements have no examples.
+    """
+    rounds = tf.data.Dataset.zip(tuple(map(_flagged, datasets)))
+    rounds = rounds.take_while(
+        lambda *pairs: tf.reduce_any([there for there, _ in pairs])
+    )
+    return rounds.map(lambda *pairs: tuple(element for _, element in pairs))
+
+
+def _flagged(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns an endless dataset of pairs: whether an element is there, and it."""
+    is_tuple = type(dataset.element_spec) is tuple  # which tf.data takes apart
+
+    def flagged(there: bool) -> Any:
+        return lambda *parts: (there, parts if is_tuple else parts[0])
+
+    endless = padded(dataset.take(0), -1)
+    return dataset.map(flagged(True)).concatenate(endless.map(flagged(False)))
+
+
+def _empty(spec: Any) -> Any:
+    """Returns a batch of no examples."""
+    if isinstance(spec, tf.RaggedTensorSpec):
+        splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
+        inner = [size or 0 for size in spec.shape.as_list()[spec.ragged_rank + 1 :]]
+        values = tf.zeros([0, *inner], spec.dtype)
+        return tf.RaggedTensor.from_nested_row_splits(values, splits)
+    shape = [0, *(size or 0 for size in spec.shape.as_list()[1:])]
+    if isinstance(spec, tf.SparseTensorSpec):
+        nowhere = tf.zeros([0, len(shape)], tf.int64)
+        return tf.SparseTensor(nowhere, tf.zeros([0], spec.dtype), shape)
+    return tf.zeros(shape, spec.dtype)
+
+
+def weighed(elements: Sequence[Any]) -> list[Shard]:
+    """Returns the batches of one round, each as a part of all their examples."""
+    counts = [
+        tf.convert_to_tensor(batch_size(element), tf.int32) for element in elements
+    ]
+    total = tf.add_n(counts)
+    return [
+        Shard(element, count, total)
+        for element, count in zip(elements, counts, strict=True)
+    ]
+
+
+class Lengths:
+    """How many elements some datasets have, so far as that is known.
+
+    Where one is dealt and does not know its length, it is counted as it is read.
+
+    Args:
+        datasets: One per replica, or one that is dealt to all.
+        num_replicas: How many there are.
+
+    Attributes:
+        datasets: To be read in their place.
+    """
+
+    def __init__(self, datasets: Sequence[tf.data.Dataset], num_replicas: int) -> None:
+        self.datasets = list(datasets)
+        self._num_replicas = num_replicas
+        known = [tf.get_static_value(data.cardinality()) for data in datasets]
+        self._known = [-2 if length is None else int(length) for length in known]
+        self._counter: Any = None
+        if self._known == [-2] and num_replicas > 1 and tf.executing_eagerly():
+            self._counter = _tf.ResourceVariable(tf.constant(0, tf.int64))
+            self.datasets = [_counted(datasets[0], self._counter)]
+
+    def start_over(self) -> None:
+        """Begins to count at zero."""
+        if self._counter is not None:
+            self._counter.assign(0)
+
+    def dropped(self, ended: bool) -> int:
+        """Returns how many elements are dropped at the end; 0 if that is not known.
+
+        Args:
+            ended: Whether all of them have been read.
+        """
+        lengths = self._known
+        if self._counter is not None and ended:
+            lengths = [int(self._counter)]
+        if min(lengths) < 0:  # without end, or unknown
+            return 0
+        if len(lengths) == 1:
+            return lengths[0] % self._num_replicas
+        return sum(lengths) - len(lengths) * min(lengths)
+
+
+def _counted(dataset: tf.data.Dataset, counter: Any) -> tf.data.Dataset:
+    """Returns a dataset that counts its elements in a variable."""
+    return dataset.filter(lambda *_: counter.assign_add(1, read_value=True) > 0)
+
+
+class Warner:
+    """Says once that elements are dropped at the end of a step's inputs.
+
+    Args:
+        lengths: Of the datasets that are read.
+        num_replicas: How many elements there are in a round.
+    """
+
+    def __init__(self, lengths: Lengths, num_replicas: int) -> None:
+        self._lengths, self._num_replicas = lengths, num_replicas
+        self._said = False
+
+    def warn(self, ended: bool) -> None:
+        """Warns if elements are dropped, unless it has.
+
+        Args:
+            ended: Whether the inputs have ended just now; else a graph is built, in
+                which nothing of ours is called when they do.
+        """
+        count = 0 if self._said else self._lengths.dropped(ended)
+        if not count:
+            return
+        self._said = True
+        logging.warning(
+            "The last %d elements of a step's inputs %s dropped: they do not fill a "
+            'round of %d, one for each replica. run and build with remainder="pad" '
+            "give batches without examples to the replicas that lack one (at %s).",
+            count,
+            "were" if ended else "will be",
+            self._num_replicas,
+            errors.user_line(),
+        )

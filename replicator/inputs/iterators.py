@@ -1,0 +1,58 @@
+"""The iterators of a step's datasets: read ahead, and started over."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+_PREFETCH = 2  # steps that wait ready in memory, as in tf.distribute's own inputs
+
+
+def prefetched(
+    dataset: tf.data.Dataset, device: str | None, per_step: int
+) -> tf.data.Dataset:
+    """Keeps the next elements ready, on the replica's device if that is no CPU."""
+    dataset = _without_autotuner(dataset)
+    if device is not None and tf.DeviceSpec.from_string(device).device_type != "CPU":
+        return dataset.apply(tf.data.experimental.prefetch_to_device(device, _PREFETCH))
+    return dataset.prefetch(_PREFETCH * per_step)
+
+
+def _without_autotuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Switches tf.data's autotuner off, unless the user has chosen.
+
+    TensorFlow 2.21 sometimes misses the end of an autotuner's thread and waits, holding
+    Python's lock, until the thread looks up by itself: up to a minute for each iterator
+    that is freed or started over. What is set to AUTOTUNE uses all cores instead.
+    """
+    with warnings.catch_warnings():
+        # In a tf.Graph TensorFlow warns that options may be unknown. Those of a loaded
+        # dataset are; to it, ours apply.
+        warnings.simplefilter("ignore")
+        chosen = dataset.options().autotune.enabled
+    if chosen is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def make(dataset: tf.data.Dataset) -> Any:
+    """Returns an iterator that `restart` or its initializer can start over."""
+    if tf.executing_eagerly():
+        return iter(dataset)
+    iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+    # A MonitoredSession runs the table initialisers; nothing more is needed there.
+    tf.compat.v1.add_to_collection(
+        tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer
+    )
+    return iterator
+
+
+def restart(dataset: tf.data.Dataset, iterator: Any) -> None:
+    """Starts an eager iterator over, which a traced step has captured."""
+    (resource,) = tf.nest.flatten(iterator, expand_composites=True)
+    variant = tf.data.experimental.to_variant(dataset)
+    tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)

@@ -1,0 +1,230 @@
+"""Splits a global batch into one shard per replica, along the first axis.
+
+Pure functions of a nest of tensors: they add ops where they are called, and change
+nothing. What a replica's shard weighs while its step is built is in its ReplicaContext:
+`replica.weighing(shard)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from replicator import errors
+
+
+class Shard(NamedTuple):
+    """One replica's part of a global batch; a nest of tensors, as elements are.
+
+    Attributes:
+        element: The nest of the batch, with a part of each tensor. What has no axis to
+            split along (scalars, None) is in every shard.
+        count: How many examples it holds, an int32 scalar; may be 0.
+        total: How many examples the batch holds, an int32 scalar.
+    """
+
+    element: Any
+    count: tf.Tensor
+    total: tf.Tensor
+
+
+def split(batch: Any, num_replicas: int) -> list[Shard]:
+    """Splits a global batch into shards, whose sizes differ by one at most.
+
+    The first shards are the larger ones, so that only a batch of fewer examples than
+    replicas leaves some empty, the last. Set behind one another they are the batch.
+
+    Args:
+        batch: A nest of dense, ragged and sparse tensors of one first dimension, and of
+            scalars and None.
+        num_replicas: How many shards to make.
+
+    Returns:
+        `shards[r]` is for replica r.
+
+    Raises:
+        InputError: Nothing in the batch has a first axis, or tensors are known to
+            differ in its size. If they turn out to, an InvalidArgumentError when run.
+    """
+    size = batch_size(batch)
+    if isinstance(size, int):
+        counts: list[Any] = [_count(size, r, num_replicas) for r in range(num_replicas)]
+        sizes: Any = counts
+    else:
+        sizes = _count(size, tf.range(num_replicas), num_replicas)
+        counts = tf.unstack(sizes, num_replicas)
+    leaves = [
+        _split_leaf(leaf, sizes, counts, num_replicas) for leaf in _flatten(batch)
+    ]
+    total = tf.convert_to_tensor(size, tf.int32)
+    return [
+        Shard(
+            tf.nest.pack_sequence_as(batch, [leaf[r] for leaf in leaves]),
+            tf.convert_to_tensor(count, tf.int32),
+            total,
+        )
+        for r, count in enumerate(counts)
+    ]
+
+
+def batch_size(batch: Any) -> int | tf.Tensor:
+    """Returns how many examples a batch holds: an int if that is known by now.
+
+    Args:
+        batch: As for `split`.
+
+    Raises:
+        InputError: As for `split`.
+    """
+    leaves = [leaf for leaf in _flatten(batch) if not _is_whole(leaf)]
+    if not leaves:
+        raise errors.InputError(
+            errors.compose(
+                f"a batch of {errors.shown(_specs(batch))} cannot be split over the "
+                "replicas: nothing in it has a first axis.",
+                fix="feed batches of examples, e.g. dataset.batch(64).",
+            )
+        )
+    known = {leaf.shape.as_list()[0] for leaf in leaves} - {None}
+    if len(known) > 1:
+        raise errors.InputError(
+            errors.compose(
+                f"a batch of {errors.shown(_specs(batch))} cannot be split over the "
+                "replicas: its tensors differ in their first dimension, "
+                f"{', '.join(map(str, sorted(known)))}.",
+                fix="let every tensor of a batch hold one row per example; what all "
+                "examples share belongs into step_fn or the model, or is a scalar.",
+            )
+        )
+    if known:
+        return int(known.pop())
+    return _checked_size(leaves)
+
+
+def _count(size: Any, replica_id: Any, num_replicas: int) -> Any:
+    """Returns how many of `size` examples are a replica's."""
+    return (size + num_replicas - 1 - replica_id) // num_replicas
+
+
+def _checked_size(leaves: list[Any]) -> tf.Tensor:
+    """Returns the first dimension of tensors, which is asserted to be that of all."""
+    first, *others = [_rows(leaf) for leaf in leaves]
+    checks = [
+        tf.debugging.Assert(
+            tf.equal(first, other),
+            [
+                "a batch cannot be split over the replicas: its tensors differ in "
+                "their first dimension, the number of examples:",
+                first,
+                other,
+            ],
+        )
+        for other in others
+    ]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.identity(first)
+
+
+def _rows(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int32)
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.cast(leaf.dense_shape[0], tf.int32)
+    return tf.shape(leaf)[0]
+
+
+def _split_leaf(leaf: Any, sizes: Any, counts: Any, num_replicas: int) -> list[Any]:
+    """Returns the part of each replica of one tensor.
+
+    Args:
+        leaf: The tensor.
+        sizes: How many rows each replica gets, as one tensor or a list of ints.
+        counts: The same, one by one.
+        num_replicas: How many there are.
+    """
+    if _is_whole(leaf):
+        return [leaf] * num_replicas
+    if isinstance(leaf, tf.RaggedTensor):
+        starts = _starts(counts)
+        pairs = zip(starts, counts, strict=True)
+        return [leaf[start : start + count] for start, count in pairs]
+    if isinstance(leaf, tf.SparseTensor):
+        return _split_sparse(leaf, counts)
+    return tf.split(leaf, sizes, axis=0, num=num_replicas)
+
+
+def _split_sparse(leaf: tf.SparseTensor, counts: Any) -> list[tf.SparseTensor]:
+    """Returns each replica's rows of a sparse tensor, whose static shape they keep."""
+    others = leaf.dense_shape[1:]
+    parts = []
+    for start, count in zip(_starts(counts), counts, strict=True):
+        begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(others)], 0)
+        size = tf.concat([[tf.cast(count, tf.int64)], others], 0)
+        part = tf.sparse.slice(leaf, begin, size)
+        # Empty in tf.sparse.slice's eyes is a shape of zeros, in all dimensions.
+        part = tf.SparseTensor(part.indices, part.values, size)
+        rows = count if isinstance(count, int) else None
+        if leaf.shape.rank is not None and tf.is_symbolic_tensor(part.values):
+            part.set_shape([rows, *leaf.shape[1:]])
+        parts.append(part)
+    return parts
+
+
+def _starts(counts: Any) -> list[Any]:
+    """Returns where each replica's rows begin."""
+    starts: list[Any] = [0]
+    for count in counts[:-1]:
+        starts.append(starts[-1] + count)
+    return starts
+
+
+def _is_whole(leaf: Any) -> bool:
+    """Whether a leaf is the same for all replicas: it has no axis to split along."""
+    return leaf is None or leaf.shape.rank == 0
+
+
+def _flatten(batch: Any) -> list[Any]:
+    """Returns the leaves of a batch as tensors, and None."""
+    composite = (tf.RaggedTensor, tf.SparseTensor)
+    return [
+        leaf if leaf is None or isinstance(leaf, composite) else _tensor(leaf, batch)
+        for leaf in tf.nest.flatten(batch)
+    ]
+
+
+def _tensor(leaf: Any, batch: Any) -> tf.Tensor:
+    try:
+        tensor = tf.convert_to_tensor(leaf)
+    except (TypeError, ValueError) as error:
+        raise errors.InputError(
+            errors.compose(
+                f"a batch holds {type(leaf).__name__} {errors.shown(leaf)}, which "
+                "cannot be split over the replicas.",
+                fix="feed dense, ragged and sparse tensors.",
+            )
+        ) from error
+    if tensor.shape.rank is None:
+        raise errors.InputError(
+            errors.compose(
+                f"a batch holds {errors.shown(leaf)}, whose rank is unknown: it cannot "
+                "be split over the replicas.",
+                fix="set its shape in the input pipeline, tensor.set_shape([None, ...])"
+                " or tf.ensure_shape.",
+            )
+        )
+    return tensor
+
+
+def _specs(batch: Any) -> Any:
+    """Returns what is shown of a batch."""
+    return tf.nest.map_structure(
+        lambda leaf: (
+            None
+            if leaf is None
+            else tf.TensorSpec(leaf.shape, leaf.dtype)
+            if isinstance(leaf, tf.Tensor)
+            else type(leaf).__name__
+        ),
+        batch,
+    )

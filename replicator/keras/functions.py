@@ -1,0 +1,144 @@
+"""What Keras calls per batch: functions of an iterator of global batches.
+
+The size of a batch is known when it comes, and decides how it runs. If it splits evenly,
+means over the replicas need no weights. If some replicas would have no example at all,
+it runs on one device, as Keras would have it, and what it assigns to replicated
+variables all replicas get. One function is traced for each of these, when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.inputs import shards
+from replicator.keras.steps import Tensors
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
+EVEN, UNEVEN, ALONE = "even", "uneven", "alone"
+
+Build = Callable[[str, Tensors, Any], Any]  # of a kind of batch, and its tensors
+
+
+class BatchFunction:
+    """Runs global batches of any structure and size.
+
+    Args:
+        build: Runs a batch of a kind, or builds that into the function being traced.
+        num_replicas: How many there are.
+        eager: Whether nothing is kept between calls, for Keras' `run_eagerly`.
+        needs_all: Whether a batch smaller than that is split all the same.
+    """
+
+    def __init__(
+        self, build: Build, num_replicas: int, eager: bool, needs_all: bool = False
+    ) -> None:
+        self._build, self._num_replicas = build, num_replicas
+        self._eager, self._needs_all = eager, needs_all
+        self._traced: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, data: Any, spec: Any = None) -> Any:
+        """Runs one batch.
+
+        Args:
+            data: The global batch, of eager tensors or arrays.
+            spec: What is known of all batches of its kind, if anything is.
+        """
+        batch = Tensors(data)
+        tensors = batch.tensors
+        size = shards.batch_size(tensors)
+        kind = self._kind(int(size))
+        if self._eager:
+            return self._build(kind, batch, tensors)
+        specs = _specs(tensors, spec)
+        key = (kind, batch.key, *specs)
+        if key not in self._traced:
+            self._traced[key] = self._trace(kind, batch.forget(), specs)
+        return self._traced[key](*tensors)
+
+    def _trace(self, kind: str, batch: Tensors, specs: Any) -> Callable[..., Any]:
+        """Returns a traced function of the tensors of a batch."""
+
+        @_do_not_convert
+        def function(*tensors: Any) -> Any:
+            return self._build(kind, batch, tensors)
+
+        return tf.function(function).get_concrete_function(*specs)
+
+    def _kind(self, size: int) -> str:
+        if size < self._num_replicas and not self._needs_all:
+            return ALONE
+        return UNEVEN if size % self._num_replicas else EVEN
+
+
+def over_iterator(function: BatchFunction, steps: int) -> Callable[[Any], Any]:
+    """Returns what Keras calls as train_function and test_function.
+
+    Args:
+        function: Runs one batch; returns the logs.
+        steps: How many batches one call runs, if there are as many.
+    """
+
+    def run(iterator: Any) -> Any:
+        spec = getattr(iterator, "element_spec", None)
+        logs, done = None, False
+        for _ in range(steps):
+            try:
+                data = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if not done:
+                    raise
+                break
+            logs, done = function(data, spec), True
+        return logs
+
+    return run
+
+
+def over_list(function: BatchFunction) -> Callable[[Any], Any]:
+    """Returns what Keras calls as predict_function, with a list of batches."""
+
+    def run(batches: Any) -> Any:
+        outputs = [function(batch) for batch in batches]
+        if len(outputs) == 1:
+            return outputs[0]
+        return tf.nest.map_structure(_behind, *outputs)
+
+    return run
+
+
+def _behind(*parts: Any) -> Any:
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(parts))
+    return tf.stack(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
+
+
+def _specs(tensors: list[Any], spec: Any) -> tuple[Any, ...]:
+    """Returns the specs of a function for batches like this one, of any size."""
+    known = None
+    if spec is not None:
+        leaves = tf.nest.flatten(spec)
+        known = [
+            leaf
+            for leaf in leaves
+            if not isinstance(leaf, tf.OptionalSpec | tf.NoneTensorSpec)
+        ]
+        if len(known) == len(tensors):
+            return tuple(known)
+    return tuple(map(_free_spec, tensors))
+
+
+def _free_spec(tensor: Any) -> Any:
+    """Returns the spec of a tensor, for any number of rows."""
+    spec = tf.type_spec_from_value(tensor)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        shape = tf.TensorShape([None, *spec.shape[1:]])
+        return tf.RaggedTensorSpec(
+            shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
+        )
+    if spec.shape.rank == 0:
+        return spec
+    return type(spec)(tf.TensorShape([None, *spec.shape[1:]]), spec.dtype)

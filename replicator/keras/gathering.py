@@ -1,0 +1,94 @@
+"""Brings the shards of all replicas together, where a part of them does not do.
+
+What is computed from all of a batch on every replica is equal on all of them. Its
+gradient comes back as the replica's own part, so that the mean over the replicas, each
+weighed by its examples, is the gradient on one device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context, errors
+from replicator.inputs.shards import Shard
+from replicator.primitives import all_gather
+
+_MASK = "_keras_mask"  # by which Keras' guide to masking has users look at it
+
+
+def whole(value: Any, shard: Shard) -> Any:
+    """Returns the tensors of all replicas, set behind one another in their order.
+
+    Args:
+        value: A nest of dense and ragged tensors, whose first axis is the batch's.
+            Scalars, None and what is no tensor are left alone. A Keras mask of a
+            tensor comes along.
+        shard: What the replica was dealt.
+
+    Raises:
+        ArgumentError: There is a sparse tensor in it.
+    """
+    return tf.nest.map_structure(lambda leaf: _whole_leaf(leaf, shard), value)
+
+
+def mask_of(tensor: Any) -> Any:
+    """Returns the mask that Keras' layers have left with a tensor, or None."""
+    return getattr(tensor, _MASK, None)
+
+
+def _whole_leaf(leaf: Any, shard: Shard) -> Any:
+    if isinstance(leaf, tf.SparseTensor):
+        raise errors.ArgumentError(
+            errors.compose(
+                "a loss or metric that needs the whole batch was given a SparseTensor, "
+                "which replicas cannot gather.",
+                [f"at {errors.user_line()}"],
+                "make it dense, tf.sparse.to_dense(...).",
+            )
+        )
+    if isinstance(leaf, tf.RaggedTensor):
+        lengths = [
+            all_gather.all_gather(part, axis=0) for part in leaf.nested_row_lengths()
+        ]
+        values = _gathered(leaf.flat_values, shard)
+        return tf.RaggedTensor.from_nested_row_lengths(values, lengths, validate=False)
+    if not tf.is_tensor(leaf) or leaf.shape.rank == 0:
+        return leaf
+    gathered = _gathered(tf.convert_to_tensor(leaf), shard)
+    mask = mask_of(leaf)
+    if mask is not None:
+        setattr(gathered, _MASK, all_gather.all_gather(mask, axis=0))
+    return gathered
+
+
+def _gathered(tensor: tf.Tensor, shard: Shard) -> tf.Tensor:
+    """Gathers a tensor; of an equal loss on all replicas its gradient is a share."""
+    if tensor.dtype.is_floating or tensor.dtype.is_complex:
+        tensor = _with_share(tensor, shard)
+    return all_gather.all_gather(tensor, axis=0)
+
+
+def _with_share(tensor: tf.Tensor, shard: Shard) -> tf.Tensor:
+    """Returns a tensor whose gradient is multiplied for the mean that follows.
+
+    Each replica gets the sum of the gradients of as many equal losses as there are
+    replicas. If the losses are not weighed before, the weighted mean of the gradients
+    multiplies that by its share of the examples.
+    """
+    replica = context.require("a loss")
+    replicas = replica.num_replicas
+
+    @tf.custom_gradient
+    def identity(x: tf.Tensor) -> Any:
+        def gradient(d: tf.Tensor) -> tf.Tensor:
+            if replica.weight is None or replica.weighed:
+                return d
+            parts = tf.cast(shard.count, tf.float32) * replicas
+            share = tf.math.divide_no_nan(tf.cast(shard.total, tf.float32), parts)
+            return d * tf.cast(share, d.dtype)
+
+        return tf.identity(x), gradient
+
+    return identity(tensor)

@@ -1,0 +1,228 @@
+"""Metrics that count what all replicas see, as on one device.
+
+The state of a Keras metric is read as the sum over the replicas. For its own metrics,
+whose states are sums over examples, each replica adds its shard. What weighs batches
+alike is given the shard's share as its weight; any other metric is updated on one
+replica, which is sent the arguments of all. Results are those of the sums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context, errors
+from replicator.inputs.shards import Shard
+from replicator.keras import gathering, hooks
+from replicator.primitives import all_reduce
+from replicator.variables.replicated import ReplicatedVariable, plain
+
+# Of Keras' own, those whose axis may be that of the batch, or whose function anything.
+_ACROSS = (
+    "PearsonCorrelation",
+    "ConcordanceCorrelation",
+    "CosineSimilarity",
+    "MeanMetricWrapper",
+)
+
+
+class Exact:
+    """The metrics of a model while its step is built for one replica.
+
+    Args:
+        model: The Keras model.
+        shard: What the replica was dealt.
+
+    Attributes:
+        results: What the metrics returned as their results: the same on all replicas.
+    """
+
+    def __init__(self, model: Any, shard: Shard) -> None:
+        self._model, self._shard = model, shard
+        self._inside = False  # of a metric, which may hold and call others
+        self._known: set[int] = set()
+        self._stack = contextlib.ExitStack()
+        self.results: list[Any] = []
+
+    def __enter__(self) -> Exact:
+        self.note_new()
+        return self
+
+    def __exit__(self, *about: Any) -> None:
+        self._stack.close()
+
+    def note_new(self) -> None:
+        """Takes charge of the metrics that the model has by now."""
+        for metric in _all_metrics(self._model):
+            if id(metric) not in self._known:
+                self._known.add(id(metric))
+                self._take_charge(metric)
+
+    def _take_charge(self, metric: Any) -> None:
+        update, result = metric.update_state, metric.result
+        if _is_list(metric):
+            self._replace(metric, "update_state", self._list_update(metric, update))
+            return
+        kind = _kind(metric)
+
+        def update_state(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return update(*args, **kwargs)
+            with self._inside_one():
+                if kind == "mean":
+                    return self._update_mean(update, *args, **kwargs)
+                if kind == "sums":
+                    return update(*args, **kwargs)
+                return self._update_whole(metric, update, args, kwargs)
+
+        def all_results() -> Any:
+            if self._inside:
+                return result()
+            with self._inside_one():
+                returned = metric.stateless_result(_totals(metric))
+            self.results += tf.nest.flatten(returned)
+            return returned
+
+        self._replace(metric, "update_state", update_state)
+        self._replace(metric, "result", all_results)
+
+    def _list_update(self, metric: Any, update: Any) -> Any:
+        """Returns the update of the list of metrics that were given to `compile`."""
+
+        def update_state(y_true: Any, y_pred: Any, *args: Any, **kwargs: Any) -> Any:
+            if not metric.built:  # its metrics are made by now, and not yet updated
+                metric.build(y_true, y_pred)
+                self.note_new()
+            return update(y_true, y_pred, *args, **kwargs)
+
+        return update_state
+
+    def _update_mean(self, update: Any, values: Any, sample_weight: Any = None) -> Any:
+        """Updates a keras.metrics.Mean; a value of the batch weighs 1 in all."""
+        scalar = tf.convert_to_tensor(values).shape.rank == 0
+        if scalar and sample_weight is None:
+            sample_weight = share(self._shard)
+        return update(values, sample_weight=sample_weight)
+
+    def _update_whole(self, metric: Any, update: Any, args: Any, kwargs: Any) -> None:
+        """Updates any metric by the arguments of all replicas.
+
+        On one replica, where its state is read as a sum; else on all of them, alike.
+        """
+        replica = context.require("a metric")
+        replica.build.refuse_copies(f"the metric {type(metric).__name__}")
+        given = tf.nest.map_structure(self._mean_of_scalar, (args, kwargs))
+        args, kwargs = gathering.whole(given, self._shard)
+        if _adds_up(metric) and replica.replica_id > 0:
+            return
+        update(*args, **kwargs)
+
+    def _mean_of_scalar(self, leaf: Any) -> Any:
+        if not tf.is_tensor(leaf) or leaf.shape.rank != 0:
+            return leaf
+        if not leaf.dtype.is_floating:
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"a metric was given a scalar of {leaf.dtype.name} on each "
+                    "replica; it may be a count, to be summed, or a number of all.",
+                    [f"at {errors.user_line()}"],
+                    "pass what it is about as tensors with an axis of examples, or a "
+                    "mean over them, of floats.",
+                )
+            )
+        return mean(leaf, self._shard)
+
+    def _replace(self, metric: Any, name: str, method: Any) -> None:
+        self._stack.enter_context(hooks.replaced(metric, name, method))
+
+    @contextlib.contextmanager
+    def _inside_one(self) -> Iterator[None]:
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+
+def share(shard: Shard) -> tf.Tensor:
+    """Returns which part of the examples of the batch a shard has, a float32 scalar."""
+    count = tf.cast(shard.count, tf.float32)
+    return tf.math.divide_no_nan(count, tf.cast(shard.total, tf.float32))
+
+
+def mean(value: tf.Tensor, shard: Shard) -> tf.Tensor:
+    """Returns the mean of a value over the replicas, weighed by their examples."""
+    return all_reduce.all_reduce(value, "mean", weight=shard.count)
+
+
+def _all_metrics(model: Any) -> list[Any]:
+    """Returns a model's metrics, with those that `compile` was given, one by one."""
+    found: list[Any] = []
+    for metric in model.metrics:
+        found.append(metric)
+        if _is_list(metric):
+            found += metric.metrics
+    return found
+
+
+def _is_list(metric: Any) -> bool:
+    """Whether a metric is Keras' list of those that were given to `compile`."""
+    import keras
+
+    own = not hasattr(keras.metrics, type(metric).__name__)
+    listed = isinstance(getattr(metric, "metrics", None), list)
+    return own and listed and _of_keras(type(metric))
+
+
+def _kind(metric: Any) -> str:
+    """Returns how a metric is updated: "mean", "sums" over examples, or "any" other."""
+    import keras
+
+    kind = type(metric)
+    if kind is keras.metrics.Mean:
+        return "mean"
+    own = _of_keras(kind) and hasattr(keras.metrics, kind.__name__)
+    return "sums" if own and kind.__name__ not in _ACROSS else "any"
+
+
+def _of_keras(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "keras"
+
+
+def _adds_up(metric: Any) -> bool:
+    """Whether all of a metric's state is read as the sum over the replicas.
+
+    Raises:
+        ArgumentError: Some of it is and some is not.
+    """
+    found = {_placement(v).adds_up for v in metric.variables if _placement(v)}
+    if len(found) > 1:
+        raise errors.ArgumentError(
+            errors.compose(
+                f"the metric {type(metric).__name__} has variables that are summed "
+                "over the replicas, and others that are not.",
+                [f"at {errors.user_line()}"],
+                'make all of them by add_weight, or add_variable(aggregation="sum").',
+            )
+        )
+    return True in found or not found
+
+
+def _totals(metric: Any) -> list[Any]:
+    """Returns the values of a metric's variables, as they are read outside a step."""
+    totals = []
+    for variable in metric.variables:
+        placement = _placement(variable)
+        value = tf.convert_to_tensor(variable.value)
+        if placement is not None and placement.is_aggregated:
+            value = all_reduce.all_reduce(value, "sum" if placement.adds_up else "mean")
+        totals.append(value)
+    return totals
+
+
+def _placement(variable: Any) -> Any:
+    inside = plain(variable)
+    return inside.placement if isinstance(inside, ReplicatedVariable) else None

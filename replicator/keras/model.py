@@ -1,0 +1,98 @@
+"""Makes a Keras 3 model train, test and predict on replicas.
+
+A model asks its own `make_train_function`, `make_test_function` and
+`make_predict_function` for what it calls per batch: public methods, which models
+override. The model gets methods of its own; its class, its config and what it saves stay
+as they are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.keras import functions, state, steps
+from replicator.primitives import base
+
+_NAMES = ("train", "test", "predict")
+
+
+def replicate(repl: Any, model: Any) -> Any:
+    """Makes a model run on replicas; see Replicator.keras_model.
+
+    Args:
+        repl: The Replicator.
+        model: As there.
+    """
+    _check(model)
+    state.prepare(repl, model)
+    for name in _NAMES:
+        setattr(model, f"make_{name}_function", _maker(repl, weakref.ref(model), name))
+        setattr(model, f"{name}_function", None)
+    return model
+
+
+def _check(model: Any) -> None:
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise base.bad_argument(
+            "keras_model",
+            f"was given {errors.shown(model)}",
+            "pass a model of Keras 3, made under `with repl.context():`.",
+        )
+
+
+def _maker(repl: Any, kept: Any, name: str) -> Callable[..., Any]:
+    """Returns one of a model's methods that make what it calls per batch.
+
+    Args:
+        repl: The Replicator.
+        kept: Returns the model.
+        name: "train", "test" or "predict".
+    """
+    attribute = f"{name}_function"
+
+    def make(force: bool = False) -> Any:
+        model = kept()
+        if getattr(model, attribute) is None or force:
+            state.prepare(repl, model)
+            setattr(model, attribute, _function(repl, model, name))
+        return getattr(model, attribute)
+
+    make.__name__ = f"make_{attribute}"
+    return make
+
+
+def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
+    """Returns what a model calls per batch, or per so many."""
+    # Sums of gradients over several steps are kept apart, with weights and without.
+    sums = name == "train" and state.accumulates(model)
+
+    def build(kind: str, batch: steps.Tensors, tensors: Any) -> Any:
+        if kind == functions.ALONE:
+            return _alone(repl, model, f"{name}_step", batch.packed(tensors))
+        if name == "predict":
+            return steps.predict(repl, model, batch, tensors)
+        even = kind == functions.EVEN and not sums
+        return steps.train_or_test(repl, model, f"{name}_step", batch, tensors, even)
+
+    function = functions.BatchFunction(
+        build,
+        repl.num_replicas,
+        eager=bool(model.run_eagerly),
+        needs_all=sums,
+    )
+    if name == "predict":
+        return functions.over_list(function)
+    return functions.over_iterator(function, model.steps_per_execution)
+
+
+def _alone(repl: Any, model: Any, name: str, data: Any) -> Any:
+    """Runs a batch on one device; what it makes is replicated."""
+    with repl.context(), tf.device(repl.devices[0]):
+        return getattr(model, name)(data)

@@ -1,0 +1,90 @@
+"""What a Keras model holds: variables that must be replicated, optimizers to be wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from replicator import errors
+from replicator.optimizers.wrapped import Wrapped
+from replicator.variables.replicated import ReplicatedVariable, plain
+
+
+def prepare(repl: Any, model: Any) -> None:
+    """Wraps the optimizers of a model, and checks where its variables were made.
+
+    Args:
+        repl: The Replicator.
+        model: The Keras model, compiled or not.
+
+    Raises:
+        ContextError: The model or an optimizer holds a variable that was made outside
+            of the Replicator's context.
+    """
+    if repl.num_replicas > 1:
+        _check(repl, model, f"the model {model.name}", model.variables, "create")
+        for metric in model.metrics:
+            what = f"the metric {metric.name} of the model {model.name}"
+            _check(repl, model, what, metric.variables, "compile")
+    for name, optimizer in list(vars(model).items()):
+        if _is_optimizer(optimizer) and not is_wrapped(optimizer):
+            if repl.num_replicas > 1:
+                what = f"{name}={type(optimizer).__name__} of the model {model.name}"
+                _check(repl, model, what, optimizer.variables, "compile")
+            setattr(model, name, repl.wrap_optimizer(optimizer))
+
+
+def accumulates(model: Any) -> bool:
+    """Whether an optimizer of a model adds up gradients by wrap_optimizer."""
+    return any(
+        optimizer._replicator_combiner.accumulation_steps > 1
+        for value in vars(model).values()
+        for optimizer in _with_inner(value)
+        if isinstance(optimizer, Wrapped)
+    )
+
+
+def is_wrapped(optimizer: Any) -> bool:
+    """Whether an optimizer, or the one inside of it, is wrapped."""
+    return any(isinstance(one, Wrapped) for one in _with_inner(optimizer))
+
+
+def _with_inner(optimizer: Any) -> Iterator[Any]:
+    """Yields an optimizer, and the one whose loss it scales."""
+    if _is_optimizer(optimizer):
+        yield optimizer
+        inner = getattr(optimizer, "inner_optimizer", None)
+        if inner is not None:
+            yield inner
+
+
+def _is_optimizer(value: Any) -> bool:
+    import keras
+
+    return isinstance(value, keras.optimizers.Optimizer)
+
+
+def _check(repl: Any, model: Any, what: str, variables: Any, do: str) -> None:
+    """Raises ContextError if a variable is not replicated."""
+    for variable in variables:
+        inside = plain(variable)
+        if not isinstance(inside, ReplicatedVariable):
+            called = getattr(variable, "path", variable.name)
+            raise errors.ContextError(
+                errors.compose(
+                    f"{what} holds the variable {called}, which was made outside of "
+                    "the context, and has no component per replica.",
+                    [f"at {errors.user_line()}"],
+                    f"{do} the model under `with repl.context():`, and call "
+                    "compile there, too.",
+                )
+            )
+        if len(inside.components) != repl.num_replicas:
+            raise errors.ContextError(
+                errors.compose(
+                    f"{what} was made under the context of another Replicator, of "
+                    f"{len(inside.components)} replicas.",
+                    [f"at {errors.user_line()}"],
+                    "call keras_model of that Replicator.",
+                )
+            )

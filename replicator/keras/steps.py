@@ -1,0 +1,190 @@
+"""What one batch does: a model's own step on each replica, for its shard.
+
+A batch comes as the list of its tensors, and as the structure that the model's step
+expects them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context, errors
+from replicator.inputs import shards
+from replicator.keras import losses, metrics
+
+_do_not_convert = tf.autograph.experimental.do_not_convert  # as Keras does not
+
+
+class Tensors:
+    """A batch without its tensors: its structure, with what is no tensor in it.
+
+    Args:
+        batch: What a model's step takes: a nest of tensors, arrays and None.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        batch = tf.nest.map_structure(_value, batch)
+        self._leaves = tf.nest.flatten(batch)
+        self._structure = batch
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The tensors of the batch, as a list."""
+        return [leaf for leaf in self._leaves if leaf is not None]
+
+    @property
+    def key(self) -> str:
+        """What is the same for batches of one structure."""
+        return repr(self.forget()._structure)
+
+    def packed(self, tensors: Sequence[Any]) -> Any:
+        """Returns a batch of this structure with other tensors."""
+        remaining = iter(tensors)
+        filled = [None if leaf is None else next(remaining) for leaf in self._leaves]
+        return tf.nest.pack_sequence_as(self._structure, filled)
+
+    def forget(self) -> Tensors:
+        """Returns the structure alone, to be kept."""
+        kept = object.__new__(Tensors)
+        kept._leaves = [None if leaf is None else 0 for leaf in self._leaves]
+        kept._structure = tf.nest.pack_sequence_as(self._structure, kept._leaves)
+        return kept
+
+
+def _value(leaf: Any) -> Any:
+    """Returns a leaf as a tensor; what Keras puts in place of None is None."""
+    if leaf is None or isinstance(leaf, tf.experimental.Optional):
+        return None
+    if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+        return leaf
+    return tf.convert_to_tensor(leaf)
+
+
+def train_or_test(
+    repl: Any, model: Any, name: str, batch: Any, tensors: Sequence[Any], even: bool
+) -> Any:
+    """Builds a step of training or testing; returns the logs.
+
+    Args:
+        repl: The Replicator.
+        model: The Keras model.
+        name: Of its method, "train_step" or "test_step".
+        batch: The structure of the global batch.
+        tensors: Its tensors.
+        even: Whether all shards are known to hold as many examples.
+    """
+
+    def step_fn(shard: shards.Shard) -> Any:
+        replica = context.require(name)
+        data = batch.packed(shard.element)
+        with (
+            replica.weighing(None if even else shard),
+            metrics.Exact(model, shard) as exact,
+            losses.of_the_batch(model, shard, exact.note_new),
+        ):
+            logs = getattr(model, name)(data)
+            return _equal_logs(logs, exact.results, shard, name)
+
+    return _run(repl, step_fn, tensors, lambda values: values[0])
+
+
+def predict(repl: Any, model: Any, batch: Any, tensors: Sequence[Any]) -> Any:
+    """Builds a step of prediction; returns the outputs for the global batch, in order.
+
+    Args:
+        repl: The Replicator.
+        model: The Keras model.
+        batch: The structure of the global batch.
+        tensors: Its tensors.
+    """
+
+    def step_fn(shard: shards.Shard) -> Any:
+        return model.predict_step(batch.packed(shard.element))
+
+    return _run(repl, step_fn, tensors, _joined)
+
+
+def _run(
+    repl: Any,
+    step_fn: Callable[..., Any],
+    tensors: Sequence[Any],
+    combine: Callable[[Sequence[Any]], Any],
+) -> Any:
+    """Runs a step on the shards of a batch, or builds it where a function is traced.
+
+    Args:
+        repl: The Replicator.
+        step_fn: Takes the shard of a replica.
+        tensors: Those of the global batch.
+        combine: Makes one value of those of all replicas.
+
+    Returns:
+        What step_fn returns, with one value at each leaf.
+    """
+    parts = shards.split(list(tensors), repl.num_replicas)
+    structures: list[Any] = []
+
+    def noting(shard: shards.Shard) -> Any:
+        returned = step_fn(shard)
+        structures.append(tf.nest.map_structure(lambda _: None, returned))
+        return returned
+
+    def input_fn(ctx: Any) -> Any:
+        return parts[ctx.replica_id]
+
+    # One after the other: all replicas' values of a leaf, then those of the next.
+    flat = tf.nest.flatten(repl.run(_do_not_convert(noting), input_fn))
+    step = len(parts)
+    leaves = [combine(flat[i : i + step]) for i in range(0, len(flat), step)]
+    return tf.nest.pack_sequence_as(structures[-1], leaves)
+
+
+def _equal_logs(logs: Any, equal: Sequence[Any], shard: shards.Shard, name: str) -> Any:
+    """Returns what a step returned, with values that are the same on all replicas.
+
+    Args:
+        logs: A nest of scalars, one for each thing that Keras shall log.
+        equal: Values that are so.
+        shard: What the replica was dealt.
+        name: Of the model's step, for messages.
+    """
+    known = {id(value) for value in equal}
+
+    def equalized(leaf: Any) -> Any:
+        if id(leaf) in known:
+            return tf.convert_to_tensor(leaf)
+        if leaf is None or isinstance(leaf, bool | int | float):
+            return leaf
+        value = tf.convert_to_tensor(leaf)
+        if not value.dtype.is_floating:
+            return value if context.require(name).num_replicas == 1 else _refuse(name)
+        return metrics.mean(value, shard)
+
+    return tf.nest.map_structure(equalized, logs)
+
+
+def _refuse(name: str) -> Any:
+    raise errors.ArgumentError(
+        errors.compose(
+            f"{name} returned an integer of its own for each replica.",
+            fix="return the result of a metric, or a mean over the examples, of floats.",
+        )
+    )
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Returns the outputs of all replicas as those of the batch."""
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(parts))
+    if parts[0].shape.rank == 0:
+        raise errors.ArgumentError(
+            errors.compose(
+                "predict_step returned a scalar, which cannot be joined with those of "
+                "the other replicas.",
+                fix="return one row per example.",
+            )
+        )
+    return tf.concat(list(parts), 0)

@@ -1,0 +1,179 @@
+"""The methods of Replicator that build and run steps; step/ does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.plan import plan as plans
+from replicator.step import registry, steps
+from replicator.step.asked import Asked
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+class Running:
+    """The methods of Replicator that build and run steps."""
+
+    _steps: registry.Steps
+    _plan: plans.Plan | None = None
+
+    @_do_not_convert
+    def run(
+        self,
+        step_fn: Callable[..., Any],
+        input_fn: Any = None,
+        input_mode: str = "per_replica",
+        steps_per_call: int = 1,
+        *,
+        args: Sequence[Any] = (),
+        remainder: str = "drop",
+    ) -> Any:
+        """Runs one step on all replicas, or builds it where a graph is being built.
+
+        Eagerly, the step is traced at the first call with these functions, and run at
+        each. Inside a tf.function or a tf.Graph it is built into that graph; in a
+        tf.Graph, fetching any output runs the whole step on all replicas.
+
+        Example:
+            >>> data = tf.data.Dataset.from_tensor_slices([1.0, 2.0])  # is dealt
+            >>> for x in repl.run(lambda x, y: x * y, data, args=(2.5,)): print(x)
+            tf.Tensor(2.5, shape=(), dtype=float32)
+            tf.Tensor(5.0, shape=(), dtype=float32)
+
+        Args:
+            step_fn: Called once per device when the step is built; with the element of
+                its replica if there are inputs, then with `args`. If it must have more
+                arguments than that, with the parts of the element, a tuple.
+            input_fn: What feeds the step. A tf.data.Dataset, whose iterator goes on
+                from call to call with the same object. Or a function, called once per
+                device, with an InputContext if it has a parameter, which returns a
+                Dataset, a function that returns an element, or an element. A Dataset
+                made without an InputContext is dealt to the replicas: replica i sees
+                elements i, i + R, i + 2R, ... Or the element itself, a nest of arrays
+                and tensors, which may be others at each call; like `args` it is given
+                to each replica as a whole.
+            input_mode: "per_replica"; "per_worker": one pipeline, dealt; or
+                "global_batch": one pipeline, each of whose elements is split over the
+                replicas along its first axis. Means of gradients, and those that are
+                given `weight=repl.weight`, then weigh the replicas by their examples.
+            steps_per_call: How many steps to run, each with inputs of its own, in a
+                loop inside the graph. For small steps that is faster than as many
+                calls, and otherwise the same.
+            args: Further arguments of step_fn, for every replica: tensors, arrays,
+                numbers, and nests of them. Of a PerReplica, each gets its own value.
+                They are fed at each call: others do not build the step anew, unless
+                their structure, dtypes or shapes differ.
+            remainder: What becomes of a last round in which not every replica gets an
+                element. "drop"; or "pad": those that lack one get a batch of no
+                examples, and means weigh the replicas as with "global_batch".
+
+        Returns:
+            The structure that step_fn returned, with a PerReplica at each leaf; with
+            several steps per call, of their stacked values, [steps_per_call, ...].
+
+        Raises:
+            tf.errors.OutOfRangeError: The input is exhausted. No variable was changed
+                by the step that lacks it; those before it in the same call are done.
+            MismatchError: The replicas communicate or return differently.
+            DeadlockError: Replicas would wait for one another in a circle.
+            InputError: The inputs cannot feed a step.
+            ArgumentError: step_fn cannot be called so, or another argument is bad.
+            ContextError: Called inside a step, or under a strategy of tf.distribute.
+        """
+        return self._steps.run(
+            Asked(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
+        )
+
+    @_do_not_convert
+    def build(
+        self,
+        step_fn: Callable[..., Any],
+        input_fn: Any = None,
+        input_mode: str = "per_replica",
+        steps_per_call: int = 1,
+        *,
+        args: Sequence[Any] = (),
+        remainder: str = "drop",
+    ) -> steps.Step:
+        """Returns the callable that `run` calls; the same one for the same functions.
+
+        Example:
+            >>> step = repl.build(lambda: repl.all_reduce(1.0))
+            >>> for x in step(): print(x)
+            tf.Tensor(2.0, shape=(), dtype=float32)
+            tf.Tensor(2.0, shape=(), dtype=float32)
+
+        Args:
+            step_fn: As for `run`.
+            input_fn: As for `run`.
+            input_mode: As for `run`.
+            steps_per_call: As for `run`.
+            args: As for `run`; a call of the step may be given others.
+            remainder: As for `run`.
+
+        Returns:
+            A `Step`: call it to run one, without arguments or with other `args`. Its
+            `initialize()` starts the inputs over.
+
+        Raises:
+            InputError: The inputs cannot feed a step, or `input_mode` is unknown.
+            ArgumentError: step_fn cannot be called so, or another argument is bad.
+        """
+        return self._steps.get(
+            Asked(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
+        )
+
+    @property
+    def plan(self) -> plans.Plan:
+        """What the replicas communicate in the step that was built last, a `Plan`.
+
+        `repl.build(step_fn, input_fn).plan` is that of a step of your choice, which
+        need not have run.
+
+        Example:
+            >>> _ = repl.run(lambda: repl.all_reduce(tf.zeros([10]), "mean"))
+            >>> [(row.primitive, row.reduction, row.times) for row in repl.plan]
+            [('all_reduce', 'mean', 1)]
+
+        Raises:
+            ContextError: No step was built yet.
+        """
+        if self._plan is None:
+            raise errors.ContextError(
+                errors.compose(
+                    "the plan was asked for before any step was built.",
+                    [f"at {errors.user_line()}"],
+                    "run a step first, or ask for repl.build(step_fn, input_fn).plan, "
+                    "which builds a step without running it.",
+                )
+            )
+        return self._plan
+
+    def _keep_plan(self, plan: plans.Plan) -> None:
+        """Called when a step is built."""
+        self._plan = plan
+
+    @_do_not_convert
+    def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
+        """Starts the inputs of all steps over from their first elements.
+
+        Example:
+            >>> step = repl.build(lambda x: x, lambda: tf.data.Dataset.range(4))
+            >>> [int(x) for x in step()], [int(x) for x in step()]
+            ([0, 1], [2, 3])
+            >>> repl.initialize()
+            >>> [int(x) for x in step()]
+            [0, 1]
+
+        Args:
+            session: A plain Session, which needs this once before the first step; a
+                MonitoredSession does it by itself. None when eager.
+
+        Raises:
+            ArgumentError: `session` is no session.
+        """
+        self._steps.initialize(session)

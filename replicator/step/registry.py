@@ -1,0 +1,131 @@
+"""The steps of a Replicator, found again by their functions."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from replicator import errors
+from replicator.inputs import checks
+from replicator.plan import plan as plans
+from replicator.step import cache, draft, step_arguments
+from replicator.step.asked import Asked, handed
+from replicator.step.state import State, StepFunction
+from replicator.step.steps import MANY_BUILDS, Step, runs_here
+
+
+class Steps:
+    """The steps of a Replicator, by their functions, as long as these are there."""
+
+    def __init__(
+        self, settings: draft.Settings, keep_plan: Callable[[plans.Plan], None]
+    ) -> None:
+        self._settings = settings
+        self._keep_plan = keep_plan
+        self._functions: cache.Table[StepFunction] = cache.Table()
+        self._states: weakref.WeakSet[State] = weakref.WeakSet()
+        self._builds = cache.Counts()  # of step_fns
+        self._lock = threading.RLock()  # of what is above, held for moments
+        self._said_whole = False
+
+    def run(self, asked: Asked) -> Any:
+        """Calls a step; quickly, if it is ready to run."""
+        _, state = self._find(asked)
+        if state.prepared and runs_here():
+            given = handed(asked, asked.args, len(self._settings.devices))
+            with self._settings.lock:  # which whoever has it forgotten holds, too
+                prepared = state.prepared.get(given.key)
+                if prepared is not None:
+                    return prepared(given.leaves)
+        return self.get(asked)()
+
+    def get(self, asked: Asked) -> Step:
+        """Returns a step: the one that is there, else a new one.
+
+        One that was asked for with values is not kept, nor are these.
+        """
+        function, state = self._find(asked)
+        by_function = not asked.by_value and not asked.args
+        with self._lock:
+            step: Step | None = state.step() if by_function else None
+            if step is None:
+                if state not in self._states:
+                    step_arguments.check_takes(asked, len(asked.args))
+                    self._states.add(state)
+                    self._warn_of_new_functions(function, asked)
+                    self._warn_of_whole(asked)
+                step = Step(self._settings, asked, self._keep_plan, function, state)
+                if by_function:
+                    state.step = weakref.ref(step)
+            return step
+
+    def initialize(self, session: tf.compat.v1.Session | None) -> None:
+        """Starts the inputs of all steps over."""
+        step_arguments.check_session(session)
+        with self._lock:
+            states = list(self._states)
+        for state in states:
+            state.initialize(session)
+
+    def _find(self, asked: Asked) -> tuple[StepFunction, State]:
+        """Returns what there is of a step."""
+        step_arguments.check(asked)
+        function = self._functions.get(asked.step_fn, StepFunction)
+        others = (
+            asked.input_mode,
+            asked.steps_per_call,
+            asked.remainder,
+            asked.by_value,
+        )
+        state = function.states.get(
+            asked.source, lambda: State(self._settings.lock), *others
+        )
+        return function, state
+
+    def _warn_of_new_functions(self, function: StepFunction, asked: Asked) -> None:
+        """Warns of functions that are made anew for each call, once for a line."""
+        name, changed, counts = "input_fn", asked.source, function.builds
+        if function.fresh:
+            function.fresh = False
+            name, changed, counts = "step_fn", asked.step_fn, self._builds
+        if isinstance(changed, checks.DATASETS):
+            function.datasets += 1
+            if function.datasets == MANY_BUILDS:
+                logging.warning(
+                    "The Dataset at %s has been a new object %d times. Each time the "
+                    "step is built anew, which takes long, and the inputs start over. "
+                    "Make the Dataset once, outside of the loop.",
+                    errors.user_line(),
+                    MANY_BUILDS,
+                )
+        elif counts.count(changed) == MANY_BUILDS:
+            logging.warning(
+                "The %s at %s has been a new function %d times. Each time the step is "
+                "built anew, which takes long, and its inputs start over. Make the "
+                "function once, outside of the loop.",
+                name,
+                cache.line_of(changed),
+                MANY_BUILDS,
+            )
+
+    def _warn_of_whole(self, asked: Asked) -> None:
+        """Warns once of arrays that each replica is given as a whole."""
+        count = len(self._settings.devices)
+        if self._said_whole or count == 1 or not asked.by_value:
+            return
+        if not handed(asked, (), count).is_whole:
+            return
+        self._said_whole = True
+        logging.warning(
+            "The inputs at %s are tensors or arrays: each of the %d replicas is given "
+            "all of them, as the element that an input_fn would return. With "
+            'input_mode="global_batch" they are split over the replicas; args=(...) '
+            "says that they are meant for all.",
+            errors.user_line(),
+            count,
+        )

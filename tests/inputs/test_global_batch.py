@@ -1,0 +1,145 @@
+"""input_mode="global_batch": elements are split, and means are those of the whole."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator import ContextError, InputError
+from tests import helpers
+
+
+def _data(size: int = 10, batch: int = 4) -> tf.data.Dataset:
+    x = np.arange(float(size), dtype=np.float32)[:, None] ** 1.5
+    return tf.data.Dataset.from_tensor_slices((x, 2 * x + 1)).batch(batch)
+
+
+@pytest.mark.parametrize("source", ["Dataset", "input_fn", "context"])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_elements_are_split_in_order(mode: str, replicas: int, source: str) -> None:
+    repl = helpers.make(replicas)
+    calls = []
+
+    def input_fn(*ctx: Any) -> Any:
+        calls.append(ctx)
+        return _data()
+
+    def with_context(ctx: Any) -> Any:
+        assert (ctx.num_pipelines, ctx.num_replicas) == (1, replicas)
+        return input_fn()
+
+    given = {"Dataset": _data, "input_fn": lambda: input_fn}
+    given["context"] = lambda: with_context
+    with tf.Graph().as_default() if mode == "session" else tf.init_scope():
+        data = given[source]()
+        step_fn: Any = lambda x, y: (x, repl.weight)  # noqa: E731
+        run: Any = lambda: repl.run(step_fn, data, input_mode="global_batch")  # noqa: E731
+        if mode == "session":
+            fetches = run()
+            session = tf.compat.v1.Session()
+            repl.initialize(session)
+            call: Any = lambda: session.run(fetches)  # noqa: E731
+        else:
+            call = tf.function(run) if mode == "function" else run
+        for size in (4, 4, 2):
+            x, weight = call()
+            sizes = [len(own) for own in x]
+            assert sizes == sorted(sizes, reverse=True) and sum(sizes) == size
+            assert sizes[0] - sizes[-1] <= 1
+            np.testing.assert_allclose(weight, np.array(sizes) / size, rtol=1e-6)
+        with pytest.raises(tf.errors.OutOfRangeError):
+            call()
+    assert len(calls) == (source != "Dataset")
+
+
+@pytest.mark.parametrize("source", ["function", "tensors", "arrays"])
+def test_other_inputs_are_split_as_well(source: str) -> None:
+    repl = helpers.make(2)
+    batch = np.arange(5.0), np.arange(5)
+    given: dict[str, Any] = {"arrays": batch}
+    given["tensors"] = lambda: tf.nest.map_structure(tf.constant, batch)
+    given["function"] = lambda: given["tensors"]
+    found = repl.run(lambda x, y: (x, y), given[source], input_mode="global_batch")
+    for own in found:
+        assert [v.numpy().tolist() for v in own] == [[0, 1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_a_training_is_that_of_one_device(mode: str, replicas: int) -> None:
+    """Batches of 4, 4 and 2 examples, also where a replica has none of them."""
+    repl = helpers.make(replicas)
+
+    def make_step() -> Any:
+        w = tf.Variable([[0.5]])
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.001, 0.9))
+
+        def step_fn(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ w - y) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, w), w)])
+            return repl.all_reduce(loss, "mean", repl.weight)
+
+        return step_fn
+
+    with tf.Graph().as_default() if mode == "session" else contextlib.nullcontext():
+        with repl.context():
+            step_fn = make_step()
+        data = _data()
+        run: Any = lambda: repl.run(step_fn, data, input_mode="global_batch")  # noqa: E731
+        if mode == "session":
+            fetches = run()
+            with tf.compat.v1.train.MonitoredSession() as session:
+                losses = [session.run(fetches)[0] for _ in range(3)]
+        else:
+            call = tf.function(run) if mode == "function" else run
+            losses = [float(call()[0]) for _ in range(3)]
+
+    w, velocity, expected = 0.5, 0.0, []
+    for x, y in _data().as_numpy_iterator():
+        expected.append(np.mean((x * w - y) ** 2))
+        velocity = 0.9 * velocity - 0.001 * np.mean(2 * x * (x * w - y))
+        w += velocity
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_copies_of_replicas_weigh_their_own_shards() -> None:
+    repl = helpers.make(4, build="clone")
+    data = tf.data.Dataset.range(6).batch(6)
+    found = repl.run(
+        lambda x: (tf.shape(x)[0], repl.weight), data, input_mode="global_batch"
+    )
+    assert [int(v) for v in found[0]] == [2, 2, 1, 1]
+    np.testing.assert_allclose(found[1], np.array([2, 2, 1, 1]) / 6, rtol=1e-6)
+
+
+def test_several_steps_per_call_have_weights_of_their_own() -> None:
+    repl = helpers.make(2)
+    data = tf.data.Dataset.range(7).batch(4)
+    found = repl.run(
+        lambda x: repl.weight, data, input_mode="global_batch", steps_per_call=2
+    )
+    np.testing.assert_allclose(found, [[1 / 2, 2 / 3], [1 / 2, 1 / 3]], rtol=1e-6)
+
+
+def test_replicas_weigh_alike_elsewhere() -> None:
+    repl = helpers.make(2)
+
+    def step_fn(x: Any) -> Any:
+        assert repl.weight is None
+        return repl.all_reduce(tf.cast(x, tf.float32), "mean", weight=repl.weight)
+
+    assert float(repl.run(step_fn, tf.data.Dataset.range(2))) == 0.5
+    with pytest.raises(ContextError, match="weight was called outside a step"):
+        _ = repl.weight
+
+
+def test_what_has_no_first_axis_cannot_be_split() -> None:
+    repl = helpers.make(2)
+    with pytest.raises(InputError, match="(?s)nothing in it has a first axis.*batch"):
+        repl.run(lambda x: x, tf.data.Dataset.range(4), input_mode="global_batch")
