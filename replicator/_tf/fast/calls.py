@@ -55,17 +55,13 @@ def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
     runtime, options = _context.context(), _call_options(only_cpus)
     later = bool(function.graph.deferred_external_captures)
     captured = [] if later else function.captured_inputs
-    known = function._captured_inputs
+    known = list(function.graph.external_captures)
+    asked = list(function.graph.deferred_external_captures)
 
     def inputs_now() -> list[Any]:
-        """Returns what was captured, as `captured_inputs` does: here, few are asked."""
-        inputs: list[Any] = []
-        for one in known:
-            if callable(one):
-                inputs += tf.nest.flatten(one(), expand_composites=True)
-            else:
-                inputs.append(one)
-        return inputs
+        """Returns what `captured_inputs` does, which goes through all that is known."""
+        given = [one() for one in asked]
+        return known + tf.nest.flatten(given, expand_composites=True)
 
     def call() -> Any:
         inputs = inputs_now() if later else captured
