@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from replicator import _tf, arguments, context, errors
 from replicator.graph.order import effects
-from replicator.primitives import all_gather, all_reduce, broadcast
+from replicator.primitives import all_gather, all_reduce, broadcast, reductions
 
 UNEVEN = "written unevenly by an optimizer"  # knowledge of a build, with a variable
 
@@ -61,16 +61,21 @@ def agree(
         how = tf.VariableAggregation.MEAN  # each replica has written the whole update
     with replica.agreeing_on(variable.name, method, variable.key):
         if how == tf.VariableAggregation.SUM:
-            return all_reduce.combine([value], "sum", None, [variable.policy])[0]
+            return _combined(value, "sum", variable)
         if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return broadcast.broadcast(value, root=0)
         has_mean = variable.dtype.is_floating or variable.dtype.is_complex
         if how == tf.VariableAggregation.MEAN or has_mean:
             # Statistics of a batch without examples, which may be NaN, count nothing.
-            weight = replica.examples
-            return all_reduce.combine([value], "mean", weight, [variable.policy])[0]
+            return _combined(value, "mean", variable, replica.examples)
         check = replica.build.options.check
         return _checked_equal(value, variable.name) if check else value
+
+
+def _combined(value: tf.Tensor, op: str, variable: Any, weight: Any = None) -> Any:
+    """Reduces a value over all replicas, as the variable's are communicated."""
+    reductions.check("all_reduce", value, op)
+    return all_reduce.combine([value], op, weight, [variable.policy])[0]
 
 
 def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | None:
