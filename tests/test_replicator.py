@@ -209,7 +209,6 @@ _IN_A_STEP = {
     "weight": lambda repl: repl.weight,
     "logical_device": lambda repl: repl.logical_device(0),
     "context": lambda repl: repl.context(),
-    "keras_model": lambda repl: repl.keras_model(tf.keras.Model()),
     "wrap_optimizer": lambda repl: repl.wrap_optimizer(tf.keras.optimizers.SGD()),
     "keras_model": lambda repl: repl.keras_model(tf.keras.Sequential()),
     "group": lambda repl: repl.group([0, 1]),

@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from replicator.inputs import shards
 from replicator.keras.steps import Tensors
+from replicator.step import draft
+from replicator.variables import locks
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
@@ -28,18 +30,33 @@ class BatchFunction:
 
     Args:
         build: Runs a batch of a kind, or builds that into the function being traced.
-        num_replicas: How many there are.
+        settings: Those of the Replicator.
         eager: Whether nothing is kept between calls, for Keras' `run_eagerly`.
         needs_all: Whether a batch smaller than that is split all the same.
     """
 
     def __init__(
-        self, build: Build, num_replicas: int, eager: bool, needs_all: bool = False
+        self,
+        build: Build,
+        settings: draft.Settings,
+        eager: bool,
+        needs_all: bool = False,
     ) -> None:
-        self._build, self._num_replicas = build, num_replicas
+        self._build, self._settings = build, settings
+        self._num_replicas = len(settings.devices)
         self._eager, self._needs_all = eager, needs_all
         self._traced: dict[Any, Callable[..., Any]] = {}
         self._quick: tuple[Any, dict[Any, Callable[..., Any]]] = (None, {})
+
+    @property
+    def lock(self) -> locks.StepLock:
+        """What is held while a batch runs."""
+        return self._settings.lock
+
+    def trace_again(self) -> None:
+        """Forgets all functions: variables that they use have other components."""
+        self._traced.clear()
+        self._quick = (None, {})
 
     def __call__(self, data: Any, spec: Any = None) -> Any:
         """Runs one batch.
@@ -58,7 +75,8 @@ class BatchFunction:
         leaves = tf.nest.flatten(data)
         sizes = tuple(leaf.shape[:1] for leaf in leaves)
         if sizes not in traced:
-            result, traced[sizes] = self._run(data, spec)
+            result, called = self._run(data, spec)
+            self._quick[1][sizes] = called
             return result
         return traced[sizes](*leaves)
 
@@ -72,9 +90,12 @@ class BatchFunction:
             return self._build(kind, batch, tensors), None
         specs = _specs(tensors, spec)
         key = (kind, batch.key, *specs)
-        if key not in self._traced:
-            self._traced[key] = self._trace(kind, batch.forget(), specs)
-        return self._traced[key](*tensors), self._traced[key]
+        traced = self._traced.get(key)
+        if traced is None:
+            with self._settings.factory.traced_by(self):
+                traced = self._trace(kind, batch.forget(), specs)
+            self._traced[key] = traced
+        return traced(*tensors), traced
 
     def _trace(self, kind: str, batch: Tensors, specs: Any) -> Callable[..., Any]:
         """Returns a traced function of the tensors of a batch."""

@@ -83,7 +83,7 @@ def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
 
     function = functions.BatchFunction(
         build,
-        repl.num_replicas,
+        repl._settings,
         eager=bool(model.run_eagerly),
         needs_all=sums,
     )

@@ -14,7 +14,8 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.graph.cloning import clone, proof
 from replicator.graph.order import ordering
-from replicator.variables.creation import CAPTURED, VariableFactory
+from replicator.variables.creation import VariableFactory
+from replicator.variables.initial_values import CAPTURED
 
 
 def bring_handles(factory: VariableFactory, build: context.Build) -> None:

@@ -18,8 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.graph.ir.kinds import kind_of
-from replicator.variables import locks
+from replicator.variables import initial_values, locks
 from replicator.variables.placement import (
     Aggregated,
     Mirrored,
@@ -29,7 +28,7 @@ from replicator.variables.placement import (
 )
 from replicator.variables.replicated import ReplicatedVariable, plain
 from replicator.variables.seeds import Seed
-from replicator.variables.storage import Storage
+from replicator.variables.storage import Storage, User
 
 
 @dataclasses.dataclass
@@ -109,19 +108,37 @@ class VariableFactory:
 
     def owners(self) -> dict[int, ReplicatedVariable]:
         """Returns the variable behind each component's handle, by the handle's id."""
-        with self._all_lock:
-            variables = list(self._all.values())
         return {
             id(component.handle): variable
-            for variable in variables
+            for variable in self._variables()
             for component in variable.components
         }
+
+    def _variables(self) -> list[ReplicatedVariable]:
+        with self._all_lock:
+            return list(self._all.values())
+
+    @contextlib.contextmanager
+    def traced_by(self, user: User) -> Iterator[None]:
+        """In this block, functions are traced that `user` can trace again.
+
+        What is built into them settles no variable.
+        """
+        before = {one.key: one.storage.settled_at for one in self._variables()}
+        try:
+            yield
+        finally:
+            for variable in self._variables():
+                settled = before.get(variable.key)
+                if variable.storage.settled_at != settled:
+                    variable.storage.settled_at = settled
+                    variable.storage.add_user(user)
 
     def _again(
         self, variable: ReplicatedVariable, kwargs: dict[str, Any]
     ) -> ReplicatedVariable:
         """Returns the variable that another replica made at the same place."""
-        dtype, shape = _dtype_and_shape(kwargs)
+        dtype, shape = initial_values.dtype_and_shape(kwargs)
         if dtype != variable.dtype or not variable.shape.is_compatible_with(shape):
             raise errors.MismatchError(
                 errors.compose(
@@ -136,8 +153,8 @@ class VariableFactory:
     def _create(self, kwargs: dict[str, Any], scope: str | None) -> ReplicatedVariable:
         kwargs = {k: v for k, v in kwargs.items() if v is not None}
         if "initial_value" not in kwargs and "shape" in kwargs:
-            kwargs["initial_value"] = _placeholder(kwargs)
-        kwargs["initial_value"] = _lifted(kwargs.get("initial_value"))
+            kwargs["initial_value"] = initial_values.placeholder(kwargs)
+        kwargs["initial_value"] = initial_values.lifted(kwargs.get("initial_value"))
         collections = kwargs.pop("collections", None)
         primary = plain(_tf.variable_of_slot())
         name_scope = contextlib.nullcontext()
@@ -313,74 +330,3 @@ def _initializer(components: Sequence[tf.Variable]) -> tf.Operation:
     """Returns the op that initializes all components, in a tf.Graph."""
     initializers = dict.fromkeys(one.initializer for one in components)
     return tf.group(*initializers, name="initialize")
-
-
-def _dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
-    """Returns what a creator's arguments say of the variable, without making it."""
-    value, dtype = kwargs.get("initial_value"), kwargs.get("dtype")
-
-    def initial_value() -> tf.Tensor:
-        return tf.convert_to_tensor(value() if callable(value) else value, dtype)
-
-    if callable(value):
-        with context.building(None):  # traced, not run: initializers may draw numbers
-            value = tf.function(initial_value, autograph=False).get_concrete_function()
-            value = value.structured_outputs
-    else:
-        value = initial_value()
-    shape = kwargs.get("shape")
-    return value.dtype, value.shape if shape is None else tf.TensorShape(shape)
-
-
-def _placeholder(kwargs: dict[str, Any]) -> Callable[[], tf.Tensor]:
-    """Returns an initial value for a variable that a SavedModel's values will fill."""
-    shape = [size or 0 for size in tf.TensorShape(kwargs["shape"]).as_list()]
-    return lambda: tf.zeros(shape, kwargs.get("dtype", tf.float32))
-
-
-CAPTURED = "captured for an initial value"  # a finding, and knowledge, of a build
-
-
-def _lifted(initial_value: Any) -> Any:
-    """Returns an initial value that can be used outside the function being traced."""
-    if callable(initial_value) or not tf.is_tensor(initial_value):
-        return initial_value
-    if isinstance(initial_value, tf.Variable) or not tf.is_symbolic_tensor(
-        initial_value
-    ):
-        return initial_value
-    with tf.init_scope():
-        outside = tf.compat.v1.get_default_graph()
-        if not tf.executing_eagerly() and initial_value.graph is outside:
-            return initial_value
-    try:
-        lifted = _tf.lift_initial_value(initial_value)
-        sources = _sources(initial_value)
-        # What made it here draws random numbers, for nobody: it is no part of the step.
-        _tf.abandon([op for op in sources if kind_of(op).stateful])
-        replica = context.current()
-        if replica is not None and any(op.type == "Placeholder" for op in sources):
-            replica.build.findings[CAPTURED] = True
-        return lifted
-    except _tf.UnliftableError as error:
-        raise errors.ContextError(
-            errors.compose(
-                "the initial value of a variable created in a step depends on the "
-                "step's inputs or state.",
-                [f"at {errors.user_line()}"],
-                "pass a function without arguments, lambda: ..., or a value that "
-                "does not depend on the batch.",
-            )
-        ) from error
-
-
-def _sources(tensor: tf.Tensor) -> list[tf.Operation]:
-    """Returns the ops of its graph that a tensor is made of."""
-    found = {tensor.op: None}
-    stack = [tensor.op]
-    while stack:
-        for source in stack.pop().inputs:
-            if source.op not in found:
-                found[source.op] = None
-                stack.append(source.op)
-    return list(found)

@@ -120,3 +120,22 @@ def test_where_keras_may_have_chosen_there_is_a_warning(
     model = World(helpers.make(2)).made(make)
     model.fit(X, numbers(1, 17, 3), **FIT)
     assert said and "runs without XLA" in said[0][1]
+
+
+@pytest.mark.parametrize("rows", [8, 7, 2])
+def test_a_model_may_be_compiled_by_xla_after_it_was_trained_without(rows: int) -> None:
+    """Its variables, which had owners, get components; what was traced is again."""
+
+    def program(world: World) -> Any:
+        model = world.made(lambda: classifier())
+        x, y = X[:rows], Y[:rows]
+        fit = {"epochs": 1, "batch_size": 4, "shuffle": False, "verbose": 0}
+        results = [model.fit(x, y, **fit).history, model.evaluate(x, y, verbose=0)]
+        with world.context():
+            model.compile("sgd", worlds.SPARSE, jit_compile=True)
+        results += [model.fit(x, y, **fit).history, model.predict(x, verbose=0)]
+        with world.context():
+            model.compile("sgd", worlds.SPARSE)
+        return [*results, model.fit(x, y, **fit).history]
+
+    check(program, [3], variables="sharded")

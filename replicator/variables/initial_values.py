@@ -1,0 +1,81 @@
+"""Initial values of variables: what is known of them, and those made inside a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context, errors
+from replicator.graph.ir.kinds import kind_of
+
+CAPTURED = "captured for an initial value"  # a finding, and knowledge, of a build
+
+
+def dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
+    """Returns what a creator's arguments say of the variable, without making it."""
+    value, dtype = kwargs.get("initial_value"), kwargs.get("dtype")
+
+    def initial_value() -> tf.Tensor:
+        return tf.convert_to_tensor(value() if callable(value) else value, dtype)
+
+    if callable(value):
+        with context.building(None):  # traced, not run: initializers may draw numbers
+            value = tf.function(initial_value, autograph=False).get_concrete_function()
+            value = value.structured_outputs
+    else:
+        value = initial_value()
+    shape = kwargs.get("shape")
+    return value.dtype, value.shape if shape is None else tf.TensorShape(shape)
+
+
+def placeholder(kwargs: dict[str, Any]) -> Callable[[], tf.Tensor]:
+    """Returns an initial value for a variable that a SavedModel's values will fill."""
+    shape = [size or 0 for size in tf.TensorShape(kwargs["shape"]).as_list()]
+    return lambda: tf.zeros(shape, kwargs.get("dtype", tf.float32))
+
+
+def lifted(initial_value: Any) -> Any:
+    """Returns an initial value that can be used outside the function being traced."""
+    if callable(initial_value) or not tf.is_tensor(initial_value):
+        return initial_value
+    if isinstance(initial_value, tf.Variable) or not tf.is_symbolic_tensor(
+        initial_value
+    ):
+        return initial_value
+    with tf.init_scope():
+        outside = tf.compat.v1.get_default_graph()
+        if not tf.executing_eagerly() and initial_value.graph is outside:
+            return initial_value
+    try:
+        lifted = _tf.lift_initial_value(initial_value)
+        sources = _sources(initial_value)
+        # What made it here draws random numbers, for nobody: it is no part of the step.
+        _tf.abandon([op for op in sources if kind_of(op).stateful])
+        replica = context.current()
+        if replica is not None and any(op.type == "Placeholder" for op in sources):
+            replica.build.findings[CAPTURED] = True
+        return lifted
+    except _tf.UnliftableError as error:
+        raise errors.ContextError(
+            errors.compose(
+                "the initial value of a variable created in a step depends on the "
+                "step's inputs or state.",
+                [f"at {errors.user_line()}"],
+                "pass a function without arguments, lambda: ..., or a value that "
+                "does not depend on the batch.",
+            )
+        ) from error
+
+
+def _sources(tensor: tf.Tensor) -> list[tf.Operation]:
+    """Returns the ops of its graph that a tensor is made of."""
+    found = {tensor.op: None}
+    stack = [tensor.op]
+    while stack:
+        for source in stack.pop().inputs:
+            if source.op not in found:
+                found[source.op] = None
+                stack.append(source.op)
+    return list(found)
