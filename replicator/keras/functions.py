@@ -60,13 +60,13 @@ class BatchFunction:
         return self._traced[key](*tensors)
 
     def _trace(self, kind: str, batch: Tensors, specs: Any) -> Callable[..., Any]:
-        """Returns a function of the tensors of a batch; it is traced when called."""
+        """Returns a traced function of the tensors of a batch."""
 
         @_do_not_convert
         def function(*tensors: Any) -> Any:
             return self._build(kind, batch, tensors)
 
-        return tf.function(function, input_signature=specs)
+        return tf.function(function).get_concrete_function(*specs)
 
     def _kind(self, size: int) -> str:
         if size < self._num_replicas and not self._needs_all:

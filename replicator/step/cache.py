@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
 import types
 import weakref
@@ -107,6 +108,9 @@ class Table(Generic[_Kept]):
         return len(self._entries)
 
 
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
 class Counts:
     """How many functions there were of each piece of code, as long as that is there."""
 
@@ -115,9 +119,12 @@ class Counts:
         self._counts = weakref.WeakKeyDictionary()
 
     def count(self, function: Any) -> int:
-        """Returns how many functions of this one's code there were, with this one."""
+        """Returns how many functions of this one's code there were, with this one.
+
+        None of this library's own: those of Keras models are as many as these.
+        """
         code = _code_of(function)
-        if code is None:
+        if code is None or code.co_filename.startswith(_LIBRARY):
             return 0
         self._counts[code] = self._counts.get(code, 0) + 1
         return self._counts[code]

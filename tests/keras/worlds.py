@@ -1,0 +1,107 @@
+"""Programs with Keras' fit, run as they are and on replicas, and what they come to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests import helpers
+
+layers = keras.layers
+
+
+@dataclasses.dataclass
+class World:
+    """Where a program runs.
+
+    Attributes:
+        repl: Its Replicator; None for Keras as it is.
+    """
+
+    repl: Any = None
+
+    def context(self) -> Any:
+        """Where models are made."""
+        return self.repl.context() if self.repl else contextlib.nullcontext()
+
+    def made(self, make: Callable[[], keras.Model]) -> Any:
+        """Returns a model of this world, with the same weights as in any other."""
+        keras.utils.set_random_seed(7)
+        with self.context():
+            model = make()
+        return self.repl.keras_model(model) if self.repl else model
+
+
+Program = Callable[[World], Any]
+
+
+def outcome(program: Program, num_replicas: int, **options: Any) -> Any:
+    """Runs a program; 0 replicas: by Keras alone. Returns what it returned, as NumPy."""
+    keras.backend.clear_session()
+    repl = helpers.make(num_replicas, **options) if num_replicas else None
+    return tf.nest.map_structure(_array, program(World(repl)))
+
+
+def _array(leaf: Any) -> Any:
+    if isinstance(leaf, tf.RaggedTensor):
+        leaf = leaf.to_tensor()
+    return np.asarray(leaf)
+
+
+def check(program: Program, replicas: Any = (1, 2, 3), **options: Any) -> None:
+    """Asserts that a program comes to the same on replicas as without them."""
+    expected = outcome(program, 0)
+    for num_replicas in replicas:
+        actual = outcome(program, num_replicas, **options)
+        tf.nest.assert_same_structure(actual, expected)
+        pairs = zip(tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True)
+        for k, (own, plain) in enumerate(pairs):
+            np.testing.assert_allclose(
+                own,
+                plain,
+                rtol=1e-5,
+                atol=1e-5,
+                err_msg=f"value {k} on {num_replicas} replicas",
+            )
+
+
+def numbers(seed: int, *shape: int) -> np.ndarray:
+    """Returns random inputs."""
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def labels(seed: int, size: int, classes: int = 3) -> np.ndarray:
+    """Returns random classes."""
+    return np.random.default_rng(seed).integers(0, classes, size=size)
+
+
+def mlp(outputs: int = 3, **dense: Any) -> keras.Model:
+    """Returns a small network that is not compiled."""
+    return keras.Sequential(
+        [
+            layers.Input((8,)),
+            layers.Dense(16, activation="relu", **dense),
+            layers.Dense(outputs),
+        ]
+    )
+
+
+SPARSE = "sparse_categorical_crossentropy"
+
+
+def classifier(**options: Any) -> keras.Model:
+    """Returns a small network, compiled."""
+    model = keras.Sequential([mlp(), layers.Softmax()])
+    defaults: dict[str, Any] = {
+        "optimizer": keras.optimizers.Adam(0.01),
+        "loss": SPARSE,
+        "metrics": ["accuracy"],
+    }
+    model.compile(**(defaults | options))
+    return model
