@@ -22,7 +22,7 @@ def _fit(world: World, **options: Any) -> Any:
     return model, model.fit(X, Y, **options).history
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 6, 11, 23])
+@pytest.mark.parametrize("batch_size", [1, 6, 11])
 def test_batches_of_any_size(batch_size: int) -> None:
     def program(world: World) -> Any:
         model, history = _fit(world, batch_size=batch_size)
@@ -34,13 +34,12 @@ def test_batches_of_any_size(batch_size: int) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"validation_split": 0.3},
+        {"validation_split": 0.3, "epochs": 1},
         {"validation_data": (X[:7], Y[:7]), "validation_batch_size": 3},
         {"validation_data": (X[:7], Y[:7], np.arange(7.0)), "validation_freq": 2},
         {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}},
         {"sample_weight": np.linspace(0.0, 2.0, 23)},
-        {"shuffle": True},
-        {"steps_per_epoch": 2},
+                {"steps_per_epoch": 2},
         {"initial_epoch": 1},
     ],
     ids=lambda options: next(iter(options)),
@@ -54,9 +53,7 @@ def test_what_fit_takes(options: dict[str, Any]) -> None:
     [
         {"run_eagerly": True},
         {"steps_per_execution": 2},
-        {"steps_per_execution": 50},
-        {"jit_compile": False},
-        {"optimizer": keras.optimizers.SGD(0.1, clipnorm=0.1)},
+                {"optimizer": keras.optimizers.SGD(0.1, clipnorm=0.1)},
         {"optimizer": keras.optimizers.Adam(0.1, gradient_accumulation_steps=2)},
         {"optimizer": keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.5)},
         {"weighted_metrics": ["accuracy"]},
@@ -80,11 +77,11 @@ def test_what_compile_takes(options: dict[str, Any]) -> None:
 
         model = world.made(make)
         weights = np.linspace(0.5, 2.0, 23)
-        fit = {"epochs": 3, "batch_size": 4, "verbose": 0, "shuffle": False}
+        fit = {"epochs": 2, "batch_size": 7, "verbose": 0, "shuffle": False}
         history = model.fit(X, Y, sample_weight=weights, **fit).history
-        return history, model.evaluate(X, Y, 6, verbose=0), model.get_weights()
+        return history, model.get_weights()
 
-    check(program, [2, 3])
+    check(program, [2])
 
 
 def test_methods_by_batch() -> None:
@@ -178,16 +175,7 @@ def test_nested_inputs_and_outputs() -> None:
     check(program)
 
 
-def _ragged() -> keras.Model:
-    inputs = layers.Input((None,), dtype="int32", ragged=False)
-    x = layers.Embedding(20, 4, mask_zero=True)(inputs)
-    outputs = layers.Dense(1)(layers.LSTM(4)(x))
-    model = keras.Model(inputs, outputs)
-    model.compile("adam", "mse")
-    return model
-
-
-class _OfRagged(keras.Model):
+class OfRagged(keras.Model):
     """Takes RaggedTensors."""
 
     def __init__(self) -> None:
@@ -198,7 +186,7 @@ class _OfRagged(keras.Model):
         return self.dense(tf.reduce_mean(self.embedding(x.to_tensor()), 1))
 
 
-class _OfSparse(keras.Model):
+class OfSparse(keras.Model):
     """Takes SparseTensors."""
 
     def __init__(self) -> None:
@@ -219,7 +207,7 @@ def test_ragged_and_sparse_inputs(kind: str) -> None:
 
     def program(world: World) -> Any:
         def make() -> keras.Model:
-            model = _OfRagged() if kind == "ragged" else _OfSparse()
+            model = OfRagged() if kind == "ragged" else OfSparse()
             model.compile("adam", "mse")
             return model
 

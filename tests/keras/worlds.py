@@ -99,7 +99,7 @@ def classifier(**options: Any) -> keras.Model:
     """Returns a small network, compiled."""
     model = keras.Sequential([mlp(), layers.Softmax()])
     defaults: dict[str, Any] = {
-        "optimizer": keras.optimizers.Adam(0.01),
+        "optimizer": keras.optimizers.SGD(0.1, momentum=0.9),
         "loss": SPARSE,
         "metrics": ["accuracy"],
     }
