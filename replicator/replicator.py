@@ -321,7 +321,7 @@ class Replicator(methods.InStep):
                 is unknown.
         """
         return optimizers.wrap_optimizer(
-            optimizer, self.devices, op, accumulation_steps
+            optimizer, self.devices, op, accumulation_steps, self.context
         )
 
     @methods.in_own_steps

@@ -11,10 +11,22 @@ from replicator import _tf, context, errors
 from replicator.optimizers import given
 from replicator.optimizers.wrapped import Wrapped, do_not_convert
 from replicator.variables import unbuilt
+from replicator.variables.replicated import ReplicatedVariable, plain
 
 
 class KerasAdapter(Wrapped):
     """Keras 3 optimizers, LossScaleOptimizer included."""
+
+    @do_not_convert
+    def build(self, variables: Any) -> Any:
+        """Creates the slots of replicated variables with a component per replica.
+
+        Wherever that is: callbacks and files ask for it before the first step.
+        """
+        if not any(isinstance(plain(v), ReplicatedVariable) for v in variables):
+            return super().build(variables)
+        with self._replicator_creating():
+            return super().build(variables)
 
     @do_not_convert
     def apply(

@@ -8,7 +8,9 @@ own, says which method that is and how the family creates its slots.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -30,6 +32,7 @@ def wrap_optimizer(
     devices: tuple[str, ...],
     op: str = "mean",
     accumulation_steps: int = 1,
+    creating: Callable[[], Any] = contextlib.nullcontext,
 ) -> Any:
     """Returns an optimizer that combines gradients; see Replicator.wrap_optimizer.
 
@@ -38,6 +41,7 @@ def wrap_optimizer(
         devices: `devices[r]` is where replica r runs.
         op: As there.
         accumulation_steps: As there.
+        creating: Returns a block in which new variables are replicated.
     """
     if not arguments.is_choice(op, OPS):
         raise base.bad_argument(
@@ -68,6 +72,7 @@ def wrap_optimizer(
         "__module__": original.__module__,
         "__doc__": original.__doc__,
         "_replicator_devices": devices,
+        "_replicator_creating": staticmethod(creating),
         "_replicator_options": (
             op,
             accumulation_steps,

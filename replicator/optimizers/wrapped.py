@@ -25,12 +25,14 @@ class Wrapped:
 
     Attributes:
         _replicator_devices: Where the replicas run whose gradients are combined.
+        _replicator_creating: Returns a block in which new variables are replicated.
         _replicator_options: What to make a Combiner of.
         _replicator_combiners: The Combiner of each instance. There is more than one
             instance where the class makes another one, by `from_config`, say.
     """
 
     _replicator_devices: tuple[str, ...]
+    _replicator_creating: Callable[[], Any]
     _replicator_options: tuple[str, int, str, bool]
     _replicator_combiners: weakref.WeakKeyDictionary[Any, gradients.Combiner]
 

@@ -1,0 +1,293 @@
+"""Models keep what they are; what was made elsewhere is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator.errors import ArgumentError, ContextError
+from replicator.optimizers.wrapped import Wrapped
+from tests import helpers
+from tests.keras import worlds
+from tests.keras.worlds import World, check, classifier, labels, mlp, numbers
+
+layers = keras.layers
+X, Y = numbers(0, 17, 8), labels(0, 17)
+FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
+
+
+def _model(num_replicas: int = 2, **options: Any) -> Any:
+    return World(helpers.make(num_replicas)).made(lambda: classifier(**options))
+
+
+def test_it_is_the_same_object() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        model = classifier()
+    kind, config = type(model), model.get_config()
+    compiled = model.get_compile_config()
+    assert repl.keras_model(model) is model
+    assert type(model) is kind and model.get_config() == config
+    assert model.get_compile_config() == compiled
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_compile_wraps_before_and_after(before: bool) -> None:
+    def program(world: World) -> Any:
+        keras.utils.set_random_seed(3)
+        with world.context():
+            model = mlp()
+            if before:
+                model.compile("sgd", "mse")
+        if world.repl:
+            world.repl.keras_model(model)
+        with world.context():
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        history = model.fit(X, numbers(1, 17, 3), **FIT).history
+        assert not world.repl or isinstance(model.optimizer, Wrapped)
+        return history
+
+    check(program, [2])
+
+
+def test_a_wrapped_optimizer_is_not_wrapped_again() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        model = classifier(optimizer=repl.wrap_optimizer(keras.optimizers.SGD(0.1)))
+    optimizer = model.optimizer
+    assert repl.keras_model(model).optimizer is optimizer
+
+
+def test_freezing_and_compiling_again() -> None:
+    def program(world: World) -> Any:
+        model = world.made(classifier)
+        histories = [model.fit(X, Y, **FIT).history]
+        model.layers[0].layers[0].trainable = False
+        with world.context():
+            model.compile(keras.optimizers.Adam(0.01), worlds.SPARSE)
+        histories += [model.fit(X, Y, **FIT).history for _ in range(2)]
+        return histories, model.get_weights()
+
+    check(program, [2])
+
+
+def test_accumulated_gradients_are_those_of_keras() -> None:
+    """Ours over steps of any size are Keras' own, on one device."""
+
+    def program(world: World) -> Any:
+        def make() -> keras.Model:
+            if not world.repl:
+                optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+            else:
+                optimizer = keras.optimizers.SGD(0.1)
+                optimizer = world.repl.wrap_optimizer(optimizer, accumulation_steps=2)
+            return classifier(optimizer=optimizer)
+
+        model = world.made(make)
+        # A last batch of one example.
+        history = model.fit(X[:15], Y[:15], **FIT).history
+        return history, model.get_weights()
+
+    check(program, [2, 3])
+
+
+def test_mixed_precision() -> None:
+    def make() -> keras.Model:
+        keras.config.set_dtype_policy("mixed_float16")
+        try:
+            return classifier()
+        finally:
+            keras.config.set_dtype_policy("float32")
+
+    def program(world: World) -> Any:
+        model = world.made(make)
+        optimizer = model.optimizer
+        assert type(optimizer).__name__ == "LossScaleOptimizer"
+        assert isinstance(optimizer, Wrapped) == bool(world.repl)
+        # Where a shard overflows, all of the batch need not: the scale is none that does.
+        optimizer.initial_scale = 128.0
+        history = model.fit(X, Y, **FIT).history
+        return history["loss"][0], optimizer.dynamic_scale
+
+    plain = worlds.outcome(program, 0)
+    for num_replicas in 2, 3:
+        own = worlds.outcome(program, num_replicas)
+        np.testing.assert_allclose(own[0], plain[0], rtol=2e-3)  # of float16
+        assert own[1] == plain[1]
+
+
+class Adversaries(keras.Model):
+    """A GAN, with two optimizers and a step of its own; its noise is no chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.Sequential([layers.Input((4,)), layers.Dense(8)])
+        self.discriminator = keras.Sequential([layers.Input((8,)), layers.Dense(1)])
+        self.d_tracker = keras.metrics.Mean(name="d_loss")
+        self.g_tracker = keras.metrics.Mean(name="g_loss")
+
+    def compile(self, d_optimizer: Any, g_optimizer: Any) -> None:
+        super().compile()
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+        self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.d_tracker, self.g_tracker]
+
+    def train_step(self, real: Any) -> Any:
+        noise = tf.sin(7 * real[:, :4])
+        fake = self.generator(noise)
+        both = tf.concat([fake, real], 0)
+        targets = tf.concat([tf.ones_like(fake), tf.zeros_like(real)], 0)[:, :1]
+        with tf.GradientTape() as tape:
+            d_loss = self.loss_fn(targets, self.discriminator(both))
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply_gradients(
+            zip(tape.gradient(d_loss, weights), weights, strict=True)
+        )
+        with tf.GradientTape() as tape:
+            judged = self.discriminator(self.generator(noise))
+            g_loss = self.loss_fn(tf.zeros_like(judged), judged)
+        weights = self.generator.trainable_weights
+        self.g_optimizer.apply_gradients(
+            zip(tape.gradient(g_loss, weights), weights, strict=True)
+        )
+        self.d_tracker.update_state(d_loss)
+        self.g_tracker.update_state(g_loss)
+        return {"d_loss": self.d_tracker.result(), "g_loss": self.g_tracker.result()}
+
+
+def _gan() -> keras.Model:
+    model = Adversaries()
+    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1))
+    return model
+
+
+def test_several_optimizers() -> None:
+    def program(world: World) -> Any:
+        model = world.made(_gan)
+        return model.fit(X, **FIT).history, model.get_weights()
+
+    check(program)
+
+
+# --- Files and copies -----------------------------------------------------------------
+
+
+def test_files_load_without_replicator(tmp_path: pathlib.Path) -> None:
+    model = _model()
+    model.fit(X, Y, **FIT)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    expected = model.predict(X, verbose=0)
+    for name, value in ("x", X), ("y", expected):
+        np.save(tmp_path / f"{name}.npy", value)
+    code = f"""
+import sys, keras, numpy as np
+model = keras.saving.load_model({str(path)!r})
+x, y = (np.load({str(tmp_path)!r} + f"/{{name}}.npy") for name in "xy")
+np.testing.assert_allclose(model.predict(x, verbose=0), y, rtol=1e-5, atol=1e-6)
+assert int(model.optimizer.iterations) == 6
+assert "replicator" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_training_goes_on_from_a_file(tmp_path: pathlib.Path) -> None:
+    def program(world: World) -> Any:
+        model = world.made(classifier)
+        model.fit(X, Y, **FIT)
+        path = tmp_path / f"{world.repl and world.repl.num_replicas}.keras"
+        model.save(path)
+        with world.context():
+            loaded = keras.saving.load_model(path)
+        if world.repl:
+            world.repl.keras_model(loaded)
+        return loaded.fit(X, Y, **FIT).history
+
+    check(program, [2])
+
+
+def test_copies_are_plain_models() -> None:
+    model = _model()
+    model.fit(X, Y, **FIT)
+    for other in (
+        keras.models.clone_model(model),
+        type(model).from_config(model.get_config()),
+        pickle.loads(pickle.dumps(model)),
+        copy.deepcopy(model),
+    ):
+        assert "make_train_function" not in vars(other)
+        other.compile("sgd", worlds.SPARSE)
+        other.fit(X, Y, verbose=0)
+
+
+def test_weights_are_loaded(tmp_path: pathlib.Path) -> None:
+    model, path = _model(), tmp_path / "weights.weights.h5"
+    before = model.evaluate(X, Y, verbose=0)
+    model.save_weights(path)
+    model.fit(X, Y, **FIT)
+    model.load_weights(path)
+    np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), before, rtol=1e-6)
+
+
+# --- What is refused ------------------------------------------------------------------
+
+
+def test_a_model_made_outside_is_refused() -> None:
+    with pytest.raises(ContextError, match="(?s)kernel, which was made outside.*Fix"):
+        helpers.make(2).keras_model(mlp())
+
+
+def test_a_model_compiled_outside_is_refused() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        model = mlp()
+    model.compile("sgd", "mse")
+    with pytest.raises(ContextError, match="(?s)made outside.*call compile there"):
+        repl.keras_model(model)
+
+
+def test_a_model_compiled_outside_later_is_refused() -> None:
+    model = _model()
+    model.compile("sgd", worlds.SPARSE)
+    with pytest.raises(ContextError, match="(?s)made outside.*call compile there"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_an_optimizer_made_outside_is_refused() -> None:
+    repl, optimizer = helpers.make(2), keras.optimizers.SGD(0.1)
+    with repl.context():
+        model = mlp()
+        model.compile(optimizer, "mse")
+    with pytest.raises(ContextError, match="(?s)optimizer=SGD of the model.*Fix"):
+        repl.keras_model(model)
+
+
+def test_another_replicators_model_is_refused() -> None:
+    with helpers.make(3).context():
+        model = classifier()
+    with pytest.raises(ContextError, match="(?s)another Replicator, of 3 replicas"):
+        helpers.make(2).keras_model(model)
+
+
+@pytest.mark.parametrize("model", [None, layers.Dense(1), "model", keras.Model])
+def test_what_is_no_model_is_refused(model: Any) -> None:
+    with pytest.raises(ArgumentError, match="(?s)keras_model was given.*Fix"):
+        helpers.make(2).keras_model(model)
+
+
+def test_arrays_of_two_lengths_are_refused_in_keras_words() -> None:
+    with pytest.raises(ValueError, match="cardinality"):
+        _model().fit(X, Y[:5], verbose=0)
