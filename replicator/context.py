@@ -167,6 +167,8 @@ class ReplicaContext:
             and received nothing, for `Replicator.linked`.
         reads: What it has read of variables.
         shard: What the replica was dealt of a global batch, an `inputs.shards.Shard`.
+        weighed: The optimizers whose loss is multiplied already by what the replica
+            weighs, by their ids, until they apply its gradients.
     """
 
     build: Build
@@ -181,6 +183,7 @@ class ReplicaContext:
     receipts: list[Any] = dataclasses.field(default_factory=list)
     reads: Recent = dataclasses.field(default_factory=Recent)
     shard: Any = None
+    weighed: set[int] = dataclasses.field(default_factory=set)
 
     @property
     def weight(self) -> Any:

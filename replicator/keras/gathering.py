@@ -74,13 +74,17 @@ def _with_share(tensor: tf.Tensor, shard: Shard) -> tf.Tensor:
     """Returns a tensor whose gradient is multiplied for the mean that follows.
 
     Each replica gets the sum of the gradients of as many equal losses as there are
-    replicas, and the weighted mean multiplies by its share of the examples.
+    replicas. If the losses are not weighed before, the weighted mean of the gradients
+    multiplies that by its share of the examples.
     """
-    replicas = context.require("a loss").num_replicas
+    replica = context.require("a loss")
+    replicas = replica.num_replicas
 
     @tf.custom_gradient
     def identity(x: tf.Tensor) -> Any:
         def gradient(d: tf.Tensor) -> tf.Tensor:
+            if replica.weight is None or replica.weighed:
+                return d
             parts = tf.cast(shard.count, tf.float32) * replicas
             share = tf.math.divide_no_nan(tf.cast(shard.total, tf.float32), parts)
             return d * tf.cast(share, d.dtype)

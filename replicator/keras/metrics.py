@@ -100,9 +100,7 @@ class Exact:
 
         return update_state
 
-    def _update_mean(
-        self, update: Any, values: Any, sample_weight: Any = None
-    ) -> Any:
+    def _update_mean(self, update: Any, values: Any, sample_weight: Any = None) -> Any:
         """Updates a keras.metrics.Mean; a value of the batch weighs 1 in all."""
         scalar = tf.convert_to_tensor(values).shape.rank == 0
         if scalar and sample_weight is None:

@@ -70,20 +70,22 @@ def _maker(repl: Any, kept: Any, name: str) -> Callable[..., Any]:
 
 def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
     """Returns what a model calls per batch, or per so many."""
+    # Sums of gradients over several steps are kept apart, with weights and without.
+    sums = name == "train" and state.accumulates(model)
 
     def build(kind: str, batch: steps.Tensors, tensors: Any) -> Any:
         if kind == functions.ALONE:
             return _alone(repl, model, f"{name}_step", batch.packed(tensors))
         if name == "predict":
             return steps.predict(repl, model, batch, tensors)
-        even = kind == functions.EVEN
+        even = kind == functions.EVEN and not sums
         return steps.train_or_test(repl, model, f"{name}_step", batch, tensors, even)
 
     function = functions.BatchFunction(
         build,
         repl.num_replicas,
         eager=bool(model.run_eagerly),
-        needs_all=name == "train" and state.accumulates(model),
+        needs_all=sums,
     )
     if name == "predict":
         return functions.over_list(function)

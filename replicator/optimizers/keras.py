@@ -78,8 +78,15 @@ class KerasAdapter(Wrapped):
 
     @do_not_convert
     def scale_loss(self, loss: Any) -> Any:
-        """Scales a loss, in the first step too by the variable with the scale."""
+        """Scales a loss, in the first step too by the variable with the scale.
+
+        Also by what the replica weighs, if that is known: gradients that come from the
+        other replicas, through what the forward pass communicates, are then weighed by
+        whose loss they are of.
+        """
         replica = context.current()
+        if replica is not None:
+            loss = self._weighed(loss, replica)
         dynamic = hasattr(self, "dynamic_growth_steps")
         if replica is not None and dynamic and not self.built:
             # Keras would scale by a Python constant, for as long as the traced step
@@ -96,6 +103,18 @@ class KerasAdapter(Wrapped):
                 )
             replica.build.findings["scaled early", id(self)] = place
         return super().scale_loss(loss)
+
+    def _weighed(self, loss: Any, replica: context.ReplicaContext) -> Any:
+        """Returns a loss of which all replicas' gradients weigh alike."""
+        combiner = self._replicator_combiner
+        # Sums over several steps leave out what is not finite in an empty shard.
+        if replica.weight is None or combiner.op != "mean":
+            return loss
+        if combiner.accumulation_steps > 1:
+            return loss
+        replica.weighed.add(id(self))
+        loss = tf.convert_to_tensor(loss)
+        return loss * tf.cast(replica.weight * replica.num_replicas, loss.dtype)
 
 
 def _build(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -72,6 +72,8 @@ class Wrapped:
         given.check(type(self).__name__, grads, variables)
         if weight is not None:
             weight = all_reduce.as_weight(type(self).__name__, weight)
+        elif id(self) in replica.weighed:
+            replica.weighed.remove(id(self))
         elif self._replicator_combiner.op == "mean":
             weight = replica.weight
         return self._replicator_combiner.apply(

@@ -136,7 +136,9 @@ def test_logs_on_disk(tmp_path: pathlib.Path) -> None:
             callbacks.TensorBoard(folder / "board", update_freq=1),
         )
         with open(folder / "log.csv") as file:
-            rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+            rows = [
+                {k: float(v) for k, v in row.items()} for row in csv.DictReader(file)
+            ]
         scalars = {}
         for path in sorted((folder / "board").rglob("events*")):
             for event in tf.compat.v1.train.summary_iterator(str(path)):

@@ -39,7 +39,7 @@ def test_batches_of_any_size(batch_size: int) -> None:
         {"validation_data": (X[:7], Y[:7], np.arange(7.0)), "validation_freq": 2},
         {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}},
         {"sample_weight": np.linspace(0.0, 2.0, 23)},
-                {"steps_per_epoch": 2},
+        {"steps_per_epoch": 2},
         {"initial_epoch": 1},
     ],
     ids=lambda options: next(iter(options)),
@@ -53,7 +53,7 @@ def test_what_fit_takes(options: dict[str, Any]) -> None:
     [
         {"run_eagerly": True},
         {"steps_per_execution": 2},
-                {"optimizer": keras.optimizers.SGD(0.1, clipnorm=0.1)},
+        {"optimizer": keras.optimizers.SGD(0.1, clipnorm=0.1)},
         {"optimizer": keras.optimizers.Adam(0.1, gradient_accumulation_steps=2)},
         {"optimizer": keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.5)},
         {"weighted_metrics": ["accuracy"]},

@@ -54,7 +54,12 @@ def _array(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def check(program: Program, replicas: Any = (1, 2, 3), **options: Any) -> None:
+def check(
+    program: Program,
+    replicas: Any = (1, 2, 3),
+    tolerance: float = 1e-5,
+    **options: Any,
+) -> None:
     """Asserts that a program comes to the same on replicas as without them."""
     expected = outcome(program, 0)
     for num_replicas in replicas:
@@ -65,8 +70,8 @@ def check(program: Program, replicas: Any = (1, 2, 3), **options: Any) -> None:
             np.testing.assert_allclose(
                 own,
                 plain,
-                rtol=1e-5,
-                atol=1e-5,
+                rtol=tolerance,
+                atol=tolerance,
                 err_msg=f"value {k} on {num_replicas} replicas",
             )
 
