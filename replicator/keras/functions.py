@@ -39,6 +39,7 @@ class BatchFunction:
         self._build, self._num_replicas = build, num_replicas
         self._eager, self._needs_all = eager, needs_all
         self._traced: dict[Any, Callable[..., Any]] = {}
+        self._quick: tuple[Any, dict[Any, Callable[..., Any]]] = (None, {})
 
     def __call__(self, data: Any, spec: Any = None) -> Any:
         """Runs one batch.
@@ -47,17 +48,33 @@ class BatchFunction:
             data: The global batch, of eager tensors or arrays.
             spec: What is known of all batches of its kind, if anything is.
         """
+        if self._eager or not _is_dense(spec):
+            return self._run(data, spec)[0]
+        # Batches of one dataset differ in their size only: less Python than a small
+        # step takes.
+        if self._quick[0] is not spec:
+            self._quick = (spec, {})
+        traced = self._quick[1]
+        leaves = tf.nest.flatten(data)
+        sizes = tuple(leaf.shape[:1] for leaf in leaves)
+        if sizes not in traced:
+            result, traced[sizes] = self._run(data, spec)
+            return result
+        return traced[sizes](*leaves)
+
+    def _run(self, data: Any, spec: Any) -> tuple[Any, Any]:
+        """Runs a batch of any structure; returns its result, and what was called."""
         batch = Tensors(data)
         tensors = batch.tensors
         size = shards.batch_size(tensors)
         kind = self._kind(int(size))
         if self._eager:
-            return self._build(kind, batch, tensors)
+            return self._build(kind, batch, tensors), None
         specs = _specs(tensors, spec)
         key = (kind, batch.key, *specs)
         if key not in self._traced:
             self._traced[key] = self._trace(kind, batch.forget(), specs)
-        return self._traced[key](*tensors)
+        return self._traced[key](*tensors), self._traced[key]
 
     def _trace(self, kind: str, batch: Tensors, specs: Any) -> Callable[..., Any]:
         """Returns a traced function of the tensors of a batch."""
@@ -114,6 +131,13 @@ def _behind(*parts: Any) -> Any:
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(parts))
     return tf.stack(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
+
+
+def _is_dense(spec: Any) -> bool:
+    """Whether batches of a spec consist of dense tensors."""
+    return spec is not None and all(
+        type(leaf) is tf.TensorSpec for leaf in tf.nest.flatten(spec)
+    )
 
 
 def _specs(tensors: list[Any], spec: Any) -> tuple[Any, ...]:
