@@ -38,6 +38,12 @@ def mask_of(tensor: Any) -> Any:
     return getattr(tensor, _MASK, None)
 
 
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Leaves a mask with a tensor, as Keras' layers do; none if it is None."""
+    if mask is not None:
+        setattr(tensor, _MASK, mask)
+
+
 def _whole_leaf(leaf: Any, shard: Shard) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         raise errors.ArgumentError(
@@ -59,7 +65,7 @@ def _whole_leaf(leaf: Any, shard: Shard) -> Any:
     gathered = _gathered(tf.convert_to_tensor(leaf), shard)
     mask = mask_of(leaf)
     if mask is not None:
-        setattr(gathered, _MASK, all_gather.all_gather(mask, axis=0))
+        set_mask(gathered, all_gather.all_gather(mask, axis=0))
     return gathered
 
 

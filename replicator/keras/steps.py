@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator.inputs import shards
-from replicator.keras import losses, metrics
+from replicator.keras import compiled, losses, metrics
 
 _do_not_convert = tf.autograph.experimental.do_not_convert  # as Keras does not
 
@@ -84,6 +84,7 @@ def train_or_test(
             replica.weighing(None if even else shard),
             metrics.Exact(model, shard) as exact,
             losses.of_the_batch(model, shard, exact.note_new),
+            compiled.forward(model),
         ):
             logs = getattr(model, name)(data)
             return _equal_logs(logs, exact.results, shard, name)
@@ -102,7 +103,8 @@ def predict(repl: Any, model: Any, batch: Any, tensors: Sequence[Any]) -> Any:
     """
 
     def step_fn(shard: shards.Shard) -> Any:
-        return model.predict_step(batch.packed(shard.element))
+        with compiled.forward(model):
+            return model.predict_step(batch.packed(shard.element))
 
     return _run(repl, step_fn, tensors, _joined)
 

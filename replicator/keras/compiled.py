@@ -1,0 +1,75 @@
+"""Models that are compiled with `jit_compile=True`: XLA compiles their forward pass.
+
+And so the backward pass. What replicas communicate, and the optimizer, stay outside: XLA
+compiles what runs on one device. Keras' choice "auto" is no on CPUs; for it, and for
+True, `model.jit_compile` is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.keras import gathering, hooks
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+@contextlib.contextmanager
+def forward(model: Any) -> Iterator[None]:
+    """In this block, what `model.call` computes is compiled, if the model is to be.
+
+    Args:
+        model: A Keras model, whose step is being built for a replica.
+
+    Raises:
+        ArgumentError: The model cannot be compiled so.
+    """
+    if not model.jit_compile:
+        yield
+        return
+    original = model.call
+    if not model.built:
+        raise _refused(
+            model,
+            "is not built, and its first call makes its variables.",
+            "build it before, model.build(input_shape) under `with repl.context():`",
+        )
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = len(model.losses)
+
+        # Masks are no outputs of a function, unless they are returned.
+        def masked(*args: Any, **kwargs: Any) -> Any:
+            outputs = original(*args, **kwargs)
+            if len(model.losses) > before:
+                raise _refused(
+                    model,
+                    "adds losses in its call, which leave the function that is "
+                    "compiled.",
+                    "compute them in compute_loss",
+                )
+            return outputs, [gathering.mask_of(o) for o in tf.nest.flatten(outputs)]
+
+        function = tf.function(_do_not_convert(masked), jit_compile=True)
+        outputs, masks = function(*args, **kwargs)
+        for output, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
+            gathering.set_mask(output, mask)
+        return outputs
+
+    with hooks.replaced(model, "call", call):
+        yield
+
+
+def _refused(model: Any, problem: str, fix: str) -> errors.ArgumentError:
+    return errors.ArgumentError(
+        errors.compose(
+            f"the model {model.name} is compiled with jit_compile=True, but {problem}",
+            [f"at {errors.user_line()}"],
+            f"{fix}; or compile it with jit_compile=False.",
+        )
+    )
