@@ -60,7 +60,7 @@ def test_masks_leave_what_is_compiled() -> None:
     check(lambda world: _program(world, make, x, y), [2])
 
 
-class _Added(layers.Layer):
+class Added(layers.Layer):
     def call(self, x: Any) -> Any:
         self.add_loss(tf.reduce_mean(x))
         return x
@@ -69,7 +69,7 @@ class _Added(layers.Layer):
 @pytest.mark.parametrize(
     "make_layers, said",
     [
-        (lambda: [layers.Input((8,)), _Added(), layers.Dense(3)], "adds losses in its"),
+        (lambda: [layers.Input((8,)), Added(), layers.Dense(3)], "adds losses in its"),
         (lambda: [layers.Dense(3)], "is not built"),
     ],
 )
