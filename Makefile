@@ -13,10 +13,11 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits torch-style test test-long coverage test-options test-plain test-v1 test-clients test-nightly lint format bench bench-peers clean
+.PHONY: help digits keras-fit torch-style test test-long coverage test-options test-plain test-v1 test-clients test-nightly lint format bench bench-peers clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
+	@echo "make keras-fit  train a Keras model by fit on MNIST images, on two replicas"
 	@echo "make torch-style  run a tutorial on torch.distributed, and check its numbers"
 	@echo "make test     run all tests but the slow ones, and some of these"
 	@echo "make test-long  run the slow tests; half an hour"
@@ -34,6 +35,9 @@ help:
 
 digits: $(VENV)/.examples
 	$(BIN)/python examples/digits.py
+
+keras-fit: $(VENV)/.examples
+	$(BIN)/python examples/keras_fit.py
 
 torch-style: $(VENV)/.examples
 	$(BIN)/python examples/torch_style.py

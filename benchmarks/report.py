@@ -18,6 +18,7 @@ from benchmarks import (
     at_work,
     build,
     cli,
+    fit,
     loops,
     memory,
     plots,
@@ -48,6 +49,7 @@ PROGRAMS: Mapping[str, ModuleType] = {
         memory,
         xla,
         loops,
+        fit,
     )
 }
 

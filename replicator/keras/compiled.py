@@ -1,7 +1,7 @@
 """Models that are compiled with `jit_compile=True`: XLA compiles their forward pass.
 
-And so the backward pass. What replicas communicate, and the optimizer, stay outside: XLA
-compiles what runs on one device. Keras' choice "auto" is no on CPUs; for it, and for
+And so the backward pass. What replicas communicate, and the optimizer, stay outside:
+XLA compiles what runs on one device. Keras' choice "auto" is no on CPUs; for it, and for
 True, `model.jit_compile` is the same.
 """
 

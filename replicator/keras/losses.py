@@ -1,7 +1,7 @@
 """Losses that are those of the whole batch, however it is split.
 
-The mean of a loss over the examples of each shard, weighed by how many these are, is its
-mean over the batch; that is what most losses are. Any other is computed from the
+The mean of a loss over the examples of each shard, weighed by how many these are, is
+its mean over the batch; that is what most losses are. Any other is computed from the
 outputs of all replicas, on each of them: one that is summed, divides by what is not
 masked, or compares examples with one another.
 """

@@ -2,8 +2,8 @@
 
 A model asks its own `make_train_function`, `make_test_function` and
 `make_predict_function` for what it calls per batch: public methods, which models
-override. The model gets methods of its own; its class, its config and what it saves stay
-as they are.
+override. The model gets methods of its own; its class, its config and what it saves
+stay as they are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a Keras model holds: variables that must be replicated, optimizers to be wrapped."""
+"""What a Keras model holds: replicated variables, and optimizers to be wrapped."""
 
 from __future__ import annotations
 

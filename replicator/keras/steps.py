@@ -172,7 +172,7 @@ def _refuse(name: str) -> Any:
     raise errors.ArgumentError(
         errors.compose(
             f"{name} returned an integer of its own for each replica.",
-            fix="return the result of a metric, or a mean over the examples, of floats.",
+            fix="return the result of a metric, or a mean of floats over the examples.",
         )
     )
 

@@ -228,6 +228,7 @@ PROGRAMS: tuple[Program, ...] = (
     _step("repl.group([0, 1]).index(bad)"),
     # Optimizers
     _plain("repl.wrap_optimizer(bad)"),
+    _plain("repl.keras_model(bad)"),
     _plain("repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1), bad)"),
     _plain("repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1), accumulation_steps=bad)"),
     *(

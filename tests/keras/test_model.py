@@ -113,7 +113,7 @@ def test_mixed_precision() -> None:
         optimizer = model.optimizer
         assert type(optimizer).__name__ == "LossScaleOptimizer"
         assert isinstance(optimizer, Wrapped) == bool(world.repl)
-        # Where a shard overflows, all of the batch need not: the scale is none that does.
+        # Where a shard overflows, all of the batch need not: no scale that does.
         optimizer.initial_scale = 128.0
         history = model.fit(X, Y, **FIT).history
         return history["loss"][0], optimizer.dynamic_scale

@@ -1,4 +1,4 @@
-"""Programs of the kinds that keras.io shows come to plain Keras' numbers on replicas."""
+"""Programs of the kinds that keras.io shows come to plain Keras' numbers."""
 
 from __future__ import annotations
 
@@ -302,9 +302,17 @@ PROGRAMS = [
     sequence_to_sequence,
     segmentation,
 ]
+QUICK = (vae, tabular, siamese)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, marks=[] if program in QUICK else pytest.mark.slow)
+        for program in PROGRAMS
+    ],
+    ids=lambda program: program.__name__,
+)
 def test_two_replicas(program: Any) -> None:
     check(program, [2])
 
@@ -315,6 +323,7 @@ def test_one_and_three_replicas(program: Any) -> None:
     check(program, [1, 3])
 
 
+@pytest.mark.slow
 def test_mixed_precision() -> None:
     """Sums of other parts are rounded to 16 bits, an epsilon of 1e-3."""
     check(mixed_precision, [2, 3], tolerance=2e-3)

@@ -1,4 +1,4 @@
-"""Batches of any size and structure: fit, evaluate, predict and the methods by batch."""
+"""Batches of any size and structure, in fit and in all that is like it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ Program = Callable[[World], Any]
 
 
 def outcome(program: Program, num_replicas: int, **options: Any) -> Any:
-    """Runs a program; 0 replicas: by Keras alone. Returns what it returned, as NumPy."""
+    """Runs a program, of 0 replicas by Keras alone; returns its results as arrays."""
     keras.backend.clear_session()
     repl = helpers.make(num_replicas, **options) if num_replicas else None
     return tf.nest.map_structure(_array, program(World(repl)))
