@@ -48,12 +48,7 @@ def split(batch: Any, num_replicas: int) -> list[Shard]:
             differ in its size. If they turn out to, an InvalidArgumentError when run.
     """
     size = batch_size(batch)
-    if isinstance(size, int):
-        counts: list[Any] = [_count(size, r, num_replicas) for r in range(num_replicas)]
-        sizes: Any = counts
-    else:
-        sizes = _count(size, tf.range(num_replicas), num_replicas)
-        counts = tf.unstack(sizes, num_replicas)
+    sizes, counts = _sizes(size, num_replicas)
     leaves = [
         _split_leaf(leaf, sizes, counts, num_replicas) for leaf in _flatten(batch)
     ]
@@ -100,6 +95,18 @@ def batch_size(batch: Any) -> int | tf.Tensor:
     if known:
         return int(known.pop())
     return _checked_size(leaves)
+
+
+def _sizes(size: Any, num_replicas: int) -> tuple[Any, list[Any]]:
+    """Returns how many examples each replica gets: as one tensor, and one by one.
+
+    Both are lists of ints if `size` is one.
+    """
+    if isinstance(size, int):
+        counts = [_count(size, r, num_replicas) for r in range(num_replicas)]
+        return counts, counts
+    sizes = _count(size, tf.range(num_replicas), num_replicas)
+    return sizes, tf.unstack(sizes, num_replicas)
 
 
 def _count(size: Any, replica_id: Any, num_replicas: int) -> Any:

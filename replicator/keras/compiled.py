@@ -1,8 +1,8 @@
 """Models that are compiled with `jit_compile=True`: XLA compiles their forward pass.
 
 And so the backward pass. What replicas communicate, and the optimizer, stay outside:
-XLA compiles what runs on one device. Keras' choice "auto" is no on CPUs; for it, and for
-True, `model.jit_compile` is the same.
+XLA compiles what runs on one device. Keras' choice "auto" is no on CPUs; elsewhere it
+cannot be told from True.
 """
 
 from __future__ import annotations

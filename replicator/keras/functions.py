@@ -1,8 +1,8 @@
 """What Keras calls per batch: functions of an iterator of global batches.
 
 The size of a batch is known when it comes, and decides how it runs. If it splits
-evenly, means over the replicas need no weights. If some replicas would have no example at all,
-it runs on one device, as Keras would have it, and what it assigns to replicated
+evenly, means over the replicas need no weights. If some replicas would have no example
+at all, it runs on one device, as Keras would have it, and what it assigns to replicated
 variables all replicas get. One function is traced for each of these, when it is needed.
 """
 

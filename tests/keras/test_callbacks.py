@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.keras import worlds
@@ -27,6 +28,7 @@ def _fit(world: World, *used: Any, epochs: int = 3, **options: Any) -> Any:
     return model, history.history
 
 
+@pytest.mark.slow
 def test_by_batch() -> None:
     def program(world: World) -> Any:
         seen: list[Any] = []
@@ -44,6 +46,7 @@ def test_by_batch() -> None:
     check(program, [2])
 
 
+@pytest.mark.slow
 def test_learning_rates() -> None:
     def program(world: World) -> Any:
         rates = callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
@@ -66,6 +69,7 @@ def test_early_stopping_restores_weights() -> None:
     check(program, [2])
 
 
+@pytest.mark.slow
 def test_checkpoints(tmp_path: pathlib.Path) -> None:
     def program(world: World) -> Any:
         path = tmp_path / f"{bool(world.repl)}.keras"
@@ -80,6 +84,7 @@ class _Interrupted(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_backup_resumes_to_the_same_losses(tmp_path: pathlib.Path) -> None:
     def program(world: World) -> Any:
         folder = tmp_path / f"{world.repl and world.repl.num_replicas}"
@@ -113,6 +118,7 @@ def test_a_backup_resumes_to_the_same_losses(tmp_path: pathlib.Path) -> None:
             np.testing.assert_allclose(own, plain, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_nan_ends_training() -> None:
     def program(world: World) -> Any:
         model = world.made(classifier)
@@ -126,6 +132,7 @@ def test_nan_ends_training() -> None:
     check(program, [2])
 
 
+@pytest.mark.slow
 def test_logs_on_disk(tmp_path: pathlib.Path) -> None:
     def program(world: World) -> Any:
         folder = tmp_path / f"{world.repl and world.repl.num_replicas}"

@@ -42,6 +42,7 @@ class _Quantile(keras.losses.Loss):
         return tf.reduce_mean(tf.maximum(0.3 * error, -0.7 * error), -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [
@@ -66,6 +67,7 @@ def test_losses(loss: Any) -> None:
     check(lambda world: _fit(world, make, sample_weight=weights), [2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
 def test_masks(reduction: str) -> None:
     x = np.array([[1 + k if k < 1 + i % 5 else 0 for k in range(5)] for i in range(17)])
@@ -96,6 +98,7 @@ def test_several_losses_are_counted_one_by_one() -> None:
     check(lambda world: _fit(world, make, X, [Y, numbers(5, 17, 2)]), [2])
 
 
+@pytest.mark.slow
 def test_regularization_and_added_losses_count_once() -> None:
     class Added(layers.Layer):
         def call(self, x: Any) -> Any:
@@ -116,6 +119,7 @@ def test_regularization_and_added_losses_count_once() -> None:
     check(lambda world: _fit(world, make), [2, 3])
 
 
+@pytest.mark.slow
 def test_a_model_may_compute_its_loss() -> None:
     class Own(keras.Model):
         def __init__(self) -> None:

@@ -88,6 +88,7 @@ METRICS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", METRICS)
 def test_metrics(kind: str) -> None:
     def make() -> keras.Model:

@@ -40,6 +40,7 @@ def test_it_is_the_same_object() -> None:
     assert model.get_compile_config() == compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
 def test_compile_wraps_before_and_after(before: bool) -> None:
     def program(world: World) -> Any:
@@ -67,6 +68,7 @@ def test_a_wrapped_optimizer_is_not_wrapped_again() -> None:
     assert repl.keras_model(model).optimizer is optimizer
 
 
+@pytest.mark.slow
 def test_freezing_and_compiling_again() -> None:
     def program(world: World) -> Any:
         model = world.made(classifier)
@@ -80,6 +82,7 @@ def test_freezing_and_compiling_again() -> None:
     check(program, [2])
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_those_of_keras() -> None:
     """Ours over steps of any size are Keras' own, on one device."""
 
@@ -100,6 +103,7 @@ def test_accumulated_gradients_are_those_of_keras() -> None:
     check(program, [2, 3])
 
 
+@pytest.mark.slow
 def test_mixed_precision() -> None:
     def make() -> keras.Model:
         keras.config.set_dtype_policy("mixed_float16")
@@ -173,6 +177,7 @@ def _gan() -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 def test_several_optimizers() -> None:
     def program(world: World) -> Any:
         model = world.made(_gan)
@@ -184,6 +189,7 @@ def test_several_optimizers() -> None:
 # --- Files and copies -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_load_without_replicator(tmp_path: pathlib.Path) -> None:
     model = _model()
     model.fit(X, Y, **FIT)
@@ -204,6 +210,7 @@ assert "replicator" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_file(tmp_path: pathlib.Path) -> None:
     def program(world: World) -> Any:
         model = world.made(classifier)
@@ -219,6 +226,7 @@ def test_training_goes_on_from_a_file(tmp_path: pathlib.Path) -> None:
     check(program, [2])
 
 
+@pytest.mark.slow
 def test_copies_are_plain_models() -> None:
     model = _model()
     model.fit(X, Y, **FIT)

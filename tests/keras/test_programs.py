@@ -302,7 +302,7 @@ PROGRAMS = [
     sequence_to_sequence,
     segmentation,
 ]
-QUICK = (vae, tabular, siamese)
+QUICK = (vae, tabular)
 
 
 @pytest.mark.parametrize(
