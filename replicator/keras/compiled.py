@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import errors
 from replicator.keras import gathering, hooks
@@ -27,18 +28,24 @@ def forward(model: Any) -> Iterator[None]:
         model: A Keras model, whose step is being built for a replica.
 
     Raises:
-        ArgumentError: The model cannot be compiled so.
+        ReplicatorError: The model cannot be compiled so, and True was asked for. Where
+            "auto" may have been, it is not compiled, with a warning.
     """
     if not model.jit_compile:
         yield
         return
     original = model.call
     if not model.built:
-        raise _refused(
+        error = _refused(
             model,
             "is not built, and its first call makes its variables.",
             "build it before, model.build(input_shape) under `with repl.context():`",
         )
+        if only_cpus():
+            raise error
+        _warn(model, str(error))
+        yield
+        return
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before = len(model.losses)
@@ -56,13 +63,37 @@ def forward(model: Any) -> Iterator[None]:
             return outputs, [gathering.mask_of(o) for o in tf.nest.flatten(outputs)]
 
         function = tf.function(_do_not_convert(masked), jit_compile=True)
-        outputs, masks = function(*args, **kwargs)
+        try:
+            outputs, masks = function(*args, **kwargs)
+        except errors.ReplicatorError as error:
+            if only_cpus():
+                raise
+            _warn(model, str(error))
+            return original(*args, **kwargs)
         for output, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
             gathering.set_mask(output, mask)
         return outputs
 
     with hooks.replaced(model, "call", call):
         yield
+
+
+def only_cpus() -> bool:
+    """Whether Keras has nothing to choose: "auto" is False, and True was asked for."""
+    kinds = {device.device_type for device in tf.config.list_physical_devices()}
+    return kinds <= {"CPU"}
+
+
+def _warn(model: Any, why: str) -> None:
+    """Says that a model is not compiled, which perhaps only Keras has chosen."""
+    logging.log_first_n(
+        logging.WARNING,
+        "The model %s runs without XLA, though its jit_compile is True (as it is by "
+        "Keras' default where there is an accelerator): %s",
+        1,
+        model.name,
+        why,
+    )
 
 
 def _refused(model: Any, problem: str, fix: str) -> errors.ArgumentError:

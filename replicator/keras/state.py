@@ -20,6 +20,7 @@ def prepare(repl: Any, model: Any) -> None:
     Raises:
         ContextError: The model or an optimizer holds a variable that was made outside
             of the Replicator's context.
+        ArgumentError: An optimizer was wrapped to sum gradients.
     """
     if repl.num_replicas > 1:
         _check(repl, model, f"the model {model.name}", model.variables, "create")
@@ -32,16 +33,36 @@ def prepare(repl: Any, model: Any) -> None:
                 what = f"{name}={type(optimizer).__name__} of the model {model.name}"
                 _check(repl, model, what, optimizer.variables, "compile")
             setattr(model, name, repl.wrap_optimizer(optimizer))
+    for optimizer in _wrapped(model):
+        if optimizer._replicator_combiner.op != "mean":
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"{type(optimizer).__name__} of the model {model.name} was wrapped "
+                    'with op="sum": what replicas sum is not the gradient of Keras\' '
+                    "loss, a mean over the examples of the batch.",
+                    [f"at {errors.user_line()}"],
+                    'wrap it with op="mean", or leave it to keras_model; for a sum '
+                    'over the examples, give the loss reduction="sum".',
+                )
+            )
 
 
 def accumulates(model: Any) -> bool:
     """Whether an optimizer of a model adds up gradients by wrap_optimizer."""
     return any(
         optimizer._replicator_combiner.accumulation_steps > 1
+        for optimizer in _wrapped(model)
+    )
+
+
+def _wrapped(model: Any) -> list[Wrapped]:
+    """Returns the wrapped optimizers among a model's attributes."""
+    return [
+        optimizer
         for value in vars(model).values()
         for optimizer in _with_inner(value)
         if isinstance(optimizer, Wrapped)
-    )
+    ]
 
 
 def is_wrapped(optimizer: Any) -> bool:

@@ -8,8 +8,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, ReplicatorError
+from replicator.keras import compiled
 from tests import helpers
 from tests.keras import worlds
 from tests.keras.worlds import World, check, classifier, labels, numbers
@@ -32,17 +34,17 @@ def test_compiled_models() -> None:
 
 def test_the_forward_and_the_backward_pass_are_compiled() -> None:
     model = World(helpers.make(2)).made(lambda: classifier(jit_compile=True))
-    compiled: list[bool] = []
+    inside: list[bool] = []
     original = model.layers[0].call
 
     def call(*args: Any, **kwargs: Any) -> Any:
         graph = tf.compat.v1.get_default_graph()
-        compiled.append(graph.name.startswith("masked"))
+        inside.append(graph.name.startswith("masked"))
         return original(*args, **kwargs)
 
     model.layers[0].call = call
     model.train_on_batch(X[:6], Y[:6])
-    assert compiled == [True, True]
+    assert inside == [True, True]
 
 
 @pytest.mark.slow
@@ -81,3 +83,40 @@ def test_what_cannot_be_compiled_is_refused(make_layers: Any, said: str) -> None
 
     with pytest.raises(ArgumentError, match=f"(?s)jit_compile=True.*{said}.*Fix:"):
         worlds.outcome(lambda world: _program(world, make, y=numbers(1, 17, 3)), 2)
+
+
+def _normalizing() -> keras.Model:
+    """Returns a model whose moving statistics replicas agree on, amid its call."""
+    model = keras.Sequential(
+        [layers.Input((8,)), layers.BatchNormalization(), layers.Dense(3)]
+    )
+    model.compile("sgd", "mse", jit_compile=True)
+    return model
+
+
+def test_a_call_that_communicates_is_refused() -> None:
+    with pytest.raises(
+        ReplicatorError, match="(?s)function with jit_compile=True.*Fix"
+    ):
+        worlds.outcome(
+            lambda world: _program(world, _normalizing, y=numbers(1, 17, 3)), 2
+        )
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_where_keras_may_have_chosen_there_is_a_warning(
+    built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> keras.Model:
+        if built:
+            return _normalizing()
+        model = keras.Sequential([layers.Dense(3)])
+        model.compile("sgd", "mse", jit_compile=True)
+        return model
+
+    monkeypatch.setattr(compiled, "only_cpus", lambda: False)
+    monkeypatch.setattr(logging, "log_first_n", lambda *given: said.append(given))
+    said: list[Any] = []
+    model = World(helpers.make(2)).made(make)
+    model.fit(X, numbers(1, 17, 3), **FIT)
+    assert said and "runs without XLA" in said[0][1]

@@ -283,6 +283,15 @@ def test_an_optimizer_made_outside_is_refused() -> None:
         repl.keras_model(model)
 
 
+def test_gradients_that_are_summed_are_refused() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1), op="sum")
+        model = classifier(optimizer=optimizer)
+    with pytest.raises(ArgumentError, match='(?s)op="sum".*Fix: .*reduction="sum"'):
+        repl.keras_model(model)
+
+
 def test_another_replicators_model_is_refused() -> None:
     with helpers.make(3).context():
         model = classifier()
