@@ -208,6 +208,7 @@ _IN_A_STEP = {
     "logical_device": lambda repl: repl.logical_device(0),
     "context": lambda repl: repl.context(),
     "wrap_optimizer": lambda repl: repl.wrap_optimizer(tf.keras.optimizers.SGD()),
+    "keras_model": lambda repl: repl.keras_model(tf.keras.Sequential()),
     "group": lambda repl: repl.group([0, 1]),
     "groups": lambda repl: repl.groups([[0], [1]]),
     "all_reduce": lambda repl: repl.all_reduce(1.0),

@@ -19,7 +19,7 @@ def test_the_table_has_the_ratios_of_the_faster_of_ours():
     found = {"small": dict(zip(fit.NAMES, map(as_dict, times), strict=True))}
     (table,) = fit.tables(found)
     (row,) = table.rows
-    assert row[:7] == ["small", "4.00", "10.00", "5.00", "2.00", "0.50", "0.20"]
+    assert row[:7] == ["small", "4.000", "10.0", "5.000", "2.000", "0.50", "0.20"]
 
 
 def test_what_is_unknown_is_refused():
