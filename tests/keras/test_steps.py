@@ -192,7 +192,9 @@ class OfRagged(keras.Model):
         self.embedding, self.dense = layers.Embedding(20, 4), layers.Dense(1)
 
     def call(self, x: Any) -> Any:
-        return self.dense(tf.reduce_mean(self.embedding(x.to_tensor()), 1))
+        return self.dense(
+            tf.reduce_mean(self.embedding(x.to_tensor(shape=[None, 4])), 1)
+        )
 
 
 class OfSparse(keras.Model):
