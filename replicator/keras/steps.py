@@ -126,7 +126,8 @@ def _run(
     Returns:
         What step_fn returns, with one value at each leaf.
     """
-    parts = shards.split(list(tensors), repl.num_replicas)
+    with tf.device("CPU:0"):  # where batches are, so that each part moves once
+        parts = shards.split(list(tensors), repl.num_replicas)
     structures: list[Any] = []
 
     def noting(shard: shards.Shard) -> Any:

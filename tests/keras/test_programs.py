@@ -330,6 +330,30 @@ def test_mixed_precision() -> None:
 
 
 @pytest.mark.slow
+def test_adam_takes_rows_that_repeat_as_dense_gradients() -> None:
+    """An embedding is the product with one-hot words, of which plain Keras sums rows."""
+
+    def make(world: World) -> keras.Model:
+        start = keras.initializers.RandomNormal(seed=3)
+        if world.repl:
+            words = [layers.Embedding(9, 4, embeddings_initializer=start)]
+        else:
+            one_hot = layers.Lambda(lambda x: tf.one_hot(tf.cast(x, tf.int32), 9))
+            dense = layers.Dense(4, use_bias=False, kernel_initializer=start)
+            words = [one_hot, dense]
+        last = layers.Dense(
+            1, kernel_initializer=keras.initializers.RandomNormal(seed=4)
+        )
+        pooled = layers.GlobalAveragePooling1D()
+        model = keras.Sequential([layers.Input((6,)), *words, pooled, last])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        return model
+
+    y = numbers(1, SIZE, 1)
+    check(lambda world: _fit(world, lambda: make(world), WORDS, y), [2, 3])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
