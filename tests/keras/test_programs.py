@@ -331,7 +331,7 @@ def test_mixed_precision() -> None:
 
 @pytest.mark.slow
 def test_adam_takes_rows_that_repeat_as_dense_gradients() -> None:
-    """An embedding is the product with one-hot words, of which plain Keras sums rows."""
+    """An embedding is a product with one-hot words, whose gradient is dense."""
 
     def make(world: World) -> keras.Model:
         start = keras.initializers.RandomNormal(seed=3)
