@@ -92,6 +92,7 @@ class Replicator(running.Running, methods.InStep):
         build: str = "trace",
         calibration: str | os.PathLike[str] | None = None,
     ) -> None:
+        distribute.refuse_strategy("the constructor")
         chosen = Options(
             check=check,
             variables=variables,

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
-from replicator import _tf, errors
+from replicator import _tf, context, errors
 from replicator.costs import cost
 from replicator.graph.ir.placeholder import (
     NO_POLICY,
@@ -91,8 +92,25 @@ def all_reduce(
         reductions.check("all_reduce", leaf, op)
     if not leaves:
         return value
+    if op == "mean" and weight is None:
+        _warn_of_uneven_shards()
     reduced = _reduce_leaves(leaves, op, weight, members, algorithm=algorithm)
     return tf.nest.pack_sequence_as(value, reduced)
+
+
+def _warn_of_uneven_shards() -> None:
+    """Warns once of a mean over replicas that do not have as many examples each."""
+    replica = context.require("all_reduce")
+    if replica.examples is None or replica.writing is not None:
+        return
+    logging.log_first_n(
+        logging.WARNING,
+        'The all_reduce of "mean" at %s weighs all replicas alike, though their shards '
+        "of a batch may hold different numbers of examples, or none. Where it shall be "
+        "the mean over the examples, pass weight=repl.weight.",
+        1,
+        errors.user_line(),
+    )
 
 
 def combine(

@@ -72,6 +72,28 @@ def agree(
         return _checked_equal(value, variable.name) if check else value
 
 
+def of_examples(
+    variable: Any, value: Any, replica: context.ReplicaContext, method: str
+) -> Any:
+    """Returns what a replica writes to its own component: nothing of no examples.
+
+    The mean over a shard without examples is no number, and would stay in a metric.
+
+    Args:
+        variable: The ReplicatedVariable, whose components may differ.
+        value: What this replica writes.
+        replica: The replica being built.
+        method: By which it is written.
+    """
+    inexact = variable.dtype.is_floating or variable.dtype.is_complex
+    if replica.examples is None or replica.updating or not inexact:
+        return value
+    value = tf.convert_to_tensor(value, dtype=variable.dtype)
+    nothing = tf.equal(replica.examples, 0) & ~tf.math.is_finite(tf.abs(value))
+    kept = variable.read_value() if method == "assign" else tf.zeros_like(value)
+    return tf.where(nothing, kept, value)
+
+
 def _combined(value: tf.Tensor, op: str, variable: Any, weight: Any = None) -> Any:
     """Reduces a value over all replicas, as the variable's are communicated."""
     reductions.check("all_reduce", value, op)

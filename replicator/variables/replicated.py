@@ -298,6 +298,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         with self._entered(replica, claim), self._afterwards():
             if self.placement.differs:
                 value = self.placement.assigned(value, self, replica.replica_id, method)
+                value = agreement.of_examples(self, value, replica, method)
             elif claim is None:
                 value = agreement.agree(self, value, replica, method)
             written = self._write_own(method, value, name, read_value)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 
 from replicator import ContextError, InputError
 from tests import helpers
@@ -143,3 +144,68 @@ def test_what_has_no_first_axis_cannot_be_split() -> None:
     repl = helpers.make(2)
     with pytest.raises(InputError, match="(?s)nothing in it has a first axis.*batch"):
         repl.run(lambda x: x, tf.data.Dataset.range(4), input_mode="global_batch")
+
+
+@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_shard_without_examples_leaves_metrics_as_they_are(
+    mode: str, variables: str
+) -> None:
+    """Means of no examples are no numbers, and would stay in the sums for good."""
+    repl = helpers.make(3, variables=variables)
+    with repl.context():
+        model = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+        model.optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1))
+        mean = tf.keras.metrics.Mean()
+        error = tf.keras.metrics.MeanSquaredError()
+        last = tf.Variable(5.0, synchronization=tf.VariableSynchronization.ON_READ)
+
+    def step_fn(x: Any, y: Any) -> Any:
+        mean.update_state(tf.reduce_mean(x))
+        error.update_state(y, 0 * y)
+        last.assign(tf.reduce_mean(x))
+        return model.train_step((x, y))
+
+    x, y = np.ones([2, 2], np.float32), np.full([2, 1], 3, np.float32)
+
+    def call() -> None:
+        repl.run(step_fn, (x, y), input_mode="global_batch")
+
+    for _ in range(2):
+        (tf.function(call) if mode == "function" else call)()
+    results = {**model.get_metrics_result(), "last": last}
+    assert all(np.isfinite(float(value)) for value in results.values()), results
+    assert float(error.result()) == 9.0
+    assert [float(c) for c in last.components] == [1.0, 1.0, 5.0]
+    model.reset_metrics()
+
+    def resetting(x: Any, y: Any) -> None:
+        mean.reset_state()
+
+    assert np.isfinite(float(mean.result()))
+    repl.run(resetting, (x, y), input_mode="global_batch")
+    assert float(mean.total) == 0.0
+
+
+def test_a_mean_without_weights_over_uneven_shards_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(logging, "log_first_n", lambda *about: said.append(about))
+
+    def run(size: int, **weights: Any) -> None:
+        repl = helpers.make(2, build="trace")
+        repl.run(
+            lambda x: repl.all_reduce(tf.reduce_sum(x), "mean", **weights),
+            np.ones([size], np.float32),
+            input_mode="global_batch",
+        )
+
+    run(4)
+    run(3, weight=1.0)
+    assert not said
+    run(3)
+    level, message, count, line = said[0]  # and once more of the other replica
+    assert level == logging.WARNING and count == 1
+    assert "weight=repl.weight" in message and "test_global_batch.py" in line
