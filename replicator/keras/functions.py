@@ -46,6 +46,7 @@ class BatchFunction:
         self._num_replicas = len(settings.devices)
         self._eager, self._needs_all = eager, needs_all
         self._traced: dict[Any, Callable[..., Any]] = {}
+        self._freed: dict[Any, tuple[Any, ...]] = {}
         self._quick: tuple[Any, dict[Any, Callable[..., Any]]] = (None, {})
 
     @property
@@ -88,7 +89,7 @@ class BatchFunction:
         kind = self._kind(int(size))
         if self._eager:
             return self._build(kind, batch, tensors), None
-        specs = _specs(tensors, spec)
+        specs = self._free(kind, batch.key, _specs(tensors, spec))
         key = (kind, batch.key, *specs)
         traced = self._traced.get(key)
         if traced is None:
@@ -96,6 +97,21 @@ class BatchFunction:
                 traced = self._trace(kind, batch.forget(), specs)
             self._traced[key] = traced
         return traced(*tensors), traced
+
+    def _free(self, kind: str, structure: str, specs: Any) -> tuple[Any, ...]:
+        """Returns specs for batches of all the sizes that there were so far.
+
+        Sequences of many lengths are traced twice, then, and not for each length.
+        """
+        ranks = tuple((type(s), getattr(s, "dtype", None), s.shape.rank) for s in specs)
+        place = (kind, structure, ranks)
+        known = self._freed.get(place, specs)
+        common = tuple(
+            one.most_specific_common_supertype([other]) or other
+            for one, other in zip(known, specs, strict=True)
+        )
+        self._freed[place] = common
+        return common
 
     def _trace(self, kind: str, batch: Tensors, specs: Any) -> Callable[..., Any]:
         """Returns a traced function of the tensors of a batch."""

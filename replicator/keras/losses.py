@@ -45,15 +45,24 @@ _CHOSEN_LATER = ("crossentropy", "ce")  # by the shapes, among those above
 @contextlib.contextmanager
 def of_the_batch(
     model: Any, shard: Shard, note_metrics: Callable[[], None]
-) -> Iterator[None]:
+) -> Iterator[list[bool]]:
     """In this block, `model.compute_loss` is about the whole batch.
 
     Args:
         model: A Keras model, whose step is being built for a replica.
         shard: What the replica was dealt.
         note_metrics: Called when metrics may have been made.
+
+    Yields:
+        A list that has an entry for each time it was called.
     """
     original = model.compute_loss
+    asked: list[bool] = []
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        asked.append(True)
+        args, kwargs = gathering.whole((args, kwargs), shard)
+        return original(*args, **kwargs)
 
     def compute_loss(
         x: Any = None,
@@ -63,24 +72,24 @@ def of_the_batch(
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        asked.append(True)
         given = (x, y, y_pred, sample_weight)
-        if len(tf.nest.flatten(y_pred)) > 1 and _is_default(model):
+        if len(tf.nest.flatten(y_pred)) > 1:
             # Several losses are counted by metrics that are made by their first call.
             # Let that be one that nothing comes of, but for them.
             tf.function(
                 _do_not_convert(lambda: original(*given, *args, **kwargs))
             ).get_concrete_function()
             note_metrics()
-        if not is_mean_over_examples(model, y_pred):
-            if not _is_default(model):  # Keras' own does not use it
-                x = gathering.whole(x, shard)
+        if not is_mean_over_examples(model, y_pred):  # `x` is not used
             y = gathering.whole(y, shard)
             y_pred = gathering.whole(y_pred, shard)
             sample_weight = gathering.whole(sample_weight, shard)
         return original(x, y, y_pred, sample_weight, *args, **kwargs)
 
-    with hooks.replaced(model, "compute_loss", compute_loss):
-        yield
+    whole = compute_loss if _is_default(model) else own
+    with hooks.replaced(model, "compute_loss", whole):
+        yield asked
 
 
 def is_mean_over_examples(model: Any, y_pred: Any) -> bool:
@@ -90,8 +99,6 @@ def is_mean_over_examples(model: Any, y_pred: Any) -> bool:
         model: A compiled Keras model.
         y_pred: Its outputs, for which there may be masks.
     """
-    if not _is_default(model):
-        return False
     outputs = tf.nest.flatten(y_pred)
     if any(gathering.mask_of(output) is not None for output in outputs):
         return False
@@ -116,7 +123,13 @@ def is_per_example(loss: Any) -> bool:
         loss = keras.losses.get(loss)
     if isinstance(loss, keras.losses.Loss):
         classes = [getattr(keras.losses, name) for name in _PER_EXAMPLE.values()]
-        return type(loss) in classes and loss.reduction in _MEANS
+        if type(loss) not in classes or loss.reduction not in _MEANS:
+            return False
+        config = loss.get_config()
+        # Along another axis than the last, it may be that of the batch; and what is
+        # ignored counts in no mean. A CosineSimilarity does not say which axis it has.
+        along = config.get("axis", -1) == -1 and config.get("ignore_class") is None
+        return along and type(loss) is not keras.losses.CosineSimilarity
     return any(loss is function for function in _functions(keras))
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator.inputs.shards import Shard
-from replicator.keras import gathering, hooks
+from replicator.keras import gathering, hooks, parts
 from replicator.primitives import all_reduce
 from replicator.variables.replicated import ReplicatedVariable, plain
 
@@ -161,7 +161,7 @@ def mean(value: tf.Tensor, shard: Shard) -> tf.Tensor:
 def _all_metrics(model: Any) -> list[Any]:
     """Returns a model's metrics, with those that `compile` was given, one by one."""
     found: list[Any] = []
-    for metric in model.metrics:
+    for metric in parts.metrics(model):
         found.append(metric)
         if _is_list(metric):
             found += metric.metrics

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from replicator import errors
+from replicator.keras import parts
 from replicator.optimizers.wrapped import Wrapped
 from replicator.variables.replicated import ReplicatedVariable, plain
 
@@ -27,12 +28,17 @@ def prepare(repl: Any, model: Any) -> None:
         for metric in model.metrics:
             what = f"the metric {metric.name} of the model {model.name}"
             _check(repl, model, what, metric.variables, "compile")
-    for name, optimizer in list(vars(model).items()):
+        _refuse_stateful(model)
+    for container, name, optimizer in parts.places(model):
         if _is_optimizer(optimizer) and not is_wrapped(optimizer):
             if repl.num_replicas > 1:
                 what = f"{name}={type(optimizer).__name__} of the model {model.name}"
                 _check(repl, model, what, optimizer.variables, "compile")
-            setattr(model, name, repl.wrap_optimizer(optimizer))
+            wrapped = repl.wrap_optimizer(optimizer)
+            if container is vars(model):
+                setattr(model, name, wrapped)
+            else:
+                container[name] = wrapped
     for optimizer in _wrapped(model):
         if optimizer._replicator_combiner.op != "mean":
             raise errors.ArgumentError(
@@ -47,6 +53,29 @@ def prepare(repl: Any, model: Any) -> None:
             )
 
 
+def _refuse_stateful(model: Any) -> None:
+    """Raises if a layer goes on from batch to batch with the state of each row."""
+    for layer in parts.inside(model):
+        if getattr(layer, "stateful", False) is True and hasattr(layer, "reset_state"):
+            if isinstance(layer, _metric_class()):
+                continue
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"the layer {layer.name} of the model {model.name} is stateful: it "
+                    "keeps a state for each row of a batch, and a replica is given "
+                    "some of the rows.",
+                    [f"at {errors.user_line()}"],
+                    "make it with stateful=False, or run the model on one device.",
+                )
+            )
+
+
+def _metric_class() -> Any:
+    import keras
+
+    return keras.metrics.Metric
+
+
 def accumulates(model: Any) -> bool:
     """Whether an optimizer of a model adds up gradients by wrap_optimizer."""
     return any(
@@ -59,7 +88,7 @@ def _wrapped(model: Any) -> list[Wrapped]:
     """Returns the wrapped optimizers among a model's attributes."""
     return [
         optimizer
-        for value in vars(model).values()
+        for _, _, value in parts.places(model)
         for optimizer in _with_inner(value)
         if isinstance(optimizer, Wrapped)
     ]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import context, errors
 from replicator.inputs import shards
@@ -83,13 +84,28 @@ def train_or_test(
         with (
             replica.weighing(None if even else shard),
             metrics.Exact(model, shard) as exact,
-            losses.of_the_batch(model, shard, exact.note_new),
+            losses.of_the_batch(model, shard, exact.note_new) as asked,
             compiled.forward(model),
         ):
             logs = getattr(model, name)(data)
+            if name == "train_step" and not asked and replica.num_replicas > 1:
+                _warn_of_own_loss(model)
             return _equal_logs(logs, exact.results, shard, name)
 
     return _run(repl, step_fn, tensors, lambda values: values[0])
+
+
+def _warn_of_own_loss(model: Any) -> None:
+    """Says what is taken of a loss that a model's train_step computes by itself."""
+    logging.log_first_n(
+        logging.WARNING,
+        "The train_step of %s computes its loss by itself, on each replica for its "
+        "shard, and is taken to be a mean over the examples. Where it is another (a "
+        "sum, a mean over what is not masked, a comparison of examples), compute it in "
+        "compute_loss, which is given the whole batch.",
+        1,
+        type(model).__name__,
+    )
 
 
 def predict(repl: Any, model: Any, batch: Any, tensors: Sequence[Any]) -> Any:
