@@ -89,7 +89,7 @@ def batch_size(batch: Any) -> int | tf.Tensor:
                 "replicas: its tensors differ in their first dimension, "
                 f"{', '.join(map(str, sorted(known)))}.",
                 fix="let every tensor of a batch hold one row per example; what all "
-                "examples share belongs into step_fn or the model, or is a scalar.",
+                "examples share belongs in step_fn or the model, or is a scalar.",
             )
         )
     if known:

@@ -66,7 +66,7 @@ def _check_values(asked: Asked) -> None:
                 f"{errors.shown(asked.inputs)}.",
                 fix="pass a tf.data.Dataset, a function that returns one, lambda: ..., "
                 "or a nest of tensors or arrays; a number or a text that step_fn is "
-                "to be called with belongs into args=(...).",
+                "to be called with belongs in args=(...).",
             )
         )
     if asked.input_mode == "per_worker":
@@ -93,9 +93,10 @@ def check_takes(asked: Asked, num_args: int) -> None:
     parts = len(checks.required(step_fn)) - num_args
     if elements and parts > 1 and not arguments.refuses(step_fn, parts + num_args):
         return  # to be called with the parts of an element
+    count = elements + num_args
     raise errors.ArgumentError(
         errors.compose(
-            f"step_fn cannot be called with {elements + num_args} arguments.",
+            f"step_fn cannot be called with {count} argument{'s' * (count != 1)}.",
             errors.sites_of("step_fn", step_fn),
             "let step_fn take one argument if there is an input_fn, else none, and one "
             "for each of `args`.",

@@ -402,5 +402,5 @@ def test_an_unlike_per_replica_is_refused() -> None:
 
 
 def test_a_step_that_cannot_take_its_args_says_so() -> None:
-    with pytest.raises(ArgumentError, match=r"called with 1 arguments(?s:.*)args"):
+    with pytest.raises(ArgumentError, match=r"called with 1 argument(?s:.*)args"):
         helpers.make(2).run(lambda: 1, args=(1,))
