@@ -94,11 +94,27 @@ def test_the_default_run_is_right_about_97_of_100_images(tmp_path):
     ("flags", "said"),
     [
         (["--global_batch_size=63"], "63 examples cannot be divided evenly among 2"),
-        (["--global_batch_size=2000"], "more than the 1437 training images"),
-        (["--global_batch_size=0"], "--global_batch_size=0: 0 is not a positive"),
+        pytest.param(
+            ["--global_batch_size=2000"],
+            "more than the 1437 training images",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--global_batch_size=0"],
+            "--global_batch_size=0: 0 is not a positive",
+            marks=pytest.mark.slow,
+        ),
         (["--devices=CPU:0,GPU:99"], "GPU:99 does not exist"),
-        (["--optimizer=sgdd"], "--optimizer=sgdd: value should be one of <adam|"),
-        (["--learning_rate=-1"], "--learning_rate=-1.0: must be a positive number"),
+        pytest.param(
+            ["--optimizer=sgdd"],
+            "--optimizer=sgdd: value should be one of <adam|",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--learning_rate=-1"],
+            "--learning_rate=-1.0: must be a positive number",
+            marks=pytest.mark.slow,
+        ),
         (["--output_dir=/dev/null/here"], "/dev/null/here is not writable"),
         (["--resume"], "--resume: there is no checkpoint in "),
         (["extra"], "unexpected argument 'extra'"),

@@ -94,11 +94,27 @@ def test_a_larger_world() -> None:
     ("flags", "said"),
     [
         (["--devices=CPU:0,CPU:1"], "CPU:0,CPU:1: the tutorial's world has 3 ranks"),
-        (["--devices=CPU:0,CPU:1,GPU:99"], "GPU:99 does not exist"),
+        pytest.param(
+            ["--devices=CPU:0,CPU:1,GPU:99"],
+            "GPU:99 does not exist",
+            marks=pytest.mark.slow,
+        ),
         (["--batch_size=500"], "more than the 479 training images of each rank"),
-        (["--batch_size=0"], "--batch_size=0: 0 is not a positive"),
-        (["--momentum=2"], "--momentum=2: 2.0 is not a number in the range"),
-        (["--learning_rate=0"], "--learning_rate=0.0: must be a positive number"),
+        pytest.param(
+            ["--batch_size=0"],
+            "--batch_size=0: 0 is not a positive",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--momentum=2"],
+            "--momentum=2: 2.0 is not a number in the range",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--learning_rate=0"],
+            "--learning_rate=0.0: must be a positive number",
+            marks=pytest.mark.slow,
+        ),
         (["extra"], "unexpected argument 'extra'"),
     ],
     ids=lambda value: value[0].lstrip("-") if isinstance(value, list) else "",
