@@ -22,7 +22,7 @@ from absl import app, flags
 
 import replicator
 from benchmarks import cli, contenders, networks, results, workloads
-from benchmarks.contenders import BASELINE, CLONED, OPTIONS, OURS, RIVAL, SHARDED
+from benchmarks.contenders import BASELINE, CLONED, MIRRORED, OPTIONS, OURS, RIVAL
 from benchmarks.tables import Table
 from replicator._tf.fast import tracing
 from replicator.graph.order import ordering
@@ -39,7 +39,7 @@ PLANS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         BASELINE: (1,),
         RIVAL: (2, 8, 32),
         OURS: (1, 2, 8, 32),
-        SHARDED: (32,),
+        MIRRORED: (32,),
         CLONED: (1, 2, 8, 32),
     },
     "small": {

@@ -24,10 +24,9 @@ import tensorflow as tf
 import replicator
 from benchmarks import workloads
 from benchmarks.workloads import Workload
-from replicator.options import BUILDS, VARIABLES
 
 BASELINE, RIVAL = "one device", "MirroredStrategy"
-OURS, SHARDED, CLONED = "Replicator", "Replicator, sharded", "Replicator, clone"
+OURS, MIRRORED, CLONED = "Replicator", "Replicator, mirrored", "Replicator, clone"
 ONE_REPLICA = "Replicator, one replica"
 DEVICES = ("CPU:0", "CPU:1")
 
@@ -147,14 +146,11 @@ def one_replica(workload: Workload, replicas: int, weights: Weights) -> Step:
     return replicated(workload, 1, weights)
 
 
-# What this Replicator can do of what is compared.
-_OPTIONS: Mapping[str, tuple[dict[str, Any], bool]] = {
-    OURS: ({"variables": "mirrored"}, True),
-    SHARDED: ({"variables": "sharded"}, "sharded" in VARIABLES),
-    CLONED: ({"build": "clone", "variables": "sharded"}, "clone" in BUILDS),
-}
+# Of each Replicator that is compared. The first has the defaults, as users have them.
 OPTIONS: Mapping[str, dict[str, Any]] = {
-    name: options for name, (options, exists) in _OPTIONS.items() if exists
+    OURS: {"variables": "auto"},
+    MIRRORED: {"variables": "mirrored"},
+    CLONED: {"build": "clone"},
 }
 
 
@@ -162,7 +158,7 @@ def factories(*names: str) -> dict[str, Factory]:
     """Returns how to make contenders, by name; without those that do not exist yet.
 
     Args:
-        *names: Of Replicators: ONE_REPLICA, OURS, SHARDED, CLONED.
+        *names: Of Replicators: ONE_REPLICA, OURS, MIRRORED, CLONED.
     """
     return {
         BASELINE: one_device,
@@ -171,6 +167,6 @@ def factories(*names: str) -> dict[str, Factory]:
         **{
             name: functools.partial(replicated, **OPTIONS[name])
             for name in names
-            if name in OPTIONS
+            if name != ONE_REPLICA
         },
     }

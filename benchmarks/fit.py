@@ -1,32 +1,34 @@
 """Epochs of Keras' fit: `python -m benchmarks.fit [--only=small,lstm]`.
 
 Plain Keras on one device, in MirroredStrategy's scope, and on replicas by
-`Replicator.keras_model`. A step of the measurement is an epoch of BATCHES batches, with
-all that fit does around them.
+`Replicator.keras_model`. A step of the measurement is an epoch, with all that fit does
+around its batches. The dataset tunes nothing while it runs: with autotuning, the end of
+an epoch now and then waits for the thread that tunes, whose periods double from 10 ms
+on, so that epochs of one contender took 2.8 or 5.1 or 10.2 s by chance.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import gc
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import keras
-import numpy as np
+import tensorflow as tf
 from absl import app
 
 import replicator
-from benchmarks import cli, contenders, results, timing, workloads
-from benchmarks.contenders import BASELINE, OPTIONS, OURS, RIVAL, SHARDED
+from benchmarks import cli, contenders, results, steps, timing, workloads
+from benchmarks.contenders import BASELINE, OPTIONS, OURS, RIVAL
 from benchmarks.tables import Table, milliseconds
 
 NAME = "fit"
-NAMES = (BASELINE, RIVAL, OURS, SHARDED)
+NAMES = (BASELINE, RIVAL, OURS)
 REPLICAS = 2
+EPOCHS = 10  # of each, by default: one per round
 WARM_UP = 2
-BATCHES = {"small": 100, "large": 4, "resnet20": 4, "lstm": 4}  # per epoch
+BATCHES = {"small": 1000, "large": 30, "resnet20": 15, "lstm": 10}  # per epoch
 
 
 def epoch(name: str, workload: workloads.Workload, batches: int) -> timing.Step:
@@ -38,12 +40,11 @@ def epoch(name: str, workload: workloads.Workload, batches: int) -> timing.Step:
         batches: How many there are in an epoch.
     """
     x, y = workload.network.batch(workload.batch)
-    x, y = (np.concatenate([leaf] * batches) for leaf in (x, y))
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    dataset = tf.data.Dataset.from_tensors((x, y)).repeat(batches).with_options(options)
     model = _model(name, workload)
-    fit = functools.partial(
-        model.fit, x, y, batch_size=workload.batch, shuffle=False, verbose=0
-    )
-    return lambda: fit().history["loss"][0]
+    return lambda: model.fit(dataset, verbose=0).history["loss"][0]
 
 
 def _model(name: str, workload: workloads.Workload) -> keras.Model:
@@ -70,12 +71,11 @@ def _model(name: str, workload: workloads.Workload) -> keras.Model:
 
 def measure(workload: workloads.Workload) -> dict[str, timing.Measured]:
     """Measures all contenders on one workload."""
-    batches = BATCHES[workload.name]
-    steps: dict[str, Callable[[], Any]] = {
-        name: epoch(name, workload, batches) for name in NAMES
-    }
-    prepared = {name: timing.in_turn(step) for name, step in steps.items()}
-    measured = timing.measure(prepared, cli.steps(40), cli.rounds(), WARM_UP)
+    batches = 4 if cli.QUICK.value else BATCHES[workload.name]
+    prepared = {name: timing.in_turn(epoch(name, workload, batches)) for name in NAMES}
+    measured = timing.measure(
+        prepared, cli.steps(EPOCHS), cli.rounds(), WARM_UP, settle=0
+    )
     compared = [name for name in NAMES if not workload.batch_norm or name != BASELINE]
     if not timing.agree(measured, compared):
         losses = {name: one.losses for name, one in measured.items()}
@@ -84,54 +84,51 @@ def measure(workload: workloads.Workload) -> dict[str, timing.Measured]:
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Returns the table of epochs.
+    """Returns the tables of epochs, for each setting of oneDNN.
 
     Args:
-        found: `found[workload][contender]` is a Measured as a dict.
+        found: `found[setting][workload][contender]` is a Measured as a dict.
     """
-    rows = []
-    for network, by_name in found.items():
-        measured = {
-            name: timing.Measured.from_json(one) for name, one in by_name.items()
-        }
-        best = min((OURS, SHARDED), key=lambda name: measured[name].median)
-        rows.append(
-            [
-                network,
-                *(milliseconds(measured[name].median) for name in NAMES),
-                f"{timing.ratio(measured[best], measured[BASELINE]):.2f}",
-                f"{timing.ratio(measured[best], measured[RIVAL]):.2f}",
-                f"{measured[BASELINE].spread:.1%}",
-            ]
-        )
     return [
         Table(
-            "Median epoch of fit, in ms",
-            ["network", *NAMES, "/ one device", "/ MirroredStrategy", "noise"],
-            rows,
-            f"{REPLICAS} replicas; the ratios are of the faster of ours. An epoch has "
-            + ", ".join(f"{n} batches ({name})" for name, n in BATCHES.items())
-            + ".",
+            f"Median epoch of fit with oneDNN {setting}, in ms",
+            [
+                *("", "batches", *NAMES),
+                *(f"{OURS} / {other}" for other in (BASELINE, RIVAL)),
+                "noise",
+            ],
+            [_row(name, steps.from_json(one)) for name, one in by_name.items()],
+            f"{REPLICAS} replicas. The ratios are medians over rounds.",
         )
+        for setting, by_name in found.items()
+    ]
+
+
+def _row(name: str, measured: Mapping[str, timing.Measured]) -> list[str]:
+    ratios = (timing.ratio(measured[OURS], measured[one]) for one in (BASELINE, RIVAL))
+    return [
+        steps.NAMES[name].title,
+        str(BATCHES[name]),
+        *(milliseconds(measured[contender].median) for contender in NAMES),
+        *(f"{ratio:.2f}" for ratio in ratios),
+        f"{measured[BASELINE].spread:.1%}",
     ]
 
 
 def main(argv: list[str]) -> None:
-    """Measures all, prints the table and writes the JSON file."""
+    """Measures what the flags ask for, prints the tables and writes the JSON file."""
     cli.refuse_arguments(argv)
+    if cli.CELL.value is not None:
+        tf.get_logger().setLevel("ERROR")  # MirroredStrategy tells of each all-reduce
+        contenders.split_cpu(REPLICAS)
+        (name,) = cli.choose([cli.CELL.value], BATCHES)
+        measured = measure(steps.NAMES[name])
+        print(json.dumps({n: dataclasses.asdict(one) for n, one in measured.items()}))
+        return
+    settings = cli.choose(steps.ONEDNN.value, steps.SETTINGS)
     chosen = cli.chosen(BATCHES)
-    contenders.split_cpu(REPLICAS)
     about = results.facts()
-    found = {}
-    for workload in workloads.WORKLOADS:
-        if workload.name in chosen:
-            cli.progress(f"fit: measuring {workload.title} ...")
-            measured = measure(workload)
-            found[workload.name] = {
-                name: dataclasses.asdict(one) for name, one in measured.items()
-            }
-            gc.collect()
-            keras.backend.clear_session()
+    found = steps.apart(NAME, chosen, settings)
     cli.finish(NAME, about, found, tables(found))
 
 

@@ -19,7 +19,7 @@ from absl import app, flags
 
 import replicator
 from benchmarks import cli, contenders, networks, results, workloads
-from benchmarks.contenders import BASELINE, OPTIONS, OURS, RIVAL, SHARDED
+from benchmarks.contenders import BASELINE, MIRRORED, OPTIONS, OURS, RIVAL
 from benchmarks.tables import Table, size
 
 _UNITS = flags.DEFINE_integer(
@@ -27,7 +27,7 @@ _UNITS = flags.DEFINE_integer(
 )
 
 NAME = "memory"
-NAMES = (BASELINE, RIVAL, OURS, SHARDED)
+NAMES = (BASELINE, RIVAL, OURS, MIRRORED)
 REPLICAS = 2
 STEPS = 3
 BATCH = 16
@@ -119,7 +119,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     kinds = ("counted", "resident", "peak")
     rows = []
     for name, by_kind in found.items():
-        of = [by_kind[kind] / found[OURS][kind] for kind in kinds]
+        of = [by_kind[kind] / found[MIRRORED][kind] for kind in kinds]
         cells = [f"{size(by_kind[kind])}" for kind in kinds]
         rows.append([name, *cells, *(f"{share:.2f}" for share in of)])
     return [

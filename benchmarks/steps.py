@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 from absl import app, flags
 
 from benchmarks import cli, contenders, results, timing, workloads
-from benchmarks.contenders import BASELINE, ONE_REPLICA, OURS, RIVAL, SHARDED
+from benchmarks.contenders import BASELINE, MIRRORED, ONE_REPLICA, OURS, RIVAL
 from benchmarks.tables import Table, milliseconds
 
 _REPLICAS = flags.DEFINE_integer("replicas", 2, "How many replicas.", lower_bound=1)
-_ONEDNN = flags.DEFINE_list("onednn", None, "on, off, or by default both.")
+ONEDNN = flags.DEFINE_list("onednn", None, "on, off, or by default both.")
 
 NAME = "steps"
 WARM_UP = 5  # steps before timing, whose losses are compared
-CONTENDERS = (ONE_REPLICA, OURS, SHARDED)
+CONTENDERS = (ONE_REPLICA, OURS, MIRRORED)
 # Of TF_ENABLE_ONEDNN_OPTS.
 SETTINGS = {"on": "1", "off": "0"}
 NAMES = {workload.name: workload for workload in workloads.WORKLOADS}
@@ -132,22 +132,42 @@ def main(argv: list[str]) -> None:
         measured = measure(NAMES[name], _REPLICAS.value)
         print(json.dumps({n: dataclasses.asdict(one) for n, one in measured.items()}))
         return
-    settings = cli.choose(_ONEDNN.value, SETTINGS)
+    settings = cli.choose(ONEDNN.value, SETTINGS)
     chosen = cli.chosen(NAMES)
     about = results.facts()
-    every = {s: {name: _apart(name, s) for name in chosen} for s in settings}
+    every = apart(NAME, chosen, settings, _REPLICAS)
     cli.finish(NAME, about, every, tables(every))
 
 
-def _apart(name: str, setting: str) -> Any:
-    """Measures one workload in a process of its own, with a setting of oneDNN."""
-    title = NAMES[name].title
-    cli.progress(f"steps: measuring {title} with oneDNN {setting} ...")
-    flags_given = cli.handed_on(_REPLICAS, cli.QUICK, cli.STEPS, cli.ROUNDS)
-    environment = {"TF_ENABLE_ONEDNN_OPTS": SETTINGS[setting]}
-    return cli.apart(
-        "benchmarks.steps", f"--cell={name}", *flags_given, environment=environment
-    )
+def apart(
+    program: str,
+    chosen: Iterable[str],
+    settings: Iterable[str],
+    *more: flags.FlagHolder,
+) -> dict[str, dict[str, Any]]:
+    """Measures each workload in a process of its own, with each setting of oneDNN.
+
+    Args:
+        program: Measures one, the one that --cell names.
+        chosen: The names of the workloads.
+        settings: Of SETTINGS.
+        *more: Flags that the process is given too.
+
+    Returns:
+        `found[setting][workload]` is what the process printed.
+    """
+    given = cli.handed_on(*more, cli.QUICK, cli.STEPS, cli.ROUNDS)
+    found: dict[str, dict[str, Any]] = {}
+    chosen = list(chosen)
+    for setting in settings:
+        environment = {"TF_ENABLE_ONEDNN_OPTS": SETTINGS[setting]}
+        found[setting] = {}
+        for name in chosen:
+            title = NAMES[name].title
+            cli.progress(f"{program}: measuring {title} with oneDNN {setting} ...")
+            cell = (f"benchmarks.{program}", f"--cell={name}", *given)
+            found[setting][name] = cli.apart(*cell, environment=environment)
+    return found
 
 
 if __name__ == "__main__":

@@ -95,7 +95,11 @@ def in_turn(step: Step) -> Run:
 
 
 def measure(
-    contenders: Mapping[str, Run], steps: int, rounds: int, warm_up: int
+    contenders: Mapping[str, Run],
+    steps: int,
+    rounds: int,
+    warm_up: int,
+    settle: int = 1,
 ) -> dict[str, Measured]:
     """Measures all contenders in alternating blocks.
 
@@ -104,6 +108,8 @@ def measure(
         steps: How many steps of each contender are timed, over all rounds.
         rounds: How many turns each contender gets; no more than there are steps.
         warm_up: How many steps each takes before it is timed; their losses are kept.
+        settle: How many steps of each turn are left out: they bring the weights back
+            into the caches.
 
     Returns:
         By name, what was measured.
@@ -114,8 +120,7 @@ def measure(
     order = list(contenders)
     for _ in range(rounds):
         for name in order:
-            # The step that is left out brings the weights back into the caches.
-            samples = contenders[name](1 + steps // rounds)[1:]
+            samples = contenders[name](settle + steps // rounds)[settle:]
             times[name].append(statistics.median(s.seconds for s in samples))
         order = [*order[1:], order[0]]  # nobody always follows the same neighbour
     return {

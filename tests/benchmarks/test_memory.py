@@ -20,7 +20,7 @@ def test_slots_are_counted_and_mirrored():
     network = networks.Perceptron(8, 8, 1)
     weights = 4 * (8 * 8 + 8 + 8 * 10 + 10)
     one = memory.counted(memory.train(contenders.BASELINE, network))
-    ours = memory.counted(memory.train(contenders.OURS, network))
+    ours = memory.counted(memory.train(contenders.MIRRORED, network))
     # Adam has two slots; besides there are its step count and learning rate.
     assert 3 * weights < one < 3 * weights + 100
     assert ours == 2 * one
@@ -28,8 +28,8 @@ def test_slots_are_counted_and_mirrored():
 
 def test_sharded_variables_take_half():
     network = networks.Perceptron(64, 64, 3)
-    ours = memory.counted(memory.train(contenders.OURS, network))
-    sharded = memory.counted(memory.train(contenders.SHARDED, network))
+    ours = memory.counted(memory.train(contenders.MIRRORED, network))
+    sharded = memory.counted(memory.train(contenders.OURS, network))
     assert 0.5 <= sharded / ours < 0.52
 
 
@@ -37,7 +37,7 @@ def test_sharded_variables_take_half():
 def test_contenders_are_measured_in_processes_of_their_own(tmp_path):
     printed, facts = results("benchmarks.memory", tmp_path, "--units=1024")
     found = facts["results"]
-    mirrored, one = found["Replicator"], found["one device"]
+    mirrored, one = found["Replicator, mirrored"], found["one device"]
     assert (
         mirrored["counted"]
         == 2 * one["counted"]

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from benchmarks import at_work, build, memory, steps, targets
-from benchmarks.contenders import BASELINE, CLONED, ONE_REPLICA, OURS, RIVAL, SHARDED
+from benchmarks import at_work, build, fit, memory, steps, targets
+from benchmarks.contenders import BASELINE, CLONED, MIRRORED, ONE_REPLICA, OURS, RIVAL
 from tests.benchmarks.helpers import as_dict
 
 
@@ -15,17 +15,18 @@ def judged(found):
 
 def test_without_results_no_target_is_reached():
     lines = judged({})
-    assert len(lines) == 2 * 3 * len(targets.STEPS) + 9
+    assert len(lines) == 2 * 3 * len(targets.STEPS) + 9 + 2 * 2 * len(fit.BATCHES)
     assert all(target.reached is None for target in lines.values())
     rows = targets.table(list(lines.values())).rows
     assert {row[-1] for row in rows} == {"not measured"}
 
 
 @pytest.mark.parametrize(
-    ("ours", "sharded", "reached"), [(1.3, 1.0, True), (1.3, 1.3, False)]
+    ("ours", "mirrored", "reached"), [(1.0, 1.3, True), (1.3, 1.0, False)]
 )
-def test_a_step_is_judged_by_the_better_variant(ours, sharded, reached):
-    times = {BASELINE: 1.0, ONE_REPLICA: 1.0, RIVAL: 2.0, OURS: ours, SHARDED: sharded}
+def test_a_step_is_judged_with_the_default_options(ours, mirrored, reached):
+    own = {OURS: ours, MIRRORED: mirrored}
+    times = {BASELINE: 1.0, ONE_REPLICA: 1.0, RIVAL: 2.0, **own}
     found = {"deep": {name: as_dict(time) for name, time in times.items()}}
     lines = judged({steps.NAME: {"off": found}})
     of_one = lines["100-layer MLP, oneDNN off: of one device"]
@@ -33,8 +34,8 @@ def test_a_step_is_judged_by_the_better_variant(ours, sharded, reached):
     of_replica = lines["100-layer MLP, oneDNN off: of one replica"]
     assert of_replica.bound == 1.2 and of_replica.reached is reached
     faster = lines["100-layer MLP, oneDNN off: times faster than MirroredStrategy"]
-    assert faster.values == {OURS: 2.0 / ours, SHARDED: 2.0 / sharded}
-    assert faster.reached is (2.0 / sharded >= 1.9)
+    assert faster.values == {OURS: 2.0 / ours, MIRRORED: 2.0 / mirrored}
+    assert faster.reached is (2.0 / ours >= 1.9)
     on = lines["100-layer MLP, oneDNN on: of one device"]
     assert on.reached is None
 
@@ -79,8 +80,19 @@ def test_builds_are_judged():
 
 def test_memory_is_judged_by_both_kinds_of_bytes():
     found = {
-        OURS: {"counted": 100, "resident": 100, "peak": 100},
-        SHARDED: {"counted": 51, "resident": 60, "peak": 90},
+        MIRRORED: {"counted": 100, "resident": 100, "peak": 100},
+        OURS: {"counted": 51, "resident": 60, "peak": 90},
     }
     lines = [t for t in targets.judge({memory.NAME: found}) if t.values]
     assert [target.reached for target in lines] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("plain", "rival", "reached"),
+    [(1.0, 1.4, [True, True]), (0.9, 1.2, [False, False])],
+)
+def test_epochs_of_fit_are_judged(plain, rival, reached):
+    times = {BASELINE: plain, RIVAL: rival, OURS: 1.0}
+    found = {fit.NAME: {"on": {"lstm": {n: as_dict(t) for n, t in times.items()}}}}
+    lines = [t for t in targets.judge(found) if t.values]
+    assert [target.reached for target in lines] == reached
