@@ -56,6 +56,11 @@ class Measured:
         return statistics.median(self.rounds)
 
     @property
+    def fastest(self) -> float:
+        """The step time of the fastest round, in seconds: the least disturbed one."""
+        return min(self.rounds)
+
+    @property
     def spread(self) -> float:
         """How far apart the middle half of the rounds lies, as a share of the median.
 
