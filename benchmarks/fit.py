@@ -4,8 +4,8 @@ Plain Keras on one device, in MirroredStrategy's scope, and on replicas by
 `Replicator.keras_model`. A step of the measurement is an epoch, with all that fit does
 around its batches. The dataset tunes nothing while it runs: with autotuning, the end of
 an epoch now and then waits for the thread that tunes, whose periods double from 10 ms
-on, so that epochs of one contender took 2.8 or 5.1 or 10.2 s by chance. MirroredStrategy
-tunes all the same, so what is compared are everybody's fastest epochs.
+on, so that epochs of one contender took 2.8 or 5.1 or 10.2 s by chance.
+MirroredStrategy tunes all the same, so everybody's fastest epochs are compared.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
                 "noise",
             ],
             [_row(name, steps.from_json(one)) for name, one in by_name.items()],
-            f"{REPLICAS} replicas. Noise: how far apart the middle half of the epochs lies.",
+            f"{REPLICAS} replicas. Noise: how far apart the middle half of epochs on "
+            "one device lies.",
         )
         for setting, by_name in found.items()
     ]
