@@ -151,7 +151,7 @@ class Combiner:
             so_far = build.findings.get(("merged", place), first.kinds)
             merged = merge_all(so_far, own.kinds)
             build.findings["merged", place] = merged
-            if replica.replica_id < build.num_traced - 1:
+            if replica.replica_id != build.traced[-1]:
                 return None
         else:
             kinds = first.kinds if known is None else known

@@ -325,7 +325,7 @@ def _members(
     """Returns the replicas that take part in a call."""
     if group is not None:
         return tuple(group)
-    return tuple(range(replica.num_replicas)) if of is None else of.group
+    return replica.build.world.everyone if of is None else of.group
 
 
 def _next_key(

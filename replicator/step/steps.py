@@ -63,7 +63,7 @@ class Step:
         self._keep_plan = keep_plan
         self._function = function
         self._state = state
-        self._count = len(settings.devices)
+        self._count = settings.world.num_local
 
     @_do_not_convert
     def __call__(self, *args: Any) -> Any:
@@ -191,7 +191,7 @@ class Step:
 
         with _holding(current, handed.leaves):
             function = _tf.trace(traced, ordering.order_as_created)
-            on_cpus = cost.share_memory(self._settings.devices)
+            on_cpus = cost.share_memory(self._settings.world.devices)
             owners = self._settings.factory.owners()
             variables = repair.mirrored(function.captured_inputs, owners)
             run = _tf.prepare_call(function, on_cpus)
@@ -245,7 +245,7 @@ class Step:
                 tf.compat.v1.get_default_graph(), feed, handed, leaves, use
             ),
             steps,
-            self._settings.devices,
+            self._settings.world.devices,
         )
 
     def _use(self, variable: storage.Storage) -> None:
@@ -261,7 +261,7 @@ class Step:
         use: Callable[[storage.Storage], None],
     ) -> list[Any]:
         """Builds one step into a graph, notes its plan, returns what step_fn did."""
-        devices = self._settings.devices
+        devices = self._settings.world.devices
         with self._settings.lock:
             built = building.build_step(
                 self._settings,
@@ -296,7 +296,7 @@ class Step:
         with tf.init_scope():
             feed = feeds.make_feed(
                 self._asked.source,
-                self._settings.devices,
+                self._settings.world,
                 self._asked.input_mode,
                 self._asked.remainder,
             )

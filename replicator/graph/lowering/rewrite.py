@@ -22,6 +22,7 @@ from replicator.graph.lowering import fence, merge
 from replicator.graph.lowering.record import Communication, Place, links
 from replicator.graph.matching import control_flow, deadlock, match
 from replicator.graph.passes import owners, precision
+from replicator.world import World
 
 
 @dataclasses.dataclass
@@ -102,7 +103,7 @@ class Target:
     """What placeholders are lowered to.
 
     Attributes:
-        devices: `devices[r]` is where replica r runs.
+        world: All replicas there are, and those that are built.
         lowerings: For each primitive, how it becomes real ops.
         hubs: Deals out the devices on which shared work is done.
         policy: What else decides how communication is lowered.
@@ -113,7 +114,7 @@ class Target:
         communications: What was lowered so far.
     """
 
-    devices: tuple[str, ...]
+    world: World
     lowerings: Mapping[str, Lowering]
     hubs: cost.Hubs
     policy: cost.Policy
@@ -149,13 +150,16 @@ def check(replicas: Sequence[Sequence[tf.Operation]], handles: owners.Handles) -
         MismatchError: The replicas do not communicate alike.
         ReplicatorError: A call is where no other replica can join.
     """
-    sites = [control_flow.find_sites(ops, r, handles) for r, ops in enumerate(replicas)]
+    sites = [
+        control_flow.find_sites(ops, r, handles)
+        for r, ops in zip(handles.world.local, replicas, strict=True)
+    ]
     match.check([_all_calls(own) for own in sites], [_inside(own) for own in sites])
 
 
 def rewrite(
     replicas: Sequence[Sequence[tf.Operation]],
-    devices: Sequence[str],
+    world: World,
     lowerings: Mapping[str, Lowering],
     initializers: Set[tf.Operation],
     policy: cost.Policy,
@@ -166,7 +170,7 @@ def rewrite(
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
-        devices: `devices[r]` is where replica r runs.
+        world: All replicas there are, and those that are built.
         lowerings: For each primitive, how it becomes real ops.
         initializers: Ops that initialise variables, which are no part of the step.
         policy: What the user says of how communication is lowered.
@@ -178,9 +182,9 @@ def rewrite(
         DeadlockError: They would wait for one another in a circle.
         ReplicatorError: A call is where no other replica can join.
     """
-    hubs = cost.Hubs(devices)
+    hubs = cost.Hubs(world.devices)
     target = Target(
-        tuple(devices),
+        world,
         lowerings,
         hubs,
         policy,
@@ -189,7 +193,7 @@ def rewrite(
         precise=precision.may_be_lowered(),
         flow=flow,
     )
-    rewritten = _rewrite_level(replicas, range(len(replicas)), target, Place())
+    rewritten = _rewrite_level(replicas, world.local, target, Place())
     return Rewritten(rewritten, tuple(target.communications))
 
 
@@ -264,7 +268,7 @@ def _lower(
     communication = Matched(
         calls=tuple(p.call for p in matched),
         operands=tuple(p.operands for p in matched),
-        devices=tuple(target.devices[p.replica_id] for p in matched),
+        devices=tuple(target.world.device(p.replica_id) for p in matched),
         hubs=target.hubs,
         policy=target.policy,
     )
@@ -279,7 +283,7 @@ def _lower(
         given = [list(own) for own in communication.operands]
         for n, tensor in notes.moved:
             given[n].append(tensor)
-        sent = links(communication.group, given, results, target.devices)
+        sent = links(communication.group, given, results, target.world.devices)
         algorithms = tuple(dict.fromkeys(notes.algorithms))
         target.communications.append(
             Communication(communication.calls, sent, place, algorithms)
