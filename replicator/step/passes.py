@@ -124,7 +124,7 @@ def divide_ops(draft: Draft) -> None:
         for begin, end in draft.ranges
     ]
     if build.in_functions:
-        numbering.close_gaps(draft.replicas, build.world.local)
+        numbering.close_gaps(draft.replicas, build.traced)
 
 
 def copy_replicas(draft: Draft) -> None:
