@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.costs import cost
-from replicator.graph.equal.value_numbering import hands_to_all
 from replicator.graph.ir import switching
 from replicator.graph.ir.placeholder import Call, Placeholder
 from replicator.graph.lowering import fence, merge
@@ -231,8 +230,8 @@ def _rewrite_level(
         regions = [site for site in node if not isinstance(site, Placeholder)]
         if calls:
             results = _lower(calls, target, place)
-            if hands_to_all(calls[0].call):
-                target.handles.labels.join(results)
+            same = calls[0].call.same_for_all(len(results[0]))
+            target.handles.labels.join([own[:same] for own in results])
             _rewire(calls, results)
             if calls[0].call.facts.orders_effects:
                 fence.join([call.op for call in calls])
@@ -288,7 +287,7 @@ def _lower(
         target.communications.append(
             Communication(communication.calls, sent, place, algorithms)
         )
-    if target.precise and hands_to_all(call):
+    if target.precise and call.facts.same_for_all:
         with tf.name_scope("keep_precision"), tf.control_dependencies(None):
             results = precision.keep(results)
     return results
