@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, errors
-from replicator.optimizers import given, gradients
+from replicator.optimizers import checks, gradients
 from replicator.primitives import all_reduce
 from replicator.world import World
 
@@ -72,7 +72,7 @@ class Wrapped:
             self._warn_of_one_device()
             return apply(grads)
         self._refuse_elsewhere(replica)
-        given.check(type(self).__name__, grads, variables)
+        checks.check(type(self).__name__, grads, variables)
         if weight is not None:
             weight = all_reduce.as_weight(type(self).__name__, weight)
         elif id(self) in replica.weighed:

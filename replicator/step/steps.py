@@ -186,7 +186,7 @@ class Step:
             graph = tf.compat.v1.get_default_graph()
             leaves = handed.stand_ins(current)
             returned = self._build_into(graph, feed, handed, leaves, self._use)
-            structures.append(tf.nest.map_structure(_kind, returned[0]))
+            structures.append(tf.nest.map_structure(_type, returned[0]))
             return [outputs.returnable(tf.nest.flatten(own)) for own in returned]
 
         with _holding(current, handed.leaves):
@@ -342,17 +342,17 @@ def _warning_of_rest(
 
 
 def _packed_call(
-    run: Callable[[], Any], function: Any, kinds: Any
+    run: Callable[[], Any], function: Any, types: Any
 ) -> Callable[[], Any]:
     """Returns what runs a traced step and returns a structure of PerReplica.
 
     Args:
         run: Runs the function.
         function: Returns a list of the leaves of each replica.
-        kinds: What one replica returned, with the type of each leaf in its place.
+        types: What one replica returned, with the type of each leaf in its place.
     """
-    leaves = tf.nest.flatten(kinds)
-    count, pack = len(leaves), values.packer(kinds)
+    leaves = tf.nest.flatten(types)
+    count, pack = len(leaves), values.packer(types)
     plain = all(issubclass(leaf, tf.Tensor) for leaf in leaves)
 
     def call() -> Any:
@@ -365,6 +365,6 @@ def _packed_call(
     return call
 
 
-def _kind(leaf: Any) -> type:
+def _type(leaf: Any) -> type:
     """Stands for a leaf in a structure that outlives the graph."""
     return type(leaf)

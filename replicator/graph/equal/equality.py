@@ -208,7 +208,7 @@ class Level:
         """
         if all(control_flow.calls_inside(op) for op in ops):
             return None
-        if control_flow.KINDS.get(ops[0].type) == "function":
+        if control_flow.CONSTRUCTS.get(ops[0].type) == "function":
             return None
         if ops[0].type in _LOOPS:
             cond = self._body(ops, 0)
@@ -220,7 +220,7 @@ class Level:
 
     def _of_call(self, ops: Ops, output: int) -> Ops | None:
         """Returns by what a result of control flow or a function differs."""
-        if any(op.type not in control_flow.KINDS for op in ops):
+        if any(op.type not in control_flow.CONSTRUCTS for op in ops):
             return ops
         bodies = self.bodies(ops)
         if not bodies:

@@ -169,7 +169,7 @@ class Call:
         return f"{name}.{method}" if name else ""
 
     @property
-    def kind(self) -> str:
+    def pairs_as(self) -> str:
         """What pairs with it: a call of the same primitive, or the other end."""
         return "message" if self.facts.end else self.primitive
 
@@ -181,9 +181,9 @@ class Call:
         )
         if "writes" in self.options:
             options += f" for {self.writes}"
-        if self.channel and self.kind != "message":
+        if self.channel and self.pairs_as != "message":
             options += f" group={list(self.group)}"
-        values = self.agreed if self.kind == "message" else self.operands
+        values = self.agreed if self.pairs_as == "message" else self.operands
         shown = "".join(f" {value}," for value in values[:3]).rstrip(",")
         more = f", ... ({len(values)} tensors)" if len(values) > 3 else ""
         origin = "in the gradient, " if self.backward else ""
@@ -202,7 +202,7 @@ class Placeholder:
     call: Call
 
     @property
-    def kind(self) -> str:
+    def construct(self) -> str:
         """What the op is called in messages."""
         return "call"
 

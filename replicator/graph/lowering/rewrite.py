@@ -206,7 +206,7 @@ def _all_calls(
 def _inside(sites: Sequence[Placeholder | control_flow.Region]) -> dict[str, str]:
     """Returns the control flow around those calls that are in any, by their keys."""
     regions = [site for site in sites if isinstance(site, control_flow.Region)]
-    return {call.key: site.kind for site in regions for call in site.calls}
+    return {call.key: site.construct for site in regions for call in site.calls}
 
 
 def _rewrite_level(
@@ -275,7 +275,7 @@ def _lower(
     # What the user made a call wait for, every participant's result waits for.
     before = [op for p in matched for op in p.op.control_inputs]
     with tf.control_dependencies(None), tf.control_dependencies(before):
-        with tf.name_scope(f"communicate/{call.kind}"):
+        with tf.name_scope(f"communicate/{call.pairs_as}"):
             results = target.lowerings[call.primitive](communication)
     if not place.repeated:
         notes = communication.notes
