@@ -5,12 +5,14 @@ The flags stand here, once, so that several programs can be imported together.
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import flags
@@ -126,6 +128,33 @@ def finish(name: str, about: Any, found: Any, made: Iterable[Table]) -> None:
     for table in made:
         table.show()
     progress(f"written to {results.write(results_dir(), name, about, found)}")
+
+
+def one_by_one(
+    name: str,
+    workloads: Iterable[Any],
+    measure: Callable[[Any], Mapping[str, Any]],
+    tables: Callable[[Mapping[str, Any]], Iterable[Table]],
+) -> None:
+    """Does all of a program that measures workloads in this process.
+
+    Args:
+        name: Of the program.
+        workloads: All that there are, of which --only may choose.
+        measure: Returns a dataclass for each contender.
+        tables: Makes tables of these as dicts, by workload and contender.
+    """
+    by_name = {workload.name: workload for workload in workloads}
+    chosen = choose(ONLY.value, by_name)
+    about = results.facts()
+    found = {}
+    for workload in (by_name[own] for own in by_name if own in chosen):
+        progress(f"{name}: measuring {workload.title} ...")
+        measured = measure(workload)
+        found[workload.name] = {n: dataclasses.asdict(m) for n, m in measured.items()}
+        del measured
+        gc.collect()
+    finish(name, about, found, tables(found))
 
 
 def apart(module: str, *arguments: str, **options: Any) -> Any:

@@ -7,9 +7,7 @@ all that fit does around them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +16,7 @@ import numpy as np
 from absl import app
 
 import replicator
-from benchmarks import cli, contenders, results, timing, workloads
+from benchmarks import cli, contenders, timing, workloads
 from benchmarks.contenders import BASELINE, OPTIONS, OURS, RIVAL, SHARDED
 from benchmarks.tables import Table, milliseconds
 
@@ -70,6 +68,7 @@ def _model(name: str, workload: workloads.Workload) -> keras.Model:
 
 def measure(workload: workloads.Workload) -> dict[str, timing.Measured]:
     """Measures all contenders on one workload."""
+    keras.backend.clear_session()
     batches = BATCHES[workload.name]
     steps: dict[str, Callable[[], Any]] = {
         name: epoch(name, workload, batches) for name in NAMES
@@ -119,20 +118,9 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 def main(argv: list[str]) -> None:
     """Measures all, prints the table and writes the JSON file."""
     cli.refuse_arguments(argv)
-    chosen = cli.chosen(BATCHES)
     contenders.split_cpu(REPLICAS)
-    about = results.facts()
-    found = {}
-    for workload in workloads.WORKLOADS:
-        if workload.name in chosen:
-            cli.progress(f"fit: measuring {workload.title} ...")
-            measured = measure(workload)
-            found[workload.name] = {
-                name: dataclasses.asdict(one) for name, one in measured.items()
-            }
-            gc.collect()
-            keras.backend.clear_session()
-    cli.finish(NAME, about, found, tables(found))
+    known = [one for one in workloads.WORKLOADS if one.name in BATCHES]
+    cli.one_by_one(NAME, known, measure, tables)
 
 
 if __name__ == "__main__":

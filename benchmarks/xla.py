@@ -7,13 +7,12 @@ not communicate; the optimizer, and what the replicas communicate, stay outside 
 from __future__ import annotations
 
 import dataclasses
-import gc
 from collections.abc import Mapping
 from typing import Any
 
 from absl import app
 
-from benchmarks import cli, contenders, results, timing, workloads
+from benchmarks import cli, contenders, timing, workloads
 from benchmarks.contenders import BASELINE, OURS
 from benchmarks.tables import Table, milliseconds
 
@@ -78,19 +77,9 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 def main(argv: list[str]) -> None:
     """Measures all, prints the table and writes the JSON file."""
     cli.refuse_arguments(argv)
-    chosen = cli.chosen(STEPS)
     contenders.split_cpu(REPLICAS)
-    about = results.facts()
-    found = {}
-    for workload in workloads.WORKLOADS:
-        if workload.name in chosen:
-            cli.progress(f"xla: measuring {workload.title} ...")
-            measured = measure(workload)
-            found[workload.name] = {
-                name: dataclasses.asdict(one) for name, one in measured.items()
-            }
-            gc.collect()
-    cli.finish(NAME, about, found, tables(found))
+    known = [one for one in workloads.WORKLOADS if one.name in STEPS]
+    cli.one_by_one(NAME, known, measure, tables)
 
 
 if __name__ == "__main__":

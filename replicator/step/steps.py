@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
@@ -36,6 +36,22 @@ from replicator.variables import python_calls, storage
 
 MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once
 _do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+class _Job(NamedTuple):
+    """What one call builds.
+
+    Attributes:
+        feed: The inputs.
+        handed: What the call hands over.
+        leaves: The tensors of that, in the graph at hand.
+        use: Tells each variable that its components are used as they are.
+    """
+
+    feed: feeds.Feed | None
+    handed: Handed
+    leaves: Sequence[Any]
+    use: Callable[[storage.Storage], None]
 
 
 class Step:
@@ -183,9 +199,8 @@ class Step:
         feed = self._feed()  # outside: variables that it makes are not the function's
 
         def traced() -> list[list[Any]]:
-            graph = tf.compat.v1.get_default_graph()
-            leaves = handed.stand_ins(current)
-            returned = self._build_into(graph, feed, handed, leaves, self._use)
+            job = _Job(feed, handed, handed.stand_ins(current), self._use)
+            returned = self._build_into(job)
             structures.append(tf.nest.map_structure(_type, returned[0]))
             return [outputs.returnable(tf.nest.flatten(own)) for own in returned]
 
@@ -214,65 +229,39 @@ class Step:
             feed = self._feed()
             if feed is not None and graph.building_function:
                 feed.warn_of_rest(ended=False)
-            settle = storage.Storage.settle
-            returned = self._build_into(graph, feed, handed, handed.leaves, settle)
+            job = _Job(feed, handed, handed.leaves, storage.Storage.settle)
+            returned = self._build_into(job)
         if graph.building_function:
             self._state.keep_in(graph, None)
         return values.transpose(returned)
 
-    def _build_into(
-        self,
-        graph: tf.Graph,
-        feed: feeds.Feed | None,
-        handed: Handed,
-        leaves: Sequence[Any],
-        use: Callable[[storage.Storage], None],
-    ) -> list[Any]:
-        """Builds what one call does into a graph; returns what step_fn returned.
-
-        Args:
-            graph: The graph.
-            feed: The inputs.
-            handed: What a call hands over.
-            leaves: The tensors of that.
-            use: Tells each variable that its components are used as they are.
-        """
+    def _build_into(self, job: _Job) -> list[Any]:
+        """Builds what one call does into the graph at hand; returns all results."""
         steps = self._asked.steps_per_call
         if steps == 1:
-            return self._build_step(graph, feed, handed, leaves, use)
+            return self._build_step(job)
         return loops.repeat(
-            lambda: self._build_step(
-                tf.compat.v1.get_default_graph(), feed, handed, leaves, use
-            ),
-            steps,
-            self._settings.world.devices,
+            lambda: self._build_step(job), steps, self._settings.world.devices
         )
 
     def _use(self, variable: storage.Storage) -> None:
         """Has the step traced again if a variable's components move."""
         variable.add_user(self._state)
 
-    def _build_step(
-        self,
-        graph: tf.Graph,
-        feed: feeds.Feed | None,
-        handed: Handed,
-        leaves: Sequence[Any],
-        use: Callable[[storage.Storage], None],
-    ) -> list[Any]:
-        """Builds one step into a graph, notes its plan, returns what step_fn did."""
+    def _build_step(self, job: _Job) -> list[Any]:
+        """Builds one step into the graph at hand, notes its plan; as `_build_into`."""
         devices = self._settings.world.devices
         with self._settings.lock:
             built = building.build_step(
                 self._settings,
                 self._asked.step_fn,
-                feed or handed.feed(leaves, devices),
-                graph,
+                job.feed or job.handed.feed(job.leaves, devices),
+                tf.compat.v1.get_default_graph(),
                 self._function,
-                lambda: handed.args(leaves, devices),
+                lambda: job.handed.args(job.leaves, devices),
             )
         for variable in built.variables:
-            use(variable.storage)
+            job.use(variable.storage)
         plan = plans.make_plan(
             built.communications,
             devices,

@@ -77,7 +77,9 @@ def test_what_has_no_counterpart_needs_components(method: str) -> None:
     )(expected[1], [2.0, 4.0, 8.0])
     np.testing.assert_array_equal(helpers.components(v), [expected] * 2)
     (note,) = repl.plan.notes
-    assert f"Not sharded, as written by {method}" in note and "test_part_values.py" in note
+    assert (
+        f"Not sharded, as written by {method}" in note and "test_part_values.py" in note
+    )
 
 
 @pytest.mark.parametrize("mode", ["function", "session"])
@@ -120,6 +122,9 @@ def test_values_of_another_dtype_are_refused(
 ) -> None:
     """Inside of a function too, where TensorFlow takes eager tensors as they are."""
     variable = _Variable()
-    for write in (part_values.written, tf.function(part_values.written, autograph=False)):
+    for write in (
+        part_values.written,
+        tf.function(part_values.written, autograph=False),
+    ):
         with pytest.raises(errors.ArgumentError, match="values of int32.*float32"):
             write(variable, method, *arguments)
