@@ -23,6 +23,7 @@ from replicator.graph.order.effects import Claim, Ledger
 from replicator.graph.passes.owners import Aliases
 from replicator.graph.passes.reads import Recent
 from replicator.options import Options
+from replicator.world import World
 
 _current: contextvars.ContextVar[ReplicaContext | None] = contextvars.ContextVar(
     "replicator_replica", default=None
@@ -70,7 +71,7 @@ class Build:
     """What all replicas of one build of a step share.
 
     Attributes:
-        devices: `devices[r]` is where replica r is built, e.g. "/device:CPU:0".
+        world: All replicas there are, and those that are built.
         options: What the user chose.
         graph: The tf.Graph (or FuncGraph) that the step is built into.
         ledger: Where writes to variables that keep the replicas equal are entered.
@@ -89,7 +90,7 @@ class Build:
             one communicates in the places of that one.
     """
 
-    devices: tuple[str, ...]
+    world: World
     options: Options
     graph: Any
     ledger: Ledger
@@ -106,15 +107,10 @@ class Build:
     number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
     @property
-    def num_replicas(self) -> int:
-        """How many replicas there are."""
-        return len(self.devices)
-
-    @property
-    def num_traced(self) -> int:
-        """For how many replicas step_fn is called; the others are copies."""
+    def traced(self) -> tuple[int, ...]:
+        """The local replicas for which step_fn is called; the others are copies."""
         copies = self.options.build == "clone"
-        return min(self.num_replicas, 2) if copies else self.num_replicas
+        return self.world.local[:2] if copies else self.world.local
 
     def create(self, variable: Any, new: bool) -> None:
         """Notes that step_fn creates a variable, or one that an earlier build did.
@@ -132,12 +128,12 @@ class Build:
         Args:
             what: What would be another one on each of the copies, e.g. "replica_id".
         """
-        if self.num_traced < self.num_replicas:
+        if self.traced != self.world.local:
             raise errors.CloneError(
                 errors.compose(
                     f'with build="clone", {what} cannot be known: step_fn is called '
-                    f"for replicas 0 and 1, and the other {self.num_replicas - 2} are "
-                    "copies.",
+                    f"for replicas 0 and 1, and the other "
+                    f"{self.world.num_local - 2} are copies.",
                     [f"at {errors.user_line()}"],
                     "pass what differs by the inputs, as a tensor (an input_fn "
                     "knows ctx.replica_id); or build every replica by itself, "
@@ -152,7 +148,7 @@ class ReplicaContext:
 
     Attributes:
         build: What it shares with its siblings.
-        replica_id: 0 <= replica_id < build.num_replicas.
+        replica_id: One of those that are built here, build.world.local.
         updating: True while updates are made that are equal on all replicas by
             construction, so that no assignment needs to communicate.
         writing: What is being assigned to, and how, while the replicas agree on the
@@ -213,12 +209,12 @@ class ReplicaContext:
     @property
     def device(self) -> str:
         """Where this replica is built."""
-        return self.build.devices[self.replica_id]
+        return self.build.world.device(self.replica_id)
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas there are."""
-        return self.build.num_replicas
+        """How many replicas there are in all."""
+        return self.build.world.num_replicas
 
     def count(self, key: Any) -> int:
         """Returns how often `key` was counted before, and counts it once more."""

@@ -69,7 +69,7 @@ def _elsewhere(
         errors.compose(
             f"{what} of the Replicator on {list(asked.devices)} was called on replica "
             f"{replica.replica_id} in a step of another Replicator, on "
-            f"{list(replica.build.devices)}.",
+            f"{list(replica.build.world.devices)}.",
             [f"at {errors.user_line()}"],
             f"call {what} of the Replicator that runs the step.",
         )
@@ -82,7 +82,7 @@ class InStep:
     Those of the primitives have the docstrings of their functions.
     """
 
-    _devices: tuple[tuple[str, ...], ...]  # those of each replica
+    _devices: tuple[tuple[str, ...], ...]  # those of each local replica
 
     @property
     @in_own_steps
@@ -149,7 +149,7 @@ class InStep:
         """
         replica = context.require("logical_device")
         replica.build.refuse_copies("the replica's own devices")
-        own = self._devices[replica.replica_id]
+        own = self._devices[replica.build.world.place(replica.replica_id)]
         if not arguments.is_whole(index, 0, len(own) - 1):
             raise base.bad_argument(
                 "logical_device",

@@ -17,6 +17,7 @@ from replicator.primitives import groups
 from replicator.step import building, draft, registry
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
+from replicator.world import World
 
 
 class Replicator(running.Running, methods.InStep):
@@ -104,12 +105,12 @@ class Replicator(running.Running, methods.InStep):
             calibration=rates.load(calibration),
         )
         self._devices = _resolve(devices)
-        first = tuple(own[0] for own in self._devices)
-        lock, sharded = locks.StepLock(), cost.shards(chosen.variables, first)
+        world = World.all_here([own[0] for own in self._devices])
+        lock, sharded = locks.StepLock(), cost.shards(chosen.variables, world.devices)
         self._settings = draft.Settings(
-            devices=first,
+            world=world,
             options=chosen,
-            factory=VariableFactory(first, lock, sharded),
+            factory=VariableFactory(world, lock, sharded),
             ledger=Ledger(),
             lock=lock,
         )
@@ -125,7 +126,7 @@ class Replicator(running.Running, methods.InStep):
             >>> repl.num_replicas
             2
         """
-        return len(self._devices)
+        return self._settings.world.num_replicas
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -135,7 +136,7 @@ class Replicator(running.Running, methods.InStep):
             >>> repl.devices[1]
             '/job:localhost/replica:0/task:0/device:CPU:1'
         """
-        return self._settings.devices
+        return self._settings.world.devices
 
     # --- Variables and optimizers -----------------------------------------------------
 
@@ -192,7 +193,7 @@ class Replicator(running.Running, methods.InStep):
                 is unknown.
         """
         return optimizers.wrap_optimizer(
-            optimizer, self.devices, op, accumulation_steps, self.context
+            optimizer, self._settings.world, op, accumulation_steps, self.context
         )
 
     @methods.in_own_steps

@@ -12,6 +12,7 @@ import tensorflow as tf
 import replicator
 from replicator import context
 from replicator.options import Options
+from replicator.world import World
 from tests import helpers
 
 
@@ -126,7 +127,9 @@ def test_threads_may_build_at_the_same_time() -> None:
 
 
 def replica_context() -> context.ReplicaContext:
-    build = context.Build(("a", "b"), Options(), None, _NoLedger(), None, {}, {})
+    build = context.Build(
+        World.all_here(["a", "b"]), Options(), None, _NoLedger(), None, {}, {}
+    )
     return context.ReplicaContext(build, 1)
 
 

@@ -19,6 +19,7 @@ from replicator import errors
 from replicator.inputs import checks, ends, iterators, shards
 from replicator.inputs.input_context import InputContext
 from replicator.primitives import base
+from replicator.world import World
 
 _CONTEXT_NAMES = ("ctx", "context", "input_context")  # asked for, even with a default
 
@@ -180,7 +181,7 @@ class ShardsFeed(Feed):
 
 
 def make_feed(
-    inputs: Any, devices: Sequence[str], input_mode: str, remainder: str = "drop"
+    inputs: Any, world: World, input_mode: str, remainder: str = "drop"
 ) -> Feed:
     """Makes a Dataset, or what an input_fn returns, feed the replicas.
 
@@ -188,7 +189,7 @@ def make_feed(
         inputs: A Dataset; or an input_fn, which takes an InputContext, or nothing, and
             returns a Dataset, a function that returns an element, or an element (a nest
             of tensors).
-        devices: `devices[r]` is where replica r runs.
+        world: All replicas there are, and those that are built here, which are fed.
         input_mode: "per_replica": input_fn is called once per replica; a Dataset made
             without an InputContext is dealt, element by element, since every replica
             would see all of it. "per_worker": it is called once, and dealt.
@@ -204,11 +205,11 @@ def make_feed(
         # A copy: what is kept for a dataset may not hold it, or both would stay.
         sources: list[Any] = [copy.copy(inputs)]
     else:
-        sources = _sources(inputs, len(devices), input_mode)
+        sources = _sources(inputs, world, input_mode)
     if isinstance(sources[0], checks.DATASETS):
         checks.check_alike([source.element_spec for source in sources])
-        return _datasets_feed(sources, devices, input_mode, remainder)
-    return values_feed(sources, devices, input_mode)
+        return _datasets_feed(sources, world.devices, input_mode, remainder)
+    return values_feed(sources, world.devices, input_mode)
 
 
 def values_feed(
@@ -218,7 +219,7 @@ def values_feed(
 
     Args:
         sources: One per replica; or one that is split.
-        devices: As there.
+        devices: Where the replicas run.
         input_mode: As there.
     """
     if input_mode != "global_batch":
@@ -231,15 +232,14 @@ def values_feed(
     )
 
 
-def _sources(
-    input_fn: Callable[..., Any], num_replicas: int, input_mode: str
-) -> list[Any]:
+def _sources(input_fn: Callable[..., Any], world: World, input_mode: str) -> list[Any]:
     """Calls an input_fn; returns what feeds each replica, or one source for all."""
     takes_context = _takes_context(input_fn)
-    count = num_replicas if input_mode == "per_replica" else 1
+    per_replica = input_mode == "per_replica"
+    count = world.num_replicas if per_replica else 1
     sources: list[Any] = []
-    for pipeline_id in range(count):
-        info = InputContext(pipeline_id, num_replicas, pipeline_id, count)
+    for pipeline_id in world.local if per_replica else (0,):
+        info = InputContext(pipeline_id, world.num_replicas, pipeline_id, count)
         source = checks.called(input_fn, (info,) if takes_context else ())
         checks.check_source(source, input_fn, input_mode)
         sources.append(source)

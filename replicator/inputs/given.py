@@ -26,7 +26,7 @@ class Given:
     Args:
         values: The nest.
         what: The argument of `run` that it is, "args" or "input_fn", for messages.
-        num_replicas: How many values a PerReplica has to have.
+        num_local: How many replicas are built here: the values of a PerReplica.
 
     Attributes:
         key: Equal for values of one structure, with equal dtypes and shapes.
@@ -37,8 +37,8 @@ class Given:
         ArgumentError: It is no nest of tensors; an InputError if it is an input.
     """
 
-    def __init__(self, values: Any, what: str, num_replicas: int) -> None:
-        self._what, self._num_replicas = what, num_replicas
+    def __init__(self, values: Any, what: str, num_local: int) -> None:
+        self._what, self._num_local = what, num_local
         self.leaves: list[Any] = []
         self.each = False
         try:
@@ -67,7 +67,7 @@ class Given:
 
     def of_each_replica(self, leaves: Sequence[Any]) -> list[Any]:
         """Returns the nest of each replica, with these leaves in place of its own."""
-        return [_filled(self._numbered, r, leaves) for r in range(self._num_replicas)]
+        return [_filled(self._numbered, r, leaves) for r in range(self._num_local)]
 
     def _taken(self, value: Any) -> tuple[Any, Hashable]:
         """Notes the leaves of a nest; returns it with their numbers, and its key."""
@@ -75,10 +75,10 @@ class Given:
         if value is None and self._what == "args":
             return None, None
         if isinstance(value, tuple | list):
-            if kind is PerReplica and len(value) != self._num_replicas:
+            if kind is PerReplica and len(value) != self._num_local:
                 raise self._refused(
                     f"a PerReplica of {len(value)} values",
-                    f"there are {self._num_replicas} replicas, and each gets its own.",
+                    f"there are {self._num_local} replicas, and each gets its own.",
                 )
             self.each |= kind is PerReplica
             taken = [self._taken(own) for own in value]

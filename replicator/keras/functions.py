@@ -43,7 +43,7 @@ class BatchFunction:
         needs_all: bool = False,
     ) -> None:
         self._build, self._settings = build, settings
-        self._num_replicas = len(settings.devices)
+        self._num_replicas = settings.world.num_replicas
         self._eager, self._needs_all = eager, needs_all
         self._traced: dict[Any, Callable[..., Any]] = {}
         self._freed: dict[Any, tuple[Any, ...]] = {}

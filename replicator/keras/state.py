@@ -129,7 +129,7 @@ def _check(repl: Any, model: Any, what: str, variables: Any, do: str) -> None:
                     "compile there, too.",
                 )
             )
-        if len(inside.components) != repl.num_replicas:
+        if len(inside.components) != len(repl.devices):
             raise errors.ContextError(
                 errors.compose(
                     f"{what} was made under the context of another Replicator, of "

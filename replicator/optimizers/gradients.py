@@ -18,7 +18,7 @@ from replicator import _tf, context, errors
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.order import effects
 from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
-from replicator.optimizers.sparsity import Kind, as_kind, merge_all
+from replicator.optimizers.sparsity import Layout, as_layout, merge_all
 from replicator.primitives import all_gather, all_reduce, sparse
 from replicator.variables.replicated import ReplicatedVariable, plain
 
@@ -81,12 +81,14 @@ class Combiner:
                     'weights go with op="mean".',
                 )
             )
-        kinds = self._agree_on_kinds(replica, grads, variables, weight is not None)
-        if kinds is None:
+        layouts = self._agree_on_layouts(replica, grads, variables, weight is not None)
+        if layouts is None:
             return tf.no_op()
         grads = [
-            as_kind(gradient, variable, kind)
-            for gradient, variable, kind in zip(grads, variables, kinds, strict=True)
+            as_layout(gradient, variable, layout)
+            for gradient, variable, layout in zip(
+                grads, variables, layouts, strict=True
+            )
         ]
         used = [k for k, gradient in enumerate(grads) if gradient is not None]
         own = [grads[k] for k in used]
@@ -112,17 +114,17 @@ class Combiner:
                     prepare(needed)
         policies = [_policy(variables[k]) for k in used]
         if self.accumulation_steps > 1 and own:
-            what = tuple((_key(variables[k]), kinds[k]) for k in used)
+            what = tuple((_key(variables[k]), layouts[k]) for k in used)
             return self._accumulate(replica, own, what, weight, policies, update)
         return update(all_reduce.combine(own, self.op, weight, policies))
 
-    def _agree_on_kinds(
+    def _agree_on_layouts(
         self,
         replica: context.ReplicaContext,
         grads: Sequence[Gradient | None],
         variables: Sequence[Any],
         weighted: bool,
-    ) -> Sequence[Kind | None] | None:
+    ) -> Sequence[Layout | None] | None:
         """Finds out which gradients there are, dense or sparse, on any replica.
 
         A variable that is unused on some replicas counts as zeros there, and one that
@@ -133,7 +135,7 @@ class Combiner:
         another one on each replica.
 
         Returns:
-            The kind of each gradient, None for what no replica uses; or nothing, if
+            The layout of each gradient, None for what no replica uses; or nothing, if
             no update must be built yet, because the step will be built again.
         """
         place = ("gradients", replica.count("gradients"))
@@ -145,19 +147,19 @@ class Combiner:
         # What replica 0 does not use must be known for sure where guessing does harm:
         # optimizers refuse to be given nothing at all, and slots that are made inside
         # step_fn are told apart by the order in which they are made.
-        used = [kind is not None for kind in first.kinds]
+        used = [layout is not None for layout in first.layouts]
         guess = any(used) if self._shared else all(used)
         if known is None and not guess and replica.num_replicas > 1:
-            so_far = build.findings.get(("merged", place), first.kinds)
-            merged = merge_all(so_far, own.kinds)
+            so_far = build.findings.get(("merged", place), first.layouts)
+            merged = merge_all(so_far, own.layouts)
             build.findings["merged", place] = merged
-            if replica.replica_id < build.num_traced - 1:
+            if replica.replica_id != build.traced[-1]:
                 return None
         else:
-            kinds = first.kinds if known is None else known
-            merged = merge_all(kinds, own.kinds)
-            if merged == kinds:
-                return kinds
+            layouts = first.layouts if known is None else known
+            merged = merge_all(layouts, own.layouts)
+            if merged == layouts:
+                return layouts
         build.knowledge[place] = merged
         raise context.BuildAgain
 
@@ -262,14 +264,14 @@ class _Handed:
     Attributes:
         optimizer: The name of its class.
         variables: Their keys.
-        kinds: Of the gradients; None where there was none.
+        layouts: Of the gradients; None where there was none.
         weighted: Whether a weight was given.
         site: All of this in words, with the user's line.
     """
 
     optimizer: str
     variables: tuple[Any, ...]
-    kinds: tuple[Kind | None, ...]
+    layouts: tuple[Layout | None, ...]
     weighted: bool
     site: str
 
@@ -288,7 +290,7 @@ class _Handed:
         return cls(
             optimizer,
             tuple(map(_key, variables)),
-            tuple(map(Kind.of, grads)),
+            tuple(map(Layout.of, grads)),
             weighted,
             f"replica {replica.replica_id} ({replica.device}): {optimizer}, "
             f"{len(names)} gradients, of {shown}, "

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.optimizers import given
+from replicator.optimizers import checks
 from replicator.optimizers.wrapped import Wrapped, do_not_convert
 from replicator.variables import unbuilt
 from replicator.variables.replicated import ReplicatedVariable, plain
@@ -47,10 +47,10 @@ class KerasAdapter(Wrapped):
             inner = getattr(self, "inner_optimizer", self)
             variables = list(inner._trainable_variables)
         else:
-            variables = given.entries(
+            variables = checks.entries(
                 type(self).__name__, "variables", trainable_variables
             )
-        grads = given.entries(type(self).__name__, "gradients", grads)
+        grads = checks.entries(type(self).__name__, "gradients", grads)
         if not grads:
             return None
         _refuse_lost_conditions(self)
@@ -72,7 +72,7 @@ class KerasAdapter(Wrapped):
     @do_not_convert
     def apply_gradients(self, grads_and_vars: Any, weight: Any = None) -> Any:
         """Combines the replicas' gradients and applies them; see `apply`."""
-        grads, variables = given.pairs(type(self).__name__, grads_and_vars)
+        grads, variables = checks.pairs(type(self).__name__, grads_and_vars)
         self.apply(grads, variables, weight=weight)
         return self.iterations
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.optimizers import given
+from replicator.optimizers import checks
 from replicator.optimizers.wrapped import LaterSlots, do_not_convert
 
 # Where the base classes of the two kinds are.
@@ -48,7 +48,7 @@ class LegacyKerasAdapter(LaterSlots):
         Returns:
             What the optimizer itself returns.
         """
-        grads, variables = given.pairs(type(self).__name__, grads_and_vars)
+        grads, variables = checks.pairs(type(self).__name__, grads_and_vars)
         if name is not None:
             options["name"] = name
         base_apply = super().apply_gradients

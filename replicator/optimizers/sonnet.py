@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from replicator.optimizers import given
+from replicator.optimizers import checks
 from replicator.optimizers.wrapped import Wrapped, do_not_convert
 
 
@@ -24,8 +24,8 @@ class SonnetAdapter(Wrapped):
             weight: What this replica's gradients weigh in the mean.
         """
         who = type(self).__name__
-        updates = given.entries(who, "updates", updates)
-        parameters = given.entries(who, "parameters", parameters)
+        updates = checks.entries(who, "updates", updates)
+        parameters = checks.entries(who, "parameters", parameters)
         base_apply = super().apply
 
         def prepare(_: Sequence[Any]) -> None:

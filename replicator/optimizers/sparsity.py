@@ -13,14 +13,14 @@ from replicator.variables.replicated import plain
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class Layout:
     """Whether a gradient is sparse, and the dtype of its indices if so."""
 
     index_dtype: str | None = None
 
     @classmethod
-    def of(cls, gradient: Gradient | None) -> Kind | None:
-        """Returns the kind of a gradient; None if there is none."""
+    def of(cls, gradient: Gradient | None) -> Layout | None:
+        """Returns the layout of a gradient; None if there is none."""
         if gradient is None:
             return None
         if isinstance(gradient, tf.IndexedSlices):
@@ -29,26 +29,26 @@ class Kind:
 
 
 def merge_all(
-    ones: Sequence[Kind | None], others: Sequence[Kind | None]
-) -> tuple[Kind | None, ...]:
-    """Returns the kinds that both of two replicas' gradients can be made."""
+    ones: Sequence[Layout | None], others: Sequence[Layout | None]
+) -> tuple[Layout | None, ...]:
+    """Returns the layouts that both of two replicas' gradients can be made."""
     return tuple(_merge(one, two) for one, two in zip(ones, others, strict=True))
 
 
-def _merge(one: Kind | None, two: Kind | None) -> Kind | None:
+def _merge(one: Layout | None, two: Layout | None) -> Layout | None:
     if one is None or two is None:
         return one or two
-    return one if one == two else Kind()
+    return one if one == two else Layout()
 
 
-def as_kind(
-    gradient: Gradient | None, variable: Any, kind: Kind | None
+def as_layout(
+    gradient: Gradient | None, variable: Any, layout: Layout | None
 ) -> Gradient | None:
     """Makes a gradient dense or sparse; None becomes zeros, unless all have None."""
-    if kind is None:
+    if layout is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
-        if Kind.of(gradient) == kind:
+        if Layout.of(gradient) == layout:
             return gradient
         if gradient.dense_shape is None:
             gradient = tf.IndexedSlices(
@@ -57,12 +57,12 @@ def as_kind(
     if gradient is not None:
         return tf.convert_to_tensor(gradient)
     value = plain(variable)
-    if kind.index_dtype is None:
+    if layout.index_dtype is None:
         return tf.zeros_like(value)
     shape = _shape_of(value)
     return tf.IndexedSlices(
         tf.zeros(tf.concat([[0], shape[1:]], 0), value.dtype),
-        tf.zeros([0], kind.index_dtype),
+        tf.zeros([0], layout.index_dtype),
         shape,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.optimizers import given
+from replicator.optimizers import checks
 from replicator.optimizers.wrapped import LaterSlots, do_not_convert
 from replicator.primitives import base
 from replicator.variables.replicated import plain
@@ -36,7 +36,7 @@ class V1Adapter(LaterSlots):
         Returns:
             The op that updates this replica's components.
         """
-        grads, variables = given.pairs(type(self).__name__, grads_and_vars)
+        grads, variables = checks.pairs(type(self).__name__, grads_and_vars)
         if global_step is not None and not isinstance(plain(global_step), tf.Variable):
             raise base.bad_argument(
                 type(self).__name__,

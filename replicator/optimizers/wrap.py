@@ -23,13 +23,14 @@ from replicator.optimizers.v1 import V1Adapter
 from replicator.optimizers.wrapped import Wrapped
 from replicator.primitives import base
 from replicator.variables.replicated import ReplicatedVariable, plain
+from replicator.world import World
 
 OPS = ("mean", "sum")
 
 
 def wrap_optimizer(
     optimizer: Any,
-    devices: tuple[str, ...],
+    world: World,
     op: str = "mean",
     accumulation_steps: int = 1,
     creating: Callable[[], Any] = contextlib.nullcontext,
@@ -38,7 +39,7 @@ def wrap_optimizer(
 
     Args:
         optimizer: As there.
-        devices: `devices[r]` is where replica r runs.
+        world: The replicas whose gradients are combined.
         op: As there.
         accumulation_steps: As there.
         creating: Returns a block in which new variables are replicated.
@@ -65,13 +66,13 @@ def wrap_optimizer(
             )
         )
     adapter = _adapter_for(optimizer)
-    _check_variables(optimizer, len(devices))
+    _check_variables(optimizer, world.num_replicas)
     original = type(optimizer)
     # The name and module of the original: that is what configs and saved files say.
     namespace: dict[str, Any] = {
         "__module__": original.__module__,
         "__doc__": original.__doc__,
-        "_replicator_devices": devices,
+        "_replicator_world": world,
         "_replicator_creating": staticmethod(creating),
         "_replicator_options": (
             op,

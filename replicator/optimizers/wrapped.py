@@ -15,8 +15,9 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, errors
-from replicator.optimizers import given, gradients
+from replicator.optimizers import checks, gradients
 from replicator.primitives import all_reduce
+from replicator.world import World
 
 do_not_convert = tf.autograph.experimental.do_not_convert
 
@@ -25,14 +26,14 @@ class Wrapped:
     """What wrapped optimizers of all families have in common.
 
     Attributes:
-        _replicator_devices: Where the replicas run whose gradients are combined.
+        _replicator_world: The replicas whose gradients are combined.
         _replicator_creating: Returns a block in which new variables are replicated.
         _replicator_options: What to make a Combiner of.
         _replicator_combiners: The Combiner of each instance. There is more than one
             instance where the class makes another one, by `from_config`, say.
     """
 
-    _replicator_devices: tuple[str, ...]
+    _replicator_world: World
     _replicator_creating: Callable[[], Any]
     _replicator_options: tuple[str, int, str, bool]
     _replicator_combiners: weakref.WeakKeyDictionary[Any, gradients.Combiner]
@@ -71,7 +72,7 @@ class Wrapped:
             self._warn_of_one_device()
             return apply(grads)
         self._refuse_elsewhere(replica)
-        given.check(type(self).__name__, grads, variables)
+        checks.check(type(self).__name__, grads, variables)
         if weight is not None:
             weight = all_reduce.as_weight(type(self).__name__, weight)
         elif id(self) in replica.weighed:
@@ -86,7 +87,7 @@ class Wrapped:
 
     def _warn_of_one_device(self) -> None:
         """Warns once if Keras' own loop trains on one device, of several."""
-        combiner, count = self._replicator_combiner, len(self._replicator_devices)
+        combiner, count = self._replicator_combiner, self._replicator_world.num_replicas
         if combiner.warned or count == 1 or _tf.keras_loop() is None:
             return
         combiner.warned = True
@@ -106,14 +107,14 @@ class Wrapped:
 
         As with variables, another Replicator on the same devices may run it.
         """
-        if replica.build.devices == self._replicator_devices:
+        if replica.build.world == self._replicator_world:
             return
         raise errors.ContextError(
             errors.compose(
                 f"{type(self).__name__} was wrapped by the Replicator on "
-                f"{list(self._replicator_devices)}, but applied on replica "
+                f"{list(self._replicator_world.devices)}, but applied on replica "
                 f"{replica.replica_id} in a step of another Replicator, on "
-                f"{list(replica.build.devices)}.",
+                f"{list(replica.build.world.devices)}.",
                 [f"at {errors.user_line()}"],
                 "wrap it by wrap_optimizer of the Replicator that runs the step.",
             )

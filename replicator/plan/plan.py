@@ -184,7 +184,7 @@ def _row(kept: Communication, algorithm: str) -> Row:
     if options.pop("when", False):  # an operand says whether, when the step runs
         place = place.inside("conditional (when due)", None)
     return Row(
-        primitive=kept.calls[0].kind,
+        primitive=kept.calls[0].pairs_as,
         reduction=options.pop("op", ""),
         options=options,
         group=tuple(call.replica_id for call in kept.calls),

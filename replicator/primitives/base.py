@@ -180,6 +180,7 @@ def communicate(
     receipt: bool = False,
     differentiable: bool = True,
     policies: Sequence[OperandPolicy] | None = None,
+    states: int = 0,
 ) -> list[tf.Tensor]:
     """Puts one communication call of the replica being built into its sub-graph.
 
@@ -199,6 +200,7 @@ def communicate(
             replica's loss depend on it, so that gradients come back.
         differentiable: Whether gradients go through it, as table.py says how.
         policies: One per operand that is of a variable, if any are.
+        states: How many of the last operands, and results, are states; as in `Call`.
 
     Returns:
         One tensor per entry of `results`, on this replica's device.
@@ -234,6 +236,7 @@ def communicate(
         watched=facts.end == "receives" and _tf.is_watched(operands),
         facts=facts,
         policies=tuple(policies or ()),
+        states=states,
     )
     made = [*results, Value("float32", ())] if receipt else results
     if graph.building_function:
@@ -325,7 +328,7 @@ def _members(
     """Returns the replicas that take part in a call."""
     if group is not None:
         return tuple(group)
-    return tuple(range(replica.num_replicas)) if of is None else of.group
+    return replica.build.world.everyone if of is None else of.group
 
 
 def _next_key(

@@ -190,7 +190,7 @@ def members(what: str, group: Any) -> tuple[int, ...]:
     """
     replica = context.require(what)
     if group is None:
-        return tuple(range(replica.num_replicas))
+        return replica.build.world.everyone
     if isinstance(group, Partition):
         return group._own(what).members
     # A Group may be that of a Replicator with more replicas.

@@ -234,7 +234,7 @@ def share(
     """
     own_share = REDUCTIONS[op].share
     assert own_share is not None, f"{op} has no gradient"
-    return own_share(operands, results, totals, of)
+    return own_share(shares.Reduced(operands, results, totals, of))
 
 
 # --- How they combine -----------------------------------------------------------------

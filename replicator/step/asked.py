@@ -43,15 +43,15 @@ class Handed:
         num_args: How many `args` there are.
     """
 
-    def __init__(self, asked: Asked, args: Sequence[Any], num_replicas: int) -> None:
+    def __init__(self, asked: Asked, args: Sequence[Any], num_local: int) -> None:
         self._mode, self.num_args = asked.input_mode, len(args)
         self._element = self._args = None
         self.key: Hashable = ()
         self.leaves: list[Any] = []
         if asked.by_value:
-            self._element = Given(asked.inputs, "input_fn", num_replicas)
+            self._element = Given(asked.inputs, "input_fn", num_local)
         if args:
-            self._args = Given(tuple(args), "args", num_replicas)
+            self._args = Given(tuple(args), "args", num_local)
         parts = [part for part in (self._element, self._args) if part is not None]
         if parts:
             self.key = tuple(part.key for part in parts)
@@ -80,7 +80,7 @@ class Handed:
 
         Args:
             leaves: What stands for the leaves in the graph that is being built.
-            devices: `devices[r]` is where replica r runs.
+            devices: Where the local replicas run.
         """
         if self._element is None:
             return None
@@ -104,14 +104,14 @@ class Handed:
 NOTHING = Handed(Asked(callable), (), 0)
 
 
-def handed(asked: Asked, args: Sequence[Any], num_replicas: int) -> Handed:
+def handed(asked: Asked, args: Sequence[Any], num_local: int) -> Handed:
     """Returns the values of one call.
 
     Args:
         asked: What was asked for.
         args: Of this call, in place of those that were.
-        num_replicas: How many replicas there are.
+        num_local: How many replicas are built here.
     """
     if not args and not asked.by_value:
         return NOTHING
-    return Handed(asked, args, num_replicas)
+    return Handed(asked, args, num_local)

@@ -59,11 +59,11 @@ def _build_until_known(
         known = dict(knowledge)
         start = _tf.operation_count(graph)
         build = context.Build(
-            settings.devices,
+            settings.world,
             settings.options,
             graph,
             settings.ledger,
-            owners.Aliases(graph, settings.devices, noted),
+            owners.Aliases(graph, settings.world, noted),
             table.GRADIENTS,
             table.FACTS,
             knowledge,

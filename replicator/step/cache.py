@@ -48,23 +48,23 @@ def identity(function: Any) -> tuple[Hashable, list[Any]]:
 
 def _identity(value: Any, parts: list[Any]) -> Hashable:
     """Returns what is equal for the same value; adds the objects in it to `parts`."""
-    kind = type(value)
-    if kind is types.MethodType:
+    cls = type(value)
+    if cls is types.MethodType:
         parts.append(value.__self__)
-        return kind, id(value.__self__), _identity(value.__func__, parts)
-    if kind in _BOUND:
+        return cls, id(value.__self__), _identity(value.__func__, parts)
+    if cls in _BOUND:
         parts.append(value.__self__)
-        return kind, id(value.__self__), value.__qualname__
-    if kind is functools.partial:
+        return cls, id(value.__self__), value.__qualname__
+    if cls is functools.partial:
         named = tuple(sorted(value.keywords))
         inside = [value.func, *value.args, *(value.keywords[name] for name in named)]
-        return kind, named, tuple(_identity(part, parts) for part in inside)
-    if kind in _BY_VALUE:
-        return kind, value
-    if kind is float:
-        return kind, value.hex()  # 0.0 == -0.0, and nan is no nan
-    if kind is tuple:
-        return kind, tuple(_identity(part, parts) for part in value)
+        return cls, named, tuple(_identity(part, parts) for part in inside)
+    if cls in _BY_VALUE:
+        return cls, value
+    if cls is float:
+        return cls, value.hex()  # 0.0 == -0.0, and nan is no nan
+    if cls is tuple:
+        return cls, tuple(_identity(part, parts) for part in value)
     parts.append(value)
     return id(value)
 

@@ -13,19 +13,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import context, errors
 from replicator.graph.ir import placeholder, switching
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import resource_inputs
 from replicator.graph.order import effects
-from replicator.graph.passes.owners import Aliases
 from replicator.variables.creation import VariableFactory
+from replicator.world import World
 
 
-def check_outputs(outputs: Sequence[Any], devices: Sequence[str], step_fn: Any) -> None:
+def check_outputs(outputs: Sequence[Any], world: World, step_fn: Any) -> None:
     """Raises MismatchError unless all replicas returned one structure."""
     first = outputs[0]
-    for replica_id, other in enumerate(outputs[1:], 1):
+    names = [
+        f"replica {r} ({device})"
+        for r, device in zip(world.local, world.devices, strict=True)
+    ]
+    for name, other in zip(names[1:], outputs[1:], strict=False):  # but for copies
         try:
             tf.nest.assert_same_structure(first, other, expand_composites=True)
             alike = all(
@@ -41,9 +45,8 @@ def check_outputs(outputs: Sequence[Any], devices: Sequence[str], step_fn: Any) 
                 errors.compose(
                     "step_fn returns different structures on different replicas.",
                     [
-                        f"replica 0 ({devices[0]}): {_outline(first)}",
-                        f"replica {replica_id} ({devices[replica_id]}): "
-                        f"{_outline(other)}",
+                        f"{names[0]}: {_outline(first)}",
+                        f"{name}: {_outline(other)}",
                         *errors.sites_of("step_fn", step_fn),
                     ],
                     "return the same structure on every replica; to return nothing on "
@@ -66,17 +69,17 @@ def _outline(structure: Any) -> str:
 def check_writes(
     factory: VariableFactory,
     replicas: Sequence[Sequence[tf.Operation]],
-    aliases: Aliases,
+    build: context.Build,
     flow: switching.Flow = switching.NONE,
 ) -> None:
     """Raises ContextError if a step writes variables that were made elsewhere.
 
     Or in control flow of TensorFlow 1, where nothing compares what replicas write.
     """
-    owners = {**factory.owners(), **aliases.noted()}
+    owners = {**factory.owners(), **build.aliases.noted()}
     initializers = factory.initializers
     outermost = Captures().outermost
-    for replica_id, ops in enumerate(replicas):
+    for replica_id, ops in zip(build.traced, replicas, strict=True):
         for op, resource in effects.find_writes(ops):
             if op in initializers:
                 continue
@@ -123,25 +126,25 @@ def _name(handle: tf.Tensor) -> str:
 def check_components(
     factory: VariableFactory,
     replicas: Sequence[Sequence[tf.Operation]],
-    aliases: Aliases,
+    build: context.Build,
 ) -> None:
     """Raises ContextError if a replica uses another one's component of a variable.
 
     That happens in functions that are called by the step but were traced elsewhere; no
     gradient would reach the replica's own component.
     """
-    owners = {**factory.owners(), **aliases.noted()}
+    owners = {**factory.owners(), **build.aliases.noted()}
     initializers = factory.initializers
     outermost = Captures().outermost
-    for replica_id, ops in enumerate(replicas):
+    for replica_id, ops in zip(build.traced, replicas, strict=True):
         for op in ops:
             if op in initializers:
                 continue
             for _, resource in resource_inputs(op):
                 handle = outermost(resource)
                 variable = owners.get(id(handle))
-                if variable is None or handle is variable.handle_on(
-                    replica_id, aliases
+                if variable is None or handle is variable.placement.handle_on(
+                    variable, replica_id, build.aliases
                 ):
                     continue
                 raise errors.ContextError(

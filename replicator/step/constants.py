@@ -32,7 +32,9 @@ class Constants:
         self._build = build
         self._known: list[tf.Tensor] = []
         with tf.init_scope():
-            self._movable = tf.executing_eagerly() and cost.share_memory(build.devices)
+            self._movable = tf.executing_eagerly() and cost.share_memory(
+                build.world.devices
+            )
 
     def note(self, op: tf.Operation) -> None:
         """Looks at an op that is being made, and moves it outside if it is large."""
@@ -52,7 +54,7 @@ class Constants:
                 # As bytes: NaNs are equal then, and zeros of two signs are not.
                 if np.array_equal(_bytes(tensor.numpy()), _bytes(value)):
                     return tensor
-        with tf.init_scope(), tf.device(self._build.devices[0]):
+        with tf.init_scope(), tf.device(self._build.world.devices[0]):
             self._known.append(tf.constant(value))
         return self._known[-1]
 

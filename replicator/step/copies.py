@@ -25,7 +25,7 @@ def bring_handles(factory: VariableFactory, build: context.Build) -> None:
     the time of a build with many variables.
     """
     shared = {id(variable): variable for variable in build.aliases.variables().values()}
-    build.aliases.make(list(shared.values()), range(build.num_replicas))
+    build.aliases.make(list(shared.values()), build.world.local)
     if build.graph.building_function:
         owners = factory.owners()
         used = [owners.get(id(outside)) for outside, _ in build.graph.captures]
@@ -47,7 +47,7 @@ def check_captures(build: context.Build) -> None:
         BuildAgain: There will be copies, and functions of replica 1, which found the
             variables created, may not have captured it.
     """
-    copied = build.num_traced < build.num_replicas
+    copied = build.traced != build.world.local
     if copied and CAPTURED in build.findings and CAPTURED not in build.knowledge:
         build.knowledge[CAPTURED] = True
         raise context.BuildAgain
@@ -76,6 +76,8 @@ def make(
     Yields:
         The ops of each copy, and what step_fn would have returned.
     """
+    world = build.world
+    assert world.num_local == world.num_replicas, "the proof is of replicas 0 and 1"
     seeds = counted[0], counted[1], _tf.seeds_counted(build.graph)
     initializers = ordering.with_sources(factory.initializers, replicas)
     own = _columns(elements) if elements else []
@@ -84,7 +86,7 @@ def make(
     used += [v for v in factory.owners().values() if v.placement.owner is None]
     variables = {id(variable): variable for variable in used}
     own += [
-        [variable.handle_on(r, build.aliases) for r in range(build.num_replicas)]
+        [variable.placement.handle_on(variable, r, build.aliases) for r in world.local]
         for variable in variables.values()
     ]
     flat = [tf.nest.flatten(leaves, expand_composites=True) for leaves in returned]
@@ -92,10 +94,10 @@ def make(
         [[op for op in ops if op not in initializers] for ops in replicas],
         [[leaf for leaf in leaves if leaf is not None] for leaves in flat],
         own,
-        proof.Replicas(build.devices, (scopes[0], scopes[1]), seeds),
+        proof.Replicas(world.devices, (scopes[0], scopes[1]), seeds),
         build.ledger,
     )
-    for replica_id in range(build.num_traced, build.num_replicas):
+    for replica_id in world.local[len(build.traced) :]:
         with tf.name_scope(f"replica_{replica_id}") as scope:
             copy = copier.copy(replica_id, scope)
         yield (

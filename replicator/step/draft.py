@@ -18,6 +18,7 @@ from replicator.options import Options
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 from replicator.variables.replicated import ReplicatedVariable
+from replicator.world import World
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,14 +26,14 @@ class Settings:
     """What all steps of one Replicator share.
 
     Attributes:
-        devices: `devices[r]` is where replica r runs.
+        world: All replicas there are, and those that are built here.
         options: What the user chose.
         factory: Makes the variables.
         ledger: Where writes that keep replicas equal are entered.
         lock: Held while a step is built or run.
     """
 
-    devices: tuple[str, ...]
+    world: World
     options: Options
     factory: VariableFactory
     ledger: effects.Ledger
@@ -44,7 +45,7 @@ class Built:
     """A step that is in a graph.
 
     Attributes:
-        returned: `returned[r]` is what step_fn returned for replica r, as tensors.
+        returned: What step_fn returned for each local replica, as tensors.
         communications: What the replicas communicate, calls before gradients on each
             level of the graph.
         variables: What it uses, those of other Replicators too.
@@ -59,6 +60,8 @@ class Built:
 class Draft:
     """A step that is being built; what the passes know of it so far.
 
+    Where a list has an entry per replica, `[n]` is that of `build.world.local[n]`.
+
     Attributes:
         settings: What all steps of the Replicator share.
         step_fn: The user's function, of one element if there is a feed.
@@ -67,9 +70,9 @@ class Draft:
         args: Returns the further arguments of step_fn, a tuple for each replica.
         previous: The ops that were in the graph before the step.
         earlier: Those and the ops of the inputs.
-        elements: `elements[r]` is what replica r is fed, if there is a feed.
-        further: `further[r]` is a tuple of what step_fn is called with behind that.
-        returned: `returned[r]` is what step_fn returned for replica r.
+        elements: What each replica is fed, if there is a feed.
+        further: A tuple of what step_fn is called with behind that, for each.
+        returned: What step_fn returned for each replica.
         scopes: The name scope of each replica for which step_fn was called.
         seeds: How many seeds TensorFlow had counted up where each of them began.
         ranges: From which op to which each of them was built.
@@ -110,8 +113,8 @@ class Draft:
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one replica."""
-        return self.build.num_replicas > 1
+        """Whether there is more than one replica in all."""
+        return self.build.world.num_replicas > 1
 
     def ops(self) -> list[tf.Operation]:
         """Returns all ops of the step, without those of its inputs."""

@@ -230,7 +230,7 @@ def _elsewhere(attempt: _Attempt, extra: _Said, replica_id: int) -> str:
 
 
 def _site(build: context.Build, replica_id: int, does: str) -> str:
-    return f"replica {replica_id} ({build.devices[replica_id]}): {does}"
+    return f"replica {replica_id} ({build.world.device(replica_id)}): {does}"
 
 
 class _Pickler(pickle.Pickler):

@@ -79,13 +79,13 @@ def call_step_fn(draft: Draft) -> None:
     """Calls step_fn once per replica, in replica order, or for two of them."""
     build = draft.build
     large = constants.Constants(build)
-    for replica_id in range(build.num_traced):
-        if replica_id == 1:
+    for n, replica_id in enumerate(build.traced):
+        if n == 1:
             copies.bring_handles(draft.settings.factory, build)
         start = _tf.operation_count(build.graph)
         draft.seeds.append(_tf.seeds_counted(build.graph))
         with contextlib.suppress(context.Waiting):
-            arguments, shard = _arguments(draft, replica_id)
+            arguments, shard = _arguments(draft, n)
             own, scope = tracing.build_replica(
                 draft.step_fn, arguments, build, replica_id, large, shard
             )
@@ -95,12 +95,12 @@ def call_step_fn(draft: Draft) -> None:
         draft.ranges.append((start, _tf.operation_count(build.graph)))
 
 
-def _arguments(draft: Draft, replica_id: int) -> tuple[list[Any], Shard | None]:
+def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
     """Returns what step_fn is called with, and its part of all examples, if known."""
-    further = draft.further[replica_id]
+    further = draft.further[n]
     if draft.elements is None:
         return list(further), None
-    element, shard = draft.elements[replica_id], None
+    element, shard = draft.elements[n], None
     if draft.feed is not None and draft.feed.divides:
         shard = element
         element = shard.element
@@ -112,7 +112,7 @@ def check_results(draft: Draft) -> None:
     objects.check(draft.build)
     unbuilt.check(draft.build)
     copies.check_captures(draft.build)
-    checks.check_outputs(draft.returned, draft.build.devices, draft.step_fn)
+    checks.check_outputs(draft.returned, draft.build.world, draft.step_fn)
 
 
 def divide_ops(draft: Draft) -> None:
@@ -124,15 +124,15 @@ def divide_ops(draft: Draft) -> None:
         for begin, end in draft.ranges
     ]
     if build.in_functions:
-        numbering.close_gaps(draft.replicas)
+        numbering.close_gaps(draft.replicas, build.traced)
 
 
 def copy_replicas(draft: Draft) -> None:
     """Adds copies for the replicas for which step_fn was not called."""
     build = draft.build
-    if build.num_traced == build.num_replicas:
+    if build.traced == build.world.local:
         return
-    elements = draft.elements or [None] * build.num_replicas
+    elements = draft.elements or [None] * build.world.num_local
     made = copies.make(
         draft.settings.factory,
         build,
@@ -153,16 +153,16 @@ def copy_replicas(draft: Draft) -> None:
 def check_effects(draft: Draft) -> None:
     """Checks what the replicas do beside computing; copies do as their originals."""
     build, factory = draft.build, draft.settings.factory
-    traced = draft.replicas[: build.num_traced]
+    traced = draft.replicas[: len(build.traced)]
     draft.flow = switching.Flow(draft.ops())
     control_flow.check_switches(draft.ops(), draft.flow)
     if draft.several:
         draft.active = acting(traced)
-        checks.check_components(factory, draft.active, build.aliases)
-        checks.check_writes(factory, draft.active, build.aliases, draft.flow)
+        checks.check_components(factory, draft.active, build)
+        checks.check_writes(factory, draft.active, build, draft.flow)
         checks.check_circles(traced)
     python_calls.note(traced)
-    random.check(draft.replicas)
+    random.check(draft.replicas, build.world.local)
 
 
 def answer_messages(draft: Draft) -> None:
@@ -173,7 +173,9 @@ def answer_messages(draft: Draft) -> None:
     first = draft.ranges[0][0]
     draft.earlier = [op for op in ops[:first] if not _tf.is_abandoned(op)]
     if build.messages:
-        draft.replicas = unanswered.answer(draft.replicas, draft.returned)
+        draft.replicas = unanswered.answer(
+            draft.replicas, draft.returned, build.world.local
+        )
 
 
 def check_equality(draft: Draft) -> None:
@@ -182,7 +184,7 @@ def check_equality(draft: Draft) -> None:
     draft.initializers = ordering.with_sources(factory.initializers, draft.replicas)
     labels = value_numbering.Labels(draft.flow)
     owned = build.aliases.label(labels)
-    draft.handles = owners.Handles(labels, owned, build.devices)
+    draft.handles = owners.Handles(labels, owned, build.world)
     rewrite.check(draft.replicas, draft.handles)
     if draft.several:
         drift.check(factory, build, draft.active, draft.initializers, draft.flow)
@@ -197,7 +199,7 @@ def lower(draft: Draft) -> None:
     try:
         rewritten = rewrite.rewrite(
             draft.replicas,
-            draft.build.devices,
+            draft.build.world,
             table.LOWERINGS,
             draft.initializers,
             draft.settings.options.policy,

@@ -37,7 +37,7 @@ class Steps:
         """Calls a step; quickly, if it is ready to run."""
         _, state = self._find(asked)
         if state.prepared and runs_here():
-            given = handed(asked, asked.args, len(self._settings.devices))
+            given = handed(asked, asked.args, self._settings.world.num_local)
             with self._settings.lock:  # which whoever has it forgotten holds, too
                 prepared = state.prepared.get(given.key)
                 if prepared is not None:
@@ -115,7 +115,7 @@ class Steps:
 
     def _warn_of_whole(self, asked: Asked) -> None:
         """Warns once of arrays that each replica is given as a whole."""
-        count = len(self._settings.devices)
+        count = self._settings.world.num_local
         if self._said_whole or count == 1 or not asked.by_value:
             return
         if not handed(asked, (), count).is_whole:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
@@ -38,6 +38,22 @@ MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
 
+class _Job(NamedTuple):
+    """What one call builds.
+
+    Attributes:
+        feed: The inputs.
+        handed: What the call hands over.
+        leaves: The tensors of that, in the graph at hand.
+        use: Tells each variable that its components are used as they are.
+    """
+
+    feed: feeds.Feed | None
+    handed: Handed
+    leaves: Sequence[Any]
+    use: Callable[[storage.Storage], None]
+
+
 class Step:
     """A step_fn with its inputs, ready to be run on all replicas.
 
@@ -63,7 +79,7 @@ class Step:
         self._keep_plan = keep_plan
         self._function = function
         self._state = state
-        self._count = len(settings.devices)
+        self._count = settings.world.num_local
 
     @_do_not_convert
     def __call__(self, *args: Any) -> Any:
@@ -183,15 +199,14 @@ class Step:
         feed = self._feed()  # outside: variables that it makes are not the function's
 
         def traced() -> list[list[Any]]:
-            graph = tf.compat.v1.get_default_graph()
-            leaves = handed.stand_ins(current)
-            returned = self._build_into(graph, feed, handed, leaves, self._use)
-            structures.append(tf.nest.map_structure(_kind, returned[0]))
+            job = _Job(feed, handed, handed.stand_ins(current), self._use)
+            returned = self._build_into(job)
+            structures.append(tf.nest.map_structure(_type, returned[0]))
             return [outputs.returnable(tf.nest.flatten(own)) for own in returned]
 
         with _holding(current, handed.leaves):
             function = _tf.trace(traced, ordering.order_as_created)
-            on_cpus = cost.share_memory(self._settings.devices)
+            on_cpus = cost.share_memory(self._settings.world.devices)
             owners = self._settings.factory.owners()
             variables = repair.mirrored(function.captured_inputs, owners)
             run = _tf.prepare_call(function, on_cpus)
@@ -214,65 +229,39 @@ class Step:
             feed = self._feed()
             if feed is not None and graph.building_function:
                 feed.warn_of_rest(ended=False)
-            settle = storage.Storage.settle
-            returned = self._build_into(graph, feed, handed, handed.leaves, settle)
+            job = _Job(feed, handed, handed.leaves, storage.Storage.settle)
+            returned = self._build_into(job)
         if graph.building_function:
             self._state.keep_in(graph, None)
         return values.transpose(returned)
 
-    def _build_into(
-        self,
-        graph: tf.Graph,
-        feed: feeds.Feed | None,
-        handed: Handed,
-        leaves: Sequence[Any],
-        use: Callable[[storage.Storage], None],
-    ) -> list[Any]:
-        """Builds what one call does into a graph; returns what step_fn returned.
-
-        Args:
-            graph: The graph.
-            feed: The inputs.
-            handed: What a call hands over.
-            leaves: The tensors of that.
-            use: Tells each variable that its components are used as they are.
-        """
+    def _build_into(self, job: _Job) -> list[Any]:
+        """Builds what one call does into the graph at hand; returns all results."""
         steps = self._asked.steps_per_call
         if steps == 1:
-            return self._build_step(graph, feed, handed, leaves, use)
+            return self._build_step(job)
         return loops.repeat(
-            lambda: self._build_step(
-                tf.compat.v1.get_default_graph(), feed, handed, leaves, use
-            ),
-            steps,
-            self._settings.devices,
+            lambda: self._build_step(job), steps, self._settings.world.devices
         )
 
     def _use(self, variable: storage.Storage) -> None:
         """Has the step traced again if a variable's components move."""
         variable.add_user(self._state)
 
-    def _build_step(
-        self,
-        graph: tf.Graph,
-        feed: feeds.Feed | None,
-        handed: Handed,
-        leaves: Sequence[Any],
-        use: Callable[[storage.Storage], None],
-    ) -> list[Any]:
-        """Builds one step into a graph, notes its plan, returns what step_fn did."""
-        devices = self._settings.devices
+    def _build_step(self, job: _Job) -> list[Any]:
+        """Builds one step into the graph at hand, notes its plan; as `_build_into`."""
+        devices = self._settings.world.devices
         with self._settings.lock:
             built = building.build_step(
                 self._settings,
                 self._asked.step_fn,
-                feed or handed.feed(leaves, devices),
-                graph,
+                job.feed or job.handed.feed(job.leaves, devices),
+                tf.compat.v1.get_default_graph(),
                 self._function,
-                lambda: handed.args(leaves, devices),
+                lambda: job.handed.args(job.leaves, devices),
             )
         for variable in built.variables:
-            use(variable.storage)
+            job.use(variable.storage)
         plan = plans.make_plan(
             built.communications,
             devices,
@@ -296,7 +285,7 @@ class Step:
         with tf.init_scope():
             feed = feeds.make_feed(
                 self._asked.source,
-                self._settings.devices,
+                self._settings.world,
                 self._asked.input_mode,
                 self._asked.remainder,
             )
@@ -342,17 +331,17 @@ def _warning_of_rest(
 
 
 def _packed_call(
-    run: Callable[[], Any], function: Any, kinds: Any
+    run: Callable[[], Any], function: Any, types: Any
 ) -> Callable[[], Any]:
     """Returns what runs a traced step and returns a structure of PerReplica.
 
     Args:
         run: Runs the function.
         function: Returns a list of the leaves of each replica.
-        kinds: What one replica returned, with the type of each leaf in its place.
+        types: What one replica returned, with the type of each leaf in its place.
     """
-    leaves = tf.nest.flatten(kinds)
-    count, pack = len(leaves), values.packer(kinds)
+    leaves = tf.nest.flatten(types)
+    count, pack = len(leaves), values.packer(types)
     plain = all(issubclass(leaf, tf.Tensor) for leaf in leaves)
 
     def call() -> Any:
@@ -365,6 +354,6 @@ def _packed_call(
     return call
 
 
-def _kind(leaf: Any) -> type:
+def _type(leaf: Any) -> type:
     """Stands for a leaf in a structure that outlives the graph."""
     return type(leaf)

@@ -35,7 +35,7 @@ def build_replica(
     function = _tf.function_of(step_fn)
     with (
         scopes.kept_caching_device(),
-        graph.device(_placer(build.devices[replica_id], build.aliases, large)),
+        graph.device(_placer(build.world.device(replica_id), build.aliases, large)),
         tf.name_scope(f"replica_{replica_id}") as scope,
         random.separate_seeds(graph, replica_id),
         _tf.tracing_apart(graph, replica_id, build.traces) as trace_anew,

@@ -29,6 +29,7 @@ from replicator.variables.placement import (
 from replicator.variables.replicated import ReplicatedVariable, plain
 from replicator.variables.seeds import Seed
 from replicator.variables.storage import Storage, User
+from replicator.world import World
 
 
 @dataclasses.dataclass
@@ -56,12 +57,12 @@ class VariableFactory:
     """
 
     def __init__(
-        self, devices: Sequence[str], lock: locks.StepLock, sharded: bool = False
+        self, world: World, lock: locks.StepLock, sharded: bool = False
     ) -> None:
-        self._devices = tuple(devices)
+        self._world = world
         self._lock = lock  # of the steps that the variables are used in
-        self._sharded = sharded and len(self._devices) > 1
-        self._bytes = [0] * len(self._devices)  # that each replica owns
+        self._sharded = sharded and world.num_replicas > 1
+        self._bytes = dict.fromkeys(world.local, 0)  # that each replica owns
         self._last_owner: int | None = None
         self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
@@ -196,7 +197,7 @@ class VariableFactory:
             if owner is None:
                 return None
         if owner is None:
-            owner = self._bytes.index(min(self._bytes))
+            owner = min(self._bytes, key=self._bytes.__getitem__)
         self._bytes[owner] += (value.shape.num_elements() or 0) * value.dtype.size
         self._last_owner = owner
         return owner
@@ -218,10 +219,10 @@ class VariableFactory:
         placement = self._placement(kwargs, primary)
         names = ("initial_value", "name", "dtype", "shape", "validate_shape")
         own = {k: kwargs[k] for k in names if k in kwargs}
-        with tf.device(placement.device(self._devices)):
+        with tf.device(placement.device(self._world)):
             first = _tf.ResourceVariable(trainable=False, collections=[], **own)
         if placement.owner is not None:
-            return [first] * len(self._devices), placement
+            return [first] * self._world.num_local, placement
         seed = Seed.of(first)
         if seed is not None:
             placement = Seeded(seed)
@@ -234,7 +235,7 @@ class VariableFactory:
 
         others = [
             self._component(first, functools.partial(initial_value, r), r, **own)
-            for r in range(1, len(self._devices))
+            for r in self._world.local[1:]
         ]
         return [first, *others], placement
 
@@ -248,7 +249,7 @@ class VariableFactory:
         """Creates a replica's component of a variable that has one already."""
         name = first.name.partition(":")[0].split("/")[-1]
         own.update(name=f"{name}/replica_{replica_id}", dtype=first.dtype)
-        with tf.device(self._devices[replica_id]):
+        with tf.device(self._world.device(replica_id)):
             return _tf.ResourceVariable(
                 lambda: tf.identity(initial_value()),
                 trainable=False,
@@ -272,7 +273,7 @@ class VariableFactory:
                 first
                 if r == owner
                 else self._component(first, lambda: value, r, shape=first.shape)
-                for r in range(len(self._devices))
+                for r in self._world.local
             ]
             if not eager:  # what initializes the variable may be known elsewhere by now
                 added = [one.initializer for one in components if one is not first]
@@ -310,7 +311,7 @@ class VariableFactory:
             facts["initializer_op"] = _initializer(components)
         variable = ReplicatedVariable(
             storage=Storage(components, placement, self.mirrored),
-            devices=self._devices,
+            world=self._world,
             lock=self._lock,
             **facts,
         )

@@ -10,7 +10,7 @@ a method of the variable's, is equal on all of them by construction.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -184,7 +184,7 @@ class _Checker:
         ):
             self.uneven.add(known)
             return
-        reason = _differ_by(different)
+        reason = _differ_by(different, self._build.traced)
         if claim is None:
             self._refuse_op(variable, ops, reason)
         if claim.wrapped:
@@ -231,11 +231,11 @@ class _Checker:
         """Raises for writes that one replica makes and another does not."""
         variable = level.resources[key]
         sites = []
-        for r, (op, own) in enumerate(zip(ops, level.writes, strict=True)):
+        for r, op, own in zip(self._build.traced, ops, level.writes, strict=True):
             site = f"replica {r}: {len(own.get(key, ()))} writes"
             if op is not None:
                 site += f", here {op.type} {_at(op)}"
-            elif instead := _alone(level, r):
+            elif instead := _alone(level, own):
                 site += f"; it writes {instead[0]} by {instead[1].type} "
                 site += f"{_at(instead[1])}"
             sites.append(site)
@@ -262,9 +262,11 @@ class _Checker:
         )
 
 
-def _alone(level: Level, r: int) -> tuple[str, tf.Operation] | None:
-    """Returns a variable that replica r writes more often than another one, and how."""
-    for key, own in level.writes[r].items():
+def _alone(
+    level: Level, writes: Mapping[int, Sequence[tf.Operation]]
+) -> tuple[str, tf.Operation] | None:
+    """Returns a variable that a replica writes more often than another, and how."""
+    for key, own in writes.items():
         fewest = min(len(other.get(key, ())) for other in level.writes)
         variable = level.resources[key]
         if len(own) > fewest and isinstance(variable, ReplicatedVariable):
@@ -276,13 +278,13 @@ def _at(op: tf.Operation) -> str:
     return f"at {errors.line_of(op)}"
 
 
-def _differ_by(ops: Ops) -> list[str]:
+def _differ_by(ops: Ops, replica_ids: Sequence[int]) -> list[str]:
     """Returns the lines of an error that say by which ops values differ."""
     if len({op.type for op in ops}) == 1:
         return [f"the values differ by {ops[0].type} ({ops[0].name}) {_at(ops[0])}"]
     return [
         f"replica {r}: the value is that of {op.type} ({op.name}) {_at(op)}"
-        for r, op in enumerate(ops)
+        for r, op in zip(replica_ids, ops, strict=True)
     ]
 
 

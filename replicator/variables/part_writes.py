@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from replicator import _tf, context
 from replicator.primitives import base
-from replicator.variables import agreement, parts, python_calls, unbuilt
+from replicator.variables import agreement, part_values, python_calls, unbuilt
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 _SUM = tf.VariableAggregation.SUM
@@ -53,8 +53,8 @@ class PartWriter(_tf.HandleVariable):
         with replica.agreeing_on(self.name, method, self.key):
             # The replicas agree on the mean of the whole value, whichever parts each of
             # them writes. Should they not, nothing has been written.
-            if self.placement.owner is not None or parts.has_value(method):
-                return self.assign(parts.written(self, method, *args, **kwargs))
+            if self.placement.owner is not None or part_values.has_value(method):
+                return self.assign(part_values.written(self, method, *args, **kwargs))
             with self._entered(replica, None):
                 written = write(self, *args, **kwargs)
                 with tf.control_dependencies([written.op]):

@@ -27,6 +27,7 @@ from replicator import _tf
 from replicator.graph.passes.owners import Aliases
 from replicator.primitives import arithmetic
 from replicator.variables.seeds import Seed
+from replicator.world import World
 
 if TYPE_CHECKING:
     from replicator import context
@@ -69,13 +70,9 @@ class Placement:
         """Whether what is read outside may have any number of rows."""
         return False
 
-    def device(self, devices: Sequence[str]) -> str:
-        """Returns where the first component is created.
-
-        Args:
-            devices: `devices[r]` is where replica r runs.
-        """
-        return devices[0]
+    def device(self, world: World) -> str:
+        """Returns where the first component is created."""
+        return world.devices[0]
 
     def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:
         """Returns the components that code outside a step reads and writes."""
@@ -93,7 +90,7 @@ class Placement:
             replica_id: The replica.
             aliases: Those of the build.
         """
-        handle = variable.components[replica_id].handle
+        handle = variable.components[variable.world.place(replica_id)].handle
         aliases.note(handle, variable)
         return handle
 
@@ -151,9 +148,9 @@ class Owned(Placement):
         """The replica that has it."""
         return self.replica
 
-    def device(self, devices: Sequence[str]) -> str:
+    def device(self, world: World) -> str:
         """Returns the device of the owner."""
-        return devices[self.replica]
+        return world.device(self.replica)
 
     def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:
         """Returns the one component."""
@@ -179,7 +176,7 @@ class Owned(Placement):
         """
         if _tf.control_flow_context(tf.compat.v1.get_default_graph()) != "v1":
             return value
-        with tf.device(replica.build.devices[replica.replica_id]):
+        with tf.device(replica.device):
             return tf.identity(value)
 
 

@@ -27,7 +27,6 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.graph.ir.placeholder import OperandPolicy
 from replicator.graph.order import effects
-from replicator.graph.passes.owners import Aliases
 from replicator.variables import (
     agreement,
     compiled,
@@ -39,6 +38,7 @@ from replicator.variables import (
 )
 from replicator.variables.placement import Placement
 from replicator.variables.storage import Storage
+from replicator.world import World
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
@@ -60,6 +60,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
 
     Attributes:
         storage: Where its components are.
+        world: The replicas that use it; those that are built here have components.
         unbuilt: The error of steps that use the variable, if it lacks what it was to be
             assigned; else None.
     """
@@ -68,13 +69,13 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         self,
         *,
         storage: Storage,
-        devices: Sequence[str],
+        world: World,
         lock: locks.StepLock,
         **facts: Any,
     ) -> None:
         super().__init__(like=storage.components[0], **facts)
         self.storage = storage
-        self._devices = tuple(devices)
+        self.world = world
         self._lock = lock  # no step runs amid an assignment
         self.unbuilt: tuple[str, Sequence[str], str] | None = None
         if self._in_graph_mode and storage.placement.differs:
@@ -126,12 +127,12 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
                 self._settle_in_graph()
             compiled_for = compiled.outside_handle(self)
             return self._handle if compiled_for is None else compiled_for
-        if replica.build.devices != self._devices:
+        if replica.build.world != self.world:
             raise errors.ContextError(
                 errors.compose(
                     f"variable {self.name} has its components on "
-                    f"{list(self._devices)}, but the step runs on "
-                    f"{list(replica.build.devices)}.",
+                    f"{list(self.world.devices)}, but the step runs on "
+                    f"{list(replica.build.world.devices)}.",
                     [f"at {errors.user_line()}"],
                     "create it under the context() of the Replicator that runs it.",
                 )
@@ -142,15 +143,6 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         if function is not None:
             return compiled.handle_by_call(function, self, self._unique_id)
         return self.placement.handle(self, replica)
-
-    def handle_on(self, replica_id: int, aliases: Aliases) -> tf.Tensor:
-        """Returns the handle by which a replica uses the variable in a build.
-
-        Args:
-            replica_id: The replica.
-            aliases: Those of the build.
-        """
-        return self.placement.handle_on(self, replica_id, aliases)
 
     def _refuse_update(self, family: str) -> NoReturn:
         """Raises where an optimizer is about to write one component alone."""
@@ -286,14 +278,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         if replica is None or done is not None:
             python_calls.refuse_write(self)
             with self._afterwards():
-                return self._write_all(
-                    lambda component, r: getattr(component, method)(
-                        self.placement.written(value, self, r, method),
-                        name=name,
-                        read_value=False,
-                    ),
-                    read_value,
-                )
+                return self._assign_all(value, method, name, read_value)
         claim = agreement.claim(self, replica)
         with self._entered(replica, claim), self._afterwards():
             if self.placement.differs:
@@ -325,13 +310,30 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         write = getattr(_tf.HandleVariable, method)
         return write(self, value, name=name, read_value=read_value)
 
+    def _assign_all(
+        self,
+        value: Any,
+        method: str = "assign",
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Gives every component, outside a step, what is its own of a value."""
+        written = self.placement.written
+        return self._write_all(
+            lambda component, r: getattr(component, method)(
+                written(value, self, r, method), name=name, read_value=False
+            ),
+            read_value,
+        )
+
     def _write_all(
         self, write: Callable[[tf.Variable, int], Any], read_value: bool
     ) -> Any:
         """Writes every component, outside a step."""
         self._settle_in_graph()
         with self._exclusively():
-            done = [write(component, r) for r, component in enumerate(self.outside)]
+            ids = self.world.local  # of which the first stands for an owner
+            done = [write(*own) for own in zip(self.outside, ids, strict=False)]
         self.unbuilt = None
         if tf.executing_eagerly():
             return self if read_value else None
@@ -347,13 +349,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         if context.current() is None:
             # TensorFlow's own code wrote component 0, tf.compat.v1.scatter_add say.
             with tf.control_dependencies(None if tf.executing_eagerly() else [op]):
-                value = self._read_once(no_copy=False)
-                return self._write_all(
-                    lambda component, r: component.assign(
-                        self.placement.written(value, self, r), read_value=False
-                    ),
-                    True,
-                )
+                return self._assign_all(self._read_once(no_copy=False))
         return self if tf.executing_eagerly() else _Written(self, op)
 
 

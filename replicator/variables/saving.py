@@ -102,16 +102,8 @@ class SavedAsOne(_tf.HandleVariable):
                 f"A checkpoint's tensor of shape {value.shape} does not fit variable "
                 f"{self.name} of shape {self.shape}."
             )
-        self._settle_in_graph()
-        with context.building(None), self._exclusively():
-            done = [
-                component.assign(
-                    self.placement.written(value, self, r), read_value=False
-                )
-                for r, component in enumerate(self.outside)
-            ]
-        self.unbuilt = None
-        return None if tf.executing_eagerly() else tf.group(*done)
+        with context.building(None):
+            return self._assign_all(value, read_value=False)
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         """Asked by the v1 Saver, which would otherwise restore component 0 only."""

@@ -57,11 +57,14 @@ def check(build: context.Build) -> None:
     for created in build.created.values():
         if created.variable.placement.differs or created.line is None:
             continue
-        own = [created.writes[build.number, r] for r in range(build.num_traced)]
+        own = [created.writes[build.number, r] for r in build.traced]
         if min(own) and min(own) == max(own):
             continue
         sites = [f"at {created.line}"]
-        sites += [f"replica {r}: {count} writes" for r, count in enumerate(own)]
+        sites += [
+            f"replica {r}: {count} writes"
+            for r, count in zip(build.traced, own, strict=True)
+        ]
         _refuse(created.variable, "a replica", sites)
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 import replicator
 from replicator import InputContext, InputError
 from replicator.inputs import feeds, iterators
+from replicator.world import World
 from tests import helpers
 
 
@@ -206,7 +207,7 @@ def test_nothing_waits_for_values_that_are_there(function):
     value = tf.constant(1.0)
     feed = feeds.make_feed(
         lambda: (lambda: value) if function else value,
-        helpers.make(2).devices,
+        World.all_here(helpers.make(2).devices),
         "per_replica",
     )
 

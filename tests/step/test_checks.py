@@ -10,21 +10,22 @@ import tensorflow as tf
 
 from replicator.errors import ContextError, MismatchError
 from replicator.step import checks
+from replicator.world import World
 from tests import helpers
 
-DEVICES = ("/device:CPU:0", "/device:CPU:1", "/device:CPU:2")
+WORLD = World.all_here([f"/device:CPU:{r}" for r in range(3)])
 
 
 def test_equal_structures_pass() -> None:
     with tf.Graph().as_default():
         nest = {"a": (tf.zeros([2]), None), "b": tf.no_op()}
-        checks.check_outputs([nest, nest, nest], DEVICES, None)
+        checks.check_outputs([nest, nest, nest], WORLD, None)
 
 
 def test_the_first_replica_that_differs_is_named() -> None:
     with tf.Graph().as_default(), pytest.raises(MismatchError) as caught:
         one = tf.zeros([2, 3])
-        checks.check_outputs([one, one, [one]], DEVICES, None)
+        checks.check_outputs([one, one, [one]], WORLD, None)
     message = str(caught.value)
     assert "replica 0 (/device:CPU:0): float32[2, 3]" in message
     assert "replica 2 (/device:CPU:2): [float32[2, 3]]" in message.replace("'", "")

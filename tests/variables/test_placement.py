@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import replicator
 from replicator.variables import placement
 from replicator.variables.seeds import Seed
+from replicator.world import World
 
 AGGREGATIONS = list(tf.VariableAggregation)
 PLACEMENTS = [
@@ -85,9 +86,9 @@ def test_generators_draw_from_seeds_that_differ(placed: placement.Placement) -> 
 
 
 def test_the_first_component_is_created_at_the_owner() -> None:
-    devices = ("a", "b")
-    assert placement.Owned(1).device(devices) == "b"
-    assert placement.Mirrored().device(devices) == "a"
+    world = World.all_here(["a", "b"])
+    assert placement.Owned(1).device(world) == "b"
+    assert placement.Mirrored().device(world) == "a"
 
 
 def test_nothing_else_asks_which_placement_it_is() -> None:

@@ -25,7 +25,7 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.graph.equal.counterparts import are_alike
 from replicator.graph.equal.outside import Arguments, Column, Inputs, Ops
-from replicator.graph.equal.value_numbering import determined_by, hands_to_all
+from replicator.graph.equal.value_numbering import determined_by
 from replicator.graph.ir import placeholder, switching
 from replicator.graph.ir.kinds import acting, chooses, kind_of, resource_inputs
 from replicator.graph.matching import control_flow
@@ -148,7 +148,8 @@ class Level:
         calls = [placeholder.read(op) for op in ops]
         if calls[0] is not None:
             keys = {None if call is None else call.key for call in calls}
-            return None if len(keys) == 1 and hands_to_all(calls[0]) else ops
+            same = calls[0].same_for_all(len(ops[0].outputs))
+            return None if len(keys) == 1 and column[0].value_index < same else ops
         if kind_of(ops[0]).calls:
             return self._of_call(ops, column[0].value_index)
         given = [x for op in ops if (x := self._given(op)) is not None]
@@ -207,7 +208,7 @@ class Level:
         """
         if all(control_flow.calls_inside(op) for op in ops):
             return None
-        if control_flow.KINDS.get(ops[0].type) == "function":
+        if control_flow.CONSTRUCTS.get(ops[0].type) == "function":
             return None
         if ops[0].type in _LOOPS:
             cond = self._body(ops, 0)
@@ -219,7 +220,7 @@ class Level:
 
     def _of_call(self, ops: Ops, output: int) -> Ops | None:
         """Returns by what a result of control flow or a function differs."""
-        if any(op.type not in control_flow.KINDS for op in ops):
+        if any(op.type not in control_flow.CONSTRUCTS for op in ops):
             return ops
         bodies = self.bodies(ops)
         if not bodies:

@@ -24,11 +24,6 @@ from replicator.graph.ir.kinds import kind_of
 _NOT_PURE = ("Placeholder", "PlaceholderWithDefault", "PyFuncStateless", "Merge")
 
 
-def hands_to_all(call: placeholder.Call) -> bool:
-    """Whether all participants of a call receive the same."""
-    return call.facts.same_for_all
-
-
 class Labels:
     """Labels tensors; equal labels mean equal values when the step runs.
 
@@ -121,7 +116,7 @@ class Labels:
             if id(top) in known:
                 stack.pop()
                 continue
-            key, inputs = self._origin(top.op)
+            key, inputs = self._origin(top)
             missing = [t for t in inputs if id(t) not in known]
             if missing:
                 stack += missing
@@ -130,10 +125,11 @@ class Labels:
             known[id(top)] = self._number((key, used, top.value_index))
         return known[id(tensor)]
 
-    def _origin(self, op: tf.Operation) -> tuple[Hashable, Sequence[tf.Tensor]]:
-        """Returns what makes the results of an op the same, and from which inputs."""
+    def _origin(self, tensor: tf.Tensor) -> tuple[Hashable, Sequence[tf.Tensor]]:
+        """Returns what makes a result of an op the same, and from which inputs."""
+        op = tensor.op
         call = placeholder.read(op)
-        if call is not None and hands_to_all(call):
+        if call is not None and tensor.value_index < call.same_for_all(len(op.outputs)):
             return (call.key, call.group), ()
         given = determined_by(op, self._flow)
         return (id(op), ()) if given is None else (_description(op), given)

@@ -78,7 +78,7 @@ class Facts:
         algorithm: Which way its data takes, for plans. "hub": one device does the work
             and sends out the result; "direct": each tensor goes from the replica that
             has it to those that need it; "order": nothing is sent.
-        same_for_all: Whether all that take part receive the same.
+        same_for_all: Whether all that take part receive the same, but for states.
         split: The option that names the axis along which operands are split, if any.
         end: Of a message, "sends" or "receives".
         orders_effects: Whether what is behind a call waits for what is before it.
@@ -115,6 +115,8 @@ class Call:
             gradients could come to it.
         facts: What is so of all calls of the primitive.
         policies: One per operand, or none at all; the replicas must agree on them.
+        states: How many of the last operands are a state of the lowering on each
+            replica, and as many of the last results what that is from then on.
     """
 
     primitive: str
@@ -130,6 +132,11 @@ class Call:
     watched: bool = False
     facts: Facts = Facts()
     policies: tuple[OperandPolicy, ...] = ()
+    states: int = 0
+
+    def same_for_all(self, count: int) -> int:
+        """Returns how many of `count` results, the first, are equal on all replicas."""
+        return count - self.states if self.facts.same_for_all else 0
 
     def policy(self, k: int) -> OperandPolicy:
         """Returns what is known of the k-th operand."""
@@ -162,7 +169,7 @@ class Call:
         return f"{name}.{method}" if name else ""
 
     @property
-    def kind(self) -> str:
+    def pairs_as(self) -> str:
         """What pairs with it: a call of the same primitive, or the other end."""
         return "message" if self.facts.end else self.primitive
 
@@ -174,9 +181,9 @@ class Call:
         )
         if "writes" in self.options:
             options += f" for {self.writes}"
-        if self.channel and self.kind != "message":
+        if self.channel and self.pairs_as != "message":
             options += f" group={list(self.group)}"
-        values = self.agreed if self.kind == "message" else self.operands
+        values = self.agreed if self.pairs_as == "message" else self.operands
         shown = "".join(f" {value}," for value in values[:3]).rstrip(",")
         more = f", ... ({len(values)} tensors)" if len(values) > 3 else ""
         origin = "in the gradient, " if self.backward else ""
@@ -195,7 +202,7 @@ class Placeholder:
     call: Call
 
     @property
-    def kind(self) -> str:
+    def construct(self) -> str:
         """What the op is called in messages."""
         return "call"
 

@@ -57,8 +57,8 @@ def _message(
     said: tuple[str, str] | None,
 ) -> list[tf.Tensor]:
     """Returns what an assertion prints, piece by piece."""
-    kind = regions[0].kind
-    pieces = [f"replicas disagree in a {kind} in which they communicate:"]
+    construct = regions[0].construct
+    pieces = [f"replicas disagree in a {construct} in which they communicate:"]
     for region, answer in zip(regions, answers, strict=True):
         does = (
             tf.strings.join(["takes branch ", tf.strings.as_string(answer)])
@@ -69,7 +69,7 @@ def _message(
     calls = regions[0].calls
     shown = "; ".join(map(str, calls[:3]))
     more = f"; ... ({len(calls)} calls)" if len(calls) > 3 else ""
-    return [*pieces, f"the {kind} holds {shown}{more}", _FIX]
+    return [*pieces, f"the {construct} holds {shown}{more}", _FIX]
 
 
 def _host(device: str) -> str:

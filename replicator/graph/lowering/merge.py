@@ -25,7 +25,7 @@ from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.lowering import inline, turns
 from replicator.graph.lowering.disagreement import agreed
 from replicator.graph.lowering.record import Place, function_name
-from replicator.graph.matching.control_flow import KINDS, Region
+from replicator.graph.matching.control_flow import CONSTRUCTS, Region
 from replicator.graph.order import phases
 
 # Rewrites the ops of one level, given those of each replica, the replicas' ids and the
@@ -45,7 +45,7 @@ def merge(
     """Replaces one op per replica by one op for all of them.
 
     Args:
-        regions: The ops, in replica order, of one kind.
+        regions: The ops, in replica order, of one construct.
         rewrite: Rewrites what is inside.
         labels: Knows which values are the same on all replicas.
         place: Where the ops are.
@@ -59,10 +59,10 @@ def merge(
     """
     old = [region.op for region in regions]
     before = list(dict.fromkeys(op for o in old for op in o.control_inputs))
-    kind = KINDS[old[0].type]
-    build = {"conditional": _conditional, "loop": _loop, "function": _call}[kind]
+    construct = CONSTRUCTS[old[0].type]
+    build = {"conditional": _conditional, "loop": _loop, "function": _call}[construct]
     with tf.control_dependencies(None), tf.device(None):
-        with tf.name_scope(f"merged_{kind}"):
+        with tf.name_scope(f"merged_{construct}"):
             new = build(regions, rewrite, labels, place)
     _tf.add_control_inputs(new, before)
     _tf.set_read_only_inputs(new, _read_only(old, new))

@@ -15,13 +15,13 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.costs import cost
-from replicator.graph.equal.value_numbering import hands_to_all
 from replicator.graph.ir import switching
 from replicator.graph.ir.placeholder import Call, Placeholder
 from replicator.graph.lowering import fence, merge
 from replicator.graph.lowering.record import Communication, Place, links
 from replicator.graph.matching import control_flow, deadlock, match
 from replicator.graph.passes import owners, precision
+from replicator.world import World
 
 
 @dataclasses.dataclass
@@ -102,7 +102,7 @@ class Target:
     """What placeholders are lowered to.
 
     Attributes:
-        devices: `devices[r]` is where replica r runs.
+        world: All replicas there are, and those that are built.
         lowerings: For each primitive, how it becomes real ops.
         hubs: Deals out the devices on which shared work is done.
         policy: What else decides how communication is lowered.
@@ -113,7 +113,7 @@ class Target:
         communications: What was lowered so far.
     """
 
-    devices: tuple[str, ...]
+    world: World
     lowerings: Mapping[str, Lowering]
     hubs: cost.Hubs
     policy: cost.Policy
@@ -149,13 +149,16 @@ def check(replicas: Sequence[Sequence[tf.Operation]], handles: owners.Handles) -
         MismatchError: The replicas do not communicate alike.
         ReplicatorError: A call is where no other replica can join.
     """
-    sites = [control_flow.find_sites(ops, r, handles) for r, ops in enumerate(replicas)]
+    sites = [
+        control_flow.find_sites(ops, r, handles)
+        for r, ops in zip(handles.world.local, replicas, strict=True)
+    ]
     match.check([_all_calls(own) for own in sites], [_inside(own) for own in sites])
 
 
 def rewrite(
     replicas: Sequence[Sequence[tf.Operation]],
-    devices: Sequence[str],
+    world: World,
     lowerings: Mapping[str, Lowering],
     initializers: Set[tf.Operation],
     policy: cost.Policy,
@@ -166,7 +169,7 @@ def rewrite(
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
-        devices: `devices[r]` is where replica r runs.
+        world: All replicas there are, and those that are built.
         lowerings: For each primitive, how it becomes real ops.
         initializers: Ops that initialise variables, which are no part of the step.
         policy: What the user says of how communication is lowered.
@@ -178,9 +181,9 @@ def rewrite(
         DeadlockError: They would wait for one another in a circle.
         ReplicatorError: A call is where no other replica can join.
     """
-    hubs = cost.Hubs(devices)
+    hubs = cost.Hubs(world.devices)
     target = Target(
-        tuple(devices),
+        world,
         lowerings,
         hubs,
         policy,
@@ -189,7 +192,7 @@ def rewrite(
         precise=precision.may_be_lowered(),
         flow=flow,
     )
-    rewritten = _rewrite_level(replicas, range(len(replicas)), target, Place())
+    rewritten = _rewrite_level(replicas, world.local, target, Place())
     return Rewritten(rewritten, tuple(target.communications))
 
 
@@ -203,7 +206,7 @@ def _all_calls(
 def _inside(sites: Sequence[Placeholder | control_flow.Region]) -> dict[str, str]:
     """Returns the control flow around those calls that are in any, by their keys."""
     regions = [site for site in sites if isinstance(site, control_flow.Region)]
-    return {call.key: site.kind for site in regions for call in site.calls}
+    return {call.key: site.construct for site in regions for call in site.calls}
 
 
 def _rewrite_level(
@@ -227,8 +230,8 @@ def _rewrite_level(
         regions = [site for site in node if not isinstance(site, Placeholder)]
         if calls:
             results = _lower(calls, target, place)
-            if hands_to_all(calls[0].call):
-                target.handles.labels.join(results)
+            same = calls[0].call.same_for_all(len(results[0]))
+            target.handles.labels.join([own[:same] for own in results])
             _rewire(calls, results)
             if calls[0].call.facts.orders_effects:
                 fence.join([call.op for call in calls])
@@ -264,7 +267,7 @@ def _lower(
     communication = Matched(
         calls=tuple(p.call for p in matched),
         operands=tuple(p.operands for p in matched),
-        devices=tuple(target.devices[p.replica_id] for p in matched),
+        devices=tuple(target.world.device(p.replica_id) for p in matched),
         hubs=target.hubs,
         policy=target.policy,
     )
@@ -272,19 +275,19 @@ def _lower(
     # What the user made a call wait for, every participant's result waits for.
     before = [op for p in matched for op in p.op.control_inputs]
     with tf.control_dependencies(None), tf.control_dependencies(before):
-        with tf.name_scope(f"communicate/{call.kind}"):
+        with tf.name_scope(f"communicate/{call.pairs_as}"):
             results = target.lowerings[call.primitive](communication)
     if not place.repeated:
         notes = communication.notes
         given = [list(own) for own in communication.operands]
         for n, tensor in notes.moved:
             given[n].append(tensor)
-        sent = links(communication.group, given, results, target.devices)
+        sent = links(communication.group, given, results, target.world.devices)
         algorithms = tuple(dict.fromkeys(notes.algorithms))
         target.communications.append(
             Communication(communication.calls, sent, place, algorithms)
         )
-    if target.precise and hands_to_all(call):
+    if target.precise and call.facts.same_for_all:
         with tf.name_scope("keep_precision"), tf.control_dependencies(None):
             results = precision.keep(results)
     return results

@@ -22,7 +22,7 @@ from replicator.graph.passes.owners import NOTHING_SHARED, Handles
 
 # What each op that can be merged is called in messages. All others that call functions
 # (tf.data, tf.py_function, ...) run them where no other replica can join.
-KINDS = {
+CONSTRUCTS = {
     "If": "conditional",
     "StatelessIf": "conditional",
     "Case": "conditional",
@@ -56,12 +56,12 @@ class Region:
     calls: tuple[Call, ...]
 
     @property
-    def kind(self) -> str:
+    def construct(self) -> str:
         """What the op is called in messages."""
-        kind = KINDS[self.op.type]
+        name = CONSTRUCTS[self.op.type]
         if "Case" in self.op.type:
-            return f"{len(self.op.get_attr('branches'))}-way {kind}"
-        return kind
+            return f"{len(self.op.get_attr('branches'))}-way {name}"
+        return name
 
     def site(self) -> str:
         """Returns the line of an error message that says where the op is."""
@@ -70,7 +70,7 @@ class Region:
     def __str__(self) -> str:
         shown = "; ".join(map(str, self.calls[:3]))
         more = f"; ... ({len(self.calls)} calls)" if len(self.calls) > 3 else ""
-        return f"a {self.kind} ({self.op.name}) with {shown}{more}"
+        return f"a {self.construct} ({self.op.name}) with {shown}{more}"
 
 
 def refuse_outside(graph: tf.Graph, built: tf.Graph, what: str, line: str) -> None:
@@ -140,7 +140,7 @@ def check_switches(ops: Iterable[tf.Operation], flow: switching.Flow) -> None:
         calls = calls_inside(op) if call is None else (call,)
         if calls:
             place, fix = _V1
-            what = f"{calls[0].kind} on replica {calls[0].replica_id}"
+            what = f"{calls[0].pairs_as} on replica {calls[0].replica_id}"
             sites = [call.site() for call in calls[:3]]
             raise errors.ReplicatorError(
                 errors.compose(f"{what} is {place}.", sites, fix)
@@ -172,7 +172,7 @@ def find_sites(
         calls = (*calls_inside(op), *handles.calls_inside(op, replica_id))
         if not calls:
             continue
-        if op.type not in KINDS:
+        if op.type not in CONSTRUCTS:
             raise errors.ReplicatorError(
                 errors.compose(
                     f"replica {replica_id} communicates in a function that {op.type} "

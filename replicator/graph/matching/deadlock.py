@@ -85,7 +85,7 @@ def _data_order(
         if n is not None:
             pairs += [(sites[k], sites[n]) for k in range(n) if bits >> k & 1]
             # All that comes of a send is a receipt, a constant once it is rewired.
-            sends = sites[n].kind == "call" and _is_send(sites[n])
+            sends = sites[n].construct == "call" and _is_send(sites[n])
             bits = 0 if sends else bits | 1 << n
         above[op] = bits
     return pairs

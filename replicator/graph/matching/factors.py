@@ -92,7 +92,7 @@ class Product:
     after: After
 
     @property
-    def kind(self) -> Any:
+    def form(self) -> Any:
         """What must be alike for products to be summed by their factors."""
         sides = [(f.tensor.dtype, f.axis, f.width) for f in (self.left, self.right)]
         return (*sides, self.after.steps)
@@ -111,7 +111,7 @@ class RowSum:
     after: After
 
     @property
-    def kind(self) -> Any:
+    def form(self) -> Any:
         """What must be alike for them to be summed by their joined rows."""
         return (self.rows.dtype, shapes.sizes(self.rows)[-1], self.after.steps)
 
@@ -129,7 +129,7 @@ def find(column: Sequence[tf.Tensor]) -> list[Any] | None:
     found = [_split_product(tensor) for tensor in column]
     for one in (Product, RowSum):
         if all(isinstance(own, one) for own in found):
-            if len({own.kind for own in found if own is not None}) == 1:
+            if len({own.form for own in found if own is not None}) == 1:
                 return found
     return None
 

@@ -50,8 +50,8 @@ class Site(Protocol):
     """An op that communicates, or control flow in which there is communication."""
 
     @property
-    def kind(self) -> str:
-        """Says what it is: a call, or some kind of control flow."""
+    def construct(self) -> str:
+        """Says what it is: a call, or which control flow."""
 
     @property
     def op(self) -> tf.Operation:
@@ -112,7 +112,7 @@ def _is_complete(partners: dict[int, Call]) -> bool:
 
 
 def _named(call: Call) -> str:
-    if call.channel and call.kind == "message":
+    if call.channel and call.pairs_as == "message":
         source, _, rest = call.channel.partition(">")
         destination, _, tag = rest.partition("#")
         where = f"Message {call.number} from {source} to {destination}, tag {tag},"
@@ -130,7 +130,7 @@ def _check_alike(first: Call, other: Call) -> None:
                 f"{_named(first)} differs between replicas: {difference}.",
                 [first.site(), other.site()],
                 _SAME_PROGRAM
-                if first.kind != other.kind
+                if first.pairs_as != other.pairs_as
                 else "make the calls alike on all replicas.",
             )
         )
@@ -138,9 +138,9 @@ def _check_alike(first: Call, other: Call) -> None:
 
 def _difference(first: Call, other: Call) -> str:
     """Says in which respect two calls differ, or nothing if they pair."""
-    if first.kind != other.kind:
+    if first.pairs_as != other.pairs_as:
         return "not the same primitive"
-    if first.kind == "message" and first.primitive == other.primitive:
+    if first.pairs_as == "message" and first.primitive == other.primitive:
         return f"both replicas {first.primitive}"
     if first.options.get("writes") != other.options.get("writes"):
         return _other_write(first, other)
@@ -203,12 +203,12 @@ def _raise_missing(
         sites.append(f"replica {replica_id}: {len(own)} calls{last}")
     near = near_misses.find(calls, extra, alone)
     sites += [f"with another {' and '.join(how)}: {c.site()}" for how, c in near]
-    fix = _MESSAGE if extra.kind == "message" else _SAME_PROGRAM
+    fix = _MESSAGE if extra.pairs_as == "message" else _SAME_PROGRAM
     if near:
         same = " and ".join(dict.fromkeys(name for how, _ in near for name in how))
         fix = f"give calls that belong together the same {same}; else {fix}"
     if extra.backward:
-        fix = _MESSAGE_GRADIENT if extra.kind == "message" else _GRADIENT
+        fix = _MESSAGE_GRADIENT if extra.pairs_as == "message" else _GRADIENT
     if inside:
         fix = _LINK_INSIDE
     raise errors.MismatchError(
@@ -254,7 +254,7 @@ def pair(sites: Sequence[Sequence[S]]) -> list[tuple[S, ...]]:
 
     Raises:
         MismatchError: A call is inside control flow on one replica and outside, or
-            in another kind of it, on another.
+            in other control flow, on another.
     """
     holders: dict[tuple[str, int], list[S]] = {}
     for own in sites:
@@ -287,7 +287,7 @@ def _join(joined: dict[int, list[S]], one: S, other: S) -> None:
 
 
 def _check_structure(node: Sequence[S]) -> None:
-    """Raises unless ops that share calls are of one kind, one per replica of each."""
+    """Raises unless ops that share calls are of one construct, one per replica."""
     first = node[0]
     present = {site.replica_id for site in node}
     for site in node:
@@ -304,7 +304,7 @@ def _check_structure(node: Sequence[S]) -> None:
                 )
             )
     for previous, site in zip(node, node[1:], strict=False):
-        if site.kind != first.kind:
+        if site.construct != first.construct:
             problem = (
                 "the replicas communicate at different places of the control flow: "
                 f"{_described(first)} on replica {first.replica_id}, "
@@ -313,8 +313,8 @@ def _check_structure(node: Sequence[S]) -> None:
             other = site
         elif site.replica_id == previous.replica_id:
             problem = (
-                f"replica {site.replica_id} makes in two {site.kind}s the calls that "
-                "another replica makes in one."
+                f"replica {site.replica_id} makes in two {site.construct}s the calls "
+                "that another replica makes in one."
             )
             first, other = previous, site
         else:
@@ -329,4 +329,6 @@ def _check_structure(node: Sequence[S]) -> None:
 
 
 def _described(site: S) -> str:
-    return "at the top level" if site.kind == "call" else f"inside a {site.kind}"
+    return (
+        "at the top level" if site.construct == "call" else f"inside a {site.construct}"
+    )

@@ -40,11 +40,15 @@ def find(
 
 def _differs_in(extra: Call, call: Call) -> tuple[str, ...]:
     """Says in what a call differs from a partner of `extra`, if in its address only."""
-    if call.kind != extra.kind or call.channel == extra.channel or call.backward:
+    if (
+        call.pairs_as != extra.pairs_as
+        or call.channel == extra.channel
+        or call.backward
+    ):
         return ()
     if call.replica_id == extra.replica_id:
         return ()
-    if extra.kind != "message":
+    if extra.pairs_as != "message":
         return ("group",) if call.replica_id in extra.group else ()
     if call.primitive == extra.primitive:
         return ("direction",) if call.group == extra.group else ()

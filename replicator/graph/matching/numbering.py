@@ -20,13 +20,16 @@ from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call
 
 
-def close_gaps(replicas: Sequence[Sequence[tf.Operation]]) -> None:
+def close_gaps(
+    replicas: Sequence[Sequence[tf.Operation]], replica_ids: Sequence[int]
+) -> None:
     """Numbers the calls of each replica by those that are part of the step.
 
     Args:
-        replicas: `replicas[r]` are the ops of replica r, in build order.
+        replicas: `replicas[n]` are the ops of `replica_ids[n]`, in build order.
+        replica_ids: The replicas.
     """
-    for replica_id, ops in enumerate(replicas):
+    for replica_id, ops in zip(replica_ids, replicas, strict=True):
         found = _calls_in(ops, set())
         calls = {op: call for op, call in found if call.replica_id == replica_id}
         keys = without_gaps({call.key for call in calls.values()})

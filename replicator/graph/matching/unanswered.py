@@ -30,20 +30,23 @@ from replicator.graph.matching import control_flow
 
 
 def answer(
-    replicas: Sequence[Sequence[tf.Operation]], returned: Sequence[Any]
+    replicas: Sequence[Sequence[tf.Operation]],
+    returned: Sequence[Any],
+    replica_ids: Sequence[int],
 ) -> list[list[tf.Operation]]:
     """Takes questions out of the graph to which the answer is zero.
 
     Args:
-        replicas: `replicas[r]` are the ops of replica r, in build order.
-        returned: `returned[r]` is what step_fn returned for it.
+        replicas: `replicas[n]` are the ops of `replica_ids[n]`, in build order.
+        returned: `returned[n]` is what step_fn returned for it.
+        replica_ids: The replicas.
 
     Returns:
         The ops of each replica without placeholders that were replaced by zeros.
     """
     sides = [
         _Side(ops, r, own)
-        for r, (ops, own) in enumerate(zip(replicas, returned, strict=True))
+        for r, ops, own in zip(replica_ids, replicas, returned, strict=True)
     ]
     gone: set[tf.Operation] = set()
     depth = 0

@@ -61,28 +61,29 @@ def add(
             if indices is None:
                 guards.append(_shape_fits(op, value, shape))
                 continue
+            axes = _axes(op, indices)
+            if axes is None:
+                continue
             if not _were_looked_up(op, indices, shape, level):
-                guards += _rows_exist(op, indices, shape)
+                guards += _rows_exist(op, indices, shape[:axes])
             known = shapes.static(value) if op in fitting else None
             if known is None or list(known[1:]) != shape[1:]:
-                guards += _rows_fit(op, indices, value, shape)
+                guards += _rows_fit(op, indices, value, shape[axes:])
     return guards
 
 
 def _rows_exist(
-    op: tf.Operation, indices: tf.Tensor, shape: list[int]
+    op: tf.Operation, indices: tf.Tensor, end: list[int]
 ) -> Iterator[tf.Operation]:
     """Yields what fails if an op writes rows that do not exist; on GPUs, it does not.
 
     Args:
         op: Writes them.
         indices: Which.
-        shape: Of the variable.
+        end: How many there are, along each axis that the indices go along.
     """
-    axes = _axes(op, indices)
-    if axes is None or tf.DeviceSpec.from_string(op.device).device_type == "GPU":
+    if tf.DeviceSpec.from_string(op.device).device_type == "GPU":
         return
-    end = shape[:axes]
     exist = (indices >= 0) & (indices < tf.constant(end, indices.dtype))
     text = f"{op.name} writes rows that do not exist, of {end}, among:"
     yield _assert(tf.reduce_all(exist), [text, indices])
@@ -97,16 +98,15 @@ def _rows_fit(
         op: Writes them.
         indices: Where.
         rows: What is written; one number for all elements, if a scalar.
-        shape: Of the variable.
+        shape: Of a row.
     """
-    axes = _axes(op, indices)
     fixed = indices.shape.is_fully_defined() and rows.shape.is_fully_defined()
-    if axes is None or fixed or rows.shape.rank == 0:
+    if fixed or rows.shape.rank == 0:
         return
-    places = tf.shape(indices)
-    places = places[:-1] if _by_element(op) else places
-    one_number = op.type.startswith("ResourceScatter") and not _by_element(op)
-    yield _shape_fits(op, rows, tf.concat([places, shape[axes:]], 0), one_number)
+    by_element = _by_element(op)
+    places = tf.shape(indices)[: -1 if by_element else None]
+    one_number = op.type.startswith("ResourceScatter") and not by_element
+    yield _shape_fits(op, rows, tf.concat([places, shape], 0), one_number)
 
 
 def _axes(op: tf.Operation, indices: tf.Tensor) -> int | None:

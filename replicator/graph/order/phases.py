@@ -100,7 +100,6 @@ def separate(
     step = _find(roots, before, others, facts, flow)
     if fitting is not None:
         writes = [op for op in step.writing if op not in flow]
-        _find_levels(step)
         guarding = guards.add(writes, step.level, fitting)
         if guarding:
             step = _find([*roots, *guarding], before, others, facts, flow)
@@ -110,7 +109,6 @@ def separate(
         _tf.add_control_inputs(end, list(gates.values()))
     if not step.failing:
         return []
-    _find_levels(step)
     _find_last(step)
     if step.writing:
         _fail_before_writes(step)
@@ -125,7 +123,7 @@ def _find(
     facts: Facts,
     flow: switching.Flow,
 ) -> _Step:
-    """Finds the ops of a step that can fail, and those that write."""
+    """Finds the ops of a step that can fail, those that write, and all their levels."""
     step = _sorted(roots, before, flow)
     for op in step.ops:
         if op in others:
@@ -135,6 +133,10 @@ def _find(
             step.writing[op] = None
         if any(facts.fails(part) for part in parts):
             step.failing[op] = None
+    for op in step.ops:
+        step.level[op] = max(
+            (step.level[s] + (s in step.writing) for s in step.sources[op]), default=0
+        )
     return step
 
 
@@ -179,14 +181,6 @@ def _follow(step: _Step, earlier: _Ops, facts: Facts) -> None:
         gates = _gates(step, sources, devices, "step_before")
         for op in ops if sources else ():
             step.flow.let_wait(op, [gates[op.device]])
-
-
-def _find_levels(step: _Step) -> None:
-    level = step.level
-    for op in step.ops:
-        level[op] = max(
-            (level[s] + (s in step.writing) for s in step.sources[op]), default=0
-        )
 
 
 def _find_last(step: _Step) -> None:

@@ -25,7 +25,7 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.graph.ir import shapes, switching
 from replicator.graph.lowering import inline
-from replicator.graph.matching.control_flow import KINDS
+from replicator.graph.matching.control_flow import CONSTRUCTS
 
 _DTYPES = (tf.float32, tf.float64)
 _LARGE = 512 * 512  # elements of the matrix
@@ -57,7 +57,7 @@ def _replace(ops: Iterable[tf.Operation]) -> int:
         if _pays(op):
             _replace_one(op)
             replaced += 1
-        elif op.type in KINDS:
+        elif op.type in CONSTRUCTS:
             replaced += _replace_inside(op)
     return replaced
 
@@ -116,7 +116,8 @@ def _replace_inside(op: tf.Operation) -> int:
 def _any_pays(ops: Iterable[tf.Operation]) -> bool:
     """Whether one of these ops is better replaced, or one in what they call."""
     return any(
-        _pays(op) or (op.type in KINDS and any(_any_pays(body) for body in _bodies(op)))
+        _pays(op)
+        or (op.type in CONSTRUCTS and any(_any_pays(body) for body in _bodies(op)))
         for op in ops
     )
 

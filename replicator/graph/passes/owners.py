@@ -28,6 +28,7 @@ from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs, touched
 from replicator.graph.ir.placeholder import Call
 from replicator.graph.order.effects import may_write
+from replicator.world import World
 
 WRITE = "assign"  # what a write in control flow is called, among communication calls
 
@@ -66,7 +67,7 @@ class Aliases:
 
     Args:
         graph: The graph that the step is built into.
-        devices: `devices[r]` is where replica r runs.
+        world: All replicas there are, and those that are built.
         noted: What earlier attempts at this build noted: functions that were traced
             then, and only once, go on using those handles.
     """
@@ -74,11 +75,11 @@ class Aliases:
     def __init__(
         self,
         graph: tf.Graph,
-        devices: Sequence[str],
+        world: World,
         noted: Mapping[int, Any] | None = None,
     ) -> None:
         self._graph = graph
-        self._devices = tuple(devices)
+        self._world = world
         self._made: dict[tuple[int, int], tf.Tensor] = {}
         self._variables: dict[int, Any] = {}
         self._noted: dict[int, Any] = dict(noted or {})
@@ -94,7 +95,7 @@ class Aliases:
                 self._graph.colocate_with(None, ignore_existing=True),
                 tf.control_dependencies(None),
                 tf.device(None),
-                tf.device(self._devices[variable.placement.owner]),
+                tf.device(self._world.device(variable.placement.owner)),
                 tf.name_scope("alias"),
                 _tf.stop_recording(),
             ):
@@ -114,7 +115,7 @@ class Aliases:
         for variable in variables:
             handle = variable.components[0].handle
             inside = graph.capture(handle) if graph.building_function else handle
-            device = self._devices[variable.placement.owner]
+            device = self._world.device(variable.placement.owner)
             for r in replica_ids:
                 if (id(variable.components[0]), r) not in self._made:
                     nodes.add("Identity", [inside], device, T=tf.resource)
@@ -158,7 +159,7 @@ class Aliases:
         for _, tensor in resource_inputs(op):
             variable = self._variables.get(id(self._captures.outermost(tensor)))
             if variable is not None:
-                return self._devices[variable.placement.owner]
+                return self._world.device(variable.placement.owner)
         return None
 
     def label(self, labels: Labels) -> dict[int, Shared]:
@@ -195,12 +196,12 @@ class Handles:
     Attributes:
         labels: Gives all resources that are one variable one label.
         shared: What these labels stand for.
-        devices: `devices[r]` is where replica r runs.
+        world: All replicas there are, and those that are built.
     """
 
     labels: Labels
     shared: Mapping[int, Shared]
-    devices: tuple[str, ...]
+    world: World
 
     def written(self, op: tf.Operation) -> list[int]:
         """Returns the labels of the shared variables that an op writes, each once."""
@@ -234,8 +235,8 @@ class Handles:
                     primitive=WRITE,
                     options={"variable": self.shared[label].name},
                     replica_id=replica_id,
-                    device=self.devices[replica_id],
-                    group=tuple(range(len(self.devices))),
+                    device=self.world.device(replica_id),
+                    group=self.world.everyone,
                     key=f"w{label}:{number}",
                     operands=(),
                     agreed=(),
@@ -280,7 +281,7 @@ class Handles:
                             yield label, inner
 
 
-NOTHING_SHARED = Handles(Labels(), {}, ())
+NOTHING_SHARED = Handles(Labels(), {}, World.all_here(()))
 
 
 def _arguments(op: tf.Operation, count: int) -> int:

@@ -82,17 +82,20 @@ def _draws_alike(op: tf.Operation) -> bool:
     return SEPARATED not in op.node_def.attr
 
 
-def check(replicas: Sequence[Sequence[tf.Operation]]) -> None:
+def check(
+    replicas: Sequence[Sequence[tf.Operation]], replica_ids: Sequence[int]
+) -> None:
     """Separates the seeds that escaped, and finds those that cannot be separated.
 
     Args:
-        replicas: `replicas[r]` are the ops of replica r.
+        replicas: `replicas[n]` are the ops of replica `replica_ids[n]`.
+        replica_ids: The replicas.
 
     Raises:
         ReplicatorError: A function that is called by all replicas, but was not traced
             for each of them, draws by a seed of its own.
     """
-    for replica_id, ops in enumerate(replicas):
+    for replica_id, ops in zip(replica_ids, replicas, strict=True):
         for op in ops if replica_id else ():
             _separate(op, replica_id)
             drawing = _find_alike(op)

@@ -78,7 +78,7 @@ def test_a_placeholder_tells_results_from_the_receipt() -> None:
         assert placed.receipt is op.outputs[1]
         plain = placeholder.Placeholder(_put(_call()), _call())
         assert len(plain.results) == 2 and plain.receipt is None
-        assert placed.calls == (call,) and placed.kind == "call"
+        assert placed.calls == (call,) and placed.construct == "call"
         assert placed.replica_id == 1 and placed.site() == call.site()
 
 
@@ -151,9 +151,9 @@ def test_what_a_key_says(key: str, channel: str, number: str, depth: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("primitive", "kind"),
+    ("primitive", "what"),
     [("send", "message"), ("recv", "message"), ("all_reduce", "all_reduce")],
 )
-def test_both_ends_of_a_message_are_of_one_kind(primitive: str, kind: str) -> None:
+def test_both_ends_of_a_message_are_paired(primitive: str, what: str) -> None:
     facts = table.FACTS[primitive]
-    assert _call(primitive=primitive, facts=facts).kind == kind
+    assert _call(primitive=primitive, facts=facts).pairs_as == what

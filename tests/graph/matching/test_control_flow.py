@@ -122,7 +122,7 @@ def test_finds_calls_and_what_holds_them_in_order() -> None:
         tf.switch_case(tf.constant(0), [lambda: _put("4"), lambda: x])
         sites = control_flow.find_sites(graph.get_operations(), 1)
     kinds = ["call", "function", "loop", "2-way conditional"]
-    assert [site.kind for site in sites] == kinds
+    assert [site.construct for site in sites] == kinds
     assert [[c.key for c in site.calls] for site in sites] == [
         ["0"],
         ["1"],

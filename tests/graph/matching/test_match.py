@@ -257,7 +257,7 @@ class _Site:
 
     replica_id: int
     keys: str
-    kind: str = "call"
+    construct: str = "call"
     op: Any = None
     group: tuple[int, ...] = (0, 1)
 
@@ -267,7 +267,7 @@ class _Site:
         return tuple(call(key, self.replica_id, group=self.group) for key in keys)
 
     def site(self) -> str:
-        return f"<{self.replica_id}: {self.kind} {self.keys}>"
+        return f"<{self.replica_id}: {self.construct} {self.keys}>"
 
 
 def _pair(*replicas: list[_Site]) -> list[list[tuple[int, str]]]:
@@ -310,7 +310,7 @@ def test_gradients_come_after_calls_in_the_order_of_replica_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "said"),
+    ("constructs", "said"),
     [
         (("call", "loop"), "at the top level on replica 0, inside a loop on replica 1"),
         (
@@ -320,13 +320,14 @@ def test_gradients_come_after_calls_in_the_order_of_replica_0() -> None:
     ],
 )
 def test_other_places_in_the_control_flow_are_named(
-    kinds: tuple[str, str], said: str
+    constructs: tuple[str, str], said: str
 ) -> None:
-    own = [[_Site(r, "0", kind)] for r, kind in enumerate(kinds)]
+    own = [[_Site(r, "0", what)] for r, what in enumerate(constructs)]
     with pytest.raises(
         errors.MismatchError,
         match=rf"(?s)different places of the control flow: {said}.*"
-        rf"<0: {kinds[0]} 0>\n.*<1: {kinds[1]} 0>\nFix: .*inside the same branches",
+        rf"<0: {constructs[0]} 0>\n.*<1: {constructs[1]} 0>\n"
+        r"Fix: .*inside the same branches",
     ):
         match.pair(own)
 
@@ -341,13 +342,13 @@ def test_one_loop_against_two_is_named() -> None:
         match.pair(own)
 
 
-@pytest.mark.parametrize("kind", ["call", "loop"])
-def test_a_call_whose_partners_stand_on_another_level_is_named(kind: str) -> None:
+@pytest.mark.parametrize("construct", ["call", "loop"])
+def test_a_call_whose_partners_stand_on_another_level_is_named(construct: str) -> None:
     """In the other branch of a conditional, say: all levels together are complete."""
-    own = [[_Site(0, "3", kind, group=(0, 1, 2))], [], []]
+    own = [[_Site(0, "3", construct, group=(0, 1, 2))], [], []]
     with pytest.raises(
         errors.MismatchError,
         match=r"(?s)^replica 0 makes a call .* where there is none of replica 1, 2: .*"
-        rf"another branch.*\n  <0: {kind} 3>\nFix: .*inside the same branches",
+        rf"another branch.*\n  <0: {construct} 3>\nFix: .*inside the same branches",
     ):
         match.pair(own)

@@ -13,6 +13,7 @@ from replicator import errors
 from replicator.graph.equal import value_numbering
 from replicator.graph.passes import owners
 from replicator.variables import placement
+from replicator.world import World
 from tests.helpers import make, run
 
 WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
@@ -34,7 +35,10 @@ def test_each_replica_has_an_alias_of_its_own_at_the_owner() -> None:
     @tf.function
     def function() -> tf.Tensor:
         graph = tf.compat.v1.get_default_graph()
-        aliases, variable = owners.Aliases(graph, devices), _Variable(component, 1)
+        aliases, variable = (
+            owners.Aliases(graph, World.all_here(devices)),
+            _Variable(component, 1),
+        )
         handles = [aliases.of(variable, r) for r in range(3)]
         assert len({id(handle) for handle in handles}) == 3
         assert aliases.of(variable, 2) is handles[2]
@@ -62,7 +66,7 @@ def test_aliases_made_at_once_are_like_those_made_one_by_one() -> None:
     @tf.function
     def function() -> list[tf.Tensor]:
         graph = tf.compat.v1.get_default_graph()
-        aliases = owners.Aliases(graph, devices)
+        aliases = owners.Aliases(graph, World.all_here(devices))
         variables = [_Variable(component, 1) for component in components]
         known = aliases.of(variables[0], 1)
         for _ in range(2):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import errors
-from replicator.variables import parts
+from replicator.variables import part_values
 from tests import helpers
 
 VALUE = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -36,7 +36,7 @@ def test_it_is_what_a_plain_variable_would_hold(
     kind: str, arguments: tuple[Any, ...], how: str
 ) -> None:
     variable = _Variable()
-    value = parts.written(variable, f"{kind}_{how}", *arguments)
+    value = part_values.written(variable, f"{kind}_{how}", *arguments)
     np.testing.assert_array_equal(variable.plain, VALUE)
     getattr(variable.plain, f"{kind}_{how}")(*arguments)
     np.testing.assert_array_equal(value, variable.plain)
@@ -57,7 +57,7 @@ def test_a_slice() -> None:
         "new_axis_mask": 0,
         "shrink_axis_mask": 0,
     }
-    value = parts.written(variable, "_strided_slice_assign", **arguments)
+    value = part_values.written(variable, "_strided_slice_assign", **arguments)
     expected = VALUE.copy()
     expected[1:3, :1] = [[7], [8]]
     np.testing.assert_array_equal(value, expected)
@@ -77,7 +77,9 @@ def test_what_has_no_counterpart_needs_components(method: str) -> None:
     )(expected[1], [2.0, 4.0, 8.0])
     np.testing.assert_array_equal(helpers.components(v), [expected] * 2)
     (note,) = repl.plan.notes
-    assert f"Not sharded, as written by {method}" in note and "test_parts.py" in note
+    assert (
+        f"Not sharded, as written by {method}" in note and "test_part_values.py" in note
+    )
 
 
 @pytest.mark.parametrize("mode", ["function", "session"])
@@ -120,6 +122,9 @@ def test_values_of_another_dtype_are_refused(
 ) -> None:
     """Inside of a function too, where TensorFlow takes eager tensors as they are."""
     variable = _Variable()
-    for write in (parts.written, tf.function(parts.written, autograph=False)):
+    for write in (
+        part_values.written,
+        tf.function(part_values.written, autograph=False),
+    ):
         with pytest.raises(errors.ArgumentError, match="values of int32.*float32"):
             write(variable, method, *arguments)
