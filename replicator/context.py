@@ -294,7 +294,7 @@ def require(what: str) -> ReplicaContext:
     """
     replica = _current.get()
     if replica is None:
-        raise errors.ContextError(
+        error = errors.ContextError(
             errors.compose(
                 f"{what} was called outside a step.",
                 fix="call it inside the step_fn that you hand to Replicator.run or "
@@ -302,6 +302,8 @@ def require(what: str) -> ReplicaContext:
                 "inside the step as well.",
             )
         )
+        error.outside = (what, errors.user_line())
+        raise error
     return replica
 
 

@@ -43,8 +43,13 @@ class DeadlockError(ReplicatorError, ValueError):
 
 
 class ContextError(ReplicatorError, RuntimeError):
-    """Something was done outside (or inside) a step that belongs inside (outside)."""
+    """Something was done outside (or inside) a step that belongs inside (outside).
 
+    Attributes:
+        outside: What was called outside of any step, and where; None of other things.
+    """
+
+    outside: tuple[str, str] | None = None
     __init__ = Exception.__init__
 
 
@@ -94,6 +99,19 @@ class InternalError(ReplicatorError, RuntimeError):
     """The library has made a mistake, and noticed it before it could do harm."""
 
     __init__ = Exception.__init__
+
+
+def called_outside(error: BaseException | None) -> tuple[str, str] | None:
+    """Returns what was called outside of any step, and where, if an error is of that.
+
+    Keras raises errors anew, with what its layers were given.
+    """
+    while error is not None:
+        outside = getattr(error, "outside", None)
+        if outside is not None:
+            return outside
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def compose(problem: str, sites: Sequence[str] | None = None, fix: str = "") -> str:

@@ -113,7 +113,9 @@ class InStep:
         With `input_mode="global_batch"` or `remainder="pad"` its share of the examples
         of all replicas, a float32 scalar, 0 where it has none: all_reduce(x, "mean",
         weight=repl.weight) of means over a replica's examples is the mean over all of
-        them. None where all replicas weigh alike.
+        them. None where all replicas weigh alike. It stays a float32 whatever the step
+        computes in; what weighs by it casts it, and so must you: tf.cast(repl.weight,
+        x.dtype) * x.
 
         Example:
             >>> batches = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 6.0]).batch(3)

@@ -113,10 +113,12 @@ class Lengths:
 
     Attributes:
         datasets: To be read in their place.
+        certain: Whether all rounds so far were full; one that fails may not be.
     """
 
     def __init__(self, datasets: Sequence[tf.data.Dataset], num_replicas: int) -> None:
         self.datasets = list(datasets)
+        self.certain = True
         self._num_replicas = num_replicas
         known = [tf.get_static_value(data.cardinality()) for data in datasets]
         self._known = [-2 if length is None else int(length) for length in known]
@@ -127,6 +129,7 @@ class Lengths:
 
     def start_over(self) -> None:
         """Begins to count at zero."""
+        self.certain = True
         if self._counter is not None:
             self._counter.assign(0)
 
@@ -170,6 +173,9 @@ class Warner:
             ended: Whether the inputs have ended just now; else a graph is built, in
                 which nothing of ours is called when they do.
         """
+        if ended and not self._lengths.certain and self._num_replicas > 1:
+            self._warn_uncertain()
+            return
         count = 0 if self._said else self._lengths.dropped(ended)
         if not count:
             return
@@ -180,6 +186,20 @@ class Warner:
             "give batches without examples to the replicas that lack one (at %s).",
             count,
             "were" if ended else "will be",
+            self._num_replicas,
+            errors.user_line(),
+        )
+
+    def _warn_uncertain(self) -> None:
+        """Warns, unless it has, where nobody knows what was dropped."""
+        if self._said:
+            return
+        self._said = True
+        logging.warning(
+            "The last elements of a step's inputs may have been dropped, if they did "
+            "not fill a round of %d, one for each replica. How many is not known: an "
+            "earlier call has failed, perhaps after it had taken some of its round. "
+            'run and build with remainder="pad" drop none (at %s).',
             self._num_replicas,
             errors.user_line(),
         )

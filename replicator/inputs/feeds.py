@@ -54,6 +54,9 @@ class Feed(abc.ABC):
     def warn_of_rest(self, ended: bool) -> None:  # noqa: B027, most have no end
         """Warns once if elements at the end do not fill a round; see `ends.Warner`."""
 
+    def note_failure(self) -> None:  # noqa: B027, most count nothing
+        """Called when a step has failed, perhaps amid a round."""
+
 
 class ValuesFeed(Feed):
     """Elements that are functions, called in each build, or tensors."""
@@ -141,6 +144,10 @@ class DatasetFeed(Feed):
     def warn_of_rest(self, ended: bool) -> None:
         """Warns once if elements at the end do not fill a round."""
         self._warner.warn(ended)
+
+    def note_failure(self) -> None:
+        """Leaves open what is dropped at the end: a round may have lost elements."""
+        self._lengths.certain = False
 
 
 class ShardsFeed(Feed):

@@ -20,6 +20,34 @@ from replicator.keras import gathering, hooks
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
 
+def build(repl: Any, model: Any, data: Any) -> None:
+    """Builds a model that is to be compiled, by a call that nothing comes of.
+
+    What is compiled makes no variables, so they are made before.
+
+    Args:
+        repl: The Replicator.
+        model: A Keras model, whose step is about to be built for a batch.
+        data: The batch, as its step takes it.
+    """
+    import keras
+
+    if not model.jit_compile or model.built:
+        return
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+    function = tf.function(_do_not_convert(lambda: model(x)))
+    try:
+        with repl.context():
+            function.get_concrete_function()
+    except NotImplementedError:
+        if _has_call(model):
+            raise
+    except errors.ContextError as error:
+        if errors.called_outside(error) is None:
+            raise
+        # It communicates, which `forward` refuses in our words.
+
+
 @contextlib.contextmanager
 def forward(model: Any) -> Iterator[None]:
     """In this block, what `model.call` computes is compiled, if the model is to be.
@@ -35,11 +63,11 @@ def forward(model: Any) -> Iterator[None]:
         yield
         return
     original = model.call
-    if not model.built:
+    if not _has_call(model):
         error = _refused(
             model,
-            "is not built, and its first call makes its variables.",
-            "build it before, model.build(input_shape) under `with repl.context():`",
+            "has no call that could be compiled: its step calls other models.",
+            "decorate what these compute, @tf.function(jit_compile=True)",
         )
         if only_cpus():
             raise error
@@ -76,6 +104,13 @@ def forward(model: Any) -> Iterator[None]:
 
     with hooks.replaced(model, "call", call):
         yield
+
+
+def _has_call(model: Any) -> bool:
+    """Whether a model is called to compute; else its step does without."""
+    import keras
+
+    return type(model).call is not keras.Model.call
 
 
 def only_cpus() -> bool:

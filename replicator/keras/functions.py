@@ -8,6 +8,7 @@ variables all replicas get. One function is traced for each of these, when it is
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from replicator.inputs import shards
 from replicator.keras.steps import Tensors
-from replicator.step import draft
+from replicator.step import draft, repair
 from replicator.variables import locks
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
@@ -25,14 +26,33 @@ EVEN, UNEVEN, ALONE = "even", "uneven", "alone"
 Build = Callable[[str, Tensors, Any], Any]  # of a kind of batch, and its tensors
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Traced:
+    """What was traced for batches of one kind and structure.
+
+    Attributes:
+        kind: EVEN, UNEVEN or ALONE.
+        function: The function, of the tensors of a batch.
+        call: Runs it; after an error in it, replicas are equal.
+    """
+
+    kind: str
+    function: Any
+    call: Callable[..., Any]
+
+
 class BatchFunction:
     """Runs global batches of any structure and size.
 
     Args:
         build: Runs a batch of a kind, or builds that into the function being traced.
         settings: Those of the Replicator.
-        eager: Whether nothing is kept between calls, for Keras' `run_eagerly`.
+        eager: Whether batches run on one device and nothing is traced, for Keras'
+            `run_eagerly`.
         needs_all: Whether a batch smaller than that is split all the same.
+
+    Attributes:
+        loops: What was made of traced functions, and is forgotten with them.
     """
 
     def __init__(
@@ -45,9 +65,15 @@ class BatchFunction:
         self._build, self._settings = build, settings
         self._num_replicas = settings.world.num_replicas
         self._eager, self._needs_all = eager, needs_all
-        self._traced: dict[Any, Callable[..., Any]] = {}
+        self._traced: dict[Any, Traced] = {}
+        self.loops: dict[Any, Any] = {}
         self._freed: dict[Any, tuple[Any, ...]] = {}
         self._quick: tuple[Any, dict[Any, Callable[..., Any]]] = (None, {})
+
+    @property
+    def eager(self) -> bool:
+        """Whether batches run on one device and nothing is traced."""
+        return self._eager
 
     @property
     def lock(self) -> locks.StepLock:
@@ -57,6 +83,7 @@ class BatchFunction:
     def trace_again(self) -> None:
         """Forgets all functions: variables that they use have other components."""
         self._traced.clear()
+        self.loops.clear()
         self._quick = (None, {})
 
     def __call__(self, data: Any, spec: Any = None) -> Any:
@@ -66,8 +93,8 @@ class BatchFunction:
             data: The global batch, of eager tensors or arrays.
             spec: What is known of all batches of its kind, if anything is.
         """
-        if self._eager or not _is_dense(spec):
-            return self._run(data, spec)[0]
+        if self._eager or not is_dense(spec):
+            return self.run(data, spec)[0]
         # Batches of one dataset differ in their size only: less Python than a small
         # step takes.
         if self._quick[0] is not spec:
@@ -76,19 +103,25 @@ class BatchFunction:
         leaves = tf.nest.flatten(data)
         sizes = tuple(leaf.shape[:1] for leaf in leaves)
         if sizes not in traced:
-            result, called = self._run(data, spec)
-            self._quick[1][sizes] = called
+            result, found = self.run(data, spec)
+            assert found is not None  # as nothing is eager
+            self._quick[1][sizes] = found.call
             return result
         return traced[sizes](*leaves)
 
-    def _run(self, data: Any, spec: Any) -> tuple[Any, Any]:
-        """Runs a batch of any structure; returns its result, and what was called."""
+    def run(self, data: Any, spec: Any) -> tuple[Any, Traced | None]:
+        """Runs a batch of any structure; returns its result, and what was called.
+
+        Args:
+            data: As for a call.
+            spec: As for a call.
+        """
         batch = Tensors(data)
         tensors = batch.tensors
+        if self._eager:
+            return self._build(ALONE, batch, tensors), None
         size = shards.batch_size(tensors)
         kind = self._kind(int(size))
-        if self._eager:
-            return self._build(kind, batch, tensors), None
         specs = self._free(kind, batch.key, _specs(tensors, spec))
         key = (kind, batch.key, *specs)
         traced = self._traced.get(key)
@@ -96,7 +129,31 @@ class BatchFunction:
             with self._settings.factory.traced_by(self):
                 traced = self._trace(kind, batch.forget(), specs)
             self._traced[key] = traced
-        return traced(*tensors), traced
+        return traced.call(*tensors), traced
+
+    def equal_after_errors(self, function: Any) -> Callable[..., Any]:
+        """Returns what calls a function; after an error in it, replicas are equal.
+
+        Args:
+            function: A traced one.
+        """
+        owners = self._settings.factory.owners()
+        variables = repair.mirrored(function.captured_inputs, owners)
+        return repair.equal_after_errors(function, variables)
+
+    def is_of(self, kind: str, size: tf.Tensor) -> tf.Tensor:
+        """Returns whether a batch of a size that a graph knows is of a kind.
+
+        Args:
+            kind: EVEN, UNEVEN or ALONE.
+            size: How many examples there are.
+        """
+        alone = tf.logical_and(size < self._num_replicas, not self._needs_all)
+        if kind == ALONE:
+            return alone
+        even = tf.equal(size % self._num_replicas, 0)
+        wanted = even if kind == EVEN else tf.logical_not(even)
+        return tf.logical_and(wanted, tf.logical_not(alone))
 
     def _free(self, kind: str, structure: str, specs: Any) -> tuple[Any, ...]:
         """Returns specs for batches of all the sizes that there were so far.
@@ -113,43 +170,20 @@ class BatchFunction:
         self._freed[place] = common
         return common
 
-    def _trace(self, kind: str, batch: Tensors, specs: Any) -> Callable[..., Any]:
+    def _trace(self, kind: str, batch: Tensors, specs: Any) -> Traced:
         """Returns a traced function of the tensors of a batch."""
 
         @_do_not_convert
         def function(*tensors: Any) -> Any:
             return self._build(kind, batch, tensors)
 
-        return tf.function(function).get_concrete_function(*specs)
+        traced = tf.function(function).get_concrete_function(*specs)
+        return Traced(kind, traced, self.equal_after_errors(traced))
 
     def _kind(self, size: int) -> str:
         if size < self._num_replicas and not self._needs_all:
             return ALONE
         return UNEVEN if size % self._num_replicas else EVEN
-
-
-def over_iterator(function: BatchFunction, steps: int) -> Callable[[Any], Any]:
-    """Returns what Keras calls as train_function and test_function.
-
-    Args:
-        function: Runs one batch; returns the logs.
-        steps: How many batches one call runs, if there are as many.
-    """
-
-    def run(iterator: Any) -> Any:
-        spec = getattr(iterator, "element_spec", None)
-        logs, done = None, False
-        for _ in range(steps):
-            try:
-                data = next(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                if not done:
-                    raise
-                break
-            logs, done = function(data, spec), True
-        return logs
-
-    return run
 
 
 def over_list(function: BatchFunction) -> Callable[[Any], Any]:
@@ -170,8 +204,8 @@ def _behind(*parts: Any) -> Any:
     return tf.stack(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
 
 
-def _is_dense(spec: Any) -> bool:
-    """Whether batches of a spec consist of dense tensors."""
+def is_dense(spec: Any) -> bool:
+    """Whether batches of a spec, if there is one, consist of dense tensors."""
     return spec is not None and all(
         type(leaf) is tf.TensorSpec for leaf in tf.nest.flatten(spec)
     )

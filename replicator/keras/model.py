@@ -12,10 +12,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from replicator import errors
-from replicator.keras import functions, state, steps
+from replicator.keras import alone, compiled, executions, functions, state, steps
 from replicator.primitives import base
 
 _NAMES = ("train", "test", "predict")
@@ -72,10 +70,13 @@ def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
     """Returns what a model calls per batch, or per so many."""
     # Sums of gradients over several steps are kept apart, with weights and without.
     sums = name == "train" and state.accumulates(model)
+    if model.run_eagerly:
+        alone.warn_of_run_eagerly(repl, model)
 
     def build(kind: str, batch: steps.Tensors, tensors: Any) -> Any:
         if kind == functions.ALONE:
-            return _alone(repl, model, f"{name}_step", batch.packed(tensors))
+            return alone.run(repl, model, f"{name}_step", batch.packed(tensors))
+        compiled.build(repl, model, batch.packed(tensors))
         if name == "predict":
             return steps.predict(repl, model, batch, tensors)
         even = kind == functions.EVEN and not sums
@@ -89,10 +90,4 @@ def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
     )
     if name == "predict":
         return functions.over_list(function)
-    return functions.over_iterator(function, model.steps_per_execution)
-
-
-def _alone(repl: Any, model: Any, name: str, data: Any) -> Any:
-    """Runs a batch on one device; what it makes is replicated."""
-    with repl.context(), tf.device(repl.devices[0]):
-        return getattr(model, name)(data)
+    return executions.over_iterator(function, model.steps_per_execution)

@@ -10,6 +10,9 @@ from replicator.keras import parts
 from replicator.optimizers.wrapped import Wrapped
 from replicator.variables.replicated import ReplicatedVariable, plain
 
+_CREATE = "create the model under `with repl.context():`, and call compile there, too."
+_MAKE = "make it under `with repl.context():`, and call compile there."
+
 
 def prepare(repl: Any, model: Any) -> None:
     """Wraps the optimizers of a model, and checks where its variables were made.
@@ -24,22 +27,25 @@ def prepare(repl: Any, model: Any) -> None:
         ArgumentError: An optimizer was wrapped to sum gradients.
     """
     if repl.num_replicas > 1:
-        _check(repl, model, f"the model {model.name}", model.variables, "create")
-        for metric in model.metrics:
+        counted = {id(v) for metric in model.metrics for v in metric.variables}
+        own = [v for v in model.variables if id(v) not in counted]
+        _check(repl, f"the model {model.name}", own, _CREATE)
+        _refuse_compiled_outside(repl, model)
+        for metric in parts.metrics(model):
             what = f"the metric {metric.name} of the model {model.name}"
-            _check(repl, model, what, metric.variables, "compile")
+            _check(repl, what, metric.variables, _MAKE)
         _refuse_stateful(model)
     for container, name, optimizer in parts.places(model):
         if _is_optimizer(optimizer) and not is_wrapped(optimizer):
             if repl.num_replicas > 1:
                 what = f"{name}={type(optimizer).__name__} of the model {model.name}"
-                _check(repl, model, what, optimizer.variables, "compile")
+                _check(repl, what, optimizer.variables, _MAKE)
             wrapped = repl.wrap_optimizer(optimizer)
             if container is vars(model):
                 setattr(model, name, wrapped)
             else:
                 container[name] = wrapped
-    for optimizer in _wrapped(model):
+    for optimizer in wrapped_in(model):
         if optimizer._replicator_combiner.op != "mean":
             raise errors.ArgumentError(
                 errors.compose(
@@ -80,11 +86,11 @@ def accumulates(model: Any) -> bool:
     """Whether an optimizer of a model adds up gradients by wrap_optimizer."""
     return any(
         optimizer._replicator_combiner.accumulation_steps > 1
-        for optimizer in _wrapped(model)
+        for optimizer in wrapped_in(model)
     )
 
 
-def _wrapped(model: Any) -> list[Wrapped]:
+def wrapped_in(model: Any) -> list[Wrapped]:
     """Returns the wrapped optimizers among a model's attributes."""
     return [
         optimizer
@@ -114,7 +120,33 @@ def _is_optimizer(value: Any) -> bool:
     return isinstance(value, keras.optimizers.Optimizer)
 
 
-def _check(repl: Any, model: Any, what: str, variables: Any, do: str) -> None:
+def _refuse_compiled_outside(repl: Any, model: Any) -> None:
+    """Raises ContextError if `compile` was called outside of the context.
+
+    It makes a metric for the loss, the first that a model lists, and no other does.
+    """
+    import keras
+
+    loss: Any = next(iter(model.metrics), None)
+    if type(loss) is keras.metrics.Mean and loss.name == "loss":
+        if not all(map(_is_replicated, loss.variables)):
+            raise errors.ContextError(
+                errors.compose(
+                    f"the model {model.name} was compiled outside of the context: what "
+                    "compile makes, its metrics and its optimizer, was made outside, "
+                    "too, and has no component per replica.",
+                    [f"at {errors.user_line()}"],
+                    "call compile under `with repl.context():`, and make the optimizer "
+                    "and metrics that it is given there; the model itself may stay.",
+                )
+            )
+
+
+def _is_replicated(variable: Any) -> bool:
+    return isinstance(plain(variable), ReplicatedVariable)
+
+
+def _check(repl: Any, what: str, variables: Any, fix: str) -> None:
     """Raises ContextError if a variable is not replicated."""
     for variable in variables:
         inside = plain(variable)
@@ -125,8 +157,7 @@ def _check(repl: Any, model: Any, what: str, variables: Any, do: str) -> None:
                     f"{what} holds the variable {called}, which was made outside of "
                     "the context, and has no component per replica.",
                     [f"at {errors.user_line()}"],
-                    f"{do} the model under `with repl.context():`, and call "
-                    "compile there, too.",
+                    fix,
                 )
             )
         if len(inside.components) != len(repl.devices):

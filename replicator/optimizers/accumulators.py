@@ -170,4 +170,26 @@ def _variable(
     return variable
 
 
+def cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
+    """Casts a gradient, if it has another dtype."""
+    return gradient if gradient.dtype == dtype else tf.cast(gradient, dtype)
+
+
+def wide(gradient: Gradient) -> Gradient:
+    """Returns what to add up: 16-bit floats are added up in float32."""
+    half = gradient.dtype in (tf.float16, tf.bfloat16)
+    return cast(gradient, tf.float32) if half else gradient
+
+
+def scaled(gradient: Gradient, factor: Any) -> Gradient:
+    """Multiplies a gradient; a factor of 0 gives 0 whatever the gradient holds."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            scaled(gradient.values, factor), gradient.indices, gradient.dense_shape
+        )
+    if isinstance(factor, float):  # which tf.cast would round to float32 first
+        factor = tf.constant(factor, gradient.dtype)
+    return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
+
+
 Accumulators: TypeAlias = tuple[list[Accumulator], Accumulator]

@@ -17,6 +17,7 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.order import effects
+from replicator.optimizers import accumulators
 from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
 from replicator.optimizers.sparsity import Layout, as_layout, merge_all
 from replicator.primitives import all_gather, all_reduce, sparse
@@ -34,7 +35,10 @@ class Combiner:
             another one on each replica.
 
     Attributes:
+        name: The optimizer's.
         sums: What has been accumulated, for checkpoints.
+        accumulators: The same, by where and of what it is.
+        alone: Whether whole batches come outside of steps, to be accumulated there.
         warned: Whether it was said that it is applied on one device.
     """
 
@@ -43,11 +47,12 @@ class Combiner:
     ) -> None:
         self.op = op
         self.accumulation_steps = accumulation_steps
-        self._name = name
+        self.name = name
         self._shared = shared
         self.sums = Sums()
         self.warned = False
-        self._accumulators: dict[Any, Accumulators] = {}
+        self.alone = False
+        self.accumulators: dict[Any, Accumulators] = {}
 
     def apply(
         self,
@@ -75,7 +80,7 @@ class Combiner:
         if weight is not None and self.op != "mean":
             raise errors.ArgumentError(
                 errors.compose(
-                    f"{self._name} was given a weight on replica {replica.replica_id}, "
+                    f"{self.name} was given a weight on replica {replica.replica_id}, "
                     f'but was wrapped with op="{self.op}".',
                     [f"at {errors.user_line()}"],
                     'weights go with op="mean".',
@@ -99,7 +104,7 @@ class Combiner:
                 everyone[k] = gradient
             # Keras would sum them over the replicas of tf.distribute once more.
             combined_already = _tf.distribution_mode(_tf.CombinedContext())
-            with replica.equal_updates(self._name), combined_already:
+            with replica.equal_updates(self.name), combined_already:
                 return apply(everyone)
 
         if own:
@@ -110,11 +115,11 @@ class Combiner:
                 with _creation(replica), tf.init_scope():
                     prepare(needed)
             else:
-                with replica.equal_updates(self._name):
+                with replica.equal_updates(self.name):
                     prepare(needed)
         policies = [_policy(variables[k]) for k in used]
         if self.accumulation_steps > 1 and own:
-            what = tuple((_key(variables[k]), layouts[k]) for k in used)
+            what = tuple((key_of(variables[k]), layouts[k]) for k in used)
             return self._accumulate(replica, own, what, weight, policies, update)
         return update(all_reduce.combine(own, self.op, weight, policies))
 
@@ -139,7 +144,7 @@ class Combiner:
             no update must be built yet, because the step will be built again.
         """
         place = ("gradients", replica.count("gradients"))
-        own = _Handed.by(replica, self._name, grads, variables, weighted)
+        own = _Handed.by(replica, self.name, grads, variables, weighted)
         build = replica.build
         first = build.findings.setdefault(place, own)
         first.check_pairs_with(own)
@@ -187,16 +192,16 @@ class Combiner:
             update: Applies the combined gradients.
         """
         op = self.op if weight is None else "sum"
-        addends = [_wide(gradient) for gradient in grads]
+        addends = [accumulators.wide(gradient) for gradient in grads]
         if weight is not None:
             weight = tf.cast(weight, tf.float32)
-            addends = [*(_scaled(g, weight) for g in addends), weight]
+            addends = [*(accumulators.scaled(g, weight) for g in addends), weight]
         key = (_home(replica.build.graph), weight is not None, what)
-        if key not in self._accumulators:
+        if key not in self.accumulators:
             with _creation(replica) if self._shared else contextlib.nullcontext():
-                self._accumulators[key] = self.sums.create(addends, op, self._name)
-        sums, counter = self._accumulators[key]
-        with replica.equal_updates(self._name):
+                self.accumulators[key] = self.sums.create(addends, op, self.name)
+        sums, counter = self.accumulators[key]
+        with replica.equal_updates(self.name):
             turn = counter.add(tf.constant(1, tf.int64))
         full = turn >= self.accumulation_steps
         totals = [s.add(gradient) for s, gradient in zip(sums, addends, strict=True)]
@@ -209,20 +214,20 @@ class Combiner:
         else:  # more steps than wanted, if a checkpoint held more
             factor = 1.0 / tf.cast(turn, tf.float64)
         combined = [
-            _cast(_scaled(g, factor), own.dtype)
+            accumulators.cast(accumulators.scaled(g, factor), own.dtype)
             for g, own in zip(combined, grads, strict=True)
         ]
 
         def apply_and_clear() -> tf.Tensor:
             done = update(combined)
             waits = [done] if isinstance(done, tf.Operation) else []
-            with replica.equal_updates(self._name):
+            with replica.equal_updates(self.name):
                 for accumulator in (*sums, counter):
                     waits += accumulator.clear()
             with tf.control_dependencies(waits):
                 return tf.constant(True)
 
-        with replica.build.ledger.agreed(effects.Claim(self._name, wrapped=True)):
+        with replica.build.ledger.agreed(effects.Claim(self.name, wrapped=True)):
             return _tf.cond(full, apply_and_clear, lambda: tf.constant(False)).op
 
 
@@ -251,7 +256,7 @@ def _policy(variable: Any) -> OperandPolicy:
     return inside.policy if isinstance(inside, ReplicatedVariable) else NO_POLICY
 
 
-def _key(variable: Any) -> Any:
+def key_of(variable: Any) -> Any:
     """Returns what identifies a variable, Keras' or TensorFlow's, among all others."""
     inside = plain(variable)
     return inside.ref() if isinstance(inside, tf.Variable) else id(inside)
@@ -289,7 +294,7 @@ class _Handed:
         shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
         return cls(
             optimizer,
-            tuple(map(_key, variables)),
+            tuple(map(key_of, variables)),
             tuple(map(Layout.of, grads)),
             weighted,
             f"replica {replica.replica_id} ({replica.device}): {optimizer}, "
@@ -318,28 +323,6 @@ class _Handed:
                     "give a weight on every replica, or on none.",
                 )
             )
-
-
-def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
-    """Casts a gradient, if it has another dtype."""
-    return gradient if gradient.dtype == dtype else tf.cast(gradient, dtype)
-
-
-def _wide(gradient: Gradient) -> Gradient:
-    """Returns what to add up: 16-bit floats are added up in float32."""
-    half = gradient.dtype in (tf.float16, tf.bfloat16)
-    return _cast(gradient, tf.float32) if half else gradient
-
-
-def _scaled(gradient: Gradient, factor: Any) -> Gradient:
-    """Multiplies a gradient; a factor of 0 gives 0 whatever the gradient holds."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            _scaled(gradient.values, factor), gradient.indices, gradient.dense_shape
-        )
-    if isinstance(factor, float):  # which tf.cast would round to float32 first
-        factor = tf.constant(factor, gradient.dtype)
-    return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
 
 
 def _all_reduce_when(

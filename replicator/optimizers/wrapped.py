@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, errors
-from replicator.optimizers import checks, gradients
+from replicator.optimizers import alone, checks, gradients
 from replicator.primitives import all_reduce
 from replicator.world import World
 
@@ -67,7 +67,10 @@ class Wrapped:
         """
         replica = context.current()
         if replica is None:
-            if weight is not None or self._replicator_combiner.accumulation_steps > 1:
+            combiner = self._replicator_combiner
+            if combiner.accumulation_steps > 1 and combiner.alone and weight is None:
+                return alone.apply(combiner, grads, variables, prepare, apply)
+            if weight is not None or combiner.accumulation_steps > 1:
                 context.require("a weighted or accumulating update")
             self._warn_of_one_device()
             return apply(grads)

@@ -129,8 +129,11 @@ def _columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
                             f"replica {r}: {tensor.shape}",
                         ],
                         "let input_fn give equal shapes (of a Dataset, "
-                        "drop_remainder=True); or build every replica by itself, "
-                        'build="trace".',
+                        "drop_remainder=True). Arrays and tensors of a global batch "
+                        "must have as many rows for each replica: a number that "
+                        "divides; or hand them over by a Dataset, whose batches may "
+                        "have any: Dataset.from_tensor_slices(arrays).batch(size). Or "
+                        'build every replica by itself, build="trace".',
                     )
                 )
     return made

@@ -56,8 +56,8 @@ def mirrored(
 
 
 def equal_after_errors(
-    run: Callable[[], Any], variables: Sequence[Mirrored]
-) -> Callable[[], Any]:
+    run: Callable[..., Any], variables: Sequence[Mirrored]
+) -> Callable[..., Any]:
     """Returns what runs a step, and leaves variables equal if it fails.
 
     Args:
@@ -65,9 +65,9 @@ def equal_after_errors(
         variables: Those that it uses.
     """
 
-    def call() -> Any:
+    def call(*args: Any) -> Any:
         try:
-            return run()
+            return run(*args)
         except tf.errors.OutOfRangeError:
             raise  # nothing is written before all inputs have arrived
         except tf.errors.OpError:

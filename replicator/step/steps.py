@@ -326,6 +326,9 @@ def _warning_of_rest(
         except tf.errors.OutOfRangeError:
             feed.warn_of_rest(ended=True)
             raise
+        except tf.errors.OpError:
+            feed.note_failure()
+            raise
 
     return call
 

@@ -88,6 +88,8 @@ def of_examples(
     inexact = variable.dtype.is_floating or variable.dtype.is_complex
     if replica.examples is None or replica.updating or not inexact:
         return value
+    if variable.placement.grows:  # rows of gradients, which weigh nothing already
+        return value
     value = tf.convert_to_tensor(value, dtype=variable.dtype)
     nothing = tf.equal(replica.examples, 0) & ~tf.math.is_finite(tf.abs(value))
     kept = variable.read_value() if method == "assign" else tf.zeros_like(value)

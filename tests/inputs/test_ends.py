@@ -272,6 +272,32 @@ def test_nothing_is_said_of_what_has_no_end_or_no_rest(
     assert not _warnings(caplog)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_after_a_failed_element_nothing_is_counted(
+    known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second element fails, and the first is lost with its round."""
+    bad = tf.Variable(1 if known else 2, dtype=tf.int64)
+
+    def check(x: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_none_equal(x, bad)]):
+            return tf.identity(x)
+
+    data = tf.data.Dataset.range(5) if known else _filtered(5)
+    step = helpers.make(2).build(lambda x: x, data.map(check))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step()
+    _drain(step)
+    (said,) = _warnings(caplog)
+    assert "may have been dropped" in said and "How many is not known" in said
+    assert 'remainder="pad"' in said
+    caplog.clear()
+    step.initialize()
+    bad.assign(99)
+    assert len(_drain(step)) == 2
+    assert not _warnings(caplog)  # it is said once
+
+
 def test_lengths_of_a_dataset_are_counted_where_they_are_unknown() -> None:
     lengths = ends.Lengths([_filtered(5)], 2)
     assert lengths.dropped(ended=False) == 0

@@ -12,6 +12,7 @@ from absl import logging
 
 from replicator.errors import ArgumentError, ReplicatorError
 from replicator.keras import compiled
+from replicator.primitives import all_reduce
 from tests import helpers
 from tests.keras import worlds
 from tests.keras.worlds import World, check, classifier, labels, numbers
@@ -62,22 +63,57 @@ def test_masks_leave_what_is_compiled() -> None:
     check(lambda world: _program(world, make, x, y), [2])
 
 
+class Unbuilt(keras.Model):
+    """Makes its variables at its first call, of inputs that are a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.dense = layers.Embedding(4, 5), layers.Dense(3)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return self.dense(inputs["x"] + tf.reduce_sum(self.embedding(inputs["k"]), 1))
+
+
+@pytest.mark.parametrize("kind", ["own", pytest.param("plain", marks=pytest.mark.slow)])
+def test_models_are_built_by_fit(kind: str) -> None:
+    def make() -> keras.Model:
+        model = keras.Sequential([layers.Dense(3)]) if kind == "plain" else Unbuilt()
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+        return model
+
+    x = {"x": X[:, :5], "k": np.arange(34).reshape(17, 2) % 4}
+    y = numbers(1, 17, 3)
+
+    given = X if kind == "plain" else x
+    check(lambda world: _program(world, make, given, y), [2])
+
+
 class Added(layers.Layer):
     def call(self, x: Any) -> Any:
         self.add_loss(tf.reduce_mean(x))
         return x
 
 
+class Callless(keras.Model):
+    """Has a step, and no call that could build it."""
+
+    def train_step(self, data: Any) -> Any:
+        return {"loss": tf.reduce_mean(data[0])}
+
+
 @pytest.mark.parametrize(
-    "make_layers, said",
+    "kind, said",
     [
-        (lambda: [layers.Input((8,)), Added(), layers.Dense(3)], "adds losses in its"),
-        (lambda: [layers.Dense(3)], "is not built"),
+        (
+            lambda: keras.Sequential([layers.Input((8,)), Added(), layers.Dense(3)]),
+            "adds losses in its",
+        ),
+        (Callless, "has no call"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(make_layers: Any, said: str) -> None:
+def test_what_cannot_be_compiled_is_refused(kind: Any, said: str) -> None:
     def make() -> keras.Model:
-        model = keras.Sequential(make_layers())
+        model = kind()
         model.compile("sgd", "mse", jit_compile=True)
         return model
 
@@ -94,13 +130,25 @@ def _normalizing() -> keras.Model:
     return model
 
 
-def test_a_call_that_communicates_is_refused() -> None:
+class Talking(keras.Model):
+    """Is not built, and communicates in its call."""
+
+    def call(self, x: Any) -> Any:
+        return all_reduce.all_reduce(x)
+
+
+def _talking() -> keras.Model:
+    model = Talking()
+    model.compile("sgd", "mse", jit_compile=True)
+    return model
+
+
+@pytest.mark.parametrize("make", [_normalizing, _talking])
+def test_a_call_that_communicates_is_refused(make: Any) -> None:
     with pytest.raises(
         ReplicatorError, match="(?s)function with jit_compile=True.*Fix"
     ):
-        worlds.outcome(
-            lambda world: _program(world, _normalizing, y=numbers(1, 17, 3)), 2
-        )
+        worlds.outcome(lambda world: _program(world, make, y=numbers(1, 17, 3)), 2)
 
 
 @pytest.mark.parametrize("built", [True, False])
@@ -110,7 +158,7 @@ def test_where_keras_may_have_chosen_there_is_a_warning(
     def make() -> keras.Model:
         if built:
             return _normalizing()
-        model = keras.Sequential([layers.Dense(3)])
+        model = Callless()
         model.compile("sgd", "mse", jit_compile=True)
         return model
 

@@ -250,6 +250,11 @@ def test_weights_are_loaded(tmp_path: pathlib.Path) -> None:
     np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), before, rtol=1e-6)
 
 
+_COMPILED_OUTSIDE = (
+    "(?s)^the model sequential.* was compiled outside of the context.*at .*test_model"
+    ".*Fix: call compile under `with repl.context"
+)
+
 # --- What is refused ------------------------------------------------------------------
 
 
@@ -263,15 +268,24 @@ def test_a_model_compiled_outside_is_refused() -> None:
     with repl.context():
         model = mlp()
     model.compile("sgd", "mse")
-    with pytest.raises(ContextError, match="(?s)made outside.*call compile there"):
+    with pytest.raises(ContextError, match=_COMPILED_OUTSIDE):
         repl.keras_model(model)
 
 
 def test_a_model_compiled_outside_later_is_refused() -> None:
     model = _model()
     model.compile("sgd", worlds.SPARSE)
-    with pytest.raises(ContextError, match="(?s)made outside.*call compile there"):
+    with pytest.raises(ContextError, match=_COMPILED_OUTSIDE):
         model.fit(X, Y, verbose=0)
+
+
+def test_a_metric_made_outside_is_refused() -> None:
+    repl, metric = helpers.make(2), keras.metrics.AUC(name="area")
+    with repl.context():
+        model = mlp()
+        model.compile("sgd", "mse", metrics=[metric])
+    with pytest.raises(ContextError, match="(?s)metric area of the model.*Fix: make"):
+        repl.keras_model(model)
 
 
 def test_an_optimizer_made_outside_is_refused() -> None:

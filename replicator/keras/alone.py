@@ -1,0 +1,103 @@
+"""Whole batches on one device, exactly as Keras would have them.
+
+Those of fewer examples than replicas; and, eagerly, all batches of a model that is
+compiled with `run_eagerly=True`, so that its tensors have values to look at. What is
+made here is replicated, and what is assigned reaches all replicas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from replicator import errors
+from replicator.keras import state
+
+
+def run(repl: Any, model: Any, name: str, data: Any) -> Any:
+    """Runs a batch on one device, or builds it where a function is traced.
+
+    Args:
+        repl: The Replicator.
+        model: The Keras model.
+        name: Of its method, "train_step" say.
+        data: The global batch.
+
+    Returns:
+        What the method does.
+
+    Raises:
+        ContextError: It communicates.
+    """
+    eager = tf.executing_eagerly()
+    try:
+        with repl.context(), tf.device(repl.devices[0]), _accumulating(model):
+            return getattr(model, name)(data)
+    except errors.ContextError as error:
+        outside = errors.called_outside(error)
+        if outside is None:
+            raise
+        raise _refused(repl, model, name, outside, eager) from error
+
+
+def warn_of_run_eagerly(repl: Any, model: Any) -> None:
+    """Says once that a model is not trained on replicas."""
+    if repl.num_replicas > 1:
+        logging.log_first_n(
+            logging.WARNING,
+            "The model %s is compiled with run_eagerly=True, which is for debugging: "
+            "its whole batches run on one device, %s, op by op, and come to the same "
+            "numbers. Compile it with run_eagerly=False to run on all %d replicas.",
+            1,
+            model.name,
+            repl.devices[0],
+            repl.num_replicas,
+        )
+
+
+@contextlib.contextmanager
+def _accumulating(model: Any) -> Iterator[None]:
+    """In this block, wrapped optimizers add up gradients outside of steps."""
+    combiners = [one._replicator_combiner for one in state.wrapped_in(model)]
+    before = [combiner.alone for combiner in combiners]
+    for combiner in combiners:
+        combiner.alone = True
+    try:
+        yield
+    finally:
+        for combiner, was in zip(combiners, before, strict=True):
+            combiner.alone = was
+
+
+def _refused(
+    repl: Any, model: Any, name: str, outside: tuple[str, str], eager: bool
+) -> errors.ContextError:
+    """Returns the error of a batch that communicates, where no replicas run."""
+    what, line = outside
+    if eager:
+        why = "run_eagerly=True runs whole batches on one device"
+        fix = (
+            "compile the model with run_eagerly=False, and look at values with "
+            f"tf.print; or ask `self.run_eagerly` before {what}, and do without it."
+        )
+    else:
+        why = (
+            f"a batch of fewer examples than there are replicas, {repl.num_replicas}, "
+            "runs on one device"
+        )
+        fix = (
+            "feed no such batch: dataset.batch(size, drop_remainder=True), or a size "
+            "that leaves no such rest."
+        )
+    return errors.ContextError(
+        errors.compose(
+            f"{what} was called in {name} of the model {model.name}, but {why}: there "
+            "is no other replica to communicate with.",
+            [f"at {line}"],
+            fix,
+        )
+    )
