@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 import tensorflow as tf
 
 from replicator import errors
+from replicator.costs import paper
 
 # Each costs memory and threads; TensorFlow takes minutes to make a million.
 _MOST_CPUS = 1024
@@ -53,6 +54,8 @@ def resolve(
             "name at least one, or pass None for all accelerators (the CPU, if "
             "there is none).",
         )
+    if paper.is_on():
+        return paper.spread(resolved)
     flat = [name for own in resolved for name in own]
     _make_logical_cpus(flat)
     _check_existence(flat)

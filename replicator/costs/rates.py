@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
+from replicator.costs import hosts
 
 VARIABLE = "REPLICATOR_CALIBRATION"  # the environment variable that names a file
 KINDS = ("cpu", "gpu", "hosts")
@@ -162,10 +163,10 @@ class Calibration:
 
 def kind_of(devices: Sequence[str]) -> str:
     """Returns which of KINDS describes communication between devices."""
-    specs = [tf.DeviceSpec.from_string(device) for device in devices]
-    if len({(spec.job, spec.replica, spec.task) for spec in specs}) > 1:
+    if hosts.are_several(devices):
         return "hosts"
-    return "cpu" if {spec.device_type for spec in specs} == {"CPU"} else "gpu"
+    types = {tf.DeviceSpec.from_string(device).device_type for device in devices}
+    return "cpu" if types == {"CPU"} else "gpu"
 
 
 def are_gpus(devices: Sequence[str]) -> bool:
