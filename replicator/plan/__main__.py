@@ -54,6 +54,11 @@ def main(argv: Sequence[str]) -> int:
             _tried("--plot", lambda: plans.check_picture(picture))
         with _hosts(_HOSTS.value):
             plan = _plan(argv[1])
+        if _HOSTS.value not in (None, len(plan.hosts)):
+            raise _BadInput(
+                f"{argv[1]} names devices on {len(plan.hosts)} hosts of a cluster; "
+                "--simulate-hosts needs the devices of one host, e.g. CPU:0"
+            )
         _tried("the table", plan.print)
         if text is not None:
             _tried("--json", lambda: pathlib.Path(text).write_text(plan.to_json()))
