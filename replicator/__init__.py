@@ -1,8 +1,11 @@
 """Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
+from replicator.cluster.connection import Cluster, connect
+from replicator.cluster.resources import ResourceSpec
 from replicator.errors import (
     ArgumentError,
     CloneError,
+    ClusterError,
     ContextError,
     DeadlockError,
     DependencyError,
@@ -24,6 +27,8 @@ from replicator.variables.replicated import ReplicatedVariable
 __all__ = [
     "ArgumentError",
     "CloneError",
+    "Cluster",
+    "ClusterError",
     "ContextError",
     "DeadlockError",
     "DependencyError",
@@ -40,5 +45,7 @@ __all__ = [
     "ReplicatedVariable",
     "Replicator",
     "ReplicatorError",
+    "ResourceSpec",
+    "connect",
     "UnsupportedError",
 ]

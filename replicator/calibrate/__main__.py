@@ -3,7 +3,8 @@
 What `Replicator(..., calibration=FILE)`, or the environment variable
 REPLICATOR_CALIBRATION, then chooses algorithms by. Prints the rates of the cost model
 (costs/rates.py), and beside one another what all_reduce takes by each algorithm, and
-what the model says of it.
+what the model says of it. With --cluster it measures within and between the hosts to
+which `replicator.connect()` connects, each link between two of them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 from absl import app, flags
 
 from replicator import devices, errors
-from replicator.calibrate import measure
+from replicator.calibrate import clusters, measure
 from replicator.costs import rates
 
 _MOST_ROUNDS = 1000
@@ -32,6 +33,9 @@ _SIZES = flags.DEFINE_list(
 _ROUNDS = flags.DEFINE_integer(
     "rounds", 5, "How often each is measured.", 1, _MOST_ROUNDS
 )
+_CLUSTER = flags.DEFINE_bool(
+    "cluster", False, "Measures the cluster that the environment describes."
+)
 _OUTPUT = flags.DEFINE_string("output", None, "A file to write the rates to, as JSON.")
 
 
@@ -42,13 +46,11 @@ def main(argv: Sequence[str]) -> int:
             raise ValueError(f"unknown argument {argv[1]!r}")
         sizes = [_positive("--kibibytes", size) for size in _SIZES.value]
         asked = [_positive("--replicas", count) for count in _REPLICAS.value or ()]
-        found = [own[0] for own in devices.resolve(_DEVICES.value or _default())]
-        counts = asked or [n for n in (2, 4, 8) if n <= len(found)]
-        if len(found) < 2 or not all(1 < n <= len(found) for n in counts):
-            raise ValueError(f"{counts or 2} replicas on {len(found)} devices")
-        kind = rates.kind_of(found)
-        measured = measure.measure_rates(found, _ROUNDS.value)
-        calibration = rates.Calibration({kind: measured})
+        if _CLUSTER.value:
+            found, counts, calibration, names = _of_cluster()
+        else:
+            found, counts, calibration = _of_devices(asked)
+            names = {}
         timings = [
             measure.measure_algorithms(
                 found[:n], size << 10, _ROUNDS.value, calibration
@@ -60,10 +62,33 @@ def main(argv: Sequence[str]) -> int:
             facts = json.loads(calibration.to_json())
             facts["timings"] = [dataclasses.asdict(timing) for timing in timings]
             pathlib.Path(_OUTPUT.value).write_text(json.dumps(facts, indent=1) + "\n")
-        measure.show(kind, measured, timings)
+        measure.show(calibration, timings, names)
     except (errors.ReplicatorError, ValueError, OSError) as error:
         return _fail(error)
     return 0
+
+
+def _of_devices(
+    asked: Sequence[int],
+) -> tuple[Sequence[str], Sequence[int], rates.Calibration]:
+    """Measures devices of one host; returns them, and how many take part each time."""
+    found = [own[0] for own in devices.resolve(_DEVICES.value or _default())]
+    counts = asked or [n for n in (2, 4, 8) if n <= len(found)]
+    if len(found) < 2 or not all(1 < n <= len(found) for n in counts):
+        raise ValueError(f"{counts or 2} replicas on {len(found)} devices")
+    measured = measure.measure_rates(found, _ROUNDS.value)
+    calibration = rates.Calibration({rates.kind_of(found): measured})
+    return found, counts, calibration
+
+
+def _of_cluster() -> tuple[
+    Sequence[str], Sequence[int], rates.Calibration, Mapping[str, str]
+]:
+    """Measures a cluster, and returns what the hosts are called, too."""
+    if _DEVICES.value or _REPLICAS.value:
+        raise ValueError("--cluster takes all devices; leave --devices, --replicas out")
+    own = clusters.measure_cluster(_ROUNDS.value)
+    return own.devices, [len(own.devices)], own.calibration, own.names
 
 
 def _default() -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.costs import cost, rates
+from replicator.costs import cost, hosts, rates
 from replicator.plan import plan as plans
 from replicator.primitives import arithmetic
 from replicator.replicator import Replicator
@@ -135,7 +135,6 @@ def measure_algorithms(
         rounds: How often each is measured.
         calibration: What the model reckons with.
     """
-    kind = rates.kind_of(names)
     gpus = rates.are_gpus(names)
     algorithms = [a for a in cost.ALGORITHM_NAMES if a != "nccl" or gpus]
     times = shortest(
@@ -149,9 +148,29 @@ def measure_algorithms(
         nbytes=nbytes,
         none=none,
         measured={a: max(0.0, seconds - none) for a, seconds in times.items()},
-        expected={
-            a: calibration.seconds(a, kind, len(names), nbytes) for a in algorithms
-        },
+        expected={a: expected(names, a, nbytes, calibration) for a in algorithms},
+    )
+
+
+def expected(
+    names: Sequence[str], algorithm: str, nbytes: int, calibration: rates.Calibration
+) -> float:
+    """Returns what the model says that an all_reduce takes.
+
+    Args:
+        names: Where the replicas run.
+        algorithm: One of cost.ALGORITHM_NAMES.
+        nbytes: The size of each replica's tensor.
+        calibration: What work costs.
+    """
+    if not hosts.in_levels(names):
+        kind = rates.kind_of(names)
+        return calibration.seconds(algorithm, kind, len(names), nbytes)
+    members = hosts.by_host(names)
+    most = max(members, key=len)
+    within = rates.kind_of([names[n] for n in most])
+    return calibration.seconds_in_levels(
+        algorithm, within, len(most), len(members), nbytes
     )
 
 
@@ -192,8 +211,17 @@ def shortest(functions: Mapping[Any, Function], rounds: int) -> dict[Any, float]
     return best
 
 
-def show(kind: str, measured: rates.Rates, timings: Sequence[Timing]) -> None:
+def show(
+    calibration: rates.Calibration,
+    timings: Sequence[Timing],
+    names: Mapping[str, str] | None = None,
+) -> None:
     """Prints rates and timings as tables.
+
+    Args:
+        calibration: The rates.
+        timings: The timings.
+        names: What hosts are called, by their names of `hosts.host_of`.
 
     Raises:
         DependencyError: rich is not installed.
@@ -212,24 +240,35 @@ def show(kind: str, measured: rates.Rates, timings: Sequence[Timing]) -> None:
             made.add_column(column, justify="right")
         return made
 
-    costs = grid(f"What work costs ({kind})", "work", "costs")
-    for name in ("op", "message"):
-        costs.add_row(name, f"{getattr(measured, name) * 1e6:.2f} us")
-    for name in ("link", "add", "copy"):
-        rate = getattr(measured, name)
-        costs.add_row(name, f"{1e-9 / rate:.1f} GB/s" if rate else "nothing")
-    console.print(costs)
-    names = list(timings[0].measured) if timings else []
+    for kind, measured in calibration.rates.items():
+        costs = grid(f"What work costs ({kind})", "work", "costs")
+        for name in ("op", "message"):
+            costs.add_row(name, f"{getattr(measured, name) * 1e6:.2f} us")
+        for name in ("link", "add", "copy"):
+            costs.add_row(name, _per_second(getattr(measured, name)))
+        console.print(costs)
+    if calibration.links:
+        links = grid("Links between hosts", "hosts", "message", "link")
+        for ends, own in calibration.links.items():
+            called = sorted((names or {}).get(end, end) for end in ends)
+            message = f"{own.message * 1e6:.2f} us"
+            links.add_row(" - ".join(called), message, _per_second(own.link))
+        console.print(links)
+    algorithms = list(timings[0].measured) if timings else []
     title = "all_reduce alone, ms, and what the model says"
-    times = grid(title, "replicas", "bytes", *names, "chosen")
+    times = grid(title, "replicas", "bytes", *algorithms, "chosen")
     for timing in timings:
         times.add_row(
             str(timing.replicas),
             display.size(timing.nbytes),
             *(
                 f"{timing.measured[a] * 1e3:.3f} ({timing.expected[a] * 1e3:.3f})"
-                for a in names
+                for a in algorithms
             ),
-            min(names, key=timing.expected.__getitem__),
+            min(algorithms, key=timing.expected.__getitem__),
         )
     console.print(times)
+
+
+def _per_second(rate: float) -> str:
+    return f"{1e-9 / rate:.1f} GB/s" if rate else "nothing"

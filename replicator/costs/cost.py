@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.costs import rates
+from replicator.costs import hosts, rates
 from replicator.graph.ir import shapes
 
 # Each tensor that is sent costs some time, however small it is. Measured on CPUs with
@@ -156,10 +156,14 @@ def buckets(
 
 
 class Hubs:
-    """Deals hubs to devices so that each one adds up about the same number of bytes."""
+    """Deals hubs so that each host, and each device of it, adds up about as much.
+
+    Hosts come first: what a hub receives and hands out crosses the link of its host.
+    """
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._load = dict.fromkeys(devices, 0)
+        self._on_host = {hosts.host_of(device): 0 for device in devices}
 
     def next(self, nbytes: int, among: Sequence[str] | None = None) -> str:
         """Returns the device with the least load so far and gives it `nbytes` more.
@@ -168,30 +172,37 @@ class Hubs:
             nbytes: How much it will have to do.
             among: The devices to choose from; all, unless given.
         """
-        least = min(among or self._load, key=self._load.__getitem__)
+        least = min(among or self._load, key=self._loads)
         self._load[least] += nbytes + 1
+        self._on_host[hosts.host_of(least)] += nbytes + 1
         return least
+
+    def _loads(self, device: str) -> tuple[int, int]:
+        return self._on_host[hosts.host_of(device)], self._load[device]
 
 
 def share_memory(devices: Sequence[str]) -> bool:
     """Whether tensors are handed from device to device without being copied."""
-    specs = [tf.DeviceSpec.from_string(device) for device in devices]
-    tasks = {(spec.job, spec.replica, spec.task) for spec in specs}
-    return len(tasks) == 1 and all(spec.device_type == "CPU" for spec in specs)
+    return rates.kind_of(devices) == "cpu"
 
 
-def factors_pay(products: Sequence[Any], policy: Policy) -> bool:
+def factors_pay(
+    products: Sequence[Any], policy: Policy, devices: Sequence[str]
+) -> bool:
     """Decides whether to move the factors of matrix products, and not the products.
 
     Args:
         products: One per replica, of graph/matching/factors.py.
         policy: Whether small products would travel together, which is cheaper still.
+        devices: Where the replicas run.
     """
     left, right = products[0].left, products[0].right
     m, n = left.width, right.width
     if policy.fusion and m * n * left.tensor.dtype.size < _BUCKET_BYTES:
         return False
     rows = sum(product.left.rows for product in products)
+    if hosts.are_several(devices) and rows * (m + n) >= 2 * m * n:
+        return False  # a host receives all others' rows; of products, two at most
     # Joining writes the factors and scaling one of them, where without it each replica
     # writes a product of its own and the hub passes over all of them.
     return 2 * rows * (m + n) < len(products) * m * n

@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
+from replicator.costs import hosts
 
 VARIABLE = "REPLICATOR_CALIBRATION"  # the environment variable that names a file
 KINDS = ("cpu", "gpu", "hosts")
@@ -136,10 +137,22 @@ class Calibration:
     """What work costs on each kind of device.
 
     Attributes:
-        rates: For some of KINDS, as measured; the others are as by default.
+        rates: For some of KINDS, as measured; the others are as by default. Those of
+            "hosts" are of the slowest link, for which all wait.
+        links: Of links between two hosts that were measured: what they cost, by the
+            names of the hosts.
     """
 
     rates: Mapping[str, Rates] = dataclasses.field(default_factory=dict)
+    links: Mapping[frozenset[str], Rates] = dataclasses.field(default_factory=dict)
+
+    def of(self, kind: str) -> Rates:
+        """Returns the rates of one of KINDS."""
+        return self.rates.get(kind, _DEFAULTS[kind])
+
+    def between(self, one: str, other: str) -> Rates:
+        """Returns the rates between two hosts, by their names of `hosts.host_of`."""
+        return self.links.get(frozenset((one, other)), self.of("hosts"))
 
     def seconds(self, algorithm: str, kind: str, replicas: int, nbytes: int) -> float:
         """Returns how long an all_reduce takes by an algorithm.
@@ -150,22 +163,43 @@ class Calibration:
             replicas: How many take part.
             nbytes: The size of the tensor.
         """
-        rates = self.rates.get(kind, _DEFAULTS[kind])
+        rates = self.of(kind)
         everything, chain = _WORK[algorithm](replicas, nbytes)
         return (chain if rates.apart else everything).seconds(rates)
+
+    def seconds_in_levels(
+        self, algorithm: str, within: str, replicas: int, count: int, nbytes: int
+    ) -> float:
+        """Returns how long it takes within hosts, and then between them.
+
+        Args:
+            algorithm: That between hosts; within each, a hub reduces and hands out.
+            within: Which of KINDS describes the devices of a host.
+            replicas: How many each host has.
+            count: How many hosts there are.
+            nbytes: The size of the tensor.
+        """
+        own = self.seconds("hub", within, replicas, nbytes) if replicas > 1 else 0.0
+        return own + self.seconds(algorithm, "hosts", count, nbytes)
 
     def to_json(self) -> str:
         """Returns the JSON text of the rates."""
         kinds = {kind: dataclasses.asdict(own) for kind, own in self.rates.items()}
-        return json.dumps({"rates": kinds}, indent=1)
+        facts: dict[str, Any] = {"rates": kinds}
+        if self.links:
+            facts["links"] = [
+                {"hosts": sorted(ends), **dataclasses.asdict(own)}
+                for ends, own in self.links.items()
+            ]
+        return json.dumps(facts, indent=1)
 
 
 def kind_of(devices: Sequence[str]) -> str:
     """Returns which of KINDS describes communication between devices."""
-    specs = [tf.DeviceSpec.from_string(device) for device in devices]
-    if len({(spec.job, spec.replica, spec.task) for spec in specs}) > 1:
+    if hosts.are_several(devices):
         return "hosts"
-    return "cpu" if {spec.device_type for spec in specs} == {"CPU"} else "gpu"
+    types = {tf.DeviceSpec.from_string(device).device_type for device in devices}
+    return "cpu" if types == {"CPU"} else "gpu"
 
 
 def are_gpus(devices: Sequence[str]) -> bool:
@@ -188,7 +222,7 @@ def load(path: str | os.PathLike[str] | None) -> Calibration:
     if named is None or (isinstance(named, str) and not named):
         return Calibration()
     try:
-        return Calibration(_read(named))
+        return _read(named)
     except _UNREADABLE as error:
         by = "" if path is not None else f", which {VARIABLE} names,"
         raise errors.ArgumentError(
@@ -207,7 +241,7 @@ _UNREADABLE = (
 )
 
 
-def _read(path: str | os.PathLike[str]) -> dict[str, Rates]:
+def _read(path: str | os.PathLike[str]) -> Calibration:
     """Returns the rates that a file says; raises one of several errors if it does not.
 
     An int would be a file that is open already, of which closing it takes it from
@@ -218,11 +252,24 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Rates]:
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError("this is no regular file")
     with open(path, encoding="utf-8") as file:
-        kinds = json.load(file)["rates"]
+        facts = json.load(file)
+    kinds = facts["rates"]
     unknown = set(kinds) - set(KINDS)
     if unknown:
         raise ValueError(f"there are rates of {', '.join(KINDS)}, none of {unknown}")
-    return {kind: _rates(facts) for kind, facts in kinds.items()}
+    return Calibration(
+        {kind: _rates(own) for kind, own in kinds.items()},
+        dict(_link(own) for own in facts.get("links", ())),  # of clusters only
+    )
+
+
+def _link(facts: Mapping[str, Any]) -> tuple[frozenset[str], Rates]:
+    """Returns the hosts of a link, and what it costs."""
+    one, other = facts["hosts"]
+    if not (isinstance(one, str) and isinstance(other, str)) or one == other:
+        raise ValueError("the hosts of a link are two names")
+    own = {name: cost for name, cost in facts.items() if name != "hosts"}
+    return frozenset((one, other)), _rates(own)
 
 
 def _rates(facts: Mapping[str, Any]) -> Rates:

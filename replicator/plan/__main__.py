@@ -1,28 +1,43 @@
 """Prints what a step communicates: `python -m replicator.plan module:make`.
 
 `make()` returns (repl, step_fn) or (repl, step_fn, input_fn). The step is built, and
-not run.
+not run. With --simulate-hosts=N it is built for N hosts like this one, in a tf.Graph,
+where variables have no values and Python cannot see those of tensors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import app, flags
 
 from replicator import errors
+from replicator.costs import paper
 from replicator.plan import plan as plans
 from replicator.replicator import Replicator
 
-_USAGE = "python -m replicator.plan module:make [--json=PATH] [--plot=PATH]"
+_USAGE = (
+    "python -m replicator.plan module:make [--json=PATH] [--plot=PATH] "
+    "[--simulate-hosts=N]"
+)
+_MOST_HOSTS = 1024
 _JSON = flags.DEFINE_string("json", None, "A file to write the plan to, as JSON.")
 _PLOT = flags.DEFINE_string("plot", None, "A .png or .svg file to plot the plan to.")
+_HOSTS = flags.DEFINE_integer(
+    "simulate-hosts",
+    None,
+    "Builds the step in a graph for so many hosts, each with the devices that the "
+    "program names, none of which need exist, and says how long it communicates.",
+    1,
+    _MOST_HOSTS,
+)
 
 
 class _BadInput(Exception):
@@ -37,7 +52,13 @@ def main(argv: Sequence[str]) -> int:
         picture, text = _PLOT.value, _JSON.value
         if picture is not None:
             _tried("--plot", lambda: plans.check_picture(picture))
-        plan = _plan(argv[1])
+        with _hosts(_HOSTS.value):
+            plan = _plan(argv[1])
+        if _HOSTS.value not in (None, len(plan.hosts)):
+            raise _BadInput(
+                f"{argv[1]} names devices on {len(plan.hosts)} hosts of a cluster; "
+                "--simulate-hosts needs the devices of one host, e.g. CPU:0"
+            )
         _tried("the table", plan.print)
         if text is not None:
             _tried("--json", lambda: pathlib.Path(text).write_text(plan.to_json()))
@@ -46,6 +67,16 @@ def main(argv: Sequence[str]) -> int:
     except _BadInput as error:
         return _fail(error)
     return 0
+
+
+@contextlib.contextmanager
+def _hosts(count: int | None) -> Iterator[None]:
+    """In this block, so many hosts are simulated, if any are."""
+    if count is None:
+        yield
+    else:
+        with tf.Graph().as_default(), paper.on_paper(count):
+            yield
 
 
 def _plan(name: str) -> plans.Plan:

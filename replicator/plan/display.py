@@ -29,6 +29,8 @@ def show(plan: Rows, file: TextIO | None = None) -> None:
         console.width = _WIDTH
     console.print(_rows(plan))
     console.print(_totals(plan))
+    if len(plan.hosts) > 1:
+        console.print(_between(plan))
     for note in plan.notes:
         console.print(note)
 
@@ -81,8 +83,11 @@ def _ids(replica_ids: Sequence[int]) -> str:
 
 def _rows(plan: Rows) -> rich.table.Table:
     """Returns the table with one row per communication."""
-    table = _table(f"Communication of {len(plan.devices)} replicas")
-    for name in ("", "primitive", "replicas", "tensors", "each sends", "algorithm"):
+    several = len(plan.hosts) > 1
+    on = f" on {len(plan.hosts)} hosts" if several else ""
+    table = _table(f"Communication of {len(plan.devices)} replicas{on}")
+    sizes = ("within hosts", "between hosts", "takes") if several else ("each sends",)
+    for name in ("", "primitive", "replicas", "tensors", *sizes, "algorithm"):
         table.add_column(name, justify="right" if name == "" else "left")
     for name in ("where", "times", "pass", "line"):
         table.add_column(name, overflow="fold")
@@ -92,7 +97,7 @@ def _rows(plan: Rows) -> rich.table.Table:
             title(row),
             "all" if len(row.group) == len(plan.devices) else _ids(row.group),
             tensors(row),
-            sent(row),
+            *(_levels(row) if several else (sent(row),)),
             row.algorithm,
             row.place,
             "?" if row.times is None else str(row.times),
@@ -100,6 +105,34 @@ def _rows(plan: Rows) -> rich.table.Table:
             "\n".join(row.lines),
         )
     return table
+
+
+def _levels(row: Row) -> tuple[str, str, str]:
+    """Returns the cells of a row for several hosts."""
+    return size(row.within), size(row.between), duration(row.seconds or 0.0)
+
+
+def duration(seconds: float) -> str:
+    """Returns a time as it is shown, e.g. "1.5 ms"."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _between(plan: Rows) -> str:
+    """Returns what is said of the links between hosts."""
+    text = (
+        f"Communication takes {duration(plan.seconds or 0.0)} a step by the "
+        "calibration, one row after the other, messages of a link too; conditionals "
+        "and loops of unknown length are taken once."
+    )
+    slowest = plan.slowest_link
+    if slowest is None:
+        return text
+    ends = (plan.hosts[host] for host in (slowest.source, slowest.destination))
+    unknown = ", with tensors of unknown size" if slowest.nbytes is None else ""
+    return (
+        f"{text}\nSlowest link: {' to '.join(ends)}, {duration(slowest.seconds)} for "
+        f"{size(slowest.nbytes)} in {slowest.messages} messages{unknown}."
+    )
 
 
 def _totals(plan: Rows) -> rich.table.Table:

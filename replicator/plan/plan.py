@@ -97,6 +97,9 @@ class Plan(Rows):
             {**dataclasses.asdict(row), "sent": row.sent, "nbytes": row.nbytes}
             for row in self.rows
         ]
+        if len(self.hosts) == 1:
+            for facts in rows:
+                del facts["wires"], facts["seconds"]
         totals = dataclasses.asdict(self.totals)
         return json.dumps(
             {
@@ -195,6 +198,8 @@ def _row(kept: Communication, algorithm: str) -> Row:
         times=place.times,
         lines=_lines(kept.calls),
         backward=kept.calls[0].backward,
+        wires=kept.wires,
+        seconds=kept.seconds,
     )
 
 

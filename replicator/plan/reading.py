@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -70,6 +71,8 @@ def _read(hint: Any, found: Any, where: str) -> Any:
         return found
     if hint is bool and isinstance(found, bool):
         return found
+    if hint is float and isinstance(found, float) and 0 <= found < math.inf:
+        return found
     if hint is int and arguments.is_whole(found, 0, _MOST):
         return found
     raise _NoPlan(f"{where} is {errors.shown(found)}")
@@ -96,6 +99,8 @@ def _check(plan: Rows) -> None:
         raise _NoPlan("the plan has no devices")
     for n, row in enumerate(plan.rows):
         ids = {*row.group, *(r for x in row.links for r in (x.source, x.destination))}
+        if any(max(x.source, x.destination) >= len(plan.hosts) for x in row.wires):
+            raise _NoPlan(f"row {n} is not one of {len(plan.hosts)} hosts")
         if not row.group or max(ids) >= len(plan.devices):
             raise _NoPlan(f"row {n} is not one of {len(plan.devices)} replicas")
         if len(row.operands) != len(row.group):

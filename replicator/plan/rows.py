@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
+from replicator.costs import hosts
 from replicator.graph.ir.placeholder import Value
-from replicator.graph.lowering.record import Link, add
+from replicator.graph.lowering.record import Link, Wire, add
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Row:
         lines: The user's lines that ask for it, e.g. "train.py:42 in step_fn"; several
             if those of the replicas differ.
         backward: Whether it belongs to a gradient.
+        wires: Which host sends how much to which, each time; empty if there is one.
+        seconds: How long it takes between hosts, by the calibration, if nothing else
+            happens; None on one host.
     """
 
     primitive: str
@@ -43,6 +47,8 @@ class Row:
     times: int | None
     lines: tuple[str, ...]
     backward: bool
+    wires: tuple[Wire, ...] = ()
+    seconds: float | None = None
 
     @property
     def place(self) -> str:
@@ -61,6 +67,18 @@ class Row:
     def nbytes(self) -> int | None:
         """How many bytes travel in all; None where a size is unknown."""
         return add(link.nbytes for link in self.links)
+
+    @property
+    def between(self) -> int | None:
+        """How many bytes travel between hosts; None where a size is unknown."""
+        return add(wire.nbytes for wire in self.wires)
+
+    @property
+    def within(self) -> int | None:
+        """How many bytes travel within hosts; None where a size is unknown."""
+        if self.nbytes is None or self.between is None:
+            return None
+        return self.nbytes - self.between
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +138,64 @@ class Rows(Sequence[Row]):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that the replicas run on, in the order in which they come first.
+
+        Example:
+            >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "mean")).plan
+            >>> plan.hosts
+            ('/job:localhost/replica:0/task:0',)
+        """
+        return tuple(dict.fromkeys(map(hosts.host_of, self.devices)))
+
+    @property
+    def slowest_link(self) -> Wire | None:
+        """The link between two hosts that is busy longest in a step; None on one host.
+
+        What is in conditionals and in loops of unknown length counts once.
+
+        Example:
+            >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "mean")).plan
+            >>> print(plan.slowest_link)
+            None
+        """
+        found: dict[tuple[int, int], list[tuple[int, Wire]]] = {}
+        for row in self.rows:
+            times = 1 if row.times is None else row.times
+            for wire in row.wires:
+                ends = wire.source, wire.destination
+                found.setdefault(ends, []).append((times, wire))
+        links = [
+            Wire(
+                *ends,
+                sum(times * wire.messages for times, wire in own),
+                add(w.nbytes if w.nbytes is None else n * w.nbytes for n, w in own),
+                sum(times * wire.seconds for times, wire in own),
+            )
+            for ends, own in sorted(found.items())
+        ]
+        return max(links, key=lambda wire: wire.seconds, default=None)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long a step communicates, one row after the other; None on one host.
+
+        By the calibration; what is in conditionals and in loops of unknown length
+        counts once.
+
+        Example:
+            >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "mean")).plan
+            >>> print(plan.seconds)
+            None
+        """
+        if len(self.hosts) == 1:
+            return None
+        return sum(
+            (1 if row.times is None else row.times) * (row.seconds or 0.0)
+            for row in self.rows
+        )
 
     @property
     def totals(self) -> Totals:

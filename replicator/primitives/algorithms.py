@@ -1,8 +1,10 @@
 """The ways to reduce one tensor per replica and give all of them the result.
 
 Each gives all replicas the same bits, the same from run to run: an element is combined
-once, in an order that only the algorithm and the number of replicas decide. Hub and
-shuffled combine in replica order, and so give the same bits as one another.
+once, in an order that only the algorithm and the replicas' hosts decide. Hub and
+shuffled combine in replica order, and so give the same bits as one another. Where hosts
+have several replicas, each host's are combined first, in replica order, and then the
+algorithm combines what came of that, one tensor per host (levels.py).
 
 costs/cost.py chooses between them. What an algorithm cannot do is done by the hub:
 tree, ring and nccl do no "argmin" or "argmax", and nccl only the sum, mean, min, max
@@ -25,49 +27,14 @@ import tensorflow as tf
 from replicator import arguments, errors
 from replicator.costs import cost, rates
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import arithmetic, base, reductions, rooted
+from replicator.primitives import arithmetic, base, levels, reductions, rooted
+from replicator.primitives.job import Job, Received
 
 # TensorFlow cuts a tensor without a copy where the cut falls on a multiple of these.
 _ALIGNED_BYTES = 64
 
 _NCCL_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 _NCCL_OPS = {"sum": "sum", "mean": "sum", "min": "min", "max": "max", "prod": "prod"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What is to be reduced.
-
-    Attributes:
-        op: One of REDUCTIONS, with a meaning for the dtype.
-        column: `column[n]` is the tensor of the n-th participant.
-        devices: `devices[n]` is where that runs.
-        group: `group[n]` is its replica's id.
-        hub: Which participant does what is done once.
-        name: Names the communication, alike for nothing else in the graph.
-    """
-
-    op: str
-    column: Sequence[tf.Tensor]
-    devices: Sequence[str]
-    group: Sequence[int]
-    hub: int
-    name: str = ""
-
-    @property
-    def count(self) -> int:
-        """How many participants there are."""
-        return len(self.column)
-
-    @property
-    def steps(self) -> reductions.Steps:
-        """The reduction, as the steps that combine pairs."""
-        return reductions.steps_of(self.op, self.column[0].dtype, self.count)
-
-
-# `received[n]` are the parts of the result that participant n receives, on its device
-# or to be read by it: the value, and for "argmin" and "argmax" the owner.
-Received = list[list[tf.Tensor]]
 
 
 def check(what: str, algorithm: Any) -> None:
@@ -99,18 +66,20 @@ def reduce(matched: Matched, column: Sequence[tf.Tensor], k: int = 0) -> Receive
     if named and not supports(named, op, dtype):
         raise _unsupported(matched, named, f"cannot do the {op} of {dtype.name}")
     able = [name for name in ALGORITHMS if supports(name, op, dtype)]
+    hub = matched.hub(cost.tensor_bytes(column[0]), owner)
+    leaders = levels.leaders(matched, hub, cost.tensor_bytes(column[0]))
     name = "hub"
     if owner is None:
+        ends = [matched.devices[n] for n in leaders]
         name = cost.choose(
-            matched.policy, asked, able, cost.known_bytes(column[0]), matched.devices
+            matched.policy, asked, able, cost.known_bytes(column[0]), ends
         )
-    matched.notes.algorithms.append(name)
-    hub = matched.hub(cost.tensor_bytes(column[0]), owner)
+    matched.notes.algorithms.append(levels.said(matched, name))
     unique = f"{matched.calls[0].key}:{column[0].name}"
     job = Job(
         op, column, matched.devices, matched.group, matched.devices.index(hub), unique
     )
-    return ALGORITHMS[name](job)
+    return levels.all_reduce(job, leaders, ALGORITHMS[name])
 
 
 def supports(name: str, op: str, dtype: tf.DType) -> bool:
@@ -128,7 +97,7 @@ def hub(job: Job) -> Received:
     Moves 2 * (replicas - 1) * bytes(value): in to the hub, and out again.
     """
     with tf.device(job.devices[job.hub]):
-        parts = reductions.combine(job.op, job.column, job.group)
+        parts = reductions.combine(job.op, job.column, job.group, job.steps)
     return [parts for _ in job.column]
 
 
@@ -143,7 +112,7 @@ def shuffled(job: Job) -> Received:
     reduced = []
     for k, column in enumerate(zip(*slices, strict=True)):
         with tf.device(job.devices[(job.hub + k) % job.count]):
-            reduced.append(reductions.combine(job.op, column, job.group))
+            reduced.append(reductions.combine(job.op, column, job.group, job.steps))
     parts = list(zip(*reduced, strict=True))
     return [
         [_whole(part, x, device) for part in parts]
@@ -183,7 +152,7 @@ def tree(job: Job) -> Received:
                 down(*part, result)
                 continue
             with tf.device(job.devices[at]):
-                down(*part, _hop(result))
+                down(*part, arithmetic.hop(result))
 
     combined = up(0, job.count)
     with tf.device(job.devices[job.hub]):
@@ -220,7 +189,7 @@ def ring(job: Job) -> Received:
         gathered[order[-1]].append(travelling)
         for n in order[:-1]:
             with tf.device(job.devices[n]):
-                travelling = _hop(travelling)
+                travelling = arithmetic.hop(travelling)
             gathered[n].append(travelling)
     return [
         [_whole(own, x, device)]
@@ -255,14 +224,6 @@ ALGORITHMS: dict[str, Callable[[Job], Received]] = {
     "ring": ring,
     "nccl": nccl,
 }
-
-
-def _hop(tensor: tf.Tensor) -> tf.Tensor:
-    """Reads a tensor on the current device, and keeps the order of a sum.
-
-    Grappler takes an identity away, and lets the tensor travel from where it was made.
-    """
-    return arithmetic.shield(tensor)
 
 
 def _checked(job: Job) -> Job:
@@ -322,7 +283,7 @@ def _slices(job: Job) -> list[list[tf.Tensor]]:
 def _whole(slices: Sequence[tf.Tensor], like: tf.Tensor, device: str) -> tf.Tensor:
     """Sets slices together to a tensor of the shape of `like`, on a device."""
     with tf.device(device):
-        flat = tf.concat(slices, 0) if len(slices) > 1 else _hop(slices[0])
+        flat = tf.concat(slices, 0) if len(slices) > 1 else arithmetic.hop(slices[0])
         known = like.shape.is_fully_defined()
         whole = tf.reshape(flat, like.shape if known else tf.shape(like))
         return whole if known else arithmetic.ensure_shape(whole, like.shape)

@@ -22,7 +22,7 @@ from replicator.graph.ir.placeholder import (
     Value,
 )
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import axes, base, groups
+from replicator.primitives import axes, base, groups, levels
 
 FACTS = Facts(algorithm="hub", same_for_all=True)
 
@@ -154,14 +154,21 @@ def _sum_slices(
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     """Joins each tensor on a hub, in replica order; all devices read the result.
 
-    Moves bytes(result) in to the hub and (replicas - 1) * bytes(result) out again.
-    Joining compares the shapes when it runs.
+    Moves bytes(result) in to the hub and (replicas - 1) * bytes(result) out again;
+    between hosts, from each to each other what its replicas pass. Joining compares the
+    shapes when it runs.
     """
     axis = matched.options["axis"]
     results = []
     for k in range(len(matched.operands[0])):
         column = matched.column(k)
         nbytes = len(column) * cost.tensor_bytes(column[0])
-        with tf.device(matched.hub(nbytes, matched.owner(k))):
-            results.append(axes.join(column, axis))
-    return [results for _ in matched.operands]
+        owner = matched.owner(k)
+        hub = matched.hub(nbytes, owner)
+        if owner is None:
+            results.append(levels.join_for_all(matched, column, axis, hub))
+        else:
+            joined = levels.join(matched, column, axis, hub)
+            received = levels.hand_out(matched, [joined], hub)
+            results.append([part for (part,) in received])
+    return [list(own) for own in zip(*results, strict=True)]

@@ -33,11 +33,13 @@ from replicator.primitives import (
     algorithms,
     base,
     groups,
+    levels,
     packing,
     reductions,
     sparse,
     sufficient,
 )
+from replicator.primitives.job import Received
 
 FACTS = Facts(algorithm="hub", same_for_all=True)
 
@@ -369,7 +371,7 @@ def _reduce_one(
     column: Sequence[tf.Tensor],
     when: tf.Tensor | None,
     k: int,
-) -> algorithms.Received:
+) -> Received:
     """Reduces one tensor per replica; what may not be due is reduced on a hub.
 
     Args:
@@ -380,11 +382,12 @@ def _reduce_one(
     """
     if when is None:
         return algorithms.reduce(matched, column, k)
-    matched.notes.algorithms.append("hub")
-    with tf.device(matched.hub(cost.tensor_bytes(column[0]), matched.owner(k))):
+    matched.notes.algorithms.append(levels.said(matched, "hub"))
+    hub = matched.hub(cost.tensor_bytes(column[0]), matched.owner(k))
+    with tf.device(hub):
         parts = _tf.cond(
             when,
-            lambda: reductions.combine(matched.options["op"], column, matched.group),
+            lambda: levels.combine(matched, column, hub),
             lambda: [tf.zeros_like(column[0])],
         )
-    return [parts for _ in column]
+    return levels.hand_out(matched, parts, hub)

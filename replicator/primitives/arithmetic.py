@@ -63,6 +63,14 @@ def shield(tensor: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
 
 
+def hop(tensor: tf.Tensor) -> tf.Tensor:
+    """Reads a tensor on the current device, and keeps the order of a sum.
+
+    Grappler takes an identity away, and lets the tensor travel from where it was made.
+    """
+    return shield(tensor)
+
+
 def ensure_shape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
     """Compares a shape when it runs.
 

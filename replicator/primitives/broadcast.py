@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import all_reduce, base, groups, rooted
+from replicator.primitives import all_reduce, base, groups, levels, rooted
 
 FACTS = Facts(same_for_all=True)
 
@@ -114,7 +114,7 @@ def gradient(
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     """Hands the root's tensors to all replicas.
 
-    Moves (replicas - 1) * bytes(value). Shapes unknown at build time are compared when
+    Moves (replicas - 1) * bytes(value); between hosts, once to each. Shapes unknown at build time are compared when
     the step runs.
     """
     root = matched.group.index(matched.options["root"])
@@ -122,4 +122,4 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
         sent = [
             rooted.as_agreed(matched, k) for k in range(len(matched.calls[root].agreed))
         ]
-    return [sent for _ in matched.operands]
+    return levels.hand_out(matched, sent, matched.devices[root])

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import axes, base, groups, rooted
+from replicator.primitives import axes, base, groups, levels, rooted
 
 FACTS = Facts()
 
@@ -168,9 +168,9 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     Joining compares the shapes when it runs.
     """
     root = matched.group.index(matched.options["root"])
-    with tf.device(matched.devices[root]):
-        received = [
-            axes.join(matched.column(k), matched.options["axis"])
-            for k in range(len(matched.operands[root]))
-        ]
+    axis = matched.options["axis"]
+    received = [
+        levels.join(matched, matched.column(k), axis, matched.devices[root])
+        for k in range(len(matched.operands[root]))
+    ]
     return [received if n == root else [] for n in range(len(matched.operands))]

@@ -21,6 +21,7 @@ from replicator.primitives import (
     broadcast,
     gather,
     groups,
+    levels,
     reductions,
     rooted,
 )
@@ -132,12 +133,14 @@ def gradient(
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Reduces on the root's device. Moves (replicas - 1) * bytes(value) to it."""
+    """Reduces on the root's device. Moves (replicas - 1) * bytes(value) to it.
+
+    From each other host, that is bytes(value): its replicas' are reduced there first.
+    """
     root = matched.group.index(matched.options["root"])
-    with tf.device(matched.devices[root]):
-        parts = [
-            reductions.combine(matched.options["op"], matched.column(k), matched.group)
-            for k in range(len(matched.operands[root]))
-        ]
+    parts = [
+        levels.combine(matched, matched.column(k), matched.devices[root])
+        for k in range(len(matched.operands[root]))
+    ]
     received = [tensor for part in zip(*parts, strict=True) for tensor in part]
     return [received if n == root else [] for n in range(len(matched.operands))]

@@ -16,7 +16,15 @@ import tensorflow as tf
 from replicator import context
 from replicator.graph.ir.placeholder import Facts, Placeholder, Value
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import all_gather, arithmetic, axes, base, groups, reductions
+from replicator.primitives import (
+    all_gather,
+    arithmetic,
+    axes,
+    base,
+    groups,
+    levels,
+    reductions,
+)
 
 FACTS = Facts(split="axis")
 
@@ -112,7 +120,8 @@ def gradient(
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     """Cuts on the sender, reduces on the receiver, in replica order.
 
-    Moves (replicas - 1) / replicas * bytes(value) per replica.
+    Moves (replicas - 1) / replicas * bytes(value) per replica. Between hosts, a replica
+    receives one slice from each, in which those of its replicas are reduced.
     """
     options, replicas = matched.options, range(len(matched.operands))
     # made[n][k] is what participant n receives for its k-th tensor: value, and owner.
@@ -125,9 +134,8 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
             with tf.device(device):
                 pieces.append(axes.cut(value, options["axis"], len(replicas), sizes))
         for n in replicas:
-            with tf.device(matched.devices[n]):
-                column = [own[n] for own in pieces]
-                made[n].append(reductions.combine(options["op"], column, matched.group))
+            column = [own[n] for own in pieces]
+            made[n].append(levels.combine(matched, column, matched.devices[n]))
     return [
         [tensor for part in zip(*own, strict=True) for tensor in part] for own in made
     ]

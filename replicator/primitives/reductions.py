@@ -159,7 +159,10 @@ def of_leaves(
 
 
 def combine(
-    op: str, column: Sequence[tf.Tensor], group: Sequence[int]
+    op: str,
+    column: Sequence[tf.Tensor],
+    group: Sequence[int],
+    steps: Steps | None = None,
 ) -> list[tf.Tensor]:
     """Reduces one tensor per replica, in replica order.
 
@@ -167,24 +170,59 @@ def combine(
         op: One of REDUCTIONS, with a meaning for the dtype.
         column: `column[n]` is the tensor of replica `group[n]`.
         group: The replicas that take part.
+        steps: Where `column` holds partial results: the steps of the whole reduction.
 
     Returns:
         The result; for "argmin" and "argmax" the owner too. Shapes that differ when it
         runs are an InvalidArgumentError.
     """
-    reduction, steps = REDUCTIONS[op], steps_of(op, column[0].dtype, len(column))
-    wide = [steps.widen(x) for x in column]
-    if reduction.fold is not None:
-        value = steps.finish(reduction.fold(wide))
-    else:
-        value = steps.finish(arithmetic.fold(steps.pair, _of_one_shape(wide)))
-    if not reduction.located:
+    steps = steps or steps_of(op, column[0].dtype, len(column))
+    value = steps.finish(partial(op, column, steps))
+    if not REDUCTIONS[op].located:
         return [value]
-    held = [_holds(x, value) for x in column]
+    held = [holds(x, value) for x in column]
     owner = tf.fill(tf.shape(value), tf.constant(group[-1], tf.int32))
-    for replica_id, holds in reversed(list(zip(group[:-1], held[:-1], strict=True))):
-        owner = tf.where(holds, replica_id, owner)
+    for replica_id, where in reversed(list(zip(group[:-1], held[:-1], strict=True))):
+        owner = tf.where(where, replica_id, owner)
     return [value, arithmetic.ensure_shape(owner, value.shape)]
+
+
+def partial(op: str, column: Sequence[tf.Tensor], steps: Steps) -> tf.Tensor:
+    """Reduces some of the tensors of a reduction, in order, and does not finish it.
+
+    Args:
+        op: One of REDUCTIONS, with a meaning for the dtype.
+        column: Tensors, or what this function made of tensors.
+        steps: Those of the whole reduction.
+    """
+    wide = [steps.widen(x) for x in column]
+    in_order = REDUCTIONS[op].fold
+    if in_order is not None:
+        return in_order(wide)
+    return arithmetic.fold(steps.pair, _of_one_shape(wide))
+
+
+def settle(
+    op: str, values: Sequence[tf.Tensor], owners: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Makes one of several results of "argmin", or of "argmax".
+
+    Args:
+        op: Which of these.
+        values: `values[h]` and
+        owners: `owners[h]` are what `combine` returned for some of the replicas.
+
+    Returns:
+        What it would return for all of them: of several owners, the lowest.
+    """
+    steps = steps_of(op, values[0].dtype, len(values))
+    value = partial(op, values, steps)
+    nobody = tf.constant(tf.int32.max)
+    ids = [
+        tf.where(holds(x, value), owner, nobody)
+        for x, owner in zip(values, owners, strict=True)
+    ]
+    return [value, arithmetic.fold(tf.minimum, ids)]
 
 
 def steps_of(op: str, dtype: tf.DType, count: int) -> Steps:
@@ -252,7 +290,7 @@ def _add(one: tf.Tensor, two: tf.Tensor) -> tf.Tensor:
     return tf.add_n([one, two])
 
 
-def _holds(x: tf.Tensor, extremum: tf.Tensor) -> tf.Tensor:
+def holds(x: tf.Tensor, extremum: tf.Tensor) -> tf.Tensor:
     """Where a replica's tensor holds the extremum; a NaN is one, and holds itself."""
     same = tf.equal(x, extremum)
     if not x.dtype.is_floating:

@@ -7,22 +7,24 @@ over the large product. Products of 16-bit floats are made in float32.
 
 Where devices share a memory, the product is made on one of them (the hub, or the owner
 of what it is for) and read by all; else each device joins and multiplies for itself,
-and nothing but factors travels.
+and nothing but factors travels. Of several hosts, each does so as if it were alone, and
+the factors of its replicas are joined before they go to the others. All get the same
+bits if their processors multiply alike: where hosts differ in kind, say factors=False.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator.costs import cost
+from replicator.costs import cost, hosts
 from replicator.graph.ir import shapes
 from replicator.graph.lowering.rewrite import Matched
 from replicator.graph.matching import factors
 from replicator.graph.matching.factors import After, Factor, Product, RowSum
-from replicator.primitives import base
+from replicator.primitives import base, levels
 
 
 def reduce(
@@ -47,20 +49,20 @@ def reduce(
     made: dict[int, list[tf.Tensor]] = {}
     for k, own in found.items():
         if own and isinstance(own[0], Product):
-            if cost.factors_pay(own, matched.policy):
+            if cost.factors_pay(own, matched.policy, matched.devices):
                 devices = joiner.devices(own, matched.owner(k))
-                made[k] = [joiner.multiply(own, device) for device in devices]
+                made[k] = joiner.for_all(devices, joiner.multiply, own)
     for k, own in found.items():
         if own and isinstance(own[0], RowSum):
             devices = joiner.holders([Factor(one.rows, 0) for one in own])
             if devices:
-                made[k] = [joiner.add_rows(own, device) for device in devices]
+                made[k] = joiner.for_all(devices, joiner.add_rows, own)
     if made:
         matched.notes.algorithms.append("factors")
-    return {
-        k: results if len(results) > 1 else results * len(matched.devices)
-        for k, results in made.items()
-    }
+    return made
+
+
+_Joined = Mapping[str, tf.Tensor]  # by the device on which it was joined
 
 
 class _Joiner:
@@ -74,7 +76,7 @@ class _Joiner:
         self._matched = matched
         mean = matched.options["op"] == "mean"
         self._constant = 1.0 / len(matched.group) if mean else 1.0
-        self._joined: dict[Any, tf.Tensor] = {}
+        self._joined: dict[Any, _Joined] = {}
         self._holders: dict[Any, Sequence[str]] = {}
 
     def devices(self, products: Sequence[Product], owner: int | None) -> Sequence[str]:
@@ -83,6 +85,8 @@ class _Joiner:
         size = cost.work(products)
         if owner is not None:
             devices: Sequence[str] = [self._matched.hub(size, owner)]
+        elif hosts.are_several(self._matched.devices):
+            devices = self._of_hosts()
         elif not cost.share_memory(self._matched.devices):
             devices = self._matched.devices
         else:
@@ -92,53 +96,100 @@ class _Joiner:
             self._holders.setdefault(_key(side), devices)
         return devices
 
+    def _of_hosts(self) -> Sequence[str]:
+        """Returns the devices that multiply: one of those that share a memory."""
+        chosen: list[str] = []
+        for members in hosts.by_host(self._matched.devices):
+            own = [self._matched.devices[n] for n in members]
+            chosen += own[:1] if cost.share_memory(own) else own
+        return chosen
+
+    def for_all(
+        self,
+        devices: Sequence[str],
+        make: Callable[[Sequence[Any], str, Sequence[str]], tf.Tensor],
+        column: Sequence[Any],
+    ) -> list[tf.Tensor]:
+        """Makes a result on some devices; returns what each participant receives."""
+        places = _one_per_host(devices)
+        made = {
+            device: make(column, device, places if len(places) > 1 else [device])
+            for device in devices
+        }
+        if len(made) == 1:
+            ((at, result),) = made.items()
+            received = levels.hand_out(self._matched, [result], at)
+            return [part for (part,) in received]
+        of_host = {hosts.host_of(device): made[device] for device in made}
+        return [
+            made.get(device, of_host[hosts.host_of(device)])
+            for device in self._matched.devices
+        ]
+
     def holders(self, column: Sequence[Factor]) -> Sequence[str]:
         """Returns the devices on which a factor of all replicas is joined, if any."""
         return self._holders.get(_key(column), [])
 
-    def multiply(self, products: Sequence[Product], device: str) -> tf.Tensor:
-        """Makes the sum, or mean, of the replicas' products on a device."""
+    def multiply(
+        self, products: Sequence[Product], device: str, places: Sequence[str]
+    ) -> tf.Tensor:
+        """Makes the sum, or mean, of the replicas' products on a device.
+
+        Args:
+            products: One per participant.
+            device: Where.
+            places: Where factors are joined: the device, or one device of each host.
+        """
         left, right = [p.left for p in products], [p.right for p in products]
         after = [p.after for p in products]
         # What adds up the rows of the right factor, a bias' gradient, shares the scale.
         if products[0].right.width <= 4 * products[0].left.width:
-            sides = self._join(left, device), self._scaled(right, after, device)
+            sides = self._join(left, places), self._scaled(right, after, places)
         else:
-            sides = self._scaled(left, after, device), self._join(right, device)
+            sides = self._scaled(left, after, places), self._join(right, places)
         with tf.device(device):
             product = tf.linalg.matmul(
-                *sides, transpose_a=left[0].axis == 0, transpose_b=right[0].axis == 1
+                *(_near(device, side) for side in sides),
+                transpose_a=left[0].axis == 0,
+                transpose_b=right[0].axis == 1,
             )
             return _again(after[0], product)
 
-    def add_rows(self, sums: Sequence[RowSum], device: str) -> tf.Tensor:
+    def add_rows(
+        self, sums: Sequence[RowSum], device: str, places: Sequence[str]
+    ) -> tf.Tensor:
         """Makes the sum, or mean, of the sums of the replicas' rows on a device."""
         after = [one.after for one in sums]
-        rows = self._scaled([Factor(one.rows, 0) for one in sums], after, device)
+        rows = self._scaled([Factor(one.rows, 0) for one in sums], after, places)
         with tf.device(device):
-            return _again(after[0], tf.reduce_sum(rows, 0))
+            return _again(after[0], tf.reduce_sum(_near(device, rows), 0))
 
     def _scaled(
-        self, column: Sequence[Factor], after: Sequence[After], device: str
-    ) -> tf.Tensor:
+        self, column: Sequence[Factor], after: Sequence[After], places: Sequence[str]
+    ) -> _Joined:
         """Joins one factor per replica, multiplied by what scales the product."""
         own = tuple(a.scales for a in after)
-        key = device, _key(column), tuple(_scale_key(scales) for scales in own)
+        key = tuple(places), _key(column), tuple(_scale_key(scales) for scales in own)
         if key not in self._joined:
-            joined = self._join(column, device, own)
+            joined = self._join(column, places, own)
             if self._constant != 1.0:
-                with tf.device(device):
-                    joined = joined * tf.constant(self._constant, joined.dtype)
+                for place, tensor in joined.items():
+                    with tf.device(place):
+                        scale = tf.constant(self._constant, tensor.dtype)
+                        joined = {**joined, place: tensor * scale}
             self._joined[key] = joined
         return self._joined[key]
 
     def _join(
-        self, column: Sequence[Factor], device: str, scales: Sequence[Any] = ()
-    ) -> tf.Tensor:
+        self,
+        column: Sequence[Factor],
+        places: Sequence[str],
+        scales: Sequence[Any] = (),
+    ) -> _Joined:
         """Joins one factor per replica, in replica order; its rows along its axis."""
         if not any(scales):
             scales = [()] * len(column)
-        key = device, _key(column), "joined", tuple(map(_scale_key, scales))
+        key = tuple(places), _key(column), "joined", tuple(map(_scale_key, scales))
         if key not in self._joined:
             parts = [
                 _multiplied(_matrix(factor), own, place)
@@ -147,12 +198,28 @@ class _Joiner:
                 )
             ]
             self._matched.notes.moved.extend(enumerate(parts))
-            with tf.device(device):
-                joined = tf.concat(parts, column[0].axis)
-                if joined.dtype in base.HALF:
-                    joined = tf.cast(joined, tf.float32)
+            axis = column[0].axis
+            joined = levels.join_each(self._matched, parts, axis, places)
+            for place, tensor in joined.items():
+                if tensor.dtype in base.HALF:
+                    with tf.device(place):
+                        joined = {**joined, place: tf.cast(tensor, tf.float32)}
             self._joined[key] = joined
         return self._joined[key]
+
+
+def _one_per_host(devices: Sequence[str]) -> list[str]:
+    return [devices[members[0]] for members in hosts.by_host(devices)]
+
+
+def _near(device: str, joined: _Joined) -> tf.Tensor:
+    """Returns what was joined on the host of a device."""
+    (found,) = (
+        tensor
+        for place, tensor in joined.items()
+        if hosts.host_of(place) == hosts.host_of(device)
+    )
+    return found
 
 
 def _key(column: Sequence[Factor]) -> Any:

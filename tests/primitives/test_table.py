@@ -17,6 +17,8 @@ SHARED = {
     "axes",
     "base",
     "groups",
+    "job",
+    "levels",
     "packing",
     "reductions",
     "rooted",

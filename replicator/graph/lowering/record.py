@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.costs import cost
+from replicator.costs import cost, hosts, rates
 from replicator.graph.ir.placeholder import Call
 
 # TensorFlow wraps the name, once more for each gradient: "__inference_inner_42".
@@ -67,6 +67,27 @@ class Link:
 
 
 @dataclasses.dataclass(frozen=True)
+class Wire:
+    """What one host sends to another in one communication.
+
+    Attributes:
+        source: The host that sends: which it is of those that replicas run on, in the
+            order in which these come first.
+        destination: The host that receives.
+        messages: How many tensors, each to one device.
+        nbytes: How many bytes; None where a size is only known when the step runs.
+        seconds: How long the link takes, by the calibration; tensors of unknown size
+            are taken for small ones.
+    """
+
+    source: int
+    destination: int
+    messages: int
+    nbytes: int | None
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Communication:
     """One communication that was lowered.
 
@@ -75,12 +96,16 @@ class Communication:
         links: Who sends how much to whom.
         place: Where in the control flow it is.
         algorithms: How it is done; empty: as the primitive always is.
+        wires: What travels between hosts; empty if there is one.
+        seconds: How long it takes, if nothing else happens; None on one host.
     """
 
     calls: tuple[Call, ...]
     links: tuple[Link, ...]
     place: Place
     algorithms: tuple[str, ...] = ()
+    wires: tuple[Wire, ...] = ()
+    seconds: float | None = None
 
 
 def function_name(op: tf.Operation) -> str:
@@ -108,21 +133,66 @@ def links(
         results: `results[n]` is what participant n receives.
         devices: `devices[r]` is where replica r runs.
     """
+    travels = _travels(replica_ids, operands, results, devices)
+    return tuple(
+        Link(source, reader, add(map(cost.known_bytes, tensors)))
+        for (source, reader), tensors in sorted(travels.items())
+    )
+
+
+def wires(
+    replica_ids: Sequence[int],
+    operands: Sequence[Sequence[tf.Tensor]],
+    results: Sequence[Sequence[tf.Tensor]],
+    devices: Sequence[str],
+    calibration: rates.Calibration,
+) -> tuple[Wire, ...]:
+    """Returns what travels between hosts in one communication.
+
+    Args:
+        replica_ids: Those of the participants.
+        operands: `operands[n]` is what participant n passes.
+        results: `results[n]` is what participant n receives.
+        devices: `devices[r]` is where replica r runs.
+        calibration: What a message and a byte cost.
+    """
+    members = hosts.by_host(devices)
+    host = {r: number for number, own in enumerate(members) for r in own}
+    crossing: dict[tuple[int, int], list[tf.Tensor]] = {}
+    travels = _travels(replica_ids, operands, results, devices)
+    for (source, reader), tensors in travels.items():
+        if host[source] != host[reader]:
+            crossing.setdefault((host[source], host[reader]), []).extend(tensors)
+    made = []
+    for (source, reader), tensors in sorted(crossing.items()):
+        ends = (hosts.host_of(devices[members[h][0]]) for h in (source, reader))
+        rate = calibration.between(*ends)
+        nbytes = sum(map(cost.tensor_bytes, tensors))
+        seconds = len(tensors) * rate.message + nbytes * rate.link
+        known = add(map(cost.known_bytes, tensors))
+        made.append(Wire(source, reader, len(tensors), known, seconds))
+    return tuple(made)
+
+
+def _travels(
+    replica_ids: Sequence[int],
+    operands: Sequence[Sequence[tf.Tensor]],
+    results: Sequence[Sequence[tf.Tensor]],
+    devices: Sequence[str],
+) -> dict[tuple[int, int], list[tf.Tensor]]:
+    """Returns which tensors travel, by the replicas that send and receive them."""
     owners: dict[Any, list[int]] = {}  # several, of what was made outside of the step
     for replica_id, own in zip(replica_ids, operands, strict=True):
         for tensor in own:
             owners.setdefault(tensor.ref(), []).append(replica_id)
     of_device: dict[str, int] = {device: r for r, device in enumerate(devices)}
-    travels: dict[tuple[int, int], dict[Any, int | None]] = {}
+    travels: dict[tuple[int, int], dict[Any, tf.Tensor]] = {}
     for tensor, reader in _reads(replica_ids, results, set(owners), of_device):
         sources = owners.get(tensor.ref(), [of_device.get(tensor.device)])
         if reader is not None and sources[0] is not None and reader not in sources:
             sent = travels.setdefault((sources[0], reader), {})
-            sent[tensor.ref()] = cost.known_bytes(tensor)
-    return tuple(
-        Link(source, reader, add(sent.values()))
-        for (source, reader), sent in sorted(travels.items())
-    )
+            sent[tensor.ref()] = tensor
+    return {ends: list(sent.values()) for ends, sent in travels.items()}
 
 
 def _reads(

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.costs import cost
+from replicator.costs import cost, hosts
 from replicator.graph.ir import switching
 from replicator.graph.ir.placeholder import Call, Placeholder
-from replicator.graph.lowering import fence, merge
-from replicator.graph.lowering.record import Communication, Place, links
+from replicator.graph.lowering import fence, merge, schedule
+from replicator.graph.lowering.record import Communication, Place, links, wires
 from replicator.graph.matching import control_flow, deadlock, match
 from replicator.graph.passes import owners, precision
 from replicator.world import World
@@ -282,15 +282,46 @@ def _lower(
         given = [list(own) for own in communication.operands]
         for n, tensor in notes.moved:
             given[n].append(tensor)
-        sent = links(communication.group, given, results, target.world.devices)
-        algorithms = tuple(dict.fromkeys(notes.algorithms))
         target.communications.append(
-            Communication(communication.calls, sent, place, algorithms)
+            _kept(communication, given, results, target, place)
         )
     if target.precise and call.facts.same_for_all:
         with tf.name_scope("keep_precision"), tf.control_dependencies(None):
             results = precision.keep(results)
     return results
+
+
+def _kept(
+    communication: Matched,
+    given: Sequence[Sequence[tf.Tensor]],
+    results: Sequence[Sequence[tf.Tensor]],
+    target: Target,
+    place: Place,
+) -> Communication:
+    """Returns what is kept of a communication that was lowered.
+
+    Args:
+        communication: What was lowered.
+        given: `given[n]` is what participant n sends, or what is sent in its place.
+        results: What the lowering returned.
+        target: What it was lowered to.
+        place: Where in the control flow it is.
+    """
+    passed = communication.group, given, results, target.world.devices
+    kept = Communication(
+        communication.calls,
+        links(*passed),
+        place,
+        tuple(dict.fromkeys(communication.notes.algorithms)),
+    )
+    if not hosts.are_several(target.world.devices):
+        return kept
+    calibration = target.policy.calibration
+    return dataclasses.replace(
+        kept,
+        wires=wires(*passed, calibration),
+        seconds=schedule.seconds(given, results, communication.devices, calibration),
+    )
 
 
 def _rewire(

@@ -1,0 +1,54 @@
+"""Hosts on paper: devices that need not exist, for graphs that are built and never run.
+
+`python -m replicator.plan --simulate-hosts` builds a step for more hosts than there are,
+and tests build for several on one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+_HOSTS: contextvars.ContextVar[int | None] = contextvars.ContextVar("hosts on paper")
+
+
+@contextlib.contextmanager
+def on_paper(count: int) -> Iterator[None]:
+    """In this block, Replicators of graphs are made for hosts that need not exist.
+
+    Args:
+        count: How many stand for this one, each with the devices that are named.
+    """
+    token = _HOSTS.set(count)
+    try:
+        yield
+    finally:
+        _HOSTS.reset(token)
+
+
+def is_on() -> bool:
+    """Whether devices need not exist."""
+    return _HOSTS.get(None) is not None
+
+
+def spread(devices: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Returns the devices of all hosts.
+
+    Args:
+        devices: Those of each replica, by their full names: of this process, which
+            each host shall have, or of another, which are as they are.
+    """
+    count = _HOSTS.get()
+    assert count is not None, "no hosts on paper"
+    specs = [[tf.DeviceSpec.from_string(name) for name in own] for own in devices]
+    local = [own for own in specs if all(spec.job == "localhost" for spec in own)]
+    if len(local) < len(specs):
+        return tuple(devices)
+    return tuple(
+        tuple(spec.replace(job="worker", task=host).to_string() for spec in own)
+        for host in range(count)
+        for own in specs
+    )

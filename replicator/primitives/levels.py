@@ -1,0 +1,290 @@
+"""Communication in two levels: within each host, and between hosts.
+
+All devices of a host share its link to the others, and TensorFlow sends a tensor once to
+each device that reads it. So where hosts have several replicas, what they pass becomes
+one tensor on a device of their host (the leader), before that crosses the link; and what
+comes to a host, its leader reads, and the others read it there. Each tensor, or bucket,
+crosses from one host to another in one message.
+
+Sums are added up in this order: within each host, in replica order; then between hosts,
+in the order in which their first replicas come. 16-bit floats travel between hosts as the
+sums in float32 that they are added up in, and as 16 bits on the way back.
+
+Where a communication is on one host, or no host has several of its replicas, nothing
+here adds an op: all of it is one level.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from replicator.costs import cost, hosts
+from replicator.graph.lowering.rewrite import Matched
+from replicator.primitives import arithmetic, axes, reductions
+from replicator.primitives.job import Job, Received
+
+# By which reduction the values of extrema come to be, of which the owners are asked.
+_VALUES = {"argmin": "min", "argmax": "max"}
+
+
+def leaders(matched: Matched, hub: str, nbytes: int) -> list[int]:
+    """Returns who communicates between hosts: a participant of each host.
+
+    Args:
+        matched: The communication.
+        hub: The device that is to be one of them.
+        nbytes: How much each will have to do.
+
+    Returns:
+        Places of participants; all of them, if there are no levels.
+    """
+    if not hosts.in_levels(matched.devices):
+        return list(range(len(matched.devices)))
+    return [
+        matched.devices.index(_leader(matched, members, hub, nbytes))
+        for members in hosts.by_host(matched.devices)
+    ]
+
+
+def _leader(matched: Matched, members: Sequence[int], hub: str, nbytes: int) -> str:
+    """Returns the device of one host that works for it: the hub, if it is there."""
+    devices = [matched.devices[n] for n in members]
+    if hosts.host_of(devices[0]) == hosts.host_of(hub):
+        return hub
+    return matched.hubs.next(nbytes, devices)
+
+
+def said(matched: Matched, name: str) -> str:
+    """Returns how an algorithm is called in plans."""
+    return f"{name} of hosts" if hosts.in_levels(matched.devices) else name
+
+
+def all_reduce(
+    job: Job, leaders: Sequence[int], between: Callable[[Job], Received]
+) -> Received:
+    """Reduces within each host, then between the leaders, who hand out the result.
+
+    Args:
+        job: What is to be reduced.
+        leaders: What `leaders` returned.
+        between: An algorithm, which is all there is if there are no levels.
+    """
+    if len(leaders) == job.count:
+        return between(job)
+    if reductions.REDUCTIONS[job.op].located:
+        return _extrema(job, leaders, between)
+    column = []
+    for leader, members in zip(leaders, hosts.by_host(job.devices), strict=True):
+        with tf.device(job.devices[leader]):
+            own = [job.column[n] for n in members]
+            column.append(
+                reductions.partial(job.op, own, job.steps)
+                if len(own) > 1
+                else job.steps.widen(own[0])
+            )
+    received = between(
+        Job(
+            job.op,
+            column,
+            [job.devices[leader] for leader in leaders],
+            [job.group[leader] for leader in leaders],
+            leaders.index(job.hub),
+            job.name,
+            job.steps,
+        )
+    )
+    return _spread(job.devices, leaders, received)
+
+
+def _extrema(
+    job: Job, leaders: Sequence[int], between: Callable[[Job], Received]
+) -> Received:
+    """Reduces the values, and then the ids of those that hold them."""
+    value_job = dataclasses.replace(job, op=_VALUES[job.op])
+    values = all_reduce(value_job, leaders, between)
+    ids = []
+    for n, (x, (value,)) in enumerate(zip(job.column, values, strict=True)):
+        with tf.device(job.devices[n]):
+            own = tf.where(reductions.holds(x, value), job.group[n], tf.int32.max)
+            ids.append(arithmetic.ensure_shape(own, x.shape))
+    owners = all_reduce(
+        dataclasses.replace(job, op="min", column=ids), leaders, between
+    )
+    return [[*value, *owner] for value, owner in zip(values, owners, strict=True)]
+
+
+def _spread(
+    devices: Sequence[str], leaders: Sequence[int], received: Received
+) -> Received:
+    """Has all participants read, of their leaders, what these received."""
+    result: Received = [[] for _ in devices]
+    for leader, members, parts in zip(
+        leaders, hosts.by_host(devices), received, strict=True
+    ):
+        if len(members) > 1:
+            with tf.device(devices[leader]):
+                parts = [
+                    part if part.device == devices[leader] else arithmetic.hop(part)
+                    for part in parts
+                ]
+        for n in members:
+            result[n] = parts
+    return result
+
+
+def hand_out(matched: Matched, parts: Sequence[tf.Tensor], at: str) -> Received:
+    """Has all participants read the same tensors, which each host receives once.
+
+    Args:
+        matched: The communication.
+        parts: What they read.
+        at: The device that has them.
+    """
+    parts = list(parts)
+    if not hosts.in_levels(matched.devices):
+        return [parts for _ in matched.devices]
+    chosen = leaders(matched, at, sum(map(cost.tensor_bytes, parts)))
+    return _spread(matched.devices, chosen, [parts for _ in chosen])
+
+
+def combine(matched: Matched, column: Sequence[tf.Tensor], at: str) -> list[tf.Tensor]:
+    """Reduces one tensor per participant on a device.
+
+    Args:
+        matched: The communication, whose option "op" says what to do.
+        column: `column[n]` is the tensor of the n-th participant.
+        at: Where; the device of a participant.
+
+    Returns:
+        What `reductions.combine` returns.
+    """
+    op = matched.options["op"]
+    if not hosts.in_levels(matched.devices):
+        with tf.device(at):
+            return reductions.combine(op, column, matched.group)
+    steps = reductions.steps_of(op, column[0].dtype, len(column))
+    located = reductions.REDUCTIONS[op].located
+    partials = []
+    for members in hosts.by_host(matched.devices):
+        own = [column[n] for n in members]
+        with tf.device(_leader(matched, members, at, cost.tensor_bytes(own[0]))):
+            if located:
+                group = [matched.group[n] for n in members]
+                partials.append(reductions.combine(op, own, group))
+            elif len(own) > 1:
+                partials.append([reductions.partial(op, own, steps)])
+            else:
+                partials.append(own)
+    with tf.device(at):
+        if located:
+            values, owners = zip(*partials, strict=True)
+            return reductions.settle(op, values, owners)
+        sums = [partial for (partial,) in partials]
+        return reductions.combine(op, sums, matched.group, steps)
+
+
+def join(
+    matched: Matched, column: Sequence[tf.Tensor], axis: int | None, at: str
+) -> tf.Tensor:
+    """Sets one tensor per participant together on a device, in replica order.
+
+    Replicas of a host that follow one another are set together there first.
+
+    Args:
+        matched: The communication.
+        column: `column[n]` is the tensor of the n-th participant.
+        axis: Along which axis; None: along a new leading one.
+        at: Where; the device of a participant.
+    """
+    return join_each(matched, column, axis, [at])[at]
+
+
+def join_for_all(
+    matched: Matched, column: Sequence[tf.Tensor], axis: int | None, hub: str
+) -> list[tf.Tensor]:
+    """Sets one tensor per participant together, for all; returns one result for each.
+
+    On one host that is done on the hub. Of several, each receives what the others have,
+    and sets it together itself: from a hub, it would receive what it sent there, too.
+
+    Args:
+        matched: The communication.
+        column: `column[n]` is the tensor of the n-th participant.
+        axis: Along which axis; None: along a new leading one.
+        hub: A device that does it.
+    """
+    if not hosts.are_several(matched.devices):
+        return [join(matched, column, axis, hub)] * len(matched.devices)
+    nbytes = sum(map(cost.tensor_bytes, column))
+    places = [
+        _leader(matched, members, hub, nbytes)
+        for members in hosts.by_host(matched.devices)
+    ]
+    joined = join_each(matched, column, axis, places)
+    of_host = {hosts.host_of(place): tensor for place, tensor in joined.items()}
+    return [of_host[hosts.host_of(device)] for device in matched.devices]
+
+
+def join_each(
+    matched: Matched,
+    column: Sequence[tf.Tensor],
+    axis: int | None,
+    places: Sequence[str],
+) -> dict[str, tf.Tensor]:
+    """Sets one tensor per participant together on each of some devices, as `join`.
+
+    Args:
+        matched: The communication.
+        column: `column[n]` is the tensor of the n-th participant.
+        axis: Along which axis; None: along a new leading one.
+        places: Where: devices of participants, at most one of each host.
+
+    Returns:
+        The results, by their devices.
+    """
+    if hosts.in_levels(matched.devices):
+        runs = _runs_of(matched, column, axis, places)
+        whole = functools.partial(tf.concat, runs, 0 if axis is None else axis)
+    else:
+        whole = functools.partial(axes.join, column, axis)
+    joined = {}
+    for place in places:
+        with tf.device(place):
+            joined[place] = whole()
+    return joined
+
+
+def _runs_of(
+    matched: Matched,
+    column: Sequence[tf.Tensor],
+    axis: int | None,
+    places: Sequence[str],
+) -> list[tf.Tensor]:
+    """Sets together what replicas pass that follow one another on a host, there."""
+    of_host = {hosts.host_of(place): place for place in places}
+    joined = []
+    for run in _runs(matched.devices):
+        own = [column[n] for n in run]
+        if axis is not None and len(run) == 1:
+            joined += own
+            continue
+        home = hosts.host_of(matched.devices[run[0]])
+        nbytes = sum(map(cost.tensor_bytes, own))
+        with tf.device(of_host.get(home) or _leader(matched, run, places[0], nbytes)):
+            joined.append(axes.join(own, axis))
+    return joined
+
+
+def _runs(devices: Sequence[str]) -> list[list[int]]:
+    """Returns the places of devices of one host that follow one another."""
+    runs: list[list[int]] = []
+    for n, device in enumerate(devices):
+        if n and hosts.host_of(device) == hosts.host_of(devices[n - 1]):
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return runs
