@@ -56,7 +56,7 @@ class Keeper:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
         self._status: int | None = None
         self._next: list[int] = []  # signals still to be sent
         self._deadline: float | None = None  # when the next of them is due
@@ -86,7 +86,7 @@ class Keeper:
                     control = []
                     self._end(signal.SIGTERM)
             self._reap()
-            if self._status is not None and not _descendants():
+            if self._status is not None and not descendants():
                 if self._spec["remove"]:
                     shutil.rmtree(self._spec["remove"], ignore_errors=True)
                 return self._status
@@ -146,7 +146,7 @@ class Keeper:
         self._deadline = time.monotonic() + (0 if again else self._spec["grace"])
         self._next = self._next or [signal.SIGKILL]
         if number == signal.SIGKILL or self._status is not None:
-            for pid in _descendants():
+            for pid in descendants():
                 _kill(pid, number)
         elif number == signal.SIGINT:  # what a terminal does
             with contextlib.suppress(ProcessLookupError):
@@ -217,7 +217,12 @@ def _is_stopped(pid: int) -> bool:
     return _stat(pid)[:1] == ["T"]
 
 
-def _descendants() -> list[int]:
+def adopt_orphans() -> None:
+    """Makes descendants of this process its children when their own parents end."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants() -> list[int]:
     """Returns all live processes that descend from this one."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import IO, Any
 
-from replicator.launch import commands, local, output
+from replicator.launch import commands, keeper, local, output
 from replicator.launch.flags import Job
 from replicator.launch.hosts import LaunchError
 from replicator.launch.output import Output
@@ -49,6 +49,7 @@ async def launch(job: Job) -> int:
     Raises:
         LaunchError: It cannot be started.
     """
+    keeper.adopt_orphans()  # of keepers that somebody kills
     out = Output([host.name for host in job.hosts], job.output_dir)
     signals = Signals()
     with contextlib.closing(out), signals.caught():
@@ -176,6 +177,9 @@ class Attempt:
                 [self._program], signal.SIGINT if interrupted else signal.SIGTERM
             )
         await self._end_these(servers.processes, signal.SIGTERM)
+        for pid in keeper.descendants():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if self._pumps:
             await asyncio.wait(self._pumps, timeout=1)
         await servers.finish()
