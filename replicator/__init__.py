@@ -1,8 +1,10 @@
 """Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
+from replicator.cluster.connection import Cluster, connect
 from replicator.errors import (
     ArgumentError,
     CloneError,
+    ClusterError,
     ContextError,
     DeadlockError,
     DependencyError,
@@ -24,6 +26,8 @@ from replicator.variables.replicated import ReplicatedVariable
 __all__ = [
     "ArgumentError",
     "CloneError",
+    "Cluster",
+    "ClusterError",
     "ContextError",
     "DeadlockError",
     "DependencyError",
@@ -40,5 +44,6 @@ __all__ = [
     "ReplicatedVariable",
     "Replicator",
     "ReplicatorError",
+    "connect",
     "UnsupportedError",
 ]

@@ -84,6 +84,12 @@ class CloneError(ReplicatorError, ValueError):
     __init__ = Exception.__init__
 
 
+class ClusterError(ReplicatorError, RuntimeError):
+    """The hosts of a cluster are described wrongly, missing, silent or gone."""
+
+    __init__ = Exception.__init__
+
+
 class DependencyError(ReplicatorError, ImportError):
     """A package that only some of the library needs is not installed."""
 

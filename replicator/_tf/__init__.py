@@ -39,6 +39,12 @@ from replicator._tf.choice import (
     trace,
     write_quickly,
 )
+from replicator._tf.cluster import (
+    connect,
+    connection,
+    has_started,
+    knows_us,
+)
 from replicator._tf.control_flow import (
     compiled_function,
     cond,
@@ -146,6 +152,8 @@ __all__ = [
     "CombinedContext",
     "compiled_function",
     "cond",
+    "connect",
+    "connection",
     "control_flow_context",
     "control_outputs",
     "copy_functions",
@@ -160,6 +168,7 @@ __all__ = [
     "function_of",
     "functions_called",
     "HandleVariable",
+    "has_started",
     "import_nodes",
     "in_loop_of",
     "in_save_context",
@@ -168,6 +177,7 @@ __all__ = [
     "is_step",
     "is_watched",
     "keras_loop",
+    "knows_us",
     "last_variable_creator",
     "leave_out_unused",
     "lift_initial_value",

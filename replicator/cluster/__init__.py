@@ -1,0 +1,1 @@
+"""Several hosts: which there are, and the connection to them."""

@@ -1,0 +1,106 @@
+"""Addresses of servers, "host:port": taken apart, checked, found. No TensorFlow."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+
+# Where a server listens if nobody says: the first port that TensorFlow's own
+# SlurmClusterResolver gives.
+DEFAULT_PORT = 8888
+_MOST = 65535
+# What is allowed in a name is left to the resolver; spaces and slashes are typing errors.
+_NAME = re.compile(r"[^\s/:\[\]@,]+")
+
+
+def split(address: str) -> tuple[str, int | None]:
+    """Returns the host and the port of an address.
+
+    Args:
+        address: "host", "host:port", "10.0.0.1:port", "[::1]:port" or "::1"; with
+            "grpc://" before it or not.
+
+    Returns:
+        The host without brackets, and the port, None if there is none.
+
+    Raises:
+        ValueError: It is no address; the text says why.
+    """
+    text = address.removeprefix("grpc://")
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"{address!r} is no address: expected [host]:port")
+        port = rest[1:] if rest else None
+    elif text.count(":") > 1:
+        host, port = text, None
+    else:
+        host, colon, port_text = text.partition(":")
+        port = port_text if colon else None
+    if ":" in host:
+        _check_ipv6(host, address)
+    elif not _NAME.fullmatch(host):
+        raise ValueError(f"{address!r} is no address: expected host:port")
+    return host, None if port is None else _port(port, address)
+
+
+def join(host: str, port: int) -> str:
+    """Returns "host:port", with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this one by a name that no other host could use.
+
+    Args:
+        host: A name or a number, without a port. A name that nobody knows is none.
+    """
+    if host.lower().rstrip(".") in ("localhost", "ip6-localhost", "ip6-loopback"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def own_address(towards: str, port: int) -> str:
+    """Returns this host's address on the way to another host.
+
+    Args:
+        towards: The other host.
+        port: Any port; nothing is sent there.
+
+    Raises:
+        OSError: There is no way to it, or nobody knows its name.
+    """
+    if is_loopback(towards):
+        return "127.0.0.1"
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        towards, port, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def free_port() -> int:
+    """Returns a port of this host at which nobody listens."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _port(text: str, address: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text[:9]) <= _MOST):
+        raise ValueError(
+            f"{address!r} is no address: {text!r} is no port, 0 to {_MOST}"
+        )
+    return int(text)
+
+
+def _check_ipv6(host: str, address: str) -> None:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        raise ValueError(f"{address!r} is no address: expected host:port") from None

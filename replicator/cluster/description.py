@@ -1,0 +1,219 @@
+"""Which hosts a cluster has: facts and their checks. No TensorFlow, no network."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from replicator import errors
+from replicator.cluster import addresses
+
+HEARTBEAT = 10.0  # seconds that a host may be silent
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Ssh:
+    """How a host is reached to start a server on it."""
+
+    username: str | None = None
+    port: int = 22
+    python_venv: str | None = None  # a file to source, as AutoDist has it
+    key_file: str | None = None
+    shared_envs: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """One host, with one server."""
+
+    name: str  # as the user wrote it
+    address: str  # "host:port", where its server listens
+    cpus: int | None = None  # CPU devices of its server; None: what the server says
+    gpus: int | None = None
+    chief: bool = False  # where the user's program runs
+    bandwidth: float = 1.0  # of its network, Gbit/s
+    ssh: Ssh | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """The hosts of a cluster, in the order of their replicas."""
+
+    hosts: tuple[Host, ...]
+    source: str  # where it was found, for messages: "TF_CONFIG"
+    client: str | None = None  # "host:port" of the user's program; port 0: a free one
+    heartbeat: float | None = None
+
+    def to_json(self) -> str:
+        """Returns the text that `from_json` reads; the value of REPLICATOR_CLUSTER."""
+        hosts = [
+            {"name": h.name, "address": h.address, "cpus": h.cpus, "gpus": h.gpus}
+            for h in self.hosts
+        ]
+        facts = {"version": _VERSION, "source": self.source, "hosts": hosts}
+        if self.client is not None:
+            facts["client"] = self.client
+        if self.heartbeat is not None:
+            facts["heartbeat"] = self.heartbeat
+        return json.dumps(facts)
+
+
+def from_json(text: str, where: str) -> Description:
+    """Returns what a text of `Description.to_json` describes.
+
+    Args:
+        text: JSON, as the launcher sets it.
+        where: What holds the text, for messages: "REPLICATOR_CLUSTER".
+
+    Raises:
+        ClusterError: It is no such text.
+    """
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise wrong(where, f"it is no JSON: {errors.told(error)}") from None
+    if not isinstance(facts, Mapping) or facts.get("version") != _VERSION:
+        raise wrong(where, f'it has no "version": {_VERSION}')
+    hosts = facts.get("hosts")
+    if not isinstance(hosts, list) or not all(isinstance(h, Mapping) for h in hosts):
+        raise wrong(where, '"hosts" is no list of objects')
+    described = Description(
+        tuple(_host(facts, where) for facts in hosts),
+        str(facts.get("source", where)),
+        _text(facts, "client", where),
+        _seconds(facts.get("heartbeat"), where),
+    )
+    return checked(described)
+
+
+def of_addresses(
+    listed: Sequence[str], source: str, *, client: str | None = None
+) -> Description:
+    """Returns the description of hosts of which nothing but addresses is known.
+
+    Args:
+        listed: "host:port" each. Without a port, the k-th server of a host listens
+            at addresses.DEFAULT_PORT + k.
+        source: Where they were found, for messages.
+        client: The address of the user's program.
+
+    Raises:
+        ClusterError: One of them is no address, or is listed twice.
+    """
+    hosts = [Host(name=text, address=text) for text in listed]
+    return checked(Description(tuple(hosts), source, client))
+
+
+def checked(described: Description) -> Description:
+    """Returns a description whose addresses are complete and possible.
+
+    Raises:
+        ClusterError: There are no hosts; an address is none, or is listed twice; or
+            some are loopback addresses and others not.
+    """
+    where = described.source
+    if not described.hosts:
+        raise wrong(where, "it names no host", "name at least one")
+    taken = collections.Counter[str]()
+    hosts, names = [], []
+    for host in described.hosts:
+        name, port = _split(host.address, where)
+        if port is None:
+            port = addresses.DEFAULT_PORT + taken[name]
+            taken[name] += 1
+        if port == 0:
+            raise wrong(
+                where,
+                f"port 0 of {host.name} is none at which a server listens",
+                "give the port that `python -m replicator.serve` printed",
+            )
+        hosts.append(dataclasses.replace(host, address=addresses.join(name, port)))
+        names.append(name)
+    _refuse_twice(hosts, where)
+    _refuse_mixed(names, described)
+    if described.client is not None:
+        _split(described.client, where)
+    return dataclasses.replace(described, hosts=tuple(hosts))
+
+
+def wrong(where: str, what: str, fix: str = "") -> errors.ClusterError:
+    """Returns the error of a description that is none.
+
+    Args:
+        where: What holds it: "REPLICATOR_CLUSTER".
+        what: What is wrong with it, without a full stop.
+        fix: The way out.
+    """
+    problem = f"{where} describes no cluster: {what}."
+    return errors.ClusterError(errors.compose(problem, fix=fix))
+
+
+def _split(address: Any, where: str) -> tuple[str, int | None]:
+    try:
+        if not isinstance(address, str):
+            raise ValueError(f"{errors.shown(address)} is no address")
+        return addresses.split(address)
+    except ValueError as error:
+        raise wrong(where, str(error), 'write "host:port"') from None
+
+
+def _refuse_twice(hosts: Sequence[Host], where: str) -> None:
+    seen = collections.Counter(host.address for host in hosts)
+    for host in hosts:
+        if seen[host.address] > 1:
+            raise wrong(
+                where,
+                f"{host.address} is listed {seen[host.address]} times",
+                "list each server once; one server may have several devices, "
+                "`python -m replicator.serve --cpus=2`",
+            )
+
+
+def _refuse_mixed(names: Sequence[str], described: Description) -> None:
+    """Refuses loopback addresses beside others: each host would take it for itself."""
+    local = [name for name in names if addresses.is_loopback(name)]
+    if local and len(local) < len(names):
+        other = next(name for name in names if not addresses.is_loopback(name))
+        raise wrong(
+            described.source,
+            f"{local[0]} is a loopback address, which {other} would take for itself",
+            f"give the address by which {other} reaches this host",
+        )
+
+
+def _host(facts: Mapping[str, Any], where: str) -> Host:
+    address = facts.get("address")
+    if not isinstance(address, str):
+        raise wrong(where, 'a host has no "address"')
+    return Host(
+        name=_text(facts, "name", where) or address,
+        address=address,
+        cpus=_count(facts, "cpus", where),
+        gpus=_count(facts, "gpus", where),
+    )
+
+
+def _text(facts: Mapping[str, Any], key: str, where: str) -> str | None:
+    value = facts.get(key)
+    if value is not None and not isinstance(value, str):
+        raise wrong(where, f'"{key}" is {errors.shown(value)}, which is no text')
+    return value
+
+
+def _count(facts: Mapping[str, Any], key: str, where: str) -> int | None:
+    value = facts.get(key)
+    if value is not None and (type(value) is not int or value < 0):
+        raise wrong(where, f'"{key}" is {errors.shown(value)}, which is no count')
+    return value
+
+
+def _seconds(value: Any, where: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise wrong(where, f'"heartbeat" is {errors.shown(value)}, which is no time')
+    return float(value)

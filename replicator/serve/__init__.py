@@ -1,0 +1,1 @@
+"""The program `python -m replicator.serve`: the server of one host."""

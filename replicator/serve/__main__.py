@@ -1,0 +1,151 @@
+"""The server of one host: `python -m replicator.serve`.
+
+`replicator.connect` uses its devices. Prints one line of JSON when it listens, and ends
+when its standard input closes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+import tensorflow as tf
+from absl import app, flags
+
+from replicator import errors
+from replicator.cluster import addresses
+from replicator.serve import watch
+
+_MOST_CPUS = 1024
+_PORT = flags.DEFINE_integer("port", 0, "Where to listen; 0: a free port.", 0, 65535)
+_HOST = flags.DEFINE_string(
+    "host", "127.0.0.1", "The address by which the other hosts reach this one."
+)
+_CPUS = flags.DEFINE_integer("cpus", 1, "How many CPU devices.", 1, _MOST_CPUS)
+_WATCH = flags.DEFINE_enum(
+    "watch",
+    None,
+    ["stdin", "none"],
+    "What ends it: stdin, when standard input closes or the parent dies; none, only a "
+    "signal. stdin if that is a pipe, unless given.",
+)
+_INSECURE = flags.DEFINE_bool(
+    "insecure", False, "Accept that whoever reaches the port can run code here."
+)
+
+_EXPOSED = (
+    "TensorFlow's servers ask for no password and listen on all interfaces: whoever "
+    "reaches the port can run code as this user"
+)
+
+
+class _BadInput(Exception):
+    """Ends the program with one line."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serves until it is told to end; returns the exit status."""
+    try:
+        if len(argv) > 1:
+            raise _BadInput(f"unknown argument {argv[1]!r}")
+        name = _host()
+        watched = _WATCH.value == "stdin" or (
+            _WATCH.value is None and watch.is_piped()
+        )
+        server = _serve(_PORT.value, _CPUS.value)
+    except _BadInput as error:
+        return _fail(error)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a parent may have had it ignored
+    if watched:
+        watch.follow_parent()
+    _announce(server, name)
+    if watched:
+        watch.wait_for_end()
+    else:
+        server.join()
+    os._exit(0)  # TensorFlow's servers cannot be stopped, and hold up an orderly exit
+
+
+def _host() -> str:
+    """Returns the address to announce; refuses one that others reach, unless asked."""
+    try:
+        name, port = addresses.split(_HOST.value)
+    except ValueError as error:
+        raise _BadInput(f"--host: {error}") from None
+    if port is not None:
+        raise _BadInput(f"--host={_HOST.value} has a port: give it as --port={port}")
+    if name in ("0.0.0.0", "::"):
+        raise _BadInput(
+            f"--host={name} is no address to connect to: give the one by which the "
+            "other hosts reach this one"
+        )
+    if not addresses.is_loopback(name) and not _INSECURE.value:
+        raise _BadInput(
+            f"--host={name} is no loopback address, and {_EXPOSED}; --insecure accepts "
+            "that, for a network in which all are trusted"
+        )
+    return name
+
+
+def _serve(port: int, cpus: int) -> tf.distribute.Server:
+    _refuse_taken(port)
+    config = tf.compat.v1.ConfigProto(device_count={"CPU": cpus})
+    try:
+        return tf.distribute.Server(
+            {"worker": [addresses.join("127.0.0.1", port)]}, "worker", 0, config=config
+        )
+    except tf.errors.OpError as error:
+        raise _BadInput(f"port {port} cannot be used: {errors.told(error)}") from None
+
+
+def _refuse_taken(port: int) -> None:
+    """Refuses a port at which somebody listens; TensorFlow would write to stderr."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise _BadInput(
+                f"port {port} cannot be used: {reason}; --port=0 takes a free one"
+            ) from None
+
+
+def _announce(server: tf.distribute.Server, name: str) -> None:
+    """Says on standard output, in one line, where the server is."""
+    port = int(server.target.rpartition(":")[2])
+    facts = {
+        "replicator-serve": 1,
+        "address": addresses.join(name, port),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "cpus": _CPUS.value,
+        "gpus": len(tf.config.list_physical_devices("GPU")),
+    }
+    if not _INSECURE.value:
+        print(
+            f"replicator.serve: {_EXPOSED}. A firewall, a container or a network "
+            f"namespace has to keep others from port {port}.",
+            file=sys.stderr,
+        )
+    print(json.dumps(facts), flush=True)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(_fail(error))
+
+
+def _fail(error: Exception) -> int:
+    print(errors.one_line(error), file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=_parse)
