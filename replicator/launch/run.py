@@ -19,7 +19,7 @@ from replicator.launch.processes import Process, ending, exit_status
 from replicator.launch.servers import Servers
 from replicator.launch.signals import Signals
 
-_LAST_WORDS = 2.0  # seconds that the program has to say what a server's death means
+_LAST_WORDS = 1.0  # seconds that the program has to say what a server's death means
 _CAUSES = 0.5  # seconds in which a server's death may become known after that
 _OVER = 5.0  # seconds in addition to all grace times, after which nobody waits
 
