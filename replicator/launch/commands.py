@@ -1,0 +1,140 @@
+"""What is run, and with which variables: the contract with serve and connect. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from replicator.launch.flags import Job
+from replicator.launch.hosts import Host
+
+CLUSTER = "REPLICATOR_CLUSTER"  # where `replicator.connect` reads what there is
+RESTARTS = "REPLICATOR_RESTARTS"  # how often the launcher has started all anew
+_ANY_PORT = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command for a keeper; see keeper.Keeper.
+
+    Attributes:
+        argv: The program and its arguments.
+        env: Variables in addition to those of the host.
+        cwd: The working directory, if it exists there.
+        stdin: "null", "pipe", which closes when the keeper ends, or a file descriptor.
+        grace: Seconds between a signal and the next, when it is ended.
+        stopped: After how many seconds in which it is stopped it is killed.
+        remove: A folder that is removed once it has ended.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    stdin: str | int = "null"
+    grace: float = 10.0
+    stopped: float | None = None
+    remove: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Serving:
+    """What a server's line says.
+
+    Attributes:
+        address: Where it listens, "host:port".
+        gpus: How many GPUs it has.
+    """
+
+    address: str
+    gpus: int
+
+
+def server(job: Job, host: Host, listen: str, python: str, cwd: str) -> Command:
+    """Returns the command that runs the server of a host.
+
+    Args:
+        job: What is launched.
+        host: The host.
+        listen: The address or name by which the others reach the server, "NAME:PORT";
+            port 0 is any that is free.
+        python: The interpreter.
+        cwd: The working directory.
+    """
+    name, _, port = listen.rpartition(":")
+    flags = [f"--port={port}", f"--host={name}", f"--cpus={host.slots}"]
+    # Behind a tunnel nobody reaches the server, of which it cannot know.
+    insecure = ["--insecure"] if job.insecure or job.tunnel else []
+    return Command(
+        (python, "-m", "replicator.serve", *flags, "--watch=stdin", *insecure),
+        {"PYTHONUNBUFFERED": "1", **job.env},
+        cwd,
+        "pipe",
+        job.grace,
+        job.heartbeat,
+    )
+
+
+def any_port(address: str) -> str:
+    """Returns an address with whatever port is free; IPv6 ones are in brackets."""
+    bare = address.strip("[]")
+    return f"[{bare}]:{_ANY_PORT}" if ":" in bare else f"{bare}:{_ANY_PORT}"
+
+
+def program(
+    job: Job, cluster: str, restarts: int, stdin: str | int, cwd: str
+) -> Command:
+    """Returns the command that runs the user's program.
+
+    Args:
+        job: What is launched.
+        cluster: The description of the cluster.
+        restarts: How often all was started anew before.
+        stdin: Its standard input, as a Command's.
+        cwd: The working directory.
+    """
+    env = {CLUSTER: cluster, RESTARTS: str(restarts)}
+    if job.output_dir is not None:  # which has it write to a pipe
+        env["PYTHONUNBUFFERED"] = "1"
+    argv = (sys.executable, *job.program)
+    return Command(argv, env, cwd, stdin, job.grace)
+
+
+def describe(job: Job, client: str, servers: Sequence[Serving]) -> str:
+    """Returns the value of REPLICATOR_CLUSTER, JSON.
+
+    Args:
+        job: What is launched.
+        client: The program's own address; with port 0 it chooses one.
+        servers: Those of the job's hosts.
+    """
+    listed = [
+        {
+            "name": host.name,
+            "address": up.address,
+            "cpus": host.slots,
+            "gpus": up.gpus,
+        }
+        for host, up in zip(job.hosts, servers, strict=True)
+    ]
+    facts = {
+        "version": 1,
+        "source": job.source,
+        "heartbeat": job.heartbeat,
+        "client": client,
+        "hosts": listed,
+    }
+    return json.dumps(facts)
+
+
+def serving(line: bytes) -> Serving | None:
+    """Returns what a server says of itself; None if the line is another."""
+    try:
+        facts: Any = json.loads(line)
+        if facts["replicator-serve"] != 1:
+            return None
+        return Serving(str(facts["address"]), int(facts["gpus"]))
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,261 @@
+"""The flags of `python -m replicator.launch`. Pure but for files that they name.
+
+As of torchrun: the launcher's own come before the script, and all that follows the
+script is the program's, unchanged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NoReturn
+
+from replicator.launch import hosts
+from replicator.launch.hosts import Host, LaunchError
+
+_USAGE = "python -m replicator.launch [FLAGS] train.py|-m MODULE [ARGUMENTS]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is to be launched, and how; the attributes are those of the flags."""
+
+    hosts: tuple[Host, ...]
+    source: str  # the flag that named the hosts, for messages of the program
+    program: tuple[str, ...]  # the script, or "-m" and a module, and its arguments
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    python: str | None = None
+    max_restarts: int = 0
+    start_timeout: float = 120.0
+    grace: float = 10.0
+    heartbeat: float = 10.0
+    output_dir: str | None = None
+    ssh_port: int | None = None
+    identity: str | None = None
+    sync: bool = False
+    insecure: bool = False
+    tunnel: bool = False
+    verbose: bool = False
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises, where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise LaunchError(f"{message} (see --help)")
+
+
+def _number(kind: type, least: float, most: float) -> Any:
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text[:50]!r} is no number from {least:g} to {most:g}"
+            )
+        return value
+
+    return parse
+
+
+_COUNT = _number(int, 1, hosts.MOST_SLOTS)
+_SECONDS = _number(float, 0.1, 86400)
+_SWITCH = {"action": "store_true"}
+# By name, what argparse is told of each.
+_FLAGS: dict[str, dict[str, Any]] = {
+    "hosts": {"metavar": "A,B:2", "help": "Hosts, each with a number of replicas."},
+    "hostfile": {"metavar": "FILE", "help": "A file with a host on each line."},
+    "nnodes": {
+        "type": _COUNT,
+        "metavar": "N",
+        "help": "How many servers on this host, or how many of the hosts are used.",
+    },
+    "nproc-per-node": {
+        "type": _COUNT,
+        "metavar": "N",
+        "help": "Replicas on CPUs of each host that has no number of its own; 1.",
+    },
+    "mode": {
+        "choices": ("in-graph", "between"),
+        "default": "in-graph",
+        "help": "in-graph: the program runs once, here; the hosts run servers.",
+    },
+    "python": {"metavar": "PATH", "help": "Python on other hosts; that of this host."},
+    "env": {
+        "action": "append",
+        "metavar": "NAME[=VALUE]",
+        "default": [],
+        "help": "A variable for the servers, with its value here unless given; repeat.",
+    },
+    "sync": {**_SWITCH, "help": "Copy the working directory to the other hosts first."},
+    "max-restarts": {
+        "type": _number(int, 0, 10**6),
+        "default": 0,
+        "metavar": "N",
+        "help": "How often all starts anew after a failure; 0.",
+    },
+    "start-timeout": {
+        "type": _SECONDS,
+        "default": 120.0,
+        "metavar": "SECONDS",
+        "help": "How long the servers may take to start; 120.",
+    },
+    "grace": {
+        "type": _SECONDS,
+        "default": 10.0,
+        "metavar": "SECONDS",
+        "help": "From SIGTERM to SIGKILL, when all is ended; 10.",
+    },
+    "heartbeat": {
+        "type": _SECONDS,
+        "default": 10.0,
+        "metavar": "SECONDS",
+        "help": "After so long a silence a host is taken for lost; 10.",
+    },
+    "output-dir": {
+        "metavar": "DIR",
+        "help": "Where each host's output is written to a file of its own, too.",
+    },
+    "ssh-port": {"type": _number(int, 1, 65535), "metavar": "PORT", "help": "22."},
+    "identity": {"metavar": "FILE", "help": "The private key for SSH."},
+    "tunnel": {
+        **_SWITCH,
+        "help": "All traffic goes through SSH, and nothing else reaches the servers.",
+    },
+    "insecure": {
+        **_SWITCH,
+        "help": "Let servers listen where others may reach them.",
+    },
+    "verbose": {**_SWITCH, "help": "Say what is done."},
+}
+_WITHOUT_VALUE = {
+    f"--{name}" for name, said in _FLAGS.items() if said.get("action") == "store_true"
+}
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits the arguments into the launcher's own and the program's.
+
+    Args:
+        argv: All arguments, e.g. ["--nnodes", "2", "-m", "train", "--nnodes=7"].
+
+    Returns:
+        The launcher's, and from the script, or from -m, on.
+
+    Example:
+        >>> from replicator.launch import flags
+        >>> flags.split(["--nnodes", "2", "-m", "train", "--nnodes=7"])
+        (['--nnodes', '2'], ['-m', 'train', '--nnodes=7'])
+    """
+    position = 0
+    while position < len(argv):
+        argument = argv[position]
+        if argument == "--":
+            return list(argv[:position]), list(argv[position + 1 :])
+        if argument == "-m" or not argument.startswith("-"):
+            break
+        alone = "=" in argument or argument in {*_WITHOUT_VALUE, "-h", "--help"}
+        position += 1 if alone else 2
+    return list(argv[:position]), list(argv[position:])
+
+
+def parse(
+    argv: Sequence[str], environment: Mapping[str, str], own: Collection[str]
+) -> Job:
+    """Returns what the arguments ask for.
+
+    Args:
+        argv: The arguments, without the launcher's name.
+        environment: The launcher's variables.
+        own: The names of this host.
+
+    Raises:
+        LaunchError: They cannot be followed.
+    """
+    flags, program = split([_dashes(argument) for argument in argv])
+    program = list(argv[len(argv) - len(program) :])
+    given = vars(_parser().parse_args(flags))
+    if given.pop("mode") == "between":
+        raise LaunchError("--mode=between is not there yet; leave it out for in-graph")
+    _check_program(program)
+    found, source = _hosts(given, own)
+    if given["tunnel"] and given["insecure"]:
+        raise LaunchError("--tunnel and --insecure were both given; leave out one")
+    if not any(not host.local for host in found):
+        _refuse_ssh_flags(given)
+    variables = dict(_variable(text, environment) for text in given.pop("env"))
+    return Job(tuple(found), source, tuple(program), variables, **given)
+
+
+def _dashes(argument: str) -> str:
+    """Returns --max_restarts=1, as of torchrun's older versions, with dashes."""
+    name, equals, value = argument.partition("=")
+    return f"{name.replace('_', '-') if name[:2] == '--' else name}{equals}{value}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m replicator.launch", usage=_USAGE, allow_abbrev=False
+    )
+    for name, said in _FLAGS.items():
+        parser.add_argument(f"--{name}", **said)
+    return parser
+
+
+def _check_program(program: Sequence[str]) -> None:
+    if not program or program == ["-m"]:
+        raise LaunchError(f"there is no program to run; usage: {_USAGE}")
+    script = pathlib.Path(program[0])
+    if program[0] != "-m" and not (program[0] and script.exists()):
+        raise LaunchError(f"the program {program[0]} does not exist")
+
+
+def _hosts(given: dict[str, Any], own: Collection[str]) -> tuple[Sequence[Host], str]:
+    """Returns the hosts, and the flag that named them."""
+    listed, path = given.pop("hosts"), given.pop("hostfile")
+    count, slots = given.pop("nnodes"), given.pop("nproc_per_node") or 1
+    if listed is not None and path is not None:
+        raise LaunchError("--hosts and --hostfile were both given; leave out one")
+    if listed is not None:
+        found, source = hosts.parse_hosts(listed, slots, own), f"--hosts={listed}"
+    elif path is not None:
+        try:
+            text = pathlib.Path(path).read_text()
+        except (OSError, ValueError) as error:
+            raise LaunchError(f"--hostfile: {path}: {_why(error)}") from error
+        found = hosts.parse_hostfile(text, slots, own, path)
+        source = f"--hostfile={path}"
+    else:
+        source = f"--nnodes={count or 1} --nproc-per-node={slots}"
+        return hosts.local_hosts(count or 1, slots), source
+    if count is not None and count > len(found):
+        raise LaunchError(f"--nnodes={count}, and {source} names {len(found)} hosts")
+    return found[:count], source
+
+
+def _refuse_ssh_flags(given: Mapping[str, Any]) -> None:
+    """Refuses what would have no effect where all hosts are this one."""
+    for name in ("ssh_port", "identity", "sync", "python"):
+        if given[name]:
+            flag = name.replace("_", "-")
+            raise LaunchError(f"--{flag} is about other hosts, and none is named")
+
+
+def _variable(text: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+        raise LaunchError(f"--env: {text[:50]!r} is not of the form NAME or NAME=VALUE")
+    if not equals and name not in environment:
+        raise LaunchError(f"--env={name}: there is no such variable; give NAME=VALUE")
+    return name, value if equals else environment[name]
+
+
+def _why(error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number else str(error)

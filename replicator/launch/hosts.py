@@ -1,0 +1,156 @@
+"""Which hosts there are: `--hosts`, `--hostfile`, `--nnodes`. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import socket
+from collections.abc import Collection, Sequence
+
+MOST_SLOTS = 4096
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.-]+)?")
+
+
+class LaunchError(Exception):
+    """Ends the launcher with one line.
+
+    Args:
+        text: The line.
+        status: The exit status; 2 for what is wrong with how it was called.
+    """
+
+    def __init__(self, text: str, status: int = 2) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A host, on which one server runs.
+
+    Attributes:
+        name: What the user calls it, which is unique: a name, an address, or an alias
+            of ~/.ssh/config.
+        slots: How many replicas it has where they are on CPUs.
+        user: Who logs in there; None: whoever ~/.ssh/config says.
+        local: Whether it is the launcher's own, reached without SSH.
+    """
+
+    name: str
+    slots: int = 1
+    user: str | None = None
+    local: bool = False
+
+
+def own_names() -> frozenset[str]:
+    """Returns the names by which this host is known to itself."""
+    name = socket.gethostname()
+    return frozenset({*_LOCAL, name, name.partition(".")[0], socket.getfqdn()})
+
+
+def parse_hosts(text: str, slots: int, own: Collection[str]) -> list[Host]:
+    """Returns the hosts of `--hosts`.
+
+    Args:
+        text: E.g. "host-a,alice@host-b:2,[::1]:4": names, each perhaps with a user and
+            a number of replicas.
+        slots: The number of replicas of those without one.
+        own: The names of this host.
+
+    Raises:
+        LaunchError: A part is not of this form, or a host is named twice.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    return _distinct([_host(part, slots, own, "--hosts") for part in parts], "--hosts")
+
+
+def parse_hostfile(
+    text: str, slots: int, own: Collection[str], path: str
+) -> list[Host]:
+    """Returns the hosts of a hostfile, of Open MPI's, horovodrun's or MPICH's form.
+
+    Args:
+        text: The file: on each line a host, perhaps with ":2" or " slots=2" (and
+            " max_slots=4", which must not be less); what follows # is a comment.
+        slots: The number of replicas of those without one.
+        own: The names of this host.
+        path: The file's path, for messages.
+
+    Raises:
+        LaunchError: A line is not of this form, a host is named twice, or none is.
+    """
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            found.append(_line(words, slots, own, f"{path}, line {number}"))
+    if not found:
+        raise LaunchError(f"{path} names no host")
+    return _distinct(found, path)
+
+
+def local_hosts(count: int, slots: int) -> list[Host]:
+    """Returns so many hosts that are all this one: `--nnodes` without `--hosts`."""
+    return [Host(f"localhost-{k}", slots, local=True) for k in range(count)]
+
+
+def _line(words: Sequence[str], slots: int, own: Collection[str], where: str) -> Host:
+    host = _host(words[0], slots, own, where)
+    limits = {}
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        key = key.replace("-", "_")
+        if not equals or key not in ("slots", "max_slots"):
+            raise LaunchError(f"{where}: unknown word {word!r}; expected slots=NUMBER")
+        limits[key] = _slots(value, f"{where}: {word}")
+    host = dataclasses.replace(host, slots=limits.get("slots", host.slots))
+    if limits.get("max_slots", host.slots) < host.slots:
+        raise LaunchError(f"{where}: more slots than max_slots")
+    return host
+
+
+def _host(text: str, slots: int, own: Collection[str], where: str) -> Host:
+    user, at, rest = text.rpartition("@")
+    if rest.startswith("["):
+        name, _, count = rest[1:].partition("]")
+        matches = _IPV6.fullmatch(name) and (not count or count.startswith(":"))
+        colon, count = count[:1], count[1:]
+    elif rest.count(":") > 1:  # an IPv6 address without a number
+        name, colon, count = rest, "", ""
+        matches = _IPV6.fullmatch(name)
+    else:
+        name, colon, count = rest.partition(":")
+        matches = _NAME.fullmatch(name)
+    if not matches or (at and not re.fullmatch(r"[^\s@:,-][^\s@:,]*", user)):
+        raise LaunchError(
+            f"{where}: {text[:100]!r} is no host; expected NAME, NAME:SLOTS or "
+            "USER@NAME:SLOTS"
+        )
+    if colon:
+        slots = _slots(count, f"{where}: {text}")
+    return Host(name, slots, user or None, local=not user and name in own)
+
+
+def _slots(text: str, where: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MOST_SLOTS:
+        raise LaunchError(
+            f"{where}: {text!r} is no number of replicas from 1 to {MOST_SLOTS}"
+        )
+    return int(text)
+
+
+def _distinct(found: Sequence[Host], where: str) -> list[Host]:
+    names: set[str] = set()
+    for host in found:
+        if host.name in names:
+            raise LaunchError(
+                f"{where}: {host.name} is named twice; "
+                f"{host.name}:2 has two replicas on it"
+            )
+        names.add(host.name)
+    if sum(host.local for host in found) > 1:
+        both = " and ".join(host.name for host in found if host.local)
+        raise LaunchError(f"{where}: {both} are both this host; --nnodes has several")
+    return list(found)

@@ -1,0 +1,84 @@
+"""Starts commands on this host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from typing import Any
+
+from replicator.launch import processes
+from replicator.launch.commands import Command
+from replicator.launch.processes import Process
+
+_STDOUT, _STDERR = 1, 2
+
+
+class _Child(asyncio.SubprocessProtocol):
+    """What is heard of a child.
+
+    `asyncio.subprocess.Process` would take one that has ended for alive as long as
+    anything else holds the other end of its pipes.
+    """
+
+    def __init__(self, capture: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[None] = loop.create_future()
+        descriptors = (_STDOUT, _STDERR) if capture else ()
+        self.readers = {number: asyncio.StreamReader() for number in descriptors}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        for number, reader in self.readers.items():
+            pipe: Any = transport.get_pipe_transport(number)
+            reader.set_transport(pipe)  # which then reads no more than is taken
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self.readers[fd].feed_data(data)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd in self.readers:
+            self.readers[fd].feed_eof()
+
+    def process_exited(self) -> None:
+        if not self.exited.done():
+            self.exited.set_result(None)
+
+
+async def start(name: str, command: Command, capture: bool) -> Process:
+    """Starts a command under a keeper.
+
+    Args:
+        name: Of the process.
+        command: The command.
+        capture: Whether its output is read; it shares the launcher's otherwise.
+    """
+    output = asyncio.subprocess.PIPE if capture else None
+    transport, child = await asyncio.get_running_loop().subprocess_exec(
+        lambda: _Child(capture),
+        sys.executable,
+        "-I",
+        "-c",
+        processes.BOOT,
+        name,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        pass_fds=[command.stdin] if isinstance(command.stdin, int) else [],
+        start_new_session=True,  # no terminal's Ctrl-C reaches it by itself
+    )
+    stdin: Any = transport.get_pipe_transport(0)
+    stdin.write(processes.start(command))
+
+    async def wait() -> int:
+        await child.exited
+        code = transport.get_returncode()
+        assert code is not None
+        return code if code >= 0 else 128 - code
+
+    def abandon() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            transport.kill()
+
+    outputs = (child.readers.get(_STDOUT), child.readers.get(_STDERR))
+    return Process(name, stdin.write, outputs, wait(), abandon)

@@ -1,0 +1,159 @@
+"""Runs a server that nothing but sockets in a folder reaches.
+
+The server is moved to a network of its own (a network namespace of Linux), which has
+nothing but a loopback interface. Sockets in the file system are reached from within and
+from without, so a process beside the server passes bytes between them and ports:
+connections to one of them to the server, and those of the server, to what are ports of
+the other hosts there, to the others. It is run by its path, with nothing but the
+standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_PR_SET_PDEATHSIG = 1
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_CHUNK = 1 << 18
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def main(argv: list[str]) -> None:
+    """Becomes the command in argv[2:], on a network as argv[1] says.
+
+    argv[1] is a JSON object: `accept`, a path and the port of the server that it leads
+    to; `listen`, a list of ports and the path that each leads to.
+    """
+    spec = json.loads(argv[1])
+    try:
+        enter_network()
+    except OSError as error:
+        _fail(
+            "--tunnel: this system lets no process have a network of its own "
+            f"({error.strerror})"
+        )
+    path, port = spec["accept"]
+    within = socket.socket(socket.AF_UNIX)
+    within.bind(path)
+    accepting = [(within, _to_port(port))]
+    for port, path in spec["listen"]:
+        listening = socket.socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
+        accepting.append((listening, _to_path(path)))
+    for listening, _ in accepting:
+        listening.listen(128)
+    server = os.getpid()
+    if os.fork() == 0:
+        _relay(accepting, server)
+    os.execvp(argv[2], argv[2:])  # the sockets are closed with this
+
+
+def enter_network() -> None:
+    """Moves this process to a network of its own, of a loopback interface.
+
+    Raises:
+        OSError: The system does not allow it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(_CLONE_NEWNET) != 0:  # takes more rights than users have
+        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{user} {user} 1")
+        _write("/proc/self/gid_map", f"{group} {group} 1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sh22x", b"lo", 0)
+        found = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
+        (flags,) = struct.unpack_from("h", found, 16)
+        request = struct.pack("16sh22x", b"lo", flags | _IFF_UP)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
+
+
+async def join(left: _Streams, right: _Streams) -> None:
+    """Passes bytes both ways between two connections, until both have ended."""
+    await asyncio.gather(_pass(left[0], right[1]), _pass(right[0], left[1]))
+    for _, writer in (left, right):
+        writer.close()
+
+
+def forwarder(
+    connect: Callable[[], Awaitable[_Streams]],
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """Returns what a server does with a connection: joins it with one it makes."""
+
+    async def forward(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            other = await connect()
+        except OSError:
+            writer.close()
+            return
+        await join((reader, writer), other)
+
+    return forward
+
+
+def _to_port(port: int) -> Any:
+    return forwarder(lambda: asyncio.open_connection("127.0.0.1", port))
+
+
+def _to_path(path: str) -> Any:
+    return forwarder(lambda: asyncio.open_unix_connection(path))
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()
+    with contextlib.suppress(OSError, RuntimeError):
+        writer.write_eof()
+
+
+def _relay(accepting: list[tuple[socket.socket, Any]], server: int) -> None:
+    """Passes bytes on as long as the server lives."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):  # they are the server's, and shall close with it
+        os.dup2(nothing, descriptor)
+    if os.getppid() == server:
+        asyncio.run(_accept(accepting))
+    os._exit(0)
+
+
+async def _accept(accepting: list[tuple[socket.socket, Any]]) -> None:
+    for listening, forward in accepting:
+        if listening.family == socket.AF_UNIX:
+            await asyncio.start_unix_server(forward, sock=listening, limit=_CHUNK)
+        else:
+            await asyncio.start_server(forward, sock=listening, limit=_CHUNK)
+    await asyncio.Event().wait()
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def _fail(text: str) -> None:
+    sys.exit(f"replicator.launch: {text}")
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,218 @@
+"""Watches over servers and program: what fails, what is ended, what starts anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import IO, Any
+
+from replicator.launch import commands, keeper, local, output
+from replicator.launch.flags import Job
+from replicator.launch.hosts import LaunchError
+from replicator.launch.output import Output
+from replicator.launch.processes import Process, ending, exit_status
+from replicator.launch.servers import Servers
+from replicator.launch.signals import Signals
+
+_LAST_WORDS = 1.0  # seconds that the program has to say what a server's death means
+_CAUSES = 0.5  # seconds in which a server's death may become known after that
+_OVER = 5.0  # seconds in addition to all grace times, after which nobody waits
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How one attempt ended.
+
+    Attributes:
+        status: The exit status.
+        final: Whether it is not to be tried again: it went well, or was called off.
+        text: What failed, for people.
+    """
+
+    status: int
+    final: bool = False
+    text: str = ""
+
+
+async def launch(job: Job) -> int:
+    """Runs a job.
+
+    Returns:
+        The exit status: that of the program, or of the first that failed, and 128 + the
+        signal where one killed it.
+
+    Raises:
+        LaunchError: It cannot be started.
+    """
+    keeper.adopt_orphans()  # of keepers that somebody kills
+    out = Output([host.name for host in job.hosts], job.output_dir)
+    signals = Signals()
+    with contextlib.closing(out), signals.caught():
+        restarts = 0
+        while True:
+            outcome = await Attempt(job, out, signals, restarts).run()
+            if outcome.text:
+                out.say(outcome.text)
+            if outcome.final or restarts == job.max_restarts:
+                return outcome.status
+            restarts += 1
+            out.say(f"starting anew, {restarts} of {job.max_restarts}")
+
+
+class Attempt:
+    """One life of all servers and the program.
+
+    Args:
+        job: What is launched.
+        out: Where output goes.
+        signals: What calls it off.
+        restarts: How many lives there were before.
+    """
+
+    def __init__(self, job: Job, out: Output, signals: Signals, restarts: int) -> None:
+        self._job, self._out, self._signals = job, out, signals
+        self._restarts = restarts
+        self._program: Process | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+        self._at_once = False  # whether whoever waits has lost patience
+
+    async def run(self) -> Outcome:
+        """Starts all, waits for the first that ends, and ends the others."""
+        async with contextlib.AsyncExitStack() as stack:
+            servers = Servers(self._job, self._out, stack)
+            try:
+                outcome = await self._run(servers)
+            finally:
+                await self._end(servers)
+        if self._signals.first is None:
+            return outcome
+        if self._program and self._program.status.done():  # it may have ended well
+            return Outcome(exit_status(self._program.status.result()), final=True)
+        return Outcome(128 + self._signals.first, final=True)
+
+    async def _run(self, servers: Servers) -> Outcome:
+        try:
+            await self._until_signal(servers.start(retry=self._restarts > 0))
+        except LaunchError as error:
+            if self._restarts == 0:
+                raise
+            return Outcome(error.status, text=str(error))
+        if self._signals.first is not None:
+            return Outcome(1)  # of no matter: it is called off
+        self._program = await self._start_program(servers.cluster)
+        serving = [process.status for process in servers.processes]
+        await self._first([self._program.status, *serving])
+        if any(status.done() for status in serving):
+            await self._first([self._program.status], _LAST_WORDS)
+        elif self._program.status.done() and self._program.status.result() != 0:
+            await self._first(serving, _CAUSES)
+        return self._outcome(servers)
+
+    def _outcome(self, servers: Servers) -> Outcome:
+        """Returns what has failed first; a server's death has the program fail."""
+        assert self._program
+        program = self._program.status
+        if program.done() and program.result() == 0:
+            return Outcome(0, final=True)
+        for process in servers.processes:
+            if process.status.done():
+                status = process.status.result()
+                text = f"{process.name}: its server has ended: {ending(status)}"
+                return Outcome(exit_status(status) or 1, text=text)
+        if not program.done():
+            return Outcome(1)  # of no matter: it is called off
+        text = f"the program has ended: {ending(program.result())}"
+        return Outcome(exit_status(program.result()), text=text)
+
+    async def _first(
+        self, waited: Sequence[asyncio.Future[Any]], limit: float | None = None
+    ) -> None:
+        """Waits for the first of several, or for a signal."""
+        if self._signals.first is None:
+            await asyncio.wait(
+                [*waited, self._signals.next()],
+                timeout=limit,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+
+    async def _until_signal(self, waited: Coroutine[Any, Any, None]) -> None:
+        """Runs something, and cancels it where a signal comes first."""
+        task = asyncio.create_task(waited)
+        await self._first([task])
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        elif self._signals.first is None:
+            task.result()
+
+    async def _start_program(self, cluster: str) -> Process:
+        """Starts the user's program, with the launcher's own input and output."""
+        capture = self._job.output_dir is not None
+        with _stdin() as stdin:
+            command = commands.program(
+                self._job, cluster, self._restarts, stdin, os.getcwd()
+            )
+            process = await local.start("program", command, capture)
+        for reader, stream in zip(
+            process.outputs, (sys.stdout, sys.stderr), strict=True
+        ):
+            if reader:
+                pumped = output.pump(reader, self._taker(stream))
+                self._pumps.append(asyncio.create_task(pumped))
+        return process
+
+    def _taker(self, stream: IO[str]) -> Callable[[bytes], None]:
+        return lambda data: self._out.raw("program", data, stream)
+
+    async def _end(self, servers: Servers) -> None:
+        """Ends the program, and then the servers, which it may need to the last."""
+        interrupted = self._signals.first == signal.SIGINT
+        if self._program:
+            await self._end_these(
+                [self._program], signal.SIGINT if interrupted else signal.SIGTERM
+            )
+        await self._end_these(servers.processes, signal.SIGTERM)
+        for pid in keeper.descendants():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._pumps:
+            await asyncio.wait(self._pumps, timeout=1)
+        await servers.finish()
+
+    async def _end_these(self, processes: Sequence[Process], number: int) -> None:
+        """Ends some, and kills them when another signal comes."""
+        if self._at_once:
+            number = signal.SIGKILL
+        limit = 3 * self._job.grace + _OVER
+        ended = asyncio.gather(*(process.end(number, limit) for process in processes))
+        while not ended.done():
+            signalled = self._signals.next()
+            await asyncio.wait([ended, signalled], return_when=asyncio.FIRST_COMPLETED)
+            if signalled.done():
+                self._at_once = True
+                for process in processes:
+                    process.send(f"end {int(signal.SIGKILL)}")
+
+
+@contextlib.contextmanager
+def _stdin() -> Iterator[str | int]:
+    """Yields the program's standard input, as a Command's.
+
+    It is the launcher's, but for a terminal: a terminal belongs to one session, and the
+    program has one of its own.
+    """
+    try:
+        terminal = os.isatty(0)
+        copied = os.dup(0)
+    except OSError:  # it is closed
+        yield "null"
+        return
+    try:
+        yield "null" if terminal else copied
+    finally:
+        os.close(copied)

@@ -1,0 +1,45 @@
+"""Fixtures: a place to launch from, and an SSH server of the test's own."""
+
+from __future__ import annotations
+
+import pathlib
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.launch import sshd
+from tests.launch.stub import Place
+
+
+@pytest.fixture
+def place(tmp_path: pathlib.Path) -> Iterator[Place]:
+    """A place, of which nothing is left afterwards."""
+    made = Place(tmp_path)
+    yield made
+    made.expect_nothing_left()
+
+
+@pytest.fixture
+def remote(place: Place, tmp_path: pathlib.Path) -> Iterator[sshd.Server]:
+    """An SSH server on 127.0.0.2, and what to launch with, to be its client."""
+    if sshd.PATH is None:
+        pytest.skip("there is no sshd: apt-get install openssh-server")
+    pytest.importorskip("asyncssh", reason="there is no asyncssh")
+    with socket.socket() as found:
+        found.bind((sshd.ADDRESS, 0))
+        port = found.getsockname()[1]
+    config = sshd.configure(tmp_path, port, place.mark)
+    with subprocess.Popen(
+        [sshd.PATH, "-D", "-e", "-f", config], stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stderr
+            said = [server.stderr.readline()]
+            while "listening" not in said[-1]:
+                assert said[-1], f"sshd does not start: {said}"
+                said.append(server.stderr.readline())
+            yield sshd.Server(tmp_path, port, server.pid)
+        finally:
+            server.kill()

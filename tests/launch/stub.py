@@ -1,0 +1,137 @@
+"""Runs the launcher beside a `replicator` whose server is a stub, without TensorFlow.
+
+What the stub does is said by the environment variable STUB: "fail", "mute", or nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from replicator import launch
+
+MARK = "REPLICATOR_TEST_MARK"  # all processes of a test have it, with a value of its own
+_LIMIT = 60.0  # seconds; nothing here takes one
+_SERVER = """
+import json, os, socket, sys, time
+flags = dict(a.lstrip("-").partition("=")[::2] for a in sys.argv[1:])
+if os.environ.get("STUB") == "fail":
+    sys.exit("replicator.serve: no good")
+if os.environ.get("STUB") == "mute":
+    time.sleep(1000)
+listening = socket.create_server((flags["host"], int(flags["port"])))
+port = listening.getsockname()[1]
+facts = {
+    "replicator-serve": 1, "address": f"{flags['host']}:{port}", "host": "stub",
+    "pid": os.getpid(), "cpus": int(flags["cpus"]), "gpus": 0, "flags": flags,
+}
+print("not yet up", flush=True)
+print(json.dumps(facts), flush=True)
+print(os.environ.get("STUB"), flags.get("insecure"), file=sys.stderr)
+if os.fork() == 0:  # serves, and ends with its parent only if somebody ends it
+    while True:
+        connection, _ = listening.accept()
+        peer = connection.recv(100).decode()
+        if peer:  # the address of another, who is asked in turn
+            host, _, port = peer.rpartition(":")
+            with socket.create_connection((host, int(port))) as other:
+                other.shutdown(socket.SHUT_WR)
+                connection.sendall(b"by way of " + flags["port"].encode() + b": ")
+                connection.sendall(other.recv(100))
+        else:
+            connection.sendall(b"server " + flags["port"].encode())
+        connection.close()
+sys.stdin.read()
+"""
+
+
+class Place:
+    """A folder with a stub of the package, and an environment that has it found.
+
+    Attributes:
+        folder: Where programs are, and the working directory.
+        env: The environment of launchers.
+        mark: The value of MARK.
+    """
+
+    def __init__(self, root: pathlib.Path) -> None:
+        package = root / "path" / "replicator"
+        (package / "serve").mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "serve" / "__init__.py").touch()
+        (package / "serve" / "__main__.py").write_text(_SERVER)
+        (package / "launch").symlink_to(pathlib.Path(launch.__file__).parent)
+        self.folder = root / "work"
+        self.folder.mkdir()
+        self.mark = uuid.uuid4().hex
+        self.env = {
+            **os.environ,
+            "PYTHONPATH": str(root / "path"),
+            "HOME": str(root),
+            MARK: self.mark,
+        }
+
+    def program(self, text: str, name: str = "train.py") -> str:
+        """Writes a program; returns its name."""
+        (self.folder / name).write_text(text)
+        return name
+
+    def launch(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Runs the launcher, and sees to it that nothing is left of it."""
+        with self.start(*arguments, **env) as started:
+            stdout, stderr = started.communicate(timeout=_LIMIT)
+        self.expect_nothing_left()
+        return subprocess.CompletedProcess(
+            arguments, started.returncode, stdout, stderr
+        )
+
+    @contextlib.contextmanager
+    def start(self, *arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+        """Starts the launcher; kills it in the end."""
+        with subprocess.Popen(
+            [sys.executable, "-m", "replicator.launch", *arguments],
+            cwd=self.folder,
+            env={**self.env, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as started:
+            try:
+                yield started
+            finally:
+                started.kill()
+
+    def processes(self, word: str = "") -> dict[int, str]:
+        """Returns the live processes with the mark: their command lines, by id."""
+        found = {}
+        mark = f"{MARK}={self.mark}".encode()
+        for path in pathlib.Path("/proc").iterdir():
+            if not path.name.isdecimal() or int(path.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):
+                if mark in (path / "environ").read_bytes():
+                    line = (path / "cmdline").read_bytes().replace(b"\0", b" ")
+                    if line and word in line.decode():
+                        found[int(path.name)] = line.decode()
+        return found
+
+    def expect_nothing_left(self) -> None:
+        """Fails unless all processes with the mark end soon."""
+        wait_until(lambda: not self.processes(), self.processes)
+
+
+def wait_until(condition: Any, told: Any = lambda: "") -> Any:
+    """Returns what a condition returns once that is true; fails after a minute."""
+    limit = time.monotonic() + _LIMIT
+    while not (value := condition()):
+        assert time.monotonic() < limit, f"waited in vain: {told()}"
+        time.sleep(0.02)
+    return value

@@ -1,0 +1,255 @@
+"""Another host is this one, by an sshd of the test's own; the server is a stub."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from replicator.launch import ssh
+from replicator.launch.hosts import LaunchError
+from tests.launch import sshd
+from tests.launch.stub import Place, wait_until
+
+_READY = "import os\nprint('ready', os.environ['REPLICATOR_CLUSTER'], flush=True)\n"
+_WAIT = _READY + "import signal\nsignal.pause()\n"
+
+
+def _cluster(started: subprocess.Popen[str]) -> dict:
+    """Waits until the program runs; returns what it was told."""
+    assert started.stdout
+    while "ready" not in (line := started.stdout.readline()):
+        assert line, started.stderr and started.stderr.read()
+    return json.loads(line.partition(" ")[2])
+
+
+def _only(stderr: str) -> str:
+    """Returns the only line that the launcher has said."""
+    assert "Traceback" not in stderr
+    (line,) = [line for line in stderr.splitlines() if "replicator.launch:" in line]
+    return line
+
+
+def test_a_server_runs_on_another_host(place: Place, remote: sshd.Server) -> None:
+    place.program(_READY)
+    done = place.launch(*remote.flags, "--env=STUB=sent", "--verbose", "train.py")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ready")]
+    cluster = json.loads(line.partition(" ")[2])
+    (host,) = cluster["hosts"]
+    assert host["name"] == "127.0.0.2"
+    assert host["address"].startswith("127.0.0.2:")
+    assert host["cpus"] == 2
+    # What this host is called on the way to the other.
+    assert cluster["client"].startswith("127.0.0.")
+    assert cluster["client"].endswith(":0")
+    assert "[127.0.0.2] sent None" in done.stderr.splitlines()
+    assert "replicator.launch: 127.0.0.2: connected" in done.stderr
+
+
+def test_hosts_here_and_there(place: Place, remote: sshd.Server) -> None:
+    place.program(_READY)
+    hosts, *flags = remote.flags
+    done = place.launch(f"{hosts},localhost:3", *flags, "train.py")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ready")]
+    there, here = json.loads(line.partition(" ")[2])["hosts"]
+    assert (here["name"], here["cpus"]) == ("localhost", 3)
+    # An address that the other can reach, of this host.
+    assert here["address"].partition(":")[0] == "127.0.0.1"
+
+
+def test_a_server_that_dies_there_ends_all(place: Place, remote: sshd.Server) -> None:
+    place.program(_WAIT)
+    with place.start(*remote.flags, "train.py") as started:
+        _cluster(started)
+        os.kill(min(place.processes("replicator.serve")), 9)
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 137
+    assert "127.0.0.2: its server has ended: killed by SIGKILL" in _only(stderr)
+    place.expect_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signals_leave_nothing_there(
+    place: Place, remote: sshd.Server, number: int
+) -> None:
+    place.program(_WAIT)
+    with place.start(*remote.flags, "train.py") as started:
+        _cluster(started)
+        started.send_signal(number)
+        started.communicate(timeout=60)
+    place.expect_nothing_left()
+
+
+def _connection(remote: sshd.Server) -> list[int]:
+    """Returns the processes of sshd that serve the connection."""
+    task = pathlib.Path(f"/proc/{remote.pid}/task/{remote.pid}/children")
+    return [int(pid) for pid in task.read_text().split()]
+
+
+def test_a_cut_connection_is_found_on_both_sides(
+    place: Place, remote: sshd.Server
+) -> None:
+    place.program(_WAIT)
+    with place.start(*remote.flags, "--heartbeat=0.5", "train.py") as started:
+        _cluster(started)
+        connection = _connection(remote)
+        for pid in connection:  # it neither answers nor closes
+            os.kill(pid, signal.SIGSTOP)
+        _, stderr = started.communicate(timeout=60)
+        # The keeper there hears nothing any more, and ends what it keeps.
+        place.expect_nothing_left()
+        for pid in connection:
+            os.kill(pid, signal.SIGKILL)
+    assert started.returncode == 255
+    assert "127.0.0.2: its server has ended: the connection to its host is lost" in (
+        _only(stderr)
+    )
+
+
+def test_a_closed_connection_is_lost(place: Place, remote: sshd.Server) -> None:
+    place.program(_WAIT)
+    with place.start(*remote.flags, "train.py") as started:
+        _cluster(started)
+        for pid in _connection(remote):
+            os.kill(pid, signal.SIGKILL)
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 255
+    assert "the connection to its host is lost" in _only(stderr)
+
+
+def test_a_host_that_comes_back_is_used_again(
+    place: Place, remote: sshd.Server
+) -> None:
+    place.program(
+        "import os\nif os.environ['REPLICATOR_RESTARTS'] == '1':\n    raise SystemExit\n"
+        + _WAIT
+    )
+    with place.start(*remote.flags, "--max-restarts=1", "train.py") as started:
+        _cluster(started)
+        for pid in _connection(remote):
+            os.kill(pid, signal.SIGKILL)
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 0, stderr
+
+
+def test_an_unknown_host_key_is_refused(place: Place, remote: sshd.Server) -> None:
+    (remote.root / ".ssh" / "known_hosts").write_text("")
+    place.program(_READY)
+    done = place.launch(*remote.flags, "train.py")
+    assert done.returncode == 255
+    assert "its host key is unknown or not the one in" in _only(done.stderr)
+
+
+def test_a_changed_host_key_is_refused(place: Place, remote: sshd.Server) -> None:
+    known = remote.root / ".ssh" / "known_hosts"
+    other = (remote.root / "authorized_keys").read_text()
+    known.write_text(f"{known.read_text().split()[0]} {other}")
+    place.program(_READY)
+    done = place.launch(*remote.flags, "train.py")
+    assert done.returncode == 255
+    assert "its host key is unknown or not the one in" in _only(done.stderr)
+
+
+def test_a_key_that_nobody_knows_is_refused(place: Place, remote: sshd.Server) -> None:
+    (remote.root / "authorized_keys").write_text("")
+    place.program(_READY)
+    done = place.launch(*remote.flags, "train.py")
+    assert done.returncode == 255
+    assert "127.0.0.2: authentication failed; --identity names a key" in (
+        _only(done.stderr)
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "status", "said"),
+    [
+        ("--python=/no/python", 2, "there is no /no/python; --python names another"),
+        ("--python=/bin/false", 255, "/bin/false does not run"),
+        ("--env=PYTHONPATH=/", 2, "has no package replicator"),
+        ("--identity=/no/key", 255, "No such file"),
+        ("--identity=/etc/hostname", 2, "Invalid private key"),
+    ],
+)
+def test_what_is_missing_is_one_line(
+    place: Place, remote: sshd.Server, flag: str, status: int, said: str
+) -> None:
+    place.program(_READY)
+    flags = [f for f in remote.flags if f.partition("=")[0] != flag.partition("=")[0]]
+    if "PYTHONPATH" in flag:  # an interpreter of which nothing is known
+        flags.append(f"--python={os.path.realpath(sys.executable)}")
+    done = place.launch(*flags, flag, "train.py")
+    line = _only(done.stderr)
+    assert said in line
+    assert done.returncode == status
+
+
+def test_unreachable_hosts_are_one_line(place: Place) -> None:
+    pytest.importorskip("asyncssh", reason="there is no asyncssh")
+    place.program(_READY)
+    with socket.socket() as taken:  # bound, and listened on by nobody
+        taken.bind((sshd.ADDRESS, 0))
+        port = taken.getsockname()[1]
+        done = place.launch(
+            f"--hosts={sshd.ADDRESS}", f"--ssh-port={port}", "train.py"
+        )
+    assert done.returncode == 255
+    assert "127.0.0.2: unreachable: " in (line := _only(done.stderr))
+    assert "refused" in line
+    done = place.launch("--hosts=no-such-host.invalid", "train.py")
+    assert done.returncode == 255
+    assert "no-such-host.invalid: unreachable: " in _only(done.stderr)
+
+
+def test_versions_that_differ_are_refused() -> None:
+    own = {"replicator": "0.1.0", "tensorflow": "2.21.0", "path": "/a"}
+    ssh.compare("host-b", "python", own, {**own, "path": "/b"})
+    with pytest.raises(
+        LaunchError, match=r"host-b: tensorflow is 2\.20\.0 there and 2\.21\.0 here"
+    ):
+        ssh.compare("host-b", "python", own, {**own, "tensorflow": "2.20.0"})
+    with pytest.raises(LaunchError, match="host-b: python has no package tensorflow"):
+        ssh.compare("host-b", "python", own, {**own, "tensorflow": None})
+
+
+def test_files_are_copied(place: Place, remote: sshd.Server) -> None:
+    """The other host has another file system: what is copied is taken away first."""
+    place.program(_READY)
+    (place.folder / "data").mkdir()
+    (place.folder / "data" / "a b").write_text("kept")
+    before = place.folder.rename(place.folder.with_name("before"))
+    place.folder.mkdir()
+    # The launcher's folder is the one that was renamed; $PWD does not matter.
+    with place.start(*remote.flags, "--sync", "train.py") as started:
+        started.communicate(timeout=60)
+    assert started.returncode == 2  # there is no train.py in the new folder
+    (place.folder / "train.py").write_text((before / "train.py").read_text())
+    (place.folder / "data").mkdir()
+    (place.folder / "data" / "a b").write_text("kept")
+    (place.folder / ".hidden").write_text("not copied")
+    done = place.launch(*remote.flags, "--sync", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert f"2 files below 10 MiB, 0.0 MB packed, copied to {place.folder}" in (
+        done.stderr
+    )
+
+
+def test_waits_for_a_server_over_ssh_no_longer_than_told(
+    place: Place, remote: sshd.Server
+) -> None:
+    place.program(_READY)
+    with place.start(
+        *remote.flags, "--env=STUB=mute", "--start-timeout=5", "train.py"
+    ) as started:
+        wait_until(lambda: place.processes("replicator.serve"))
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 1
+    assert "127.0.0.2: not up after 5 seconds" in _only(stderr)
+    place.expect_nothing_left()
