@@ -211,7 +211,7 @@ class Step:
             variables = repair.mirrored(function.captured_inputs, owners)
             run = _tf.prepare_call(function, on_cpus)
         run = repair.equal_after_errors(_warning_of_rest(run, feed), variables)
-        run = devices.ordered(run, self._settings.devices)
+        run = devices.ordered(run, self._settings.world.devices)
         packed = _packed_call(run, function, structures[-1])
         if not handed.leaves:
             return lambda _: packed()
