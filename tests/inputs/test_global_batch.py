@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
-from replicator import ContextError, InputError
+from replicator import CloneError, ContextError, InputError
 from tests import helpers
 
 
@@ -107,6 +107,22 @@ def test_a_training_is_that_of_one_device(mode: str, replicas: int) -> None:
         velocity = 0.9 * velocity - 0.001 * np.mean(2 * x * (x * w - y))
         w += velocity
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_copies_are_given_arrays_that_divide_or_a_dataset() -> None:
+    repl = helpers.make(3, build="clone")
+    x = np.arange(5, dtype=np.float32)
+
+    def step_fn(x: Any) -> Any:
+        return repl.all_reduce(tf.reduce_mean(x), "mean", repl.weight)
+
+    with pytest.raises(
+        CloneError, match="(?s)one static shape.*Fix: .*a number that divides; or .*Da"
+    ):
+        repl.run(step_fn, x, input_mode="global_batch")
+    data = tf.data.Dataset.from_tensor_slices(x).batch(5)
+    assert float(repl.run(step_fn, data, input_mode="global_batch")) == 2.0
+    assert float(repl.run(step_fn, x[:3], input_mode="global_batch")) == 1.0
 
 
 def test_copies_of_replicas_weigh_their_own_shards() -> None:

@@ -221,14 +221,33 @@ def test_no_batch_is_the_end_and_bad_batches_are_refused_as_ever() -> None:
     assert int(model.optimizer.iterations) == 5
 
 
-def test_an_error_amid_a_call_leaves_replicas_equal() -> None:
+def test_a_function_that_fails_amid_its_writes_leaves_replicas_equal() -> None:
+    repl = helpers.make(3, variables="mirrored")
+    with repl.context():
+        v = tf.Variable(1.0)
+
+    @tf.function
+    def fails(x: Any) -> None:
+        done = v.components[0].assign(x, read_value=False)
+        with tf.control_dependencies([done]):
+            tf.debugging.Assert(x < 0.0, ["no"])
+
+    function = functions.BatchFunction(lambda *given: None, repl._settings, False)
+    concrete = fails.get_concrete_function(tf.TensorSpec([]))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        function.equal_after_errors(concrete)(tf.constant(5.0))
+    assert helpers.components(v) == [5.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_an_error_amid_a_call_leaves_replicas_equal(steps: int) -> None:
     """The batches before it are done; the replicas' variables do not drift."""
 
     def make() -> keras.Model:
         table = layers.Embedding(4, 3)
         model = keras.Sequential([layers.Input((1,), dtype="int32"), table])
         model.add(layers.Flatten())
-        model.compile("adam", "mse", steps_per_execution=3)
+        model.compile("adam", "mse", steps_per_execution=steps)
         return model
 
     model = World(helpers.make(2, variables="mirrored")).made(make)
