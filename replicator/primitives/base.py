@@ -240,8 +240,7 @@ def communicate(
     )
     made = [*results, Value("float32", ())] if receipt else results
     if graph.building_function:
-        # Before recording stops: a tape inside a nested function has to see that what
-        # it watches outside comes in.
+        # Before recording stops: a tape in a function has to see what comes in.
         operands = [graph.capture(tensor) for tensor in operands]
     with _tf.stop_recording():
         op = placeholder.put(call, operands, made)
