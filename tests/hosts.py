@@ -9,13 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 from google.protobuf import text_format
-from tensorflow.core.protobuf import rewriter_config_pb2
 
 import replicator
 import replicator.plan
 from replicator.costs import paper
-
-_OFF = rewriter_config_pb2.RewriterConfig.OFF
 
 # `layout[r]` is the host of replica r.
 TWO_BY_TWO = (0, 0, 1, 1)
@@ -96,8 +93,9 @@ def run(
         flat = [graph.get_tensor_by_name(x.name) for x in tf.nest.flatten(fetches)]
         options_of_run = tf.compat.v1.RunOptions(output_partition_graphs=True)
         metadata = tf.compat.v1.RunMetadata()
-        config = tf.compat.v1.ConfigProto()  # where constants are folded, names change
-        config.graph_options.rewrite_options.constant_folding = _OFF
+        config = tf.compat.v1.ConfigProto(device_count={"CPU": len(layout)})
+        rewrites = config.graph_options.rewrite_options
+        rewrites.constant_folding = rewrites.OFF  # it would change names
         with tf.compat.v1.Session(config=config) as session:
             session.run(graph.get_operation_by_name(setup.name))
             for _ in range(steps):
