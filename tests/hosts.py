@@ -100,21 +100,21 @@ def run(
             session.run(graph.get_operation_by_name(setup.name))
             for _ in range(steps):
                 values = session.run(flat, None, options_of_run, metadata)
-    fetched = {tensor.op.name for tensor in flat}
-    sent = Counter(
-        ends
-        for ends, name in _sends(metadata, host_of)
-        if ends[0] != ends[1] and name not in fetched
-    )
+    sent = Counter(ends for ends in _sends(metadata, host_of) if ends[0] != ends[1])
     return Ran(tf.nest.pack_sequence_as(fetches, values), sent, repl.plan)
 
 
 def _sends(
     metadata: Any, host_of: Mapping[str, int]
-) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yields (source, destination), and the op whose result is sent."""
-    for node in [node for part in metadata.partition_graphs for node in part.node]:
-        if node.op in ("_Send", "_HostSend"):
-            ends = [node.attr[f"{end}_device"].s.decode() for end in ("send", "recv")]
-            source, destination = (host_of[end] for end in ends)
-            yield (source, destination), node.input[0].partition(":")[0]
+) -> Iterator[tuple[int, int]]:
+    """Yields the source and destination of each tensor that is not only fetched."""
+    for graph in metadata.partition_graphs:
+        readers: dict[str, set[str]] = {}
+        for node in graph.node:
+            for name in node.input:
+                readers.setdefault(name.partition(":")[0], set()).add(node.op)
+        for node in graph.node:
+            if node.op in ("_Recv", "_HostRecv") and readers[node.name] != {"_Retval"}:
+                ends = [node.attr[f"{e}_device"].s.decode() for e in ("send", "recv")]
+                source, destination = (host_of[end] for end in ends)
+                yield source, destination
