@@ -104,9 +104,7 @@ def run(
     return Ran(tf.nest.pack_sequence_as(fetches, values), sent, repl.plan)
 
 
-def _sends(
-    metadata: Any, host_of: Mapping[str, int]
-) -> Iterator[tuple[int, int]]:
+def _sends(metadata: Any, host_of: Mapping[str, int]) -> Iterator[tuple[int, int]]:
     """Yields the source and destination of each tensor that is not only fetched."""
     for graph in metadata.partition_graphs:
         readers: dict[str, set[str]] = {}

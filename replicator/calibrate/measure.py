@@ -148,9 +148,7 @@ def measure_algorithms(
         nbytes=nbytes,
         none=none,
         measured={a: max(0.0, seconds - none) for a, seconds in times.items()},
-        expected={
-            a: expected(names, a, nbytes, calibration) for a in algorithms
-        },
+        expected={a: expected(names, a, nbytes, calibration) for a in algorithms},
     )
 
 

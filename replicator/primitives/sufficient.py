@@ -149,7 +149,9 @@ class _Joiner:
             sides = self._scaled(left, after, places), self._join(right, places)
         with tf.device(device):
             product = tf.linalg.matmul(
-                *(_near(device, side) for side in sides), transpose_a=left[0].axis == 0, transpose_b=right[0].axis == 1
+                *(_near(device, side) for side in sides),
+                transpose_a=left[0].axis == 0,
+                transpose_b=right[0].axis == 1,
             )
             return _again(after[0], product)
 
@@ -179,7 +181,10 @@ class _Joiner:
         return self._joined[key]
 
     def _join(
-        self, column: Sequence[Factor], places: Sequence[str], scales: Sequence[Any] = ()
+        self,
+        column: Sequence[Factor],
+        places: Sequence[str],
+        scales: Sequence[Any] = (),
     ) -> _Joined:
         """Joins one factor per replica, in replica order; its rows along its axis."""
         if not any(scales):

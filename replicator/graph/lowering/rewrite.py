@@ -279,7 +279,9 @@ def _lower(
         given = [list(own) for own in communication.operands]
         for n, tensor in notes.moved:
             given[n].append(tensor)
-        target.communications.append(_kept(communication, given, results, target, place))
+        target.communications.append(
+            _kept(communication, given, results, target, place)
+        )
     if target.precise and hands_to_all(call):
         with tf.name_scope("keep_precision"), tf.control_dependencies(None):
             results = precision.keep(results)
@@ -315,9 +317,7 @@ def _kept(
     return dataclasses.replace(
         kept,
         wires=wires(*passed, calibration),
-        seconds=schedule.seconds(
-            given, results, communication.devices, calibration
-        ),
+        seconds=schedule.seconds(given, results, communication.devices, calibration),
     )
 
 
