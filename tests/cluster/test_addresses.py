@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicator.cluster import addresses
@@ -37,6 +37,7 @@ def test_what_is_no_address_is_refused(text):
         addresses.split(text)
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True)
     | st.ip_addresses().map(str),

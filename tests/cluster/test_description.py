@@ -67,7 +67,7 @@ REFUSED = {
     "twice": (_text(hosts=[_HOST, _HOST]), "host-a:41 is listed 2 times.*--cpus=2"),
     "mixed": (
         _text(hosts=[_HOST, {"address": "127.0.0.1:4"}]),
-        "127.0.0.1 is a loopback address, which host-a would take for itself.*Fix: give",
+        "127.0.0.1 is a loopback address, which host-a would take for.*Fix: give",
     ),
 }
 

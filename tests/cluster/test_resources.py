@@ -92,7 +92,8 @@ REFUSED = {
     "far": ("nodes: [{address: a, gpus: [99999]}]", "indices below 1024"),
     "chief": ("nodes: [{address: a, chief: 1}]", '"chief" is 1, not true or false'),
     "no chief": (
-        "nodes: [{address: a, ssh_config: s}, {address: b, ssh_config: s}]\nssh: {s: {}}",
+        "nodes: [{address: a, ssh_config: s}, {address: b, ssh_config: s}]\n"
+        "ssh: {s: {}}",
         "exactly one node is the chief, and none is.*Fix: write chief: true",
     ),
     "alone, not the chief": ("nodes: [{address: a, chief: false}]", "and none is"),
@@ -164,8 +165,8 @@ def test_a_missing_file_is_named():
 
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
 _KEYS = st.sampled_from(
-    "nodes ssh address cpus gpus chief ssh_config network_bandwidth username port".split()
-    + "python_venv key_file shared_envs a b".split()
+    "nodes ssh address cpus gpus chief ssh_config network_bandwidth".split()
+    + "username port python_venv key_file shared_envs a b".split()
 )
 _ADDRESSES = st.sampled_from(["a", "10.0.0.1", "b:44", "localhost", "::1", "a b", ""])
 _INDICES = st.lists(st.integers(-1, 5), max_size=3)
