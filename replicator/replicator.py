@@ -61,7 +61,8 @@ class Replicator(running.Running, methods.InStep):
             from each device to the next; "nccl", NVIDIA's library does it, among the
             GPUs of one host. None: the cheapest for each. All give every replica the
             same bits, but not all the same as one another: hub and shuffled add up in
-            replica order.
+            replica order. On several hosts, each with several replicas, a host's are
+            reduced there first, and the algorithm is that between hosts.
         fusion: Whether small tensors that are reduced together travel together.
         factors: Whether sums of matrix products may move the factors instead.
         kernels: Whether products of few rows with a large transposed matrix, for which

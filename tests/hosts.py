@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
+from google.protobuf import text_format
 
 import replicator
+import replicator.plan
 from replicator.costs import paper
 
 # `layout[r]` is the host of replica r.
@@ -33,12 +36,37 @@ def make(layout: Sequence[int], **options: Any) -> replicator.Replicator:
         return replicator.Replicator(names(layout), **options)
 
 
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What came of a step for several hosts.
+
+    Attributes:
+        values: What the last step returned, as NumPy arrays.
+        sent: How many tensors each host sent to each other in a step, as TensorFlow
+            partitioned the graph; without those that are fetched.
+        plan: The plan.
+    """
+
+    values: Any
+    sent: Mapping[tuple[int, int], int]
+    plan: replicator.plan.Plan
+
+    @property
+    def planned(self) -> Mapping[tuple[int, int], int]:
+        """How many messages the plan says that each host sends to each other."""
+        count: Counter[tuple[int, int]] = Counter()
+        for row in self.plan:
+            for wire in row.wires:
+                count[wire.source, wire.destination] += wire.messages
+        return count
+
+
 def run(
     layout: Sequence[int],
     make_step: Callable[[replicator.Replicator], Callable[[], Any]],
     steps: int = 1,
     **options: Any,
-) -> tuple[Any, list[tuple[str, str, str]], replicator.plan.Plan]:
+) -> Ran:
     """Builds a step for several hosts, and runs it with this process' CPUs for theirs.
 
     Args:
@@ -46,10 +74,6 @@ def run(
         make_step: Given the Replicator, creates the variables and returns step_fn.
         steps: How often to run.
         options: Of the Replicator.
-
-    Returns:
-        What the last step returned, as NumPy arrays; what TensorFlow sent between hosts
-        in a step, as (source, destination, tensor); and the plan.
     """
     repl = make(layout, **options)
     with tf.Graph().as_default() as graph:
@@ -58,37 +82,37 @@ def run(
         fetches = repl.run(step_fn)
         setup = tf.compat.v1.global_variables_initializer()
         text = str(graph.as_graph_def())
-    local = {}
-    for r, name in enumerate(names(layout)):
-        local[name] = f"/job:localhost/replica:0/task:0/device:CPU:{r}"
-        text = text.replace(name, local[name])
-    definition = tf.compat.v1.GraphDef()
-    google_parse(text, definition)
-    flat = tf.nest.flatten(fetches)
-    host_of = {local[name]: host for name, host in zip(names(layout), layout)}
+    host_of = {}
+    for r, (name, host) in enumerate(zip(names(layout), layout, strict=True)):
+        local = f"/job:localhost/replica:0/task:0/device:CPU:{r}"
+        text = text.replace(name, local)
+        host_of[local] = host
+    definition = text_format.Parse(text, tf.compat.v1.GraphDef())
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(definition, name="")
-        wanted = [graph.get_tensor_by_name(t.name) for t in flat]
-        run_options = tf.compat.v1.RunOptions(output_partition_graphs=True)
+        flat = [graph.get_tensor_by_name(x.name) for x in tf.nest.flatten(fetches)]
+        options_of_run = tf.compat.v1.RunOptions(output_partition_graphs=True)
         metadata = tf.compat.v1.RunMetadata()
-        with tf.compat.v1.Session() as session:
+        config = tf.compat.v1.ConfigProto(device_count={"CPU": len(layout)})
+        rewrites = config.graph_options.rewrite_options
+        rewrites.constant_folding = rewrites.OFF  # it would change names
+        with tf.compat.v1.Session(config=config) as session:
             session.run(graph.get_operation_by_name(setup.name))
             for _ in range(steps):
-                values = session.run(wanted, None, run_options, metadata)
-    sent = []
-    for node in [n for part in metadata.partition_graphs for n in part.node]:
-        if node.op in ("_Send", "_HostSend"):
-            ends = [node.attr[f"{end}_device"].s.decode() for end in ("send", "recv")]
-            source, destination = (host_of.get(end) for end in ends)
-            if source != destination:
-                name = node.attr["tensor_name"].s.decode()
-                sent.append((source, destination, node.input[0].split(":")[0], name))
-    values = [np.asarray(value) for value in values]
-    return tf.nest.pack_sequence_as(fetches, values), sent, repl.plan
+                values = session.run(flat, None, options_of_run, metadata)
+    sent = Counter(ends for ends in _sends(metadata, host_of) if ends[0] != ends[1])
+    return Ran(tf.nest.pack_sequence_as(fetches, values), sent, repl.plan)
 
 
-def google_parse(text: str, definition: Any) -> None:
-    """Reads a message of protocol buffers from its text."""
-    from google.protobuf import text_format
-
-    text_format.Parse(text, definition)
+def _sends(metadata: Any, host_of: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    """Yields the source and destination of each tensor that is not only fetched."""
+    for graph in metadata.partition_graphs:
+        readers: dict[str, set[str]] = {}
+        for node in graph.node:
+            for name in node.input:
+                readers.setdefault(name.partition(":")[0], set()).add(node.op)
+        for node in graph.node:
+            if node.op in ("_Recv", "_HostRecv") and readers[node.name] != {"_Retval"}:
+                ends = [node.attr[f"{e}_device"].s.decode() for e in ("send", "recv")]
+                source, destination = (host_of[end] for end in ends)
+                yield source, destination

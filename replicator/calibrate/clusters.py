@@ -6,8 +6,8 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from replicator.cluster import connection
 from replicator.calibrate import measure
+from replicator.cluster import connection
 from replicator.costs import hosts, rates
 
 _MOST_PAIRS_OF = 8  # hosts; of more, each is measured with the next one

@@ -1,8 +1,8 @@
 """Which devices are on which host: what the two levels of communication are made of.
 
-A host is a process that runs devices: a job, a replica and a task of TensorFlow. Devices
-of one host hand tensors to one another at once, or over its own bus; what leaves a host
-crosses the link that all of its devices share.
+A host is a process that runs devices: a job, a replica and a task of TensorFlow.
+Devices of one host hand tensors to one another at once, or over its own bus; what
+leaves a host crosses the link that all of its devices share.
 """
 
 from __future__ import annotations

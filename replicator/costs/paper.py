@@ -1,7 +1,7 @@
 """Hosts on paper: devices that need not exist, for graphs that are built and never run.
 
-`python -m replicator.plan --simulate-hosts` builds a step for more hosts than there are,
-and tests build for several on one.
+`python -m replicator.plan --simulate-hosts` builds a step for more hosts than there
+are, and tests build for several on one.
 """
 
 from __future__ import annotations

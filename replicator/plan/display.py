@@ -129,9 +129,10 @@ def _between(plan: Rows) -> str:
         return text
     ends = (plan.hosts[host] for host in (slowest.source, slowest.destination))
     unknown = ", with tensors of unknown size" if slowest.nbytes is None else ""
+    plural = "" if slowest.messages == 1 else "s"
     return (
         f"{text}\nSlowest link: {' to '.join(ends)}, {duration(slowest.seconds)} for "
-        f"{size(slowest.nbytes)} in {slowest.messages} messages{unknown}."
+        f"{size(slowest.nbytes)} in {slowest.messages} message{plural}{unknown}."
     )
 
 

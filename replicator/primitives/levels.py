@@ -1,14 +1,16 @@
 """Communication in two levels: within each host, and between hosts.
 
-All devices of a host share its link to the others, and TensorFlow sends a tensor once to
-each device that reads it. So where hosts have several replicas, what they pass becomes
-one tensor on a device of their host (the leader), before that crosses the link; and what
-comes to a host, its leader reads, and the others read it there. Each tensor, or bucket,
-crosses from one host to another in one message.
+All devices of a host share its link to the others, and TensorFlow sends a tensor once
+to each device that reads it. So where hosts have several replicas, what they pass
+becomes one tensor on a device of their host (the leader), before that crosses the link;
+and what comes to a host, its leader reads, and the others read it there. Each tensor,
+or bucket, crosses from one host to another in one message, or in as many slices as the
+algorithm between hosts makes of it.
 
 Sums are added up in this order: within each host, in replica order; then between hosts,
-in the order in which their first replicas come. 16-bit floats travel between hosts as the
-sums in float32 that they are added up in, and as 16 bits on the way back.
+as the algorithm does: hub and shuffled in the order in which hosts' first replicas
+come. 16-bit floats travel between hosts as sums in float32; of a hub and of shuffled
+slices, the result comes back in 16 bits.
 
 Where a communication is on one host, or no host has several of its replicas, nothing
 here adds an op: all of it is one level.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
 import tensorflow as tf
 
 from replicator.costs import cost, rates
+from replicator.costs import hosts as places
+from tests import hosts
 
 POLICY = cost.Policy()
 
@@ -44,6 +49,18 @@ def test_hubs_share_the_bytes(num_devices: int) -> None:
 def test_hubs_share_even_empty_tensors() -> None:
     hubs = cost.Hubs(["a", "b", "c"])
     assert [hubs.next(0) for _ in range(6)] == ["a", "b", "c"] * 2
+
+
+@pytest.mark.parametrize("layout", hosts.LAYOUTS, ids=str)
+def test_hubs_share_the_links_of_hosts(layout: tuple[int, ...]) -> None:
+    """However many devices a host has, it is a hub as often as the others."""
+    hubs = cost.Hubs(hosts.names(layout))
+    chosen = [hubs.next(100) for _ in range(12 * len(set(layout)))]
+    on_host = Counter(places.host_of(device) for device in chosen)
+    assert set(on_host.values()) == {12}
+    of_first = Counter(d for d in chosen if places.host_of(d).endswith("task:0"))
+    assert max(of_first.values()) - min(of_first.values()) <= 1
+    assert len(of_first) == layout.count(0)
 
 
 @pytest.mark.parametrize("sizes", [[10] * 7, [40_000, 1, 20_000, 1, 9_000], [], [0, 0]])
@@ -157,3 +174,13 @@ def test_variables_have_owners_where_reading_is_free(
     variables: str, devices: list[str], expected: bool
 ) -> None:
     assert cost.shards(variables, devices) is expected
+
+
+@pytest.mark.parametrize("rows", [1, 120, 130, 240])
+def test_between_hosts_factors_must_be_smaller_than_two_products(rows: int) -> None:
+    """A host receives the rows of all others, or at most two products."""
+    side = SimpleNamespace(width=1000, rows=rows, tensor=tf.zeros([rows, 1000]))
+    products = [SimpleNamespace(left=side, right=side)] * 8
+    assert cost.factors_pay(products, POLICY, CPUS)
+    received, two_products = 8 * rows * (1000 + 1000), 2 * 1000 * 1000
+    assert cost.factors_pay(products, POLICY, HOSTS) is (received < two_products)

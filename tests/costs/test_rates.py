@@ -88,3 +88,59 @@ def test_every_algorithm_has_a_cost() -> None:
                 for nbytes in (1 << 10, 1 << 26)
             )
             assert 0 < small < large < math.inf
+
+
+# --- Links between hosts --------------------------------------------------------------
+
+ENDS = frozenset(f"/job:worker/replica:0/task:{k}" for k in (0, 1))
+
+
+def test_links_are_read_as_they_were_written(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "rates.json"
+    slow, own = (rates.Rates(1e-6, m, 3e-9, 4e-9, 5e-9, True) for m in (2e-3, 1e-3))
+    path.write_text(rates.Calibration({"hosts": slow}, {ENDS: own}).to_json())
+    read = rates.load(path)
+    assert (read.rates, read.links) == ({"hosts": slow}, {ENDS: own})
+    assert read.between(*ENDS) == own
+    assert read.between("one", "other") == slow  # was not measured
+
+
+def test_a_file_without_links_is_read_as_ever(tmp_path: pathlib.Path) -> None:
+    read = rates.load(_file(tmp_path, message=1e-3))
+    assert not read.links
+    assert read.between(*ENDS) == rates.Calibration().of("hosts")
+
+
+LINK = {"op": 0, "message": 0, "link": 0, "add": 0, "copy": 0, "apart": True}
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        LINK,
+        LINK | {"hosts": ["a"]},
+        LINK | {"hosts": ["a", "a"]},
+        LINK | {"hosts": ["a", 1]},
+        {"hosts": ["a", "b"]},
+        LINK | {"hosts": ["a", "b"], "op": -1},
+        3,
+    ],
+    ids=str,
+)
+def test_links_that_cannot_be(link: Any, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps({"rates": {}, "links": [link]}))
+    with pytest.raises(replicator.errors.ArgumentError, match="cannot read"):
+        rates.load(path)
+
+
+@pytest.mark.parametrize("name", ["hub", "shuffled", "tree", "ring"])
+def test_two_levels_cost_both(name: str) -> None:
+    calibration, nbytes = rates.Calibration(), 1 << 20
+    between = calibration.seconds(name, "hosts", 4, nbytes)
+    within = calibration.seconds("hub", "cpu", 2, nbytes)
+    found = calibration.seconds_in_levels(name, "cpu", 2, 4, nbytes)
+    assert found == pytest.approx(between + within)
+    assert calibration.seconds_in_levels(name, "cpu", 1, 4, nbytes) == between
+    # One level of 8 replicas sends each tensor once to each of them.
+    assert found < calibration.seconds(name, "hosts", 8, nbytes)

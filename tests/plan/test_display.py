@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
+import re
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
+from replicator import errors
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.record import Link
 from replicator.plan import Plan, Row, display
-from tests import helpers
+from tests import helpers, hosts
 from tests.plan import examples
 
 
@@ -101,3 +105,64 @@ def test_standard_output_is_the_default(capsys: Any) -> None:
     plan = examples.made_up(3, 2)
     plan.print()
     assert capsys.readouterr().out == _printed(plan)
+
+
+# --- Several hosts --------------------------------------------------------------------
+
+
+def _of_hosts(layout: tuple[int, ...]) -> Plan:
+    repl = hosts.make(layout, algorithm="hub")
+    with tf.Graph().as_default():
+        repl.run(lambda: repl.all_reduce(helpers.opaque(tf.ones([1 << 18]))))
+    return repl.plan
+
+
+def test_bytes_within_and_between_hosts_and_the_slowest_link() -> None:
+    plan = _of_hosts(hosts.TWO_BY_TWO)
+    assert (plan[0].within, plan[0].between) == (4 << 20, 2 << 20)
+    shown = " ".join(_printed(plan).split())
+    assert "Communication of 4 replicas on 2 hosts" in shown
+    assert "4.0 MiB 2.0 MiB" in shown and "hub of hosts" in shown
+    slowest = plan.slowest_link
+    assert slowest is not None and plan.seconds is not None
+    ends = [plan.hosts[host] for host in (slowest.source, slowest.destination)]
+    took = display.duration(slowest.seconds)
+    assert (
+        f"Slowest link: {' to '.join(ends)}, {took} for 1.0 MiB in 1 message." in shown
+    )
+    assert f"Communication takes {display.duration(plan.seconds)} a step" in shown
+
+
+def test_one_host_is_shown_as_ever() -> None:
+    plan = _of_hosts((0, 0))
+    assert plan.hosts == ("/job:worker/replica:0/task:0",)
+    shown = _printed(plan)
+    assert "each sends" in shown
+    for word in ("hosts", "takes", "link"):
+        assert word not in shown
+    facts = json.loads(plan.to_json())["rows"][0]
+    assert "wires" not in facts and "seconds" not in facts
+    assert plan.slowest_link is None and plan.seconds is None
+
+
+def test_plans_of_hosts_are_kept_as_json() -> None:
+    plan = _of_hosts(hosts.UNEVEN)
+    text = plan.to_json()
+    assert Plan.from_json(text) == plan
+    assert Plan.from_json(text).slowest_link == plan.slowest_link
+    bad = [
+        text.replace('"source": 2', '"source": 9'),
+        re.sub(r'"seconds": [0-9.e-]+', '"seconds": -1.0', text),
+        re.sub(r'"seconds": [0-9.e-]+', '"seconds": NaN', text),
+    ]
+    for changed in bad:
+        assert changed != text
+        with pytest.raises(errors.ArgumentError, match="not the JSON text of a plan"):
+            Plan.from_json(changed)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0 ms"), (0.0123456, "12.3 ms"), (1.5, "1.50 s")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert display.duration(seconds) == text

@@ -48,6 +48,12 @@ class Nested:
     make = staticmethod(without_inputs)
 
 
+def elsewhere():
+    names = [f"/job:worker/task:{k}/device:CPU:0" for k in (0, 1)]
+    repl = replicator.Replicator(names)
+    return repl, lambda: repl.all_reduce(1.0)
+
+
 def fails():
     raise RuntimeError("no\\nluck")
 
@@ -124,6 +130,29 @@ def test_programs_of_sessions_have_plans_too(module: str, capsys: Any) -> None:
     assert "broadcast root=1" in capsys.readouterr().out
 
 
+def test_many_hosts_are_simulated(module: str, capsys: Any) -> None:
+    arguments = ("--simulate-hosts=64", "--json=plan.json", f"{module}:make")
+    assert _status(*arguments) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Communication of 128 replicas on 64 hosts" in printed
+    assert "a step by the calibration" in printed
+    assert "Slowest link: /job:worker/replica:0/task:" in printed
+    plan = Plan.from_json(pathlib.Path("plan.json").read_text())
+    assert len(plan.hosts) == 64 and plan[0].algorithm == "tree of hosts"
+    assert plan[0].between == 2 * 63 * 12  # of 3 numbers, once from and to each host
+    assert not sys.modules[module].ran
+
+
+def test_one_host_is_simulated_as_it_is(module: str, capsys: Any) -> None:
+    found = []
+    for arguments in ((), ("--simulate-hosts=1",)):
+        assert _status(*arguments, "--json=plan.json", f"{module}:make") == 0
+        assert "Slowest link" not in capsys.readouterr().out
+        plan = Plan.from_json(pathlib.Path("plan.json").read_text())
+        found.append([(r.primitive, r.links, r.algorithm, r.times) for r in plan])
+    assert found[0] == found[1]
+
+
 BAD = {
     "": "usage: python -m replicator.plan module:make",
     "MODULE:make MODULE:make": "usage: python -m replicator.plan module:make",
@@ -142,6 +171,9 @@ BAD = {
     "MODULE:make --plot=plan.pdf": "--plot: ArgumentError: a plan cannot be plotted",
     "MODULE:make --json=no/such/folder": "--json: FileNotFoundError: [Errno 2] No such",
     "MODULE:make --plot=no/folder.png": "'no/folder.png': FileNotFoundError: [Errno 2]",
+    "MODULE:make --simulate-hosts=0": "flag --simulate-hosts=0",
+    "MODULE:make --simulate-hosts=x": "flag --simulate-hosts=x",
+    "MODULE:elsewhere --simulate-hosts=3": "--simulate-hosts needs the devices of one",
     "MODULE:make --no_flag=1": "Unknown command line flag 'no_flag'",
 }
 

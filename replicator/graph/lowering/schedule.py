@@ -1,10 +1,11 @@
 """How long a communication takes between hosts, from the ops that it was lowered to.
 
-A simulation, event by event. Each op waits for its inputs and for its device; each tensor
-that leaves a host waits until the host's link is free, and that of the host to which it
-goes. Messages of a link come one after the other, as in the model by which algorithms are
-chosen (costs/rates.py), and nothing else of the step is in their way. Products of factors
-are not counted: they are computation.
+A simulation, event by event. Each op waits for its inputs and for its device; each
+tensor that leaves a host waits until the host's link is free, and that of the host to
+which it goes, and is sent as soon as both are: first come, first served. Messages of a
+link come one after the other, as in the model by which algorithms are chosen
+(costs/rates.py), and nothing else of the step is in their way. Products of factors are
+not counted: they are computation.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class _Clock:
         heapq.heappush(self._events, (time, next(self._numbers), tensor, device))
 
     def _start(self, op: tf.Operation, time: float) -> None:
-        """Runs an op as soon as its device is free, or its host where cores are shared."""
+        """Runs an op once its device is free, or its host where cores are shared."""
         own = self._calibration.of(rates.kind_of([op.device]))
         place = op.device if own.apart else hosts.host_of(op.device)
         end = max(time, self._free.get(place, 0.0)) + _work(op).seconds(own)

@@ -1,0 +1,28 @@
+"""Which devices are on which host."""
+
+from __future__ import annotations
+
+import pytest
+
+from replicator.costs import hosts as places
+from replicator.costs import rates
+from tests import hosts
+
+
+def test_the_host_of_a_device() -> None:
+    device = "/job:worker/replica:0/task:12/device:GPU:3"
+    assert places.host_of(device) == "/job:worker/replica:0/task:12"
+
+
+@pytest.mark.parametrize("layout", [(0,), (0, 0), *hosts.LAYOUTS, (2, 0, 2)], ids=str)
+def test_each_device_is_on_one_host(layout: tuple[int, ...]) -> None:
+    devices = hosts.names(layout)
+    found = places.by_host(devices)
+    assert sorted(n for own in found for n in own) == list(range(len(layout)))
+    for own in found:
+        assert own == [n for n, host in enumerate(layout) if host == layout[own[0]]]
+    assert [own[0] for own in found] == sorted(own[0] for own in found)
+    several, counts = len(set(layout)) > 1, map(layout.count, layout)
+    assert places.are_several(devices) is several
+    assert (rates.kind_of(devices) == "hosts") is several
+    assert places.in_levels(devices) is (several and max(counts) > 1)
