@@ -132,7 +132,8 @@ class Servers:
         self.processes.append(process)
         up: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()
         self._follow(process, up)
-        await asyncio.wait([up, process.status], return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [up, process.status]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not up.done():
             await self.finish()
             status = process.status.result()

@@ -259,8 +259,9 @@ def test_failures_start_all_anew(place: Place) -> None:
 
 def test_servers_that_die_start_anew(place: Place) -> None:
     place.program(
-        "import os\nif os.environ['REPLICATOR_RESTARTS'] == '1':\n    raise SystemExit\n"
-        + _WAIT
+        "import os\n"
+        "if os.environ['REPLICATOR_RESTARTS'] == '1':\n"
+        "    raise SystemExit\n" + _WAIT
     )
     with place.start("--max-restarts=1", "train.py") as started:
         _ready(started)
