@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import getpass
 import json
 import os
 import pathlib
@@ -13,7 +15,7 @@ import sys
 
 import pytest
 
-from replicator.launch import ssh, sync
+from replicator.launch import servers, ssh, sync
 from replicator.launch.flags import Job
 from replicator.launch.hosts import Host, LaunchError
 from tests.launch import sshd
@@ -194,6 +196,40 @@ def test_what_is_missing_is_one_line(
     assert done.returncode == status
 
 
+def _configure(remote: sshd.Server, jump: bool) -> None:
+    """Gives the server an alias, which perhaps is reached by way of itself."""
+    user = getpass.getuser()
+    lines = [
+        f"Host {sshd.ADDRESS}",
+        f"  IdentityFile {remote.root}/key",
+        "Host target",
+        f"  HostName {sshd.ADDRESS}",
+        f"  Port {remote.port}",
+        f"  User {user}",
+        f"  IdentityFile {remote.root}/key",
+        f"  ProxyJump {user}@{sshd.ADDRESS}:{remote.port}" if jump else "",
+    ]
+    (remote.root / ".ssh" / "config").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("jump", [False, True])
+def test_the_users_configuration_is_read(
+    place: Place, remote: sshd.Server, jump: bool
+) -> None:
+    _configure(remote, jump)
+    place.program(_READY)
+    flags = ["--hosts=target", "--env=PYTHONPATH"]
+    done = place.launch(*flags, "train.py")
+    if jump:
+        assert done.returncode == 2
+        assert "target is reached by way of another host, which only --tunnel" in (
+            _only(done.stderr)
+        )
+        done = place.launch(*flags, "--tunnel", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert '"name": "target"' in done.stdout
+
+
 def test_unreachable_hosts_are_one_line(place: Place) -> None:
     pytest.importorskip("asyncssh", reason="there is no asyncssh")
     place.program(_READY)
@@ -207,6 +243,23 @@ def test_unreachable_hosts_are_one_line(place: Place) -> None:
     done = place.launch("--hosts=no-such-host.invalid", "train.py")
     assert done.returncode == 255
     assert "no-such-host.invalid: unreachable: " in _only(done.stderr)
+
+
+def test_exposed_servers_are_refused() -> None:
+    class Far:
+        host = Host("host-b")
+        address = "192.0.2.7"
+        own_address = "192.0.2.1"
+
+    job = Job((Far.host,), "--hosts=host-b", ("train.py",))
+    with pytest.raises(LaunchError) as raised:
+        servers.refuse_exposed(job, [Far])
+    for said in ("host-b: whoever reaches 192.0.2.7 could run", "--tunnel", "--insec"):
+        assert said in str(raised.value)
+    servers.refuse_exposed(dataclasses.replace(job, tunnel=True), [Far])
+    servers.refuse_exposed(dataclasses.replace(job, insecure=True), [Far])
+    Far.address = "::1"
+    servers.refuse_exposed(job, [Far])
 
 
 def test_versions_that_differ_are_refused() -> None:
