@@ -5,8 +5,8 @@ Helpers that several test files share are in tests/helpers.py.
 `--with variables=sharded --with fusion=False` runs the tests with other defaults of
 Replicator: what it computes does not depend on them. `--v1` runs them as programs that
 disable TensorFlow 2's behavior, `--sample 50:seed` runs 50 at random, each with options
-drawn at random. Which tests do what an option refuses is in tests/refused.txt. `--hosts`
-runs them on devices of other processes (tests/hosts.py).
+drawn at random. Which tests do what an option refuses is in tests/refused.txt.
+`--hosts` runs them on devices of other processes (tests/hosts.py).
 """
 
 import ast

@@ -1,9 +1,9 @@
 """`pytest --hosts`: the tests' CPU:k are devices of two servers.
 
-CPU:0, CPU:2, ... are the first server's, CPU:1, CPU:3, ... the second's, so that any two
-neighbours are on different hosts. Sessions run on them too, with this process as the
-master: what calls Python is there. What cannot be so is in tests/not_on_hosts.txt, with
-the reason, and has to fail.
+CPU:0, CPU:2, ... are the first server's, CPU:1, CPU:3, ... the second's, by the same
+numbers, which messages name; any two neighbours are on different hosts. Sessions run on
+them too, with this process as the master: what calls Python is there. What cannot pass
+is in tests/not_on_hosts.txt, with the reason, and has to fail.
 """
 
 from __future__ import annotations
@@ -29,30 +29,27 @@ def connected(num_cpus: int) -> Iterator[None]:
     """Connects this process to servers, for all tests in the block.
 
     Args:
-        num_cpus: How many devices they have together.
+        num_cpus: How many devices each of them has.
     """
-    with servers.started(NUM_HOSTS, num_cpus // NUM_HOSTS) as addresses:
+    with servers.started(NUM_HOSTS, num_cpus) as addresses:
         cluster = replicator.connect(addresses)
         local = devices.resolve
         token = helpers.SESSIONS.set(_session_arguments(addresses))
-        devices.resolve = lambda names: local(_mapped(names, cluster.devices))
+        devices.resolve = lambda names: local(_mapped(names, num_cpus))
         yield
         devices.resolve = local
         helpers.SESSIONS.reset(token)
         cluster.close()  # while they are there; what is freed later would miss them
 
 
-def _mapped(names: Any, there: Sequence[str]) -> Any:
+def _mapped(names: Any, num_cpus: int) -> Any:
     """Returns names of devices with those of the servers in place of CPU:k."""
     if isinstance(names, list | tuple):
-        return [_mapped(name, there) for name in names]
-    if not isinstance(names, str) or not names.startswith("CPU:"):
+        return [_mapped(name, num_cpus) for name in names]
+    k = names.removeprefix("CPU:") if isinstance(names, str) else ""
+    if k == names or not k.isdecimal() or int(k) >= num_cpus:
         return names
-    index = names.removeprefix("CPU:")
-    if not index.isdecimal() or int(index) >= len(there):
-        return names
-    host, k = int(index) % NUM_HOSTS, int(index) // NUM_HOSTS
-    return there[host * (len(there) // NUM_HOSTS) + k]
+    return f"/job:worker/task:{int(k) % NUM_HOSTS}/device:CPU:{k}"
 
 
 def _session_arguments(addresses: Sequence[str]) -> dict[str, Any]:
