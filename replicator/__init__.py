@@ -1,6 +1,8 @@
 """Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
-from replicator.cluster.connection import Cluster, connect
+from replicator.cluster.cluster import Cluster
+from replicator.cluster.connection import connect
+from replicator.cluster.resources import ResourceSpec
 from replicator.errors import (
     ArgumentError,
     CloneError,
@@ -44,6 +46,7 @@ __all__ = [
     "ReplicatedVariable",
     "Replicator",
     "ReplicatorError",
+    "ResourceSpec",
     "connect",
     "UnsupportedError",
 ]

@@ -10,7 +10,7 @@ import socket
 # SlurmClusterResolver gives.
 DEFAULT_PORT = 8888
 _MOST = 65535
-# What is allowed in a name is left to the resolver; spaces and slashes are typing errors.
+# What else a name may not have is left to the resolver; these are typing errors.
 _NAME = re.compile(r"[^\s/:\[\]@,]+")
 
 
@@ -38,7 +38,7 @@ def split(address: str) -> tuple[str, int | None]:
     else:
         host, colon, port_text = text.partition(":")
         port = port_text if colon else None
-    if ":" in host:
+    if ":" in host or text.startswith("["):
         _check_ipv6(host, address)
     elif not _NAME.fullmatch(host):
         raise ValueError(f"{address!r} is no address: expected host:port")
@@ -64,7 +64,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def own_address(towards: str, port: int) -> str:
+def own_address(towards: str, port: int | None) -> str:
     """Returns this host's address on the way to another host.
 
     Args:
@@ -77,7 +77,7 @@ def own_address(towards: str, port: int) -> str:
     if is_loopback(towards):
         return "127.0.0.1"
     family, kind, protocol, _, address = socket.getaddrinfo(
-        towards, port, type=socket.SOCK_DGRAM
+        towards, port or DEFAULT_PORT, type=socket.SOCK_DGRAM
     )[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)

@@ -185,6 +185,8 @@ def parse(
         raise LaunchError("--mode=between is not there yet; leave it out for in-graph")
     _check_program(program)
     found, source = _hosts(given, own)
+    if given["tunnel"] and given["insecure"]:
+        raise LaunchError("--tunnel and --insecure were both given; leave out one")
     if not any(not host.local for host in found):
         _refuse_ssh_flags(given)
     variables = dict(_variable(text, environment) for text in given.pop("env"))

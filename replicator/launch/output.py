@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 import sys
 from collections.abc import Callable
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TextIO
 
 from replicator.launch.hosts import LaunchError
 
 _STYLES = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan")
 _LONGEST = 1 << 16  # bytes of a line; what is longer is broken
 _CHUNK = 1 << 16
+_INFORMATION = re.compile(
+    rb"I\d{4} \d|\d{4}-\d\d-\d\d \S+: I |WARNING: All log messages before absl::"
+)
 
 
 class Reader(Protocol):
@@ -87,7 +91,7 @@ class Output:
 
     def line(self, name: str, line: bytes, stream: IO[str]) -> None:
         """Shows a line of a host."""
-        self._keep(name, line + b"\n")
+        self.keep(name, line)
         prefix = f"[{name}]".ljust(self._width + 2) + " "
         console = self._consoles.get(id(stream))
         text = line.decode(errors="replace") + "\n"
@@ -98,7 +102,11 @@ class Output:
                 console.print(prefix, style=self._styles.get(name), end="")
             _write(stream, text)
 
-    def raw(self, name: str, data: bytes, stream: IO[str]) -> None:
+    def keep(self, name: str, line: bytes) -> None:
+        """Keeps a line of a host in its file, and does not show it."""
+        self._keep(name, line + b"\n")
+
+    def raw(self, name: str, data: bytes, stream: TextIO) -> None:
         """Passes bytes on as they are."""
         self._keep(name, data)
         with contextlib.suppress(OSError, ValueError):
@@ -122,6 +130,14 @@ class Output:
             path = self._directory / f"{name.replace('/', '_')}.log"
             self._files[name] = path.open("wb", buffering=0)
         return self._files[name]
+
+
+def is_information(line: bytes) -> bool:
+    """Returns whether a line is one of those in which TensorFlow tells what it does.
+
+    It writes many while it is imported, whatever TF_CPP_MIN_LOG_LEVEL says.
+    """
+    return bool(_INFORMATION.match(line))
 
 
 async def pump(reader: Reader, take: Callable[[bytes], None]) -> None:

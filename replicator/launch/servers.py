@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import pathlib
 import sys
@@ -79,6 +80,7 @@ class Servers:
             await together([self._copy(remote, packed, said) for remote in found])
         await together([remote.check(job, os.getcwd()) for remote in found])
         client = commands.any_port(found[0].own_address or _HERE if found else _HERE)
+        refuse_exposed(job, found)
         if job.tunnel:
             self._tunnel = await tunnel.open_tunnel(remotes, self._stack)
             client = self._tunnel.client
@@ -130,7 +132,8 @@ class Servers:
         self.processes.append(process)
         up: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()
         self._follow(process, up)
-        await asyncio.wait([up, process.status], return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [up, process.status]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not up.done():
             await self.finish()
             status = process.status.result()
@@ -153,7 +156,10 @@ class Servers:
 
         def show_error(line: bytes) -> None:
             self._last[process.name] = line
-            self._out.line(process.name, line, sys.stderr)
+            if self._job.verbose or not output.is_information(line):
+                self._out.line(process.name, line, sys.stderr)
+            else:
+                self._out.keep(process.name, line)
 
         for reader, show in zip(
             process.outputs, (show_output, show_error), strict=True
@@ -176,6 +182,34 @@ async def together(waited: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def refuse_exposed(job: Job, remotes: Sequence[Remote]) -> None:
+    """Refuses servers that others reach, unless they are accepted.
+
+    Raises:
+        LaunchError: One would be, or cannot be reached at all.
+    """
+    for remote in remotes:
+        if not (job.tunnel or (remote.address and remote.own_address)):
+            raise LaunchError(
+                f"{remote.host.name} is reached by way of another host, which only "
+                "--tunnel can do"
+            )
+        if not (job.tunnel or job.insecure or is_loopback(remote.address)):
+            raise LaunchError(
+                f"{remote.host.name}: whoever reaches {remote.address} could run code "
+                "there, as TensorFlow's servers ask for no password; --tunnel lets "
+                "nobody reach them, --insecure accepts it in a network that you trust"
+            )
+
+
+def is_loopback(address: str) -> bool:
+    """Returns whether an address is one that no other host reaches."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:  # a name
+        return address == "localhost"
 
 
 async def _lines(reader: output.Reader, show: Callable[[bytes], None]) -> None:

@@ -1,0 +1,64 @@
+"""What servers and programs are told."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replicator.cluster import description
+from replicator.launch import commands
+from replicator.launch.commands import Serving
+from replicator.launch.flags import Job
+from replicator.launch.hosts import Host
+
+_JOB = Job((Host("a", 2), Host("b")), "--hosts=a:2,b", ("train.py", "--x"))
+
+
+def test_connect_reads_what_the_launcher_describes() -> None:
+    up = [Serving("10.0.0.1:41273", 0), Serving("10.0.0.2:5", 4)]
+    text = commands.describe(_JOB, "10.0.0.9:0", up)
+    read = description.from_json(text, "REPLICATOR_CLUSTER")
+    assert read == description.Description(
+        (
+            description.Host("a", "10.0.0.1:41273", 2, 0),
+            description.Host("b", "10.0.0.2:5", 1, 4),
+        ),
+        "--hosts=a:2,b",
+        "10.0.0.9:0",
+        10.0,
+    )
+
+
+def test_commands() -> None:
+    command = commands.server(_JOB, _JOB.hosts[0], "10.0.0.1:0", "/python", "/cwd")
+    assert command.argv == (
+        *("/python", "-m", "replicator.serve", "--port=0", "--host=10.0.0.1"),
+        *("--cpus=2", "--watch=stdin"),
+    )
+    assert command.stopped == _JOB.heartbeat
+    command = commands.program(_JOB, "{}", 3, "null", "/cwd")
+    assert command.argv[1:] == ("train.py", "--x")
+    assert command.env == {"REPLICATOR_CLUSTER": "{}", "REPLICATOR_RESTARTS": "3"}
+
+
+def test_addresses_with_any_port() -> None:
+    assert commands.any_port("10.0.0.1") == "10.0.0.1:0"
+    assert (
+        commands.any_port("fe80::1") == commands.any_port("[fe80::1]") == "[fe80::1]:0"
+    )
+
+
+_FACTS = {"replicator-serve": 1, "address": "a:1", "gpus": 2}
+
+
+def test_a_servers_line() -> None:
+    assert commands.serving(json.dumps(_FACTS).encode()) == Serving("a:1", 2)
+
+
+@given(
+    st.binary() | st.sampled_from([b"[]", b"1", b'{"replicator-serve": 2}', b"null"])
+)
+def test_other_lines_are_none(line: bytes) -> None:
+    assert commands.serving(line) is None

@@ -1,0 +1,116 @@
+"""Lists of hosts and hostfiles: what is written is what is read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replicator.launch import hosts
+from replicator.launch.hosts import Host, LaunchError
+
+_OWN = frozenset({"localhost", "127.0.0.1", "here"})
+_NAMES = st.from_regex(
+    r"[a-z][a-z0-9-]{0,8}[a-z0-9]", fullmatch=True
+) | st.sampled_from(["10.0.0.7", "::1", "fe80::2", "host_b", "a.b.example"])
+_USERS = st.none() | st.sampled_from(["alice", "svc-train", "a.b"])
+_HOSTS = st.lists(
+    st.builds(Host, _NAMES, st.integers(1, hosts.MOST_SLOTS), _USERS),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda host: host.name,
+)
+
+
+def _text(host: Host, slots: bool = True) -> str:
+    user = f"{host.user}@" if host.user else ""
+    name = f"[{host.name}]" if ":" in host.name else host.name
+    return f"{user}{name}:{host.slots}" if slots else f"{user}{name}"
+
+
+@given(_HOSTS)
+def test_lists_read_back(listed: list[Host]) -> None:
+    text = ", ".join(map(_text, listed))
+    assert hosts.parse_hosts(text, 1, _OWN) == listed
+    bare = ",".join(_text(host, slots=False) for host in listed)
+    names = [(host.name, host.user) for host in listed]
+    found = hosts.parse_hosts(bare, 7, _OWN)
+    assert [(host.name, host.user) for host in found] == names
+    assert {host.slots for host in found} == {7}
+
+
+@given(_HOSTS, st.sampled_from([" slots={}", " slots={} max_slots=4096", ":{}"]))
+def test_hostfiles_read_back(listed: list[Host], form: str) -> None:
+    lines = [_text(host, False) + form.format(host.slots) for host in listed]
+    text = "# all of them\n\n" + "".join(f"  {line}  # comment\n" for line in lines)
+    assert hosts.parse_hostfile(text, 1, _OWN, "file") == listed
+
+
+@given(st.text(max_size=30) | st.text("ab:@[],.-0123456789= \n#", max_size=30))
+def test_whatever_is_written_is_read_or_refused(text: str) -> None:
+    for parse in (
+        lambda: hosts.parse_hosts(text, 1, _OWN),
+        lambda: hosts.parse_hostfile(text, 1, _OWN, "file"),
+    ):
+        try:
+            found = parse()
+        except LaunchError:
+            continue
+        assert found
+        for host in found:
+            assert host.name
+            assert not {*host.name} & set(" ,@\n[]#")
+            assert 1 <= host.slots <= hosts.MOST_SLOTS
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [("here", True), ("localhost:2", True), ("me@here", False), ("there", False)],
+)
+def test_which_are_this_host(text: str, local: bool) -> None:
+    assert hosts.parse_hosts(text, 1, _OWN)[0].local is local
+
+
+def test_own_names_have_the_loopback() -> None:
+    assert {"localhost", "127.0.0.1", "::1"} < hosts.own_names()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "--hosts: '' is no host; expected NAME, NAME:SLOTS or USER@NAME:SLOTS"),
+        ("a,,b", "'' is no host"),
+        ("a b", "'a b' is no host"),
+        ("-oProxyCommand=x", "is no host"),
+        ("@a", "'@a' is no host"),
+        ("-l@a", "'-l@a' is no host"),
+        ("[a]:2", "'[a]:2' is no host"),
+        ("a:0", "--hosts: a:0: '0' is no number of replicas from 1 to 4096"),
+        ("a:x", "'x' is no number of replicas"),
+        ("a:", "'' is no number of replicas"),
+        ("a:99999", "'99999' is no number of replicas"),
+        ("a,b,a:2", "a is named twice; a:2 has two replicas on it"),
+        ("here,localhost", "here and localhost are both this host; --nnodes has"),
+    ],
+)
+def test_bad_lists_are_named(text: str, said: str) -> None:
+    with pytest.raises(LaunchError) as raised:
+        hosts.parse_hosts(text, 1, _OWN)
+    assert said in str(raised.value)
+    assert raised.value.status == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("# nobody\n", "f names no host"),
+        ("a\nb slots=x\n", "f, line 2: slots=x: 'x' is no number of replicas"),
+        ("a cpus=2", "f, line 1: unknown word 'cpus=2'; expected slots=NUMBER"),
+        ("a slots=3 max-slots=2", "f, line 1: more slots than max_slots"),
+        ("a\na\n", "f: a is named twice"),
+    ],
+)
+def test_bad_hostfiles_are_named(text: str, said: str) -> None:
+    with pytest.raises(LaunchError) as raised:
+        hosts.parse_hostfile(text, 1, _OWN, "f")
+    assert said in str(raised.value)

@@ -1,0 +1,173 @@
+"""All traffic goes through the launcher; the servers have networks of their own."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from replicator.launch import relay
+from tests.launch import sshd
+from tests.launch.stub import Place
+
+# Asks each server by its address, and for each other's and the program's own.
+_ASK = """
+import json, os, socket, threading
+facts = json.loads(os.environ["REPLICATOR_CLUSTER"])
+own = facts["client"]
+host, _, port = own.rpartition(":")
+listening = socket.create_server((host, int(port)))
+
+def serve():
+    while True:
+        connection, _ = listening.accept()
+        connection.recv(100)
+        connection.sendall(b"program")
+        connection.close()
+
+threading.Thread(target=serve, daemon=True).start()
+addresses = [host["address"] for host in facts["hosts"]]
+for asked in addresses:
+    for other in ["", *addresses, own]:
+        if other != asked:
+            host, _, port = asked.rpartition(":")
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(other.encode())
+                connection.shutdown(socket.SHUT_WR)
+                said = b"".join(iter(lambda: connection.recv(100), b"")).decode()
+            for k, address in enumerate(addresses):
+                said = said.replace(address.rpartition(":")[2], str(k))
+            print("said", said, flush=True)
+print("ready", *addresses, flush=True)
+"""
+
+
+def _refused() -> str:
+    """Returns why a process here can have no network of its own; "" if it can."""
+    folder = pathlib.Path(relay.__file__).parent
+    tried = subprocess.run(
+        [sys.executable, "-c", "import relay; relay.enter_network()"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if tried.returncode == 0 else tried.stderr.splitlines()[-1]
+
+
+@pytest.fixture(autouse=True)
+def _skip_without_namespaces() -> None:
+    if reason := _refused():
+        pytest.skip(f"no network namespaces here: {reason}")
+
+
+def _said(stdout: str) -> list[str]:
+    return [line for line in stdout.splitlines() if line.startswith("said")]
+
+
+_ALL = [
+    "said server 0",
+    "said by way of 0: server 1",
+    "said by way of 0: program",
+    "said server 1",
+    "said by way of 1: server 0",
+    "said by way of 1: program",
+]
+
+
+def test_servers_here_reach_one_another(place: Place) -> None:
+    place.program(_ASK)
+    done = place.launch("--nnodes=2", "--tunnel", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert _said(done.stdout) == _ALL
+
+
+def test_servers_here_and_there_reach_one_another(
+    place: Place, remote: sshd.Server
+) -> None:
+    place.program(_ASK)
+    hosts, *flags = remote.flags
+    done = place.launch(f"{hosts},localhost", *flags, "--tunnel", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert _said(done.stdout) == _ALL
+
+
+def test_nothing_but_the_tunnel_reaches_servers(
+    place: Place, remote: sshd.Server, tmp_path: pathlib.Path
+) -> None:
+    place.program(_ASK + "import signal\nsignal.pause()\n")
+    folders = tmp_path / "folders"
+    folders.mkdir()
+    with place.start(
+        *remote.flags, "--tunnel", "train.py", TMPDIR=str(folders)
+    ) as started:
+        assert started.stdout
+        while "ready" not in (line := started.stdout.readline()):
+            assert line, started.stderr and started.stderr.read()
+        servers = place.processes("replicator.serve --port")
+        assert servers
+        for pid in servers:
+            network = os.readlink(f"/proc/{pid}/ns/net")
+            assert network != os.readlink("/proc/self/ns/net")
+        # The launcher listens in its place, for this host only.
+        port = int(line.rpartition(":")[2])
+        listened = [
+            words[1].partition(":")[0]
+            for words in map(str.split, _lines("tcp") + _lines("tcp6"))
+            if words[3] == "0A" and words[1].endswith(f":{port:04X}")
+        ]
+        assert listened == ["0100007F"]
+        started.terminate()
+        started.communicate(timeout=60)
+    place.expect_nothing_left()
+    assert not list(folders.iterdir())
+
+
+def _lines(name: str) -> list[str]:
+    """Returns what the kernel lists of sockets."""
+    return pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+
+
+def test_folders_are_removed_on_hosts_that_are_cut_off(
+    place: Place, remote: sshd.Server
+) -> None:
+    place.program(_ASK + "import signal\nsignal.pause()\n")
+    with place.start(*remote.flags, "--tunnel", "train.py") as started:
+        assert started.stdout
+        while "ready" not in (line := started.stdout.readline()):
+            assert line, started.stderr and started.stderr.read()
+        (relayed, *_) = [
+            line for line in place.processes("relay.py").values() if "accept" in line
+        ]
+        folder = pathlib.Path(relayed.split('"accept": ["')[1].split('/in"')[0])
+        assert folder.is_dir()
+        started.kill()
+    place.expect_nothing_left()
+    assert not folder.exists()
+
+
+def test_a_system_without_namespaces_is_one_line(place: Place) -> None:
+    """Where a process may neither leave its network nor its user's rights."""
+    done = subprocess.run(
+        [
+            "unshare",
+            "--user",
+            "--map-root-user",
+            "sh",
+            "-c",
+            "echo 0 > /proc/sys/user/max_net_namespaces && exec "
+            f"{sys.executable} -I {relay.__file__} "
+            """'{"accept": ["/nowhere", 1], "listen": []}' true""",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "replicator.launch: --tunnel: this system lets no process have a network of its"
+    )
+    assert done.stderr.count("\n") == 1
