@@ -1,118 +1,86 @@
-"""Several hosts without several: graphs for them, run on the CPUs of this process."""
+"""`pytest --hosts`: the tests' CPU:k are devices of two servers.
+
+CPU:0, CPU:2, ... are the first server's, CPU:1, CPU:3, ... the second's, by the same
+numbers, which messages name; any two neighbours are on different hosts. Sessions run on
+them too, with this process as the master: what calls Python is there. What cannot pass
+is in tests/not_on_hosts.txt, with the reason, and has to fail.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import pathlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pytest
 import tensorflow as tf
-from google.protobuf import text_format
 
 import replicator
-import replicator.plan
-from replicator.costs import paper
+from replicator import _tf, devices
+from tests import helpers, servers
 
-# `layout[r]` is the host of replica r.
-TWO_BY_TWO = (0, 0, 1, 1)
-UNEVEN = (0, 0, 0, 1, 2, 2)
-MIXED = (0, 1, 0, 1, 1)
-ONE_EACH = (0, 1, 2)
-LAYOUTS = (TWO_BY_TWO, UNEVEN, MIXED, ONE_EACH)
+LIST = pathlib.Path(__file__).with_name("not_on_hosts.txt")
+NUM_HOSTS = 2
 
 
-def names(layout: Sequence[int], kind: str = "CPU") -> list[str]:
-    """Returns the devices of replicas that are on hosts as the layout says."""
-    return [
-        f"/job:worker/replica:0/task:{host}/device:{kind}:{layout[:r].count(host)}"
-        for r, host in enumerate(layout)
-    ]
-
-
-def make(layout: Sequence[int], **options: Any) -> replicator.Replicator:
-    """Returns a Replicator for hosts that do not exist, to be built into graphs."""
-    with paper.on_paper(1):
-        return replicator.Replicator(names(layout), **options)
-
-
-@dataclasses.dataclass(frozen=True)
-class Ran:
-    """What came of a step for several hosts.
-
-    Attributes:
-        values: What the last step returned, as NumPy arrays.
-        sent: How many tensors each host sent to each other in a step, as TensorFlow
-            partitioned the graph; without those that are fetched.
-        plan: The plan.
-    """
-
-    values: Any
-    sent: Mapping[tuple[int, int], int]
-    plan: replicator.plan.Plan
-
-    @property
-    def planned(self) -> Mapping[tuple[int, int], int]:
-        """How many messages the plan says that each host sends to each other."""
-        count: Counter[tuple[int, int]] = Counter()
-        for row in self.plan:
-            for wire in row.wires:
-                count[wire.source, wire.destination] += wire.messages
-        return count
-
-
-def run(
-    layout: Sequence[int],
-    make_step: Callable[[replicator.Replicator], Callable[[], Any]],
-    steps: int = 1,
-    **options: Any,
-) -> Ran:
-    """Builds a step for several hosts, and runs it with this process' CPUs for theirs.
+@contextlib.contextmanager
+def connected(num_cpus: int) -> Iterator[None]:
+    """Connects this process to servers, for all tests in the block.
 
     Args:
-        layout: On which host each replica is.
-        make_step: Given the Replicator, creates the variables and returns step_fn.
-        steps: How often to run.
-        options: Of the Replicator.
+        num_cpus: How many devices each of them has.
     """
-    repl = make(layout, **options)
-    with tf.Graph().as_default() as graph:
-        with repl.context():
-            step_fn = make_step(repl)
-        fetches = repl.run(step_fn)
-        setup = tf.compat.v1.global_variables_initializer()
-        text = str(graph.as_graph_def())
-    host_of = {}
-    for r, (name, host) in enumerate(zip(names(layout), layout, strict=True)):
-        local = f"/job:localhost/replica:0/task:0/device:CPU:{r}"
-        text = text.replace(name, local)
-        host_of[local] = host
-    definition = text_format.Parse(text, tf.compat.v1.GraphDef())
-    with tf.Graph().as_default() as graph:
-        tf.graph_util.import_graph_def(definition, name="")
-        flat = [graph.get_tensor_by_name(x.name) for x in tf.nest.flatten(fetches)]
-        options_of_run = tf.compat.v1.RunOptions(output_partition_graphs=True)
-        metadata = tf.compat.v1.RunMetadata()
-        config = tf.compat.v1.ConfigProto(device_count={"CPU": len(layout)})
-        rewrites = config.graph_options.rewrite_options
-        rewrites.constant_folding = rewrites.OFF  # it would change names
-        with tf.compat.v1.Session(config=config) as session:
-            session.run(graph.get_operation_by_name(setup.name))
-            for _ in range(steps):
-                values = session.run(flat, None, options_of_run, metadata)
-    sent = Counter(ends for ends in _sends(metadata, host_of) if ends[0] != ends[1])
-    return Ran(tf.nest.pack_sequence_as(fetches, values), sent, repl.plan)
+    with servers.started(NUM_HOSTS, num_cpus) as addresses:
+        cluster = replicator.connect(addresses)
+        local = devices.resolve
+        token = helpers.SESSIONS.set(_session_arguments(addresses))
+        devices.resolve = lambda names: local(_mapped(names, num_cpus))
+        yield
+        devices.resolve = local
+        helpers.SESSIONS.reset(token)
+        cluster.close()  # while they are there; what is freed later would miss them
 
 
-def _sends(metadata: Any, host_of: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-    """Yields the source and destination of each tensor that is not only fetched."""
-    for graph in metadata.partition_graphs:
-        readers: dict[str, set[str]] = {}
-        for node in graph.node:
-            for name in node.input:
-                readers.setdefault(name.partition(":")[0], set()).add(node.op)
-        for node in graph.node:
-            if node.op in ("_Recv", "_HostRecv") and readers[node.name] != {"_Retval"}:
-                ends = [node.attr[f"{e}_device"].s.decode() for e in ("send", "recv")]
-                source, destination = (host_of[end] for end in ends)
-                yield source, destination
+def _mapped(names: Any, num_cpus: int) -> Any:
+    """Returns names of devices with those of the servers in place of CPU:k."""
+    if isinstance(names, list | tuple):
+        return [_mapped(name, num_cpus) for name in names]
+    k = names.removeprefix("CPU:") if isinstance(names, str) else ""
+    if k == names or not k.isdecimal() or int(k) >= num_cpus:
+        return names
+    return f"/job:worker/task:{int(k) % NUM_HOSTS}/device:CPU:{k}"
+
+
+def _session_arguments(addresses: Sequence[str]) -> dict[str, Any]:
+    """Returns what a session is made with that runs on the servers, from here."""
+    token = _tf.connection()
+    (own,) = tf.train.ClusterSpec(token.cluster).job_tasks("client")
+    # No server may have the name there that it was started with.
+    jobs = {"worker": list(addresses), "master": [own]}
+    config = tf.compat.v1.ConfigProto()
+    config.cluster_def.CopyFrom(tf.train.ClusterSpec(jobs).as_cluster_def())
+    return {"target": f"grpc://{own}", "config": config}
+
+
+def mark(items: Sequence[pytest.Item]) -> None:
+    """Marks the tests that cannot pass there, which are listed."""
+    reasons = _read()
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        for name in (item.nodeid, function, function.partition("::")[0]):
+            if name in reasons:
+                reason = reasons[name]
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+                break
+
+
+def _read() -> dict[str, str]:
+    """Returns the reason of each test that is listed."""
+    reasons, reason = {}, ""
+    for line in LIST.read_text().splitlines():
+        if line.startswith("[") and line.endswith("]"):
+            reason = line.strip("[]")
+        elif line and not line.startswith("#"):
+            reasons[line] = reason
+    return reasons

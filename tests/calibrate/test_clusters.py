@@ -14,7 +14,7 @@ import pytest
 from replicator.calibrate import clusters
 from replicator.costs import hosts as places
 from replicator.costs import rates
-from tests import hosts
+from tests import paper_hosts
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ cluster.close()
 
 @pytest.mark.parametrize("count", [2, 3, 8, 9, 64])
 def test_each_host_has_a_link_that_is_measured(count: int) -> None:
-    devices = hosts.names(range(count))
+    devices = paper_hosts.names(range(count))
     pairs = clusters.pairs(devices)
     assert len({frozenset(ends) for ends in pairs}) == len(pairs) <= max(28, count)
     assert {device for ends in pairs for device in ends} == set(devices)
@@ -121,7 +121,7 @@ def test_a_cluster_is_measured(cluster: dict[str, str], tmp_path: pathlib.Path) 
         assert shown in done.stdout
     read = rates.load(path)
     assert set(read.rates) == {"cpu", "hosts"}
-    ends = frozenset(places.host_of(name) for name in hosts.names((0, 1)))
+    ends = frozenset(places.host_of(name) for name in paper_hosts.names((0, 1)))
     assert set(read.links) == {ends}
     assert read.of("hosts") == read.between(*ends)
     assert read.of("hosts").message > 0 and read.of("hosts").apart

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from replicator.costs import cost, rates
 from replicator.costs import hosts as places
-from tests import hosts
+from tests import paper_hosts
 
 POLICY = cost.Policy()
 
@@ -51,10 +51,10 @@ def test_hubs_share_even_empty_tensors() -> None:
     assert [hubs.next(0) for _ in range(6)] == ["a", "b", "c"] * 2
 
 
-@pytest.mark.parametrize("layout", hosts.LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", paper_hosts.LAYOUTS, ids=str)
 def test_hubs_share_the_links_of_hosts(layout: tuple[int, ...]) -> None:
     """However many devices a host has, it is a hub as often as the others."""
-    hubs = cost.Hubs(hosts.names(layout))
+    hubs = cost.Hubs(paper_hosts.names(layout))
     chosen = [hubs.next(100) for _ in range(12 * len(set(layout)))]
     on_host = Counter(places.host_of(device) for device in chosen)
     assert set(on_host.values()) == {12}

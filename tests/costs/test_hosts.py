@@ -6,7 +6,7 @@ import pytest
 
 from replicator.costs import hosts as places
 from replicator.costs import rates
-from tests import hosts
+from tests import paper_hosts
 
 
 def test_the_host_of_a_device() -> None:
@@ -14,9 +14,11 @@ def test_the_host_of_a_device() -> None:
     assert places.host_of(device) == "/job:worker/replica:0/task:12"
 
 
-@pytest.mark.parametrize("layout", [(0,), (0, 0), *hosts.LAYOUTS, (2, 0, 2)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [(0,), (0, 0), *paper_hosts.LAYOUTS, (2, 0, 2)], ids=str
+)
 def test_each_device_is_on_one_host(layout: tuple[int, ...]) -> None:
-    devices = hosts.names(layout)
+    devices = paper_hosts.names(layout)
     found = places.by_host(devices)
     assert sorted(n for own in found for n in own) == list(range(len(layout)))
     for own in found:

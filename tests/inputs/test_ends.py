@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import ArgumentError, InputError
-from replicator.inputs import ends
+from replicator.inputs import ends, moving
 from tests import helpers
 
 
@@ -299,7 +299,7 @@ def test_after_a_failed_element_nothing_is_counted(
 
 
 def test_lengths_of_a_dataset_are_counted_where_they_are_unknown() -> None:
-    lengths = ends.Lengths([_filtered(5)], 2)
+    lengths = ends.Lengths([moving.Sited(_filtered(5))], 2)
     assert lengths.dropped(ended=False) == 0
     assert len(list(lengths.datasets[0])) == 5
     assert lengths.dropped(ended=True) == 1

@@ -15,7 +15,7 @@ from replicator import errors
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.record import Link
 from replicator.plan import Plan, Row, display
-from tests import helpers, hosts
+from tests import helpers, paper_hosts
 from tests.plan import examples
 
 
@@ -111,14 +111,14 @@ def test_standard_output_is_the_default(capsys: Any) -> None:
 
 
 def _of_hosts(layout: tuple[int, ...]) -> Plan:
-    repl = hosts.make(layout, algorithm="hub")
+    repl = paper_hosts.make(layout, algorithm="hub")
     with tf.Graph().as_default():
         repl.run(lambda: repl.all_reduce(helpers.opaque(tf.ones([1 << 18]))))
     return repl.plan
 
 
 def test_bytes_within_and_between_hosts_and_the_slowest_link() -> None:
-    plan = _of_hosts(hosts.TWO_BY_TWO)
+    plan = _of_hosts(paper_hosts.TWO_BY_TWO)
     assert (plan[0].within, plan[0].between) == (4 << 20, 2 << 20)
     shown = " ".join(_printed(plan).split())
     assert "Communication of 4 replicas on 2 hosts" in shown
@@ -146,7 +146,7 @@ def test_one_host_is_shown_as_ever() -> None:
 
 
 def test_plans_of_hosts_are_kept_as_json() -> None:
-    plan = _of_hosts(hosts.UNEVEN)
+    plan = _of_hosts(paper_hosts.UNEVEN)
     text = plan.to_json()
     assert Plan.from_json(text) == plan
     assert Plan.from_json(text).slowest_link == plan.slowest_link

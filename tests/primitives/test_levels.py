@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.costs import hosts as places
-from tests import helpers, hosts
+from tests import helpers, paper_hosts
 
 ON_CPU = ["hub", "shuffled", "tree", "ring"]
 WIDE = 320  # widths at which moving the factors pays
@@ -40,7 +40,7 @@ def _alone(count: int, make_step: Make, **options: Any) -> Any:
 
 
 def _members(layout: Sequence[int]) -> list[list[int]]:
-    return places.by_host(hosts.names(layout))
+    return places.by_host(paper_hosts.names(layout))
 
 
 def _most(algorithm: str, count: int) -> int:
@@ -49,10 +49,10 @@ def _most(algorithm: str, count: int) -> int:
 
 
 @pytest.mark.parametrize("algorithm", ON_CPU)
-@pytest.mark.parametrize("layout", hosts.LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", paper_hosts.LAYOUTS, ids=str)
 def test_all_reduce(layout: tuple[int, ...], algorithm: str) -> None:
     arrays = [_numbers(r, 7, 31) for r in range(len(layout))]
-    ran = hosts.run(
+    ran = paper_hosts.run(
         layout,
         lambda repl: (
             lambda: repl.all_reduce(
@@ -78,7 +78,7 @@ def test_all_reduce(layout: tuple[int, ...], algorithm: str) -> None:
     assert row.within == sum(2 * (len(own) - 1) * whole for own in _members(layout))
 
 
-@pytest.mark.parametrize("layout", [hosts.MIXED], ids=str)
+@pytest.mark.parametrize("layout", [paper_hosts.MIXED], ids=str)
 @pytest.mark.parametrize("algorithm", ON_CPU)
 @pytest.mark.parametrize(
     ("op", "dtype"),
@@ -98,7 +98,7 @@ def test_other_reductions_of_unknown_shapes(
 
         return step
 
-    ran = hosts.run(layout, make)
+    ran = paper_hosts.run(layout, make)
     expected = _alone(len(layout), make)[0].astype(float)
     for value in ran.values:
         assert value.tobytes() == ran.values[0].tobytes()
@@ -107,7 +107,7 @@ def test_other_reductions_of_unknown_shapes(
         np.testing.assert_allclose(value.astype(float), expected, rtol, 1e-3 * rtol)
 
 
-@pytest.mark.parametrize("layout", hosts.LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", paper_hosts.LAYOUTS, ids=str)
 @pytest.mark.parametrize("algorithm", ["hub", "shuffled"])
 @pytest.mark.parametrize("op", ["argmin", "argmax"])
 def test_extrema_belong_to_the_lowest_owner(
@@ -118,7 +118,7 @@ def test_extrema_belong_to_the_lowest_owner(
         for r in range(len(layout))
     ]
     arrays[-1][3] = arrays[1][3] = np.nan
-    ran = hosts.run(
+    ran = paper_hosts.run(
         layout,
         lambda repl: (
             lambda: tuple(
@@ -184,11 +184,13 @@ OTHERS: dict[str, tuple[Callable[[replicator.Replicator], Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("layout", [hosts.TWO_BY_TWO, hosts.UNEVEN], ids=str)
+@pytest.mark.parametrize(
+    "layout", [paper_hosts.TWO_BY_TWO, paper_hosts.UNEVEN], ids=str
+)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_primitives(name: str, layout: tuple[int, ...]) -> None:
     call, most = OTHERS[name]
-    ran = hosts.run(layout, lambda repl: lambda: call(repl))
+    ran = paper_hosts.run(layout, lambda repl: lambda: call(repl))
     _assert_close(ran.values, _alone(len(layout), lambda repl: lambda: call(repl)))
     assert ran.sent == ran.planned
     assert ran.sent and max(ran.sent.values()) <= most
@@ -197,18 +199,22 @@ def test_other_primitives(name: str, layout: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_replicas_of_a_host_that_do_not_follow_one_another(name: str) -> None:
     call, _ = OTHERS[name]
-    ran = hosts.run(hosts.MIXED, lambda repl: lambda: call(repl))
-    _assert_close(ran.values, _alone(len(hosts.MIXED), lambda repl: lambda: call(repl)))
+    ran = paper_hosts.run(paper_hosts.MIXED, lambda repl: lambda: call(repl))
+    _assert_close(
+        ran.values, _alone(len(paper_hosts.MIXED), lambda repl: lambda: call(repl))
+    )
     assert ran.sent == ran.planned
 
 
-@pytest.mark.parametrize("layout", [hosts.TWO_BY_TWO, hosts.UNEVEN], ids=str)
+@pytest.mark.parametrize(
+    "layout", [paper_hosts.TWO_BY_TWO, paper_hosts.UNEVEN], ids=str
+)
 @pytest.mark.parametrize("op", ["sum", "argmin"])
 def test_reduce_scatter(op: str, layout: tuple[int, ...]) -> None:
     def make(repl: replicator.Replicator) -> Callable[[], Any]:
         return lambda: repl.reduce_scatter(_own(repl, 12), op)
 
-    ran = hosts.run(layout, make)
+    ran = paper_hosts.run(layout, make)
     _assert_close(ran.values, _alone(len(layout), make))
     members = _members(layout)
     for (_, destination), count in ran.sent.items():
@@ -218,8 +224,8 @@ def test_reduce_scatter(op: str, layout: tuple[int, ...]) -> None:
 
 def test_small_tensors_cross_in_one_message() -> None:
     columns = [[_numbers(9 * r + k, 5, 4) for r in range(4)] for k in range(6)]
-    ran = hosts.run(
-        hosts.TWO_BY_TWO,
+    ran = paper_hosts.run(
+        paper_hosts.TWO_BY_TWO,
         lambda repl: (
             lambda: repl.all_reduce(
                 [helpers.opaque(column[repl.replica_id]) for column in columns],
@@ -245,13 +251,13 @@ def _dense(repl: replicator.Replicator) -> Callable[[], Any]:
     return step
 
 
-@pytest.mark.parametrize("layout", hosts.LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", paper_hosts.LAYOUTS, ids=str)
 def test_factors(layout: tuple[int, ...]) -> None:
-    ran = hosts.run(layout, _dense)
+    ran = paper_hosts.run(layout, _dense)
     _assert_close(ran.values, _alone(len(layout), _dense))
     assert [row.algorithm for row in ran.plan] == ["factors"]
     assert ran.sent == ran.planned
-    if layout != hosts.MIXED:  # there, what follows one another is joined
+    if layout != paper_hosts.MIXED:  # there, what follows one another is joined
         count = len(set(layout))
         assert len(ran.sent) == count * (count - 1)
         assert set(ran.sent.values()) == {2}
@@ -294,14 +300,14 @@ def _trained(layout: tuple[int, ...] | None, steps: int, **options: Any) -> Any:
     def make(repl: replicator.Replicator) -> Callable[[], Any]:
         return _train(repl, accumulation)
 
-    return hosts.run(layout or (0, 0, 0, 0), make, steps, **options)
+    return paper_hosts.run(layout or (0, 0, 0, 0), make, steps, **options)
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 def test_training(variables: str, accumulation_steps: int) -> None:
     options = {"variables": variables, "accumulation_steps": accumulation_steps}
-    ran = _trained(hosts.TWO_BY_TWO, 4, **options)
+    ran = _trained(paper_hosts.TWO_BY_TWO, 4, **options)
     alone = _trained(None, 4, **options)
     assert not alone.plan[0].wires
     _assert_close(ran.values, alone.values, 1e-4)
@@ -312,7 +318,7 @@ def test_training(variables: str, accumulation_steps: int) -> None:
 def test_one_host_adds_nothing() -> None:
     """Where replicas are on one host, or on one each, no op is of the levels."""
     for layout in ((0, 0, 0, 0), (0, 1, 2, 3)):
-        repl = hosts.make(layout, algorithm="hub")
+        repl = paper_hosts.make(layout, algorithm="hub")
         with tf.Graph().as_default() as graph:
             repl.run(lambda repl=repl: repl.all_reduce(_own(repl, 100)))
             sums = [o for o in graph.get_operations() if o.type == "AddN"]

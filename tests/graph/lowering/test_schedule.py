@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from replicator.costs import rates
 from replicator.plan import Plan
-from tests import helpers, hosts
+from tests import helpers, paper_hosts
 
 MESSAGE, BYTE = 1e-3, 1e-8
 FREE = rates.Rates(0.0, 0.0, 0.0, 0.0, 0.0, False)
@@ -25,7 +25,7 @@ def _only_links_cost(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def _plan(layout: tuple[int, ...], algorithm: str, size: int) -> Plan:
     """Returns the plan of an all_reduce."""
-    repl = hosts.make(layout, algorithm=algorithm)
+    repl = paper_hosts.make(layout, algorithm=algorithm)
     with tf.Graph().as_default():
         repl.run(lambda: repl.all_reduce(helpers.opaque(tf.ones([size]))))
     return repl.plan
