@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeGuard
 
 import tensorflow as tf
 
 from replicator import errors
+from replicator.cluster import state
 
 # Each costs memory and threads; TensorFlow takes minutes to make a million.
 _MOST_CPUS = 1024
 _MOST_NAMED = 16  # in a message
-_LOCAL = tf.DeviceSpec(job="localhost", replica=0, task=0)
+_ACCELERATORS = ("GPU", "TPU")
 
 
 def resolve(
@@ -23,7 +24,8 @@ def resolve(
     Args:
         devices: One name per replica, e.g. "CPU:0", "/gpu:1" or
             "/job:worker/task:1/device:GPU:0"; or a list of names for a replica of
-            several devices. None: all accelerators, else the CPU.
+            several devices. None: all accelerators, else the CPU; once connected to
+            other hosts, theirs.
 
     Returns:
         `resolved[r]` are replica r's devices, e.g.
@@ -31,14 +33,16 @@ def resolve(
 
     Raises:
         DeviceError: A device does not exist, is listed twice, or is asked for too late.
+        ClusterError: One is on another host, where a step may overtake writes.
     """
     if devices is None:
         devices = default()
+    own_task = state.own_task()
     resolved: list[tuple[str, ...]] = []
     seen: set[str] = set()
     for own in _listed(devices):
         names = own if _is_nested(own) else [own]
-        resolved.append(tuple(map(_full_name, names)))
+        resolved.append(tuple(_full_name(name, own_task) for name in names))
         for name in resolved[-1]:
             if name in seen:
                 raise _error(
@@ -54,9 +58,42 @@ def resolve(
             "there is none).",
         )
     flat = [name for own in resolved for name in own]
-    _make_logical_cpus(flat)
-    _check_existence(flat)
+    _make_logical_cpus(flat, own_task)
+    _check_existence(flat, own_task)
+    for name in _remote(flat):
+        state.refuse_unordered(name)
     return tuple(resolved)
+
+
+def ordered(run: Callable[[], Any], devices: Sequence[str]) -> Callable[[], Any]:
+    """Returns what runs a step, and refuses to while it might overtake eager writes.
+
+    Args:
+        run: Runs it.
+        devices: The full names of the replicas' devices.
+    """
+    remote = _remote(devices)
+    if not remote:
+        return run
+
+    def call() -> Any:
+        state.refuse_unordered(remote[0])
+        return run()
+
+    return call
+
+
+def _remote(names: Sequence[str]) -> list[str]:
+    """Returns those that are on other hosts than this process."""
+    own_task = state.own_task()
+    return [
+        name for name in names if not _is_of(tf.DeviceSpec.from_string(name), own_task)
+    ]
+
+
+def _is_of(spec: tf.DeviceSpec, task: tf.DeviceSpec) -> bool:
+    """Whether a device is one of a task's."""
+    return (spec.job, spec.task) == (task.job, task.task)
 
 
 def _error(problem: str, fix: str) -> errors.DeviceError:
@@ -90,14 +127,42 @@ def _is_nested(own: Any) -> TypeGuard[Sequence[str]]:
 
 
 def default() -> list[str]:
-    """Returns all accelerators, or the CPU where there is none."""
-    logical = tf.config.list_logical_devices()
-    accelerators = [d.name for d in logical if d.device_type in ("GPU", "TPU")]
-    return accelerators or ["CPU:0"]
+    """Returns all accelerators, or the CPU where there is none.
+
+    Once connected to other hosts, these are all accelerators of theirs, or all their
+    CPU devices; the process that connected only coordinates.
+    """
+    names = [d.name for d in tf.config.list_logical_devices()]
+    if state.connected_hosts():
+        return of_hosts(names)
+    specs = [tf.DeviceSpec.from_string(name) for name in names]
+    accelerators = [s.to_string() for s in specs if s.device_type in _ACCELERATORS]
+    if accelerators:
+        return accelerators
+    own_task = state.own_task()
+    others = [s for s in specs if s.job and not _is_of(s, own_task)]
+    cpus = [s.to_string() for s in others if s.device_type == "CPU"]
+    return cpus or ["CPU:0"]
 
 
-def _full_name(name: Any) -> str:
-    """Returns a device's name with job, replica and task."""
+def of_hosts(names: Sequence[str]) -> list[str]:
+    """Returns those devices of a connection that its hosts compute on.
+
+    Args:
+        names: The full names of all devices.
+
+    Returns:
+        All accelerators of the hosts, in order; their CPUs if there are none.
+    """
+    specs = [tf.DeviceSpec.from_string(name) for name in names]
+    remote = [spec for spec in specs if spec.job == state.WORKER]
+    accelerators = [spec for spec in remote if spec.device_type in _ACCELERATORS]
+    cpus = [spec for spec in remote if spec.device_type == "CPU"]
+    return [spec.to_string() for spec in accelerators or cpus]
+
+
+def _full_name(name: Any, own_task: tf.DeviceSpec) -> str:
+    """Returns a device's name with job, replica and task: this process's, if none."""
     try:
         if not isinstance(name, str) or "*" in name:
             raise ValueError
@@ -114,18 +179,18 @@ def _full_name(name: Any) -> str:
         device_index=0 if spec.device_index is None else spec.device_index,
         replica=0 if spec.replica is None else spec.replica,
     )
-    return _LOCAL.make_merged_spec(spec).to_string()
+    return own_task.make_merged_spec(spec).to_string()
 
 
-def _local_cpu_count(names: Sequence[str]) -> int:
+def _local_cpu_count(names: Sequence[str], own_task: tf.DeviceSpec) -> int:
     specs = [tf.DeviceSpec.from_string(name) for name in names]
-    local = [s for s in specs if s.device_type == "CPU" and s.job == _LOCAL.job]
+    local = [s for s in specs if s.device_type == "CPU" and _is_of(s, own_task)]
     return max((spec.device_index + 1 for spec in local), default=0)
 
 
-def _make_logical_cpus(names: Sequence[str]) -> None:
+def _make_logical_cpus(names: Sequence[str], own_task: tf.DeviceSpec) -> None:
     """Splits the CPU into as many devices as are named, if it is not too late."""
-    needed = _local_cpu_count(names)
+    needed = _local_cpu_count(names, own_task)
     if needed < 2:
         return
     if needed > _MOST_CPUS:
@@ -144,16 +209,16 @@ def _make_logical_cpus(names: Sequence[str]) -> None:
         pass  # the runtime has started; _check_existence says what to do
 
 
-def _check_existence(names: Sequence[str]) -> None:
-    logical = [_full_name(d.name) for d in tf.config.list_logical_devices()]
+def _check_existence(names: Sequence[str], own_task: tf.DeviceSpec) -> None:
+    logical = [_full_name(d.name, own_task) for d in tf.config.list_logical_devices()]
     missing = [name for name in names if name not in logical]
     if not missing:
         return
-    needed = _local_cpu_count(names)
+    needed = _local_cpu_count(names, own_task)
     there = ", ".join(logical[:_MOST_NAMED])
     if len(logical) > _MOST_NAMED:
         there += f" and {len(logical) - _MOST_NAMED} more"
-    if any(_local_cpu_count([name]) for name in missing):
+    if any(_local_cpu_count([name], own_task) for name in missing):
         fix = (
             "the CPU can only be split before TensorFlow has started: make the "
             "Replicator earlier, or call, before anything else of TensorFlow,\n"
@@ -163,4 +228,12 @@ def _check_existence(names: Sequence[str]) -> None:
         )
     else:
         fix = "name devices of this list."
-    raise _error(f"{missing[0]} does not exist; there are {there}.", fix)
+    at = _host_of(missing[0])
+    raise _error(f"{missing[0]}{at} does not exist; there are {there}.", fix)
+
+
+def _host_of(name: str) -> str:
+    """Returns " (on host-b:8888)" for a device of a host that there is, else ""."""
+    spec, hosts = tf.DeviceSpec.from_string(name), state.connected_hosts()
+    known = spec.job == state.WORKER and spec.task in range(len(hosts))
+    return f" (on {hosts[spec.task]})" if known else ""

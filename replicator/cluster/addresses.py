@@ -10,7 +10,7 @@ import socket
 # SlurmClusterResolver gives.
 DEFAULT_PORT = 8888
 _MOST = 65535
-# What is allowed in a name is left to the resolver; spaces and slashes are typing errors.
+# What else a name may not have is left to the resolver; these are typing errors.
 _NAME = re.compile(r"[^\s/:\[\]@,]+")
 
 

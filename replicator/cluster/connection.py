@@ -14,13 +14,10 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, context, errors
-from replicator.cluster import addresses, description, sources, waiting
+from replicator import _tf, context, devices, errors
+from replicator.cluster import addresses, description, sources, state, waiting
+from replicator.cluster.state import CLIENT, WORKER
 
-CLIENT, WORKER = "client", "worker"  # the jobs
-# TensorFlow reads it at each call: whether eager calls on other hosts go out on a stream
-# by themselves, so that a step may overtake the write before it.
-ORDERING = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
 _CHANNELS = 2  # two carry a third more than one; more bring nothing
 _ATTEMPTS = 3  # to find a port of our own that stays free
 
@@ -44,12 +41,12 @@ class Cluster:
         self,
         described: description.Description,
         token: Any,
-        devices: Sequence[str],
+        names: Sequence[str],
         heartbeat: float,
     ) -> None:
         self._hosts = described.hosts
         self._token = token
-        self._devices = tuple(devices)
+        self._devices = tuple(names)
         self.source = described.source
         self.heartbeat = heartbeat
 
@@ -203,14 +200,14 @@ def connect(
             "TensorFlow was in use before replicator.connect: variables and "
             "tf.functions that were made before cannot be used any more. Connect first."
         )
-    os.environ[ORDERING] = "false"
+    state.order()
     token = _connected(described, client or described.client)
     try:
-        devices = _devices(described)
+        names = _devices(described)
     except errors.ClusterError:
         _leave(described.hosts, silence)
         raise
-    return Cluster(described, token, devices, silence)
+    return Cluster(described, token, names, silence)
 
 
 def _refuse_place() -> None:
@@ -239,7 +236,7 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _refuse_connected(silence: float) -> None:
-    """Refuses to connect while this process is; what is left of a failure is dropped."""
+    """Refuses to connect while this process is; drops what is left of a failure."""
     token = _tf.connection()
     if token is None:
         return
@@ -251,7 +248,7 @@ def _refuse_connected(silence: float) -> None:
                 fix="connect by replicator.connect alone, in a new process.",
             )
         )
-    before = hosts_connected()
+    before = state.connected_hosts()
     if not before:
         return
     left = [description.Host(name=a, address=a) for a in before]
@@ -265,15 +262,6 @@ def _refuse_connected(silence: float) -> None:
     _leave(left, silence)
 
 
-def hosts_connected() -> tuple[str, ...]:
-    """Returns the addresses of the hosts to which this process is connected."""
-    token = _tf.connection()
-    if token is None or token.job_name != CLIENT:
-        return ()
-    spec = tf.train.ClusterSpec(token.cluster)
-    return tuple(spec.job_tasks(WORKER)) if WORKER in spec.jobs else ()
-
-
 def _lost(hosts: Sequence[description.Host], silence: float) -> list[str]:
     """Returns what is wrong with those hosts that do not answer or know us no more."""
     problems = waiting.ask_all([host.address for host in hosts], silence)
@@ -285,9 +273,7 @@ def _lost(hosts: Sequence[description.Host], silence: float) -> list[str]:
     return _told(hosts, problems)
 
 
-def _told(
-    hosts: Sequence[description.Host], problems: Mapping[str, str]
-) -> list[str]:
+def _told(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> list[str]:
     """Returns a line for each host with a problem, as the user wrote it."""
     lines = []
     for host in hosts:
@@ -313,9 +299,7 @@ def _leave(hosts: Sequence[description.Host], silence: float) -> None:
     _tf.connect({CLIENT: client}, CLIENT, _CHANNELS)
 
 
-def _wait(
-    described: description.Description, limit: float, silence: float
-) -> None:
+def _wait(described: description.Description, limit: float, silence: float) -> None:
     """Waits until all hosts answer."""
     count = len(described.hosts)
 
@@ -362,7 +346,7 @@ def _connected(described: description.Description, client: str | None) -> Any:
             raise errors.ClusterError(
                 errors.compose(
                     problem,
-                    [f"the hosts are those of {described.source}: {', '.join(workers)}"],
+                    [f"the hosts of {described.source}: {', '.join(workers)}"],
                     "see that every host has the same version of TensorFlow, and that "
                     f"{own} is this host's address as the others see it (`client=`).",
                 )
@@ -396,14 +380,14 @@ def _own_address(client: str | None, described: description.Description) -> str:
 
 def _devices(described: description.Description) -> list[str]:
     """Returns the devices of all hosts, as they are; refuses others than described."""
-    found = host_devices([d.name for d in tf.config.list_logical_devices()])
+    found = devices.of_hosts([d.name for d in tf.config.list_logical_devices()])
     for k, host in enumerate(described.hosts):
         own = [
             spec.device_type
             for spec in map(tf.DeviceSpec.from_string, found)
             if spec.task == k
         ]
-        cpus = own.count("CPU")
+        cpus = own.count("CPU")  # none are listed beside accelerators
         if host.cpus and cpus and host.cpus != cpus:
             raise errors.ClusterError(
                 errors.compose(
@@ -414,19 +398,3 @@ def _devices(described: description.Description) -> list[str]:
                 )
             )
     return found
-
-
-def host_devices(names: Sequence[str]) -> list[str]:
-    """Returns those of a connection's devices that are the hosts' own to compute on.
-
-    Args:
-        names: The full names of all devices.
-
-    Returns:
-        All accelerators of the hosts, in order; their CPUs if there are none.
-    """
-    specs = [tf.DeviceSpec.from_string(name) for name in names]
-    remote = [spec for spec in specs if spec.job == WORKER]
-    accelerators = [spec for spec in remote if spec.device_type in ("GPU", "TPU")]
-    cpus = [spec for spec in remote if spec.device_type == "CPU"]
-    return [spec.to_string() for spec in accelerators or cpus]

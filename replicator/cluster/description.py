@@ -96,8 +96,7 @@ def of_addresses(
     """Returns the description of hosts of which nothing but addresses is known.
 
     Args:
-        listed: "host:port" each. Without a port, the k-th server of a host listens
-            at addresses.DEFAULT_PORT + k.
+        listed: "host:port" each; without a port, it is addresses.DEFAULT_PORT.
         source: Where they were found, for messages.
         client: The address of the user's program.
 
@@ -118,13 +117,11 @@ def checked(described: Description) -> Description:
     where = described.source
     if not described.hosts:
         raise wrong(where, "it names no host", "name at least one")
-    taken = collections.Counter[str]()
     hosts, names = [], []
     for host in described.hosts:
         name, port = _split(host.address, where)
         if port is None:
-            port = addresses.DEFAULT_PORT + taken[name]
-            taken[name] += 1
+            port = addresses.DEFAULT_PORT
         if port == 0:
             raise wrong(
                 where,

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import errors
-from replicator.cluster import description
+from replicator.cluster import description, hostfile, resources, slurm
 
 LAUNCHER = "REPLICATOR_CLUSTER"
+HOSTFILE = "REPLICATOR_HOSTFILE"
+TF_CONFIG = "TF_CONFIG"
+# The jobs whose one task is the program itself; those whose tasks are hosts.
+_CLIENTS = ("chief", "master", "client", "coordinator")
+_WORKERS = "worker"
+
+_LOOKED = (
+    f"{LAUNCHER}, which `python -m replicator.launch` sets: it is not set",
+    f"{TF_CONFIG}: it is not set",
+    f"Slurm's variables, {slurm.NODES[0]}: it is not set",
+    f"{HOSTFILE}: it is not set",
+    "mpirun's variables, OMPI_COMM_WORLD_RANK: it is not set",
+)
 
 
 def find(hosts: Any, environment: Mapping[str, str]) -> description.Description:
@@ -25,7 +40,133 @@ def find(hosts: Any, environment: Mapping[str, str]) -> description.Description:
         ClusterError: There is none, or it is wrong.
     """
     if hosts is not None:
-        return description.of_addresses(list(hosts), "hosts=")
-    if LAUNCHER in environment:
+        return _given(hosts)
+    if environment.get(LAUNCHER):
         return description.from_json(environment[LAUNCHER], LAUNCHER)
-    raise errors.ClusterError("no cluster")
+    if environment.get(TF_CONFIG):
+        return _tf_config(environment[TF_CONFIG])
+    found = slurm.describe(environment)
+    if found is None and environment.get(HOSTFILE):
+        found = hostfile.read(environment[HOSTFILE], HOSTFILE)
+    if found is None:
+        found = hostfile.describe_mpirun(environment)
+    if found is not None:
+        return found
+    raise errors.ClusterError(
+        errors.compose(
+            "connect found no description of hosts.",
+            ["looked at hosts=: it is None", *(f"looked at {at}" for at in _LOOKED)],
+            'pass hosts=["host:port", ...], or the path of a YAML file, or (for '
+            "Kubernetes, say) a resolver of tf.distribute.cluster_resolver; or start "
+            "the program by `python -m replicator.launch --hosts=...`.",
+        )
+    )
+
+
+def _given(hosts: Any) -> description.Description:
+    """Returns what the argument `hosts` describes."""
+    if isinstance(hosts, resources.ResourceSpec):
+        return hosts.description
+    if isinstance(hosts, str | os.PathLike):
+        return _file(hosts)
+    if isinstance(hosts, tf.distribute.cluster_resolver.ClusterResolver):
+        return _resolved(hosts)
+    if isinstance(hosts, tf.train.ClusterSpec):
+        return _of_jobs(hosts.as_dict(), "hosts=, a ClusterSpec")
+    listed = isinstance(hosts, Sequence | Set) and not isinstance(hosts, Set | bytes)
+    if not listed or not all(isinstance(address, str) for address in hosts):
+        raise errors.ClusterError(
+            errors.compose(
+                f"connect was given hosts={errors.shown(hosts)}.",
+                fix='pass a list, ["host:port", ...]; or a ResourceSpec, the path of a '
+                "YAML file, or a resolver of tf.distribute.cluster_resolver.",
+            )
+        )
+    return description.of_addresses(hosts, "hosts=")
+
+
+def _file(path: str | os.PathLike[str]) -> description.Description:
+    suffix = pathlib.PurePath(path).suffix
+    if suffix in (".yml", ".yaml"):
+        return resources.ResourceSpec(path).description
+    if isinstance(path, str) and not os.path.exists(path):
+        raise errors.ClusterError(
+            errors.compose(
+                f"connect was given hosts={errors.shown(path)}, and there is no such "
+                "file.",
+                fix=f"if it is a host, pass a list, [{errors.shown(path)}].",
+            )
+        )
+    return hostfile.read(path, "hosts=")
+
+
+def _resolved(
+    resolver: tf.distribute.cluster_resolver.ClusterResolver,
+) -> description.Description:
+    """Returns what a resolver finds, whatever it asks for that."""
+    name = type(resolver).__name__
+    try:
+        jobs = resolver.cluster_spec().as_dict()
+    except Exception as error:  # of Kubernetes' client, a subprocess, the network
+        raise description.wrong(name, f"it failed with {errors.told(error)}") from error
+    return _of_jobs(jobs, name)
+
+
+def _tf_config(text: str) -> description.Description:
+    """Returns what the variable TF_CONFIG describes."""
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise description.wrong(
+            TF_CONFIG, f"it is no JSON: {errors.told(error)}"
+        ) from None
+    jobs = facts.get("cluster") if isinstance(facts, dict) else None
+    if not isinstance(jobs, dict):
+        raise description.wrong(TF_CONFIG, 'it has no "cluster": {"worker": [...]}')
+    described = _of_jobs(jobs, TF_CONFIG)
+    task = facts.get("task")
+    kind = task.get("type") if isinstance(task, dict) else None
+    index = task.get("index", 0) if isinstance(task, dict) else 0
+    chief = described.client is not None
+    ours = kind in _CLIENTS if chief else (kind, index) == (_WORKERS, 0)
+    if kind is not None and not ours:
+        raise description.wrong(
+            TF_CONFIG,
+            f"this is task {errors.shown(index)} of {errors.shown(kind)}, and the "
+            f"{'chief' if chief else 'first worker'} connects to all hosts",
+            "run `python -m replicator.serve` here, and the program there",
+        )
+    return described
+
+
+def _of_jobs(jobs: Mapping[str, Any], source: str) -> description.Description:
+    """Returns the hosts of a cluster as TensorFlow describes it.
+
+    Its workers are the hosts; its chief, if any, is the program that connects.
+    """
+    workers = _tasks(jobs.get(_WORKERS), source)
+    chiefs = [a for job in _CLIENTS for a in _tasks(jobs.get(job), source)]
+    if not workers:
+        others = ", ".join(map(repr, jobs)) or "nothing"
+        raise description.wrong(
+            source,
+            f'it has no job "{_WORKERS}", but {others}',
+            f'list the hosts\' servers as the job "{_WORKERS}"',
+        )
+    if len(chiefs) > 1:
+        raise description.wrong(source, f"it has {len(chiefs)} chiefs")
+    return description.of_addresses(
+        workers, source, client=chiefs[0] if chiefs else None
+    )
+
+
+def _tasks(listed: Any, source: str) -> list[str]:
+    if isinstance(listed, Mapping):  # {task: address}, as ClusterSpec allows
+        listed = [listed[key] for key in sorted(listed, key=str)]
+    if listed is None:
+        return []
+    if not isinstance(listed, list) or not all(isinstance(a, str) for a in listed):
+        raise description.wrong(
+            source, f"{errors.shown(listed)} is no list of addresses"
+        )
+    return listed

@@ -1,8 +1,8 @@
 """Whether servers are there: asks them over TCP, before TensorFlow would wait for ever.
 
 TensorFlow's own connecting has no time limit: where a host does not answer, it never
-returns. So each is asked first, by the first bytes of HTTP/2, which gRPC speaks: whoever
-answers with settings listens and is not stopped.
+returns. So each is asked first, by the first bytes of HTTP/2, which gRPC speaks:
+whoever answers with settings listens and is not stopped.
 """
 
 from __future__ import annotations

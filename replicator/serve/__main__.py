@@ -53,9 +53,7 @@ def main(argv: Sequence[str]) -> int:
         if len(argv) > 1:
             raise _BadInput(f"unknown argument {argv[1]!r}")
         name = _host()
-        watched = _WATCH.value == "stdin" or (
-            _WATCH.value is None and watch.is_piped()
-        )
+        watched = _WATCH.value == "stdin" or (_WATCH.value is None and watch.is_piped())
         server = _serve(_PORT.value, _CPUS.value)
     except _BadInput as error:
         return _fail(error)

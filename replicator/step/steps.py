@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, context, errors, values
+from replicator import _tf, context, devices, errors, values
 from replicator.costs import cost
 from replicator.graph.order import ordering
 from replicator.inputs import feeds
@@ -196,6 +196,7 @@ class Step:
             variables = repair.mirrored(function.captured_inputs, owners)
             run = _tf.prepare_call(function, on_cpus)
         run = repair.equal_after_errors(_warning_of_rest(run, feed), variables)
+        run = devices.ordered(run, self._settings.devices)
         packed = _packed_call(run, function, structures[-1])
         if not handed.leaves:
             return lambda _: packed()

@@ -1,0 +1,122 @@
+"""Files that list hosts, as mpirun and horovodrun read them; and mpirun's variables."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping
+
+from replicator import errors
+from replicator.cluster import addresses, description
+
+# Which hosts there are is no variable of mpirun's; which file says so may be one.
+MPIRUN_FILES = (
+    "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_prte_default_hostfile",
+    "PRTE_MCA_default_hostfile",
+)
+_RANK = "OMPI_COMM_WORLD_RANK"
+_LARGEST = 1 << 20  # bytes; a file that is larger is another
+_PRIVILEGED = 1024
+
+
+def read(path: str | os.PathLike[str], source: str) -> description.Description:
+    """Returns the hosts that a file lists.
+
+    Args:
+        path: A file of lines "host", "host:port" or "host slots=2"; behind a "#", what
+            is for readers. A server has as many CPU devices as slots.
+        source: Where the path was found, for messages.
+
+    Raises:
+        ClusterError: The file cannot be read, or is no such list.
+    """
+    where = f"{source} ({os.fspath(path)})"
+    lines = text_of(path, where).splitlines()
+    hosts = [
+        _host(words, f"line {number} of {where}")
+        for number, line in enumerate(lines, 1)
+        if (words := line.partition("#")[0].split())
+    ]
+    return description.checked(description.Description(tuple(hosts), where))
+
+
+def describe_mpirun(
+    environment: Mapping[str, str],
+) -> description.Description | None:
+    """Returns the hosts of mpirun's hostfile, None where mpirun started nothing.
+
+    Args:
+        environment: The variables of this process.
+
+    Raises:
+        ClusterError: This is not the first process, or mpirun does not say which hosts
+            there are.
+    """
+    rank = environment.get(_RANK)
+    if rank is None:
+        return None
+    if rank != "0":
+        raise description.wrong(
+            "mpirun",
+            f"this is process {rank} of its program, and one connects to all hosts",
+            "start the program once beside the servers: `mpirun -np 1 python train.py "
+            ": -np 2 python -m replicator.serve --port=8888 ...`",
+        )
+    for variable in MPIRUN_FILES:
+        if environment.get(variable):
+            return read(environment[variable], variable)
+    raise description.wrong(
+        "mpirun",
+        f"its variables do not name the hosts, unless by {MPIRUN_FILES[0]}",
+        "name mpirun's hostfile to us as well, REPLICATOR_HOSTFILE=path, or pass "
+        'hosts=["host:port", ...]',
+    )
+
+
+def text_of(path: str | os.PathLike[str], where: str) -> str:
+    """Returns what a file holds.
+
+    Args:
+        path: The file.
+        where: What it is, for messages.
+
+    Raises:
+        ClusterError: It cannot be read, or is no text.
+    """
+    try:
+        if not pathlib.Path(path).is_file():
+            raise FileNotFoundError("there is no such file")
+        with open(path, "rb") as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise ValueError(f"it is longer than {_LARGEST} bytes")
+        return content.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise description.wrong(where, f"it cannot be read: {error}") from None
+
+
+def _host(words: list[str], where: str) -> description.Host:
+    name, *options = words
+    slots = None
+    for option in options:
+        key, equals, value = option.partition("=")
+        if key not in ("slots", "max_slots", "max-slots") or not equals:
+            raise description.wrong(
+                where, f"{errors.shown(option)} is unknown", 'write "host slots=2"'
+            )
+        if not (value.isascii() and value.isdecimal() and 0 < int(value[:9]) < 10**6):
+            raise description.wrong(where, f"{errors.shown(option)} is no count")
+        if key == "slots":
+            slots = int(value)
+    try:
+        port = addresses.split(name)[1]
+    except ValueError as error:
+        raise description.wrong(where, str(error)) from None
+    if port is not None and port < _PRIVILEGED:
+        raise description.wrong(
+            where,
+            f"{errors.shown(name)} names port {port}, which only the system may use",
+            f'if {port} is the number of replicas, write "slots={port}"',
+        )
+    return description.Host(name=name, address=name, cpus=slots)
