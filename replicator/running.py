@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
+from replicator.cluster import faults
 from replicator.plan import plan as plans
 from replicator.step import registry, steps
 from replicator.step.asked import Asked
@@ -83,10 +84,12 @@ class Running:
             InputError: The inputs cannot feed a step.
             ArgumentError: step_fn cannot be called so, or another argument is bad.
             ContextError: Called inside a step, or under a strategy of tf.distribute.
+            HostLostError: A host of the cluster was killed, is silent or cut off.
         """
-        return self._steps.run(
-            Asked(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
-        )
+        with faults.named():
+            return self._steps.run(
+                Asked(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
+            )
 
     @_do_not_convert
     def build(
