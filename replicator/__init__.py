@@ -1,6 +1,7 @@
 """Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
-from replicator.cluster.connection import Cluster, connect
+from replicator.cluster.cluster import Cluster
+from replicator.cluster.connection import connect
 from replicator.cluster.resources import ResourceSpec
 from replicator.errors import (
     ArgumentError,

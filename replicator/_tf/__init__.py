@@ -43,7 +43,6 @@ from replicator._tf.cluster import (
     connect,
     connection,
     has_started,
-    knows_us,
 )
 from replicator._tf.control_flow import (
     compiled_function,
@@ -177,7 +176,6 @@ __all__ = [
     "is_step",
     "is_watched",
     "keras_loop",
-    "knows_us",
     "last_variable_creator",
     "leave_out_unused",
     "lift_initial_value",

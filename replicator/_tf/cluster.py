@@ -49,10 +49,19 @@ def connect(
             default_session_config=config,
         )
 
+    alone = server({own_job: jobs[own_job]})
     if running.get_server_def() is None:
-        running.set_server_def(server({own_job: jobs[own_job]}))
+        try:
+            running.set_server_def(alone)
+        except BaseException:
+            running._server_def = None  # it was noted before it was tried
+            raise
     made = server(jobs)
-    running.update_server_def(made)
+    try:
+        running.update_server_def(made)
+    except BaseException:
+        running.update_server_def(alone)
+        raise
     return made
 
 
@@ -63,14 +72,3 @@ def connection() -> Any:
     """
     existing = context.context_safe()
     return None if existing is None else existing.get_server_def()
-
-
-def knows_us(task: str) -> bool:
-    """Whether a server still holds what this process made on it.
-
-    A server that was started again answers, and knows nothing. Nothing public asks.
-
-    Args:
-        task: E.g. "/job:worker/replica:0/task:0". Hangs if that is stopped.
-    """
-    return bool(context.check_alive(task))

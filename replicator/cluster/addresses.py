@@ -64,7 +64,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def own_address(towards: str, port: int) -> str:
+def own_address(towards: str, port: int | None) -> str:
     """Returns this host's address on the way to another host.
 
     Args:
@@ -77,7 +77,7 @@ def own_address(towards: str, port: int) -> str:
     if is_loopback(towards):
         return "127.0.0.1"
     family, kind, protocol, _, address = socket.getaddrinfo(
-        towards, port, type=socket.SOCK_DGRAM
+        towards, port or DEFAULT_PORT, type=socket.SOCK_DGRAM
     )[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)

@@ -1,4 +1,4 @@
-"""connect and Cluster: the servers of all hosts, used by this process.
+"""connect: the servers of all hosts become this process's own devices.
 
 TensorFlow has one connection per process; which one it is, it says itself. So nothing
 is kept here but what a Cluster knows of its own.
@@ -7,150 +7,28 @@ is kept here but what a Cluster knows of its own.
 from __future__ import annotations
 
 import os
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, devices, errors
-from replicator.cluster import addresses, description, sources, state, waiting
+from replicator.cluster import (
+    addresses,
+    description,
+    health,
+    sources,
+    state,
+    waiting,
+)
+from replicator.cluster.cluster import Cluster
 from replicator.cluster.state import CLIENT, WORKER
 
-_CHANNELS = 2  # two carry a third more than one; more bring nothing
 _ATTEMPTS = 3  # to find a port of our own that stays free
 
-_START = (
-    "start `python -m replicator.serve` on each host, or the whole program by "
-    "`python -m replicator.launch`"
-)
 
-
-class Cluster:
-    """The hosts to which this process is connected, as `replicator.connect` returns it.
-
-    In a `with` block it is closed at the end.
-
-    Attributes:
-        source: Where the hosts were found, e.g. "REPLICATOR_CLUSTER".
-        heartbeat: Seconds that a host may be silent.
-    """
-
-    def __init__(
-        self,
-        described: description.Description,
-        token: Any,
-        names: Sequence[str],
-        heartbeat: float,
-    ) -> None:
-        self._hosts = described.hosts
-        self._token = token
-        self._devices = tuple(names)
-        self.source = described.source
-        self.heartbeat = heartbeat
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The hosts, as they were given; host k is task k of the job "worker"."""
-        return tuple(host.name for host in self._hosts)
-
-    @property
-    def num_hosts(self) -> int:
-        """The number of hosts."""
-        return len(self._hosts)
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The full name of the device of each replica, host by host.
-
-        All accelerators of all hosts, or all their CPU devices if there are none.
-        """
-        return self._devices
-
-    @property
-    def connected(self) -> bool:
-        """Whether it was neither closed nor replaced by another connection."""
-        return _tf.connection() is self._token
-
-    def host_of(self, device: str) -> str:
-        """Returns the host that a device is on, as it was given.
-
-        Args:
-            device: One of `devices`.
-
-        Raises:
-            DeviceError: It is on none of the hosts.
-        """
-        try:
-            spec = tf.DeviceSpec.from_string(device)
-        except (ValueError, TypeError, AttributeError):
-            spec = tf.DeviceSpec()
-        if spec.job != WORKER or spec.task not in range(self.num_hosts):
-            raise errors.DeviceError(
-                errors.compose(
-                    f"{errors.shown(device)} is on none of {', '.join(self.hosts)}.",
-                    fix="name a device as cluster.devices does.",
-                )
-            )
-        return self._hosts[spec.task].name
-
-    def check(self) -> None:
-        """Asks all hosts whether they are there and still hold what was made on them.
-
-        Takes milliseconds, or `heartbeat` seconds if a host is silent.
-
-        Raises:
-            ClusterError: Some are not, by their names, or the connection was closed.
-        """
-        if not self.connected:
-            raise errors.ClusterError(
-                errors.compose(
-                    f"{self!r} was asked for its hosts.",
-                    fix="connect again: cluster = replicator.connect().",
-                )
-            )
-        problems = _lost(self._hosts, self.heartbeat)
-        if problems:
-            raise errors.ClusterError(
-                errors.compose(
-                    f"{len(problems)} of {self.num_hosts} hosts are lost; variables "
-                    "on them are gone, those on others may be half written.",
-                    problems,
-                    f"{_START}; then connect again and restore a checkpoint.",
-                )
-            )
-
-    def close(self) -> None:
-        """Ends the connection; variables on the hosts are gone, the servers stay.
-
-        Raises:
-            ClusterError: A host is silent, which TensorFlow would wait for.
-        """
-        if self.connected:
-            _leave(self._hosts, self.heartbeat)
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except errors.ClusterError:
-            if error is None:  # what ended the block says more than this
-                raise
-
-    def __repr__(self) -> str:
-        state = "" if self.connected else ", closed"
-        hosts = ", ".join(self.hosts)
-        return f"<Cluster of {hosts}: {len(self._devices)} devices{state}>"
-
-
+@tf.autograph.experimental.do_not_convert
 def connect(
     hosts: Any = None,
     *,
@@ -163,6 +41,12 @@ def connect(
     From then on their devices are devices of this process, and `Replicator(None)` runs
     on all of them. Call it before anything else of TensorFlow: variables that were made
     before cannot be used afterwards. What was on the hosts is gone.
+
+    Example:
+        >>> cluster = replicator.connect(addresses)  # where servers listen
+        >>> repl = replicator.Replicator(cluster.devices)
+        >>> [int(x) for x in repl.run(lambda: repl.all_reduce(repl.replica_id))]
+        [6, 6, 6, 6]
 
     Args:
         hosts: ["host:port", ...] where `python -m replicator.serve` listens; a
@@ -189,7 +73,7 @@ def connect(
     described = sources.find(hosts, os.environ)
     silence = _positive(
         "heartbeat",
-        heartbeat or described.heartbeat or description.HEARTBEAT
+        described.heartbeat or description.HEARTBEAT
         if heartbeat is None
         else heartbeat,
     )
@@ -205,7 +89,7 @@ def connect(
     try:
         names = _devices(described)
     except errors.ClusterError:
-        _leave(described.hosts, silence)
+        health.leave(described.hosts, {})
         raise
     return Cluster(described, token, names, silence)
 
@@ -252,51 +136,15 @@ def _refuse_connected(silence: float) -> None:
     if not before:
         return
     left = [description.Host(name=a, address=a) for a in before]
-    if not _lost(left, silence):
+    problems = health.lost(left, silence)
+    if not problems:
         raise errors.ClusterError(
             errors.compose(
                 f"this process is connected already, to {', '.join(before)}.",
                 fix="use the Cluster that connect returned, or call its close() first.",
             )
         )
-    _leave(left, silence)
-
-
-def _lost(hosts: Sequence[description.Host], silence: float) -> list[str]:
-    """Returns what is wrong with those hosts that do not answer or know us no more."""
-    problems = waiting.ask_all([host.address for host in hosts], silence)
-    for k, host in enumerate(hosts):
-        if host.address not in problems and not _tf.knows_us(
-            f"/job:{WORKER}/replica:0/task:{k}"
-        ):
-            problems[host.address] = "its server was started again"
-    return _told(hosts, problems)
-
-
-def _told(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> list[str]:
-    """Returns a line for each host with a problem, as the user wrote it."""
-    lines = []
-    for host in hosts:
-        if host.address in problems:
-            at = "" if host.name == host.address else f" at {host.address}"
-            lines.append(f"{host.name}{at}: {problems[host.address]}")
-    return lines
-
-
-def _leave(hosts: Sequence[description.Host], silence: float) -> None:
-    """Disconnects; not from a silent host, for which TensorFlow would wait."""
-    problems = waiting.ask_all([host.address for host in hosts], silence)
-    silent = {a: p for a, p in problems.items() if p == waiting.SILENT}
-    if silent:
-        raise errors.ClusterError(
-            errors.compose(
-                "the connection cannot be ended while a host is silent.",
-                _told(hosts, silent),
-                "end its process, by SIGKILL if it is stopped; then try again.",
-            )
-        )
-    client = tf.train.ClusterSpec(_tf.connection().cluster).job_tasks(CLIENT)
-    _tf.connect({CLIENT: client}, CLIENT, _CHANNELS)
+    health.leave(left, problems)
 
 
 def _wait(described: description.Description, limit: float, silence: float) -> None:
@@ -308,7 +156,7 @@ def _wait(described: description.Description, limit: float, silence: float) -> N
             "replicator.connect waits for %d of %d hosts since %.0f s, for %.0f s at "
             "most: %s",
             *(len(problems), count, passed, limit),
-            "; ".join(_told(described.hosts, problems)),
+            "; ".join(health.told(described.hosts, problems)),
         )
 
     asked = [host.address for host in described.hosts]
@@ -318,11 +166,11 @@ def _wait(described: description.Description, limit: float, silence: float) -> N
             errors.compose(
                 f"{len(problems)} of {count} hosts did not answer within {limit:g} s.",
                 [
-                    *_told(described.hosts, problems),
+                    *health.told(described.hosts, problems),
                     f"the hosts are those of {described.source}",
                     f"at {errors.user_line()}",
                 ],
-                f"{_START}; see that no firewall is between the hosts.",
+                f"{health.START}; see that no firewall is between the hosts.",
             )
         )
 
@@ -333,7 +181,9 @@ def _connected(described: description.Description, client: str | None) -> Any:
     for attempt in range(_ATTEMPTS):
         own = _own_address(client, described)
         try:
-            return _tf.connect({CLIENT: [own], WORKER: workers}, CLIENT, _CHANNELS)
+            return _tf.connect(
+                {CLIENT: [own], WORKER: workers}, CLIENT, health.CHANNELS
+            )
         except (tf.errors.OpError, RuntimeError) as error:
             taken = "Could not start gRPC server" in str(error)
             if taken and attempt + 1 < _ATTEMPTS and _tf.connection() is None:
@@ -359,23 +209,33 @@ def _own_address(client: str | None, described: description.Description) -> str:
 
     Its port stays that of the first connection: TensorFlow's server at it never ends.
     """
-    token = _tf.connection()
-    if token is not None:
-        return str(tf.train.ClusterSpec(token.cluster).task_address(CLIENT, 0))
     try:
-        if client is not None:
-            host, port = addresses.split(client)
-        else:
-            towards, to_port = addresses.split(described.hosts[0].address)
-            host, port = addresses.own_address(towards, to_port or 0), None
-    except (ValueError, OSError) as error:
+        host, port = addresses.split(client) if client else (_way(described), None)
+    except (ValueError, OSError, AttributeError) as error:
         raise errors.ClusterError(
             errors.compose(
                 f"the address of this process is unknown: {errors.told(error)}.",
                 fix='pass client="host:0", by which the hosts reach this one.',
             )
         ) from error
+    before = _tf.connection()
+    if before is not None:
+        listening = tf.train.ClusterSpec(before.cluster).task_address(CLIENT, 0)
+        port = addresses.split(listening)[1]
     return addresses.join(host, port or addresses.free_port())
+
+
+def _way(described: description.Description) -> str:
+    """Returns this host's address on the way to the hosts.
+
+    One of them may be this host itself, which a name in /etc/hosts may lead back to a
+    loopback address that is of no use to the others.
+    """
+    found = [
+        addresses.own_address(*addresses.split(host.address))
+        for host in described.hosts
+    ]
+    return next((own for own in found if not addresses.is_loopback(own)), found[0])
 
 
 def _devices(described: description.Description) -> list[str]:

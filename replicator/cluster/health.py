@@ -1,0 +1,81 @@
+"""Whether the hosts of a connection are still there, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.cluster import description, state, waiting
+
+CHANNELS = 2  # to each server; two carry a third more than one, more bring nothing
+START = (
+    "start `python -m replicator.serve` on each host, or the whole program by "
+    "`python -m replicator.launch`"
+)
+
+
+def lost(hosts: Sequence[description.Host], silence: float) -> dict[str, str]:
+    """Returns what is wrong with each host that does not answer or knows us no more.
+
+    Args:
+        hosts: Those of the connection, in the order of their tasks.
+        silence: Seconds that each may take to answer.
+
+    Returns:
+        By their addresses.
+    """
+    problems = waiting.ask_all([host.address for host in hosts], silence)
+    for k, host in enumerate(hosts):
+        if host.address not in problems and not _knows_us(k):
+            problems[host.address] = "its server was started again"
+    return problems
+
+
+def _knows_us(task: int) -> bool:
+    """Whether a server that answers is the one to which this process connected."""
+    try:
+        with tf.device(f"/job:{state.WORKER}/task:{task}/device:CPU:0"):
+            tf.identity(0)  # a server that was started again has no such client
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def told(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> list[str]:
+    """Returns a line for each host with a problem, which names it as the user did.
+
+    Args:
+        hosts: All of them.
+        problems: What is wrong with some, by their addresses.
+    """
+    lines = []
+    for host in hosts:
+        if host.address in problems:
+            at = "" if host.name == host.address else f" at {host.address}"
+            lines.append(f"{host.name}{at}: {problems[host.address]}")
+    return lines
+
+
+def leave(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> None:
+    """Ends the connection that there is.
+
+    Args:
+        hosts: Its hosts.
+        problems: What is wrong with some, by their addresses.
+
+    Raises:
+        ClusterError: One is silent, and TensorFlow would wait for it.
+    """
+    silent = {a: p for a, p in problems.items() if p == waiting.SILENT}
+    if silent:
+        raise errors.ClusterError(
+            errors.compose(
+                "the connection cannot be ended while a host is silent.",
+                told(hosts, silent),
+                "end its process, by SIGKILL if it is stopped; then try again.",
+            )
+        )
+    client = tf.train.ClusterSpec(_tf.connection().cluster).job_tasks(state.CLIENT)
+    _tf.connect({state.CLIENT: client}, state.CLIENT, CHANNELS)

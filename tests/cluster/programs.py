@@ -1,0 +1,303 @@
+"""What clients of servers do, in processes of their own: they stay connected.
+
+`python -m tests.cluster.programs NAME ADDRESS...` prints what a function returns, as
+JSON. What it should be is said by the tests.
+"""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import replicator
+from replicator.cluster import state
+from tests.cluster import servers
+
+_STEPS = 12
+
+
+def message(function: Callable[[], Any]) -> list[str]:
+    """Returns the type and the text of the error that a function raises."""
+    try:
+        function()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]
+
+
+# --- What steps compute ---------------------------------------------------------------
+
+
+def steps(addresses: Sequence[str]) -> dict[str, Any]:
+    """Variables, checkpoints and a training over two hosts with two replicas each."""
+    cluster = replicator.connect(addresses)
+    plain = _train(None)
+    found: dict[str, Any] = {"plain": plain}
+    for kind in ("mirrored", "sharded"):
+        repl = replicator.Replicator(cluster.devices, variables=kind)
+        found[kind] = {
+            "overtaken": _overtaken(repl),
+            "losses": _train(repl),
+            "variable": _variable(repl),
+            "checkpoint": _checkpoint(repl),
+        }
+    return found
+
+
+def _overtaken(repl: replicator.Replicator) -> int:
+    """Returns how many of 200 steps do not read what was written before."""
+    with repl.context():
+        v = tf.Variable(0.0)
+    step = repl.build(lambda: repl.all_reduce(v + 0.0, "mean"))
+    wrong = 0
+    for k in range(200):
+        v.assign(k)
+        wrong += any(float(x) != k for x in step())
+    return wrong
+
+
+def _variable(repl: replicator.Replicator) -> list[float]:
+    with repl.context():
+        v = tf.Variable([1.0, 2.0])
+    v.assign_add([1.0, 1.0])
+    repl.run(lambda: v.assign_add(repl.all_reduce(v * (repl.replica_id + 1.0))))
+    v[0].assign(7.0)
+    return v.numpy().tolist()
+
+
+def _checkpoint(repl: replicator.Replicator) -> dict[str, Any]:
+    """Saves on the hosts, restores without them, and the other way around."""
+    with repl.context():
+        v = tf.Variable([1.0, 2.0, 3.0])
+    step = repl.build(lambda: v.assign_add(tf.ones([3])))
+    step()
+    with tempfile.TemporaryDirectory() as folder:
+        saved = tf.train.Checkpoint(v=v).save(f"{folder}/one")
+        local = tf.Variable([0.0, 0.0, 0.0])
+        tf.train.Checkpoint(v=local).restore(saved)
+        wrong = 0
+        for k in range(20):  # a step right after may not read what was there before
+            local.assign([k, k, k])
+            again = tf.train.Checkpoint(v=local).write(f"{folder}/{k}")
+            tf.train.Checkpoint(v=v).read(again).assert_consumed()
+            wrong += any(x.numpy().tolist() != [k + 1.0] * 3 for x in step())
+        tf.train.Checkpoint(v=local).restore(saved)
+    return {"saved": local.numpy().tolist(), "overtaken": wrong}
+
+
+def _train(repl: replicator.Replicator | None) -> list[float]:
+    """Returns the losses of a small network with Adam; None: on one device."""
+    random = np.random.default_rng(3)
+    x = random.normal(size=[32, 8]).astype(np.float32)
+    y = np.argmax(x @ random.normal(size=[8, 3]), axis=1)
+
+    def make() -> tuple[Any, Any]:
+        tf.keras.utils.set_random_seed(1)
+        layers = tf.keras.layers
+        model = tf.keras.Sequential([layers.Dense(16, "tanh"), layers.Dense(3)])
+        return model, tf.keras.optimizers.Adam(0.02)
+
+    def train(model: Any, optimizer: Any, x: Any, y: Any) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            each = tf.keras.losses.sparse_categorical_crossentropy(y, model(x), True)
+            loss = tf.reduce_mean(each)
+        v = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, v), v, strict=True))
+        return loss
+
+    if repl is None:
+        model, optimizer = make()
+        function = tf.function(lambda: train(model, optimizer, x, y))
+        return [float(function()) for _ in range(_STEPS)]
+    with repl.context():
+        model, inner = make()
+        optimizer = repl.wrap_optimizer(inner)
+
+    def step_fn(batch: Any) -> tf.Tensor:
+        return repl.all_reduce(train(model, optimizer, *batch), "mean")
+
+    data = tf.data.Dataset.from_tensors((x, y)).repeat()
+    step = repl.build(step_fn, data, input_mode="global_batch")
+    return [float(step()[0]) for _ in range(_STEPS)]
+
+
+# --- Devices --------------------------------------------------------------------------
+
+
+def names(addresses: Sequence[str]) -> dict[str, Any]:
+    """Which devices are meant by which names, once connected."""
+    before = tf.constant(2.0)
+    cluster = replicator.connect(addresses)
+    make = replicator.Replicator
+    found = {
+        "all": list(cluster.devices),
+        "none": list(make(None).devices),
+        "own": list(make(["CPU:0"]).devices),
+        "full": list(make([cluster.devices[3], cluster.devices[0]]).devices),
+        "missing": message(lambda: make(["/job:worker/task:1/device:CPU:7"])),
+        "no host": message(lambda: make(["/job:worker/task:2/device:CPU:0"])),
+        "too late": message(lambda: make(["CPU:0", "CPU:1"])),
+        "host of": message(lambda: cluster.host_of("CPU:0")),
+        "kept": float(before + 1.0),
+        "repr": repr(cluster),
+    }
+    with tf.device("CPU:0"):
+        found["client computes"] = tf.random.uniform([]).device
+    repl = make(cluster.devices[:2])
+    step = repl.build(lambda: repl.all_reduce(1.0))
+    step()
+    with tf.experimental.async_scope():
+        found["async"] = message(step)
+    found["after async"] = [float(x) for x in step()]
+    return found
+
+
+def unordered(addresses: Sequence[str]) -> dict[str, Any]:
+    """A connection that TensorFlow made by itself."""
+    spec = tf.train.ClusterSpec({"worker": list(addresses)})
+    tf.config.experimental_connect_to_cluster(spec)
+    devices = [f"/job:worker/task:{k}/device:CPU:0" for k in range(2)]
+    found = {
+        "refused": message(lambda: replicator.Replicator(devices)),
+        "none": message(lambda: replicator.Replicator(None)),
+        "own": list(replicator.Replicator(["CPU:0"]).devices),
+        "connect": message(lambda: replicator.connect(addresses)),
+    }
+    os.environ[state.ORDERING] = "0"
+    found["ordered"] = list(replicator.Replicator(None).devices)
+    return found
+
+
+def task(addresses: Sequence[str]) -> dict[str, Any]:
+    """A process that is a task of a cluster itself."""
+    del addresses
+    own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=own)
+    repl = replicator.Replicator(["CPU:0"])
+    values = repl.run(lambda: repl.all_reduce(3.0))
+    del strategy
+    return {"devices": list(repl.devices), "value": float(values[0])}
+
+
+# --- Connecting -----------------------------------------------------------------------
+
+
+def connecting(addresses: Sequence[str]) -> dict[str, Any]:
+    """Connects, closes, connects elsewhere, and what is refused of it."""
+    connect = replicator.connect
+    found: dict[str, Any] = {"missing": _missing(addresses)}
+    v = tf.Variable(1.0)
+    cluster = connect(addresses)
+    found["variable made before"] = message(lambda: v + 1.0)[0]
+    found["twice"] = message(lambda: connect(addresses))
+    found["check"] = message(cluster.check)
+    found["in a graph"] = message(tf.function(lambda: connect(addresses)))
+    repl = replicator.Replicator(None)
+    found["in a step"] = message(lambda: repl.run(lambda: connect(addresses)))
+    cluster.close()
+    cluster.close()
+    found["closed"] = [repr(cluster), message(cluster.check), _sum()]
+    with connect(list(reversed(addresses)), client="127.0.0.2:0") as again:
+        found["again"] = [list(again.hosts), _sum(), cluster.connected]
+    with connect(addresses[:1]) as one:
+        found["one"] = [one.num_hosts, _sum()]
+    found["error in a block"] = message(_fail_in_block(addresses))
+    wanted = {"hosts": [{"name": "tom", "address": addresses[0], "cpus": 3}]}
+    os.environ["REPLICATOR_CLUSTER"] = json.dumps({"version": 1, **wanted})
+    found["cpus"] = message(connect)
+    wanted["hosts"][0]["cpus"] = 2
+    os.environ["REPLICATOR_CLUSTER"] = json.dumps({"version": 1, **wanted})
+    with connect() as named:
+        found["launched"] = [repr(named), named.source, named.heartbeat]
+    return found
+
+
+def _missing(addresses: Sequence[str]) -> list[Any]:
+    """A server that is not there: named in time, and nothing is spoilt."""
+    began = time.monotonic()
+    said = message(
+        lambda: replicator.connect([addresses[0], "127.0.0.1:1"], timeout=0.5)
+    )
+    return [*said, time.monotonic() - began]
+
+
+def _sum() -> list[float]:
+    repl = replicator.Replicator(None)
+    return [float(x) for x in repl.run(lambda: repl.all_reduce(1.0))]
+
+
+def _fail_in_block(addresses: Sequence[str]) -> Callable[[], None]:
+    def function() -> None:
+        with replicator.connect(addresses):
+            raise KeyError("mine")
+
+    return function
+
+
+def faults(addresses: Sequence[str]) -> dict[str, Any]:
+    """Kills, stops and restarts a server while connected; `addresses` is one more."""
+    flags = ("--cpus=2", "--watch=stdin")
+    server = servers.start(*flags)
+    told = servers.facts(server)
+    both = [*addresses, told["address"]]
+    cluster = replicator.connect(both, heartbeat=1.0)
+    found: dict[str, Any] = {"sum": _sum()}
+    server.send_signal(signal.SIGSTOP)
+    found["stopped"] = message(cluster.check)
+    found["close"] = message(cluster.close)
+    found["connect"] = message(lambda: replicator.connect(both, heartbeat=1.0))
+    server.send_signal(signal.SIGCONT)
+    found["goes on"] = [message(cluster.check), _sum()]
+    server.kill()
+    server.wait()
+    found["killed"] = message(cluster.check)
+    began = time.monotonic()
+    found["step"] = [message(_sum)[0], time.monotonic() - began]
+    port = told["address"].rpartition(":")[2]
+    server = servers.start(*flags, f"--port={port}")
+    servers.facts(server)
+    found["restarted"] = message(cluster.check)
+    again = replicator.connect(both)  # without closing the one before
+    found["again"] = [_sum(), cluster.connected, message(again.check)]
+    server.kill()
+    server.wait()
+    moved = servers.start(*flags)
+    both[1] = servers.facts(moved)["address"]
+    found["moved"] = [replicator.connect(both).num_hosts, _sum()]
+    moved.kill()
+    return found
+
+
+def examples(addresses: Sequence[str]) -> list[str]:
+    """Runs the examples of connect and Cluster; returns what they printed wrongly."""
+    from tests import test_docstrings
+
+    wrong: list[str] = []
+    runner = doctest.DocTestRunner(verbose=False)
+    for example in test_docstrings.EXAMPLES:
+        if test_docstrings.needs_servers(example):
+            given: dict[str, Any] = {"replicator": replicator, "tf": tf}
+            given["addresses"] = list(addresses)
+            made_by_itself = "connect(" in example.docstring
+            if not made_by_itself:
+                given["cluster"] = replicator.connect(addresses)
+            example.globs = given
+            runner.run(example, out=wrong.append, clear_globs=False)
+            given["cluster"].close()
+    return [f"{runner.summarize(verbose=False).attempted} examples", *wrong]
+
+
+if __name__ == "__main__":
+    name, *rest = sys.argv[1:]
+    print(json.dumps(globals()[name](rest)), flush=True)
+    os._exit(0)  # the exit of a connected process is not what is asked about

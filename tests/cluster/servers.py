@@ -1,0 +1,82 @@
+"""Real servers on loopback, and clients of theirs: each a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_ROOT = pathlib.Path(__file__).parents[2]
+LIMIT = 240  # seconds; machines may be busy
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Returns the variables of a process that sees no GPU and no cluster but ours."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TF_", "SLURM_", "OMPI_", "REPLICATOR_CLUSTER"))
+    }
+    quiet = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return {**kept, **quiet, "PYTHONPATH": str(_ROOT), **more}
+
+
+def start(*flags: str, **options: Any) -> subprocess.Popen[str]:
+    """Starts `python -m replicator.serve`; it ends with this process."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "replicator.serve", *flags],
+        **{
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.DEVNULL,
+            "text": True,
+            "env": environment(),
+            **options,
+        },
+    )
+
+
+def facts(server: subprocess.Popen[str]) -> dict[str, Any]:
+    """Returns what a server says of itself when it listens."""
+    assert server.stdout is not None
+    return json.loads(server.stdout.readline())
+
+
+@contextlib.contextmanager
+def serving(count: int, *flags: str) -> Iterator[list[dict[str, Any]]]:
+    """In this block, so many servers listen; yields what they say of themselves."""
+    started = [start(*flags) for _ in range(count)]
+    try:
+        yield [facts(server) for server in started]
+    finally:
+        for server in started:
+            server.kill()
+            server.communicate()
+
+
+def run_client(program: str, addresses: Sequence[str], **variables: str) -> Any:
+    """Runs a function of tests/cluster/programs.py; returns what it returns.
+
+    Args:
+        program: Its name.
+        addresses: Of servers.
+        **variables: Of its environment, in addition.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cluster.programs", program, *addresses],
+        cwd=_ROOT,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    if isinstance(result, dict):
+        result["stderr"] = done.stderr
+    return result
