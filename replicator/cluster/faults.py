@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from replicator import _tf, errors
-from replicator.cluster import state, waiting, watch
+from replicator import errors
+from replicator.cluster import health, state, watch
 
 _QUICK = 0.5  # seconds for an answer; who is silent for longer, the watch finds
 _TASK = re.compile(rf"/job:{state.WORKER}/replica:0/task:(\d+)")
@@ -81,23 +81,12 @@ def _place() -> list[str]:
 
 def _problems(watched: Sequence[watch.Watcher]) -> list[tuple[str, str]]:
     """Returns the hosts that are lost now, as the user wrote them, and why."""
-    asked = [w.host.address for w in watched if w.problem is None]
-    found = waiting.ask_all(asked, _QUICK)
-    problems = []
-    for watcher in watched:
-        problem = watcher.problem or found.get(watcher.host.address)
-        if problem is None and not _knows_us(watcher.task):
-            problem = "its server was started again"
-        if problem is not None:
-            problems.append((watcher.host.name, problem))
-    return problems
-
-
-def _knows_us(task: int) -> bool:
-    try:
-        return _tf.knows_us(f"/job:{state.WORKER}/replica:0/task:{task}")
-    except tf.errors.OpError:  # it has gone since it answered
-        return False
+    known = {w.host.address: w.problem for w in watched if w.problem is not None}
+    with tf.init_scope():
+        found = health.lost([watcher.host for watcher in watched], _QUICK, known)
+    return [
+        (w.host.name, found[w.host.address]) for w in watched if w.host.address in found
+    ]
 
 
 def _told_by(
