@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, errors
+from replicator.inputs import moving, places
 from replicator.inputs.shards import Shard, batch_size
 
 REMAINDERS = ("drop", "pad")
@@ -108,22 +109,22 @@ class Lengths:
     Where one is dealt and does not know its length, it is counted as it is read.
 
     Args:
-        datasets: One per replica, or one that is dealt to all.
+        sited: One per replica, or one that is dealt to all; each where it is.
         num_replicas: How many there are.
 
     Attributes:
         datasets: To be read in their place.
     """
 
-    def __init__(self, datasets: Sequence[tf.data.Dataset], num_replicas: int) -> None:
-        self.datasets = list(datasets)
+    def __init__(self, sited: Sequence[moving.Sited], num_replicas: int) -> None:
+        self.datasets = [own.dataset for own in sited]
         self._num_replicas = num_replicas
-        known = [tf.get_static_value(data.cardinality()) for data in datasets]
-        self._known = [-2 if length is None else int(length) for length in known]
+        self._known = [_length(own) for own in sited]
         self._counter: Any = None
         if self._known == [-2] and num_replicas > 1 and tf.executing_eagerly():
-            self._counter = _tf.ResourceVariable(tf.constant(0, tf.int64))
-            self.datasets = [_counted(datasets[0], self._counter)]
+            with places.at(sited[0].home):
+                self._counter = _tf.ResourceVariable(tf.constant(0, tf.int64))
+                self.datasets = [_counted(sited[0].dataset, self._counter)]
 
     def start_over(self) -> None:
         """Begins to count at zero."""
@@ -144,6 +145,13 @@ class Lengths:
         if len(lengths) == 1:
             return lengths[0] % self._num_replicas
         return sum(lengths) - len(lengths) * min(lengths)
+
+
+def _length(sited: moving.Sited) -> int:
+    """Returns how many elements a dataset has; -1: no end, -2: unknown."""
+    with places.at(sited.home):
+        length = tf.get_static_value(sited.dataset.cardinality())
+    return -2 if length is None else int(length)
 
 
 def _counted(dataset: tf.data.Dataset, counter: Any) -> tf.data.Dataset:

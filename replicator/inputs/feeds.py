@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.inputs import checks, ends, iterators, shards
+from replicator.inputs import checks, ends, iterators, moving, places, shards
 from replicator.inputs.input_context import InputContext
 from replicator.primitives import base
 
@@ -57,7 +57,9 @@ class Feed(abc.ABC):
 class ValuesFeed(Feed):
     """Elements that are functions, called in each build, or tensors."""
 
-    def __init__(self, sources: Sequence[Any], devices: Sequence[str]) -> None:
+    def __init__(
+        self, sources: Sequence[Any], devices: Sequence[str | None]
+    ) -> None:
         self._sources, self._devices = tuple(sources), tuple(devices)
 
     def pull(self) -> list[Any]:
@@ -89,33 +91,39 @@ class DatasetFeed(Feed):
     """Elements of datasets: one per replica, or one that is dealt to all.
 
     The iterators live as long as the feed, between calls of the step.
+
+    Args:
+        sited: The datasets, each where it is.
+        devices: The replicas'.
     """
 
-    def __init__(
-        self, datasets: Sequence[tf.data.Dataset], devices: Sequence[str]
-    ) -> None:
+    def __init__(self, sited: Sequence[moving.Sited], devices: Sequence[str]) -> None:
         self._devices = tuple(devices)
-        self._dealt = len(datasets) == 1 and len(devices) > 1
+        self._dealt = len(sited) == 1 and len(devices) > 1
+        self._homes = [own.home for own in sited]
         per_step = len(devices) if self._dealt else 1
         targets = [None] if self._dealt else self._devices
         with tf.init_scope():
-            self._lengths = ends.Lengths(datasets, len(devices))
-            self._datasets = [
-                iterators.prefetched(dataset, device, per_step)
-                for dataset, device in zip(self._lengths.datasets, targets, strict=True)
-            ]
-            self._iterators = [iterators.make(dataset) for dataset in self._datasets]
+            self._lengths = ends.Lengths(sited, len(devices))
+            self._datasets, self._iterators = [], []
+            for dataset, device, home in zip(
+                self._lengths.datasets, targets, self._homes, strict=True
+            ):
+                with places.at(home):
+                    ahead = iterators.prefetched(dataset, device, per_step, home)
+                    self._datasets.append(ahead)
+                    self._iterators.append(iterators.make(ahead))
         self._warner = ends.Warner(self._lengths, len(devices))
 
     def pull(self) -> list[Any]:
         """Takes the next element of each replica."""
-        iterators = self._iterators * (len(self._devices) if self._dealt else 1)
+        times = len(self._devices) if self._dealt else 1
         elements: list[Any] = []
-        for iterator in iterators:
+        for iterator, home in [*zip(self._iterators, self._homes, strict=True)] * times:
             # One after the other: pulled at once, an iterator that ends would cancel
             # the others, and their CancelledError could hide its OutOfRangeError.
             before = _ops_of(elements[-1]) if elements else []
-            with tf.control_dependencies(before):
+            with places.at(home), tf.control_dependencies(before):
                 elements.append(iterator.get_next())
         return elements
 
@@ -128,8 +136,11 @@ class DatasetFeed(Feed):
         if session is not None:
             session.run([iterator.initializer for iterator in self._iterators])
             return
-        for dataset, iterator in zip(self._datasets, self._iterators, strict=True):
-            iterators.restart(dataset, iterator)
+        for dataset, iterator, home in zip(
+            self._datasets, self._iterators, self._homes, strict=True
+        ):
+            with places.at(home):
+                iterators.restart(dataset, iterator)
         self._lengths.start_over()  # what was read ahead is gone, nothing is new yet
 
     @property
@@ -148,14 +159,14 @@ class ShardsFeed(Feed):
     Args:
         whole: Gives what is divided.
         divide: Makes of what that pulls the replicas' parts.
-        device: Where that is done.
+        device: Where that is done; None: where the default graph runs.
     """
 
     def __init__(
         self,
         whole: Feed,
         divide: Callable[[list[Any]], list[shards.Shard]],
-        device: str,
+        device: str | None,
     ) -> None:
         self._whole, self._divide, self._device = whole, divide, device
 
@@ -204,10 +215,10 @@ def make_feed(
         # A copy: what is kept for a dataset may not hold it, or both would stay.
         sources: list[Any] = [copy.copy(inputs)]
     else:
-        sources = _sources(inputs, len(devices), input_mode)
+        sources = _sources(inputs, devices, input_mode)
     if isinstance(sources[0], checks.DATASETS):
         checks.check_alike([source.element_spec for source in sources])
-        return _datasets_feed(sources, devices, input_mode, remainder)
+        return _datasets_feed(inputs, sources, devices, input_mode, remainder)
     return values_feed(sources, devices, input_mode)
 
 
@@ -223,7 +234,7 @@ def values_feed(
     """
     if input_mode != "global_batch":
         return ValuesFeed(sources, devices)
-    host = _host(devices[0])
+    host = places.middle(devices)
     return ShardsFeed(
         ValuesFeed(sources[:1], [host]),
         lambda whole: shards.split(whole[0], len(devices)),
@@ -232,14 +243,22 @@ def values_feed(
 
 
 def _sources(
-    input_fn: Callable[..., Any], num_replicas: int, input_mode: str
+    input_fn: Callable[..., Any], devices: Sequence[str], input_mode: str
 ) -> list[Any]:
     """Calls an input_fn; returns what feeds each replica, or one source for all."""
-    takes_context = _takes_context(input_fn)
+    takes_context, num_replicas = _takes_context(input_fn), len(devices)
+    hosts = places.hosts(devices)
     count = num_replicas if input_mode == "per_replica" else 1
     sources: list[Any] = []
     for pipeline_id in range(count):
-        info = InputContext(pipeline_id, num_replicas, pipeline_id, count)
+        info = InputContext(
+            pipeline_id,
+            num_replicas,
+            pipeline_id,
+            count,
+            host_id=hosts[pipeline_id],
+            num_hosts=max(hosts) + 1,
+        )
         source = checks.called(input_fn, (info,) if takes_context else ())
         checks.check_source(source, input_fn, input_mode)
         sources.append(source)
@@ -259,32 +278,50 @@ def _sources(
 
 
 def _datasets_feed(
+    made_by: Any,
     datasets: Sequence[tf.data.Dataset],
     devices: Sequence[str],
     input_mode: str,
     remainder: str,
 ) -> Feed:
-    """Makes datasets, one for each replica or for all of them, feed the replicas."""
-    host, count = _host(devices[0]), len(devices)
+    """Makes datasets, one for each replica or for all of them, feed the replicas.
+
+    A pipeline for replicas of several hosts stays in this process: it has one state.
+    """
+    middle, count = places.middle(devices), len(devices)
+    if remainder == "pad" and input_mode != "global_batch" and len(datasets) > 1:
+        rounds = _sited(made_by, [ends.together(datasets)], devices)
+        return ShardsFeed(
+            DatasetFeed(rounds, [places.cpu_beside(devices[0])]),
+            lambda whole: ends.weighed(whole[0]),
+            middle,
+        )
+    if remainder == "pad" and input_mode != "global_batch":
+        filled = ends.padded(datasets[0], count - 1)
+        sited = _sited(made_by, [filled], devices)
+        return ShardsFeed(DatasetFeed(sited, devices), ends.weighed, middle)
+    sited = _sited(made_by, datasets, devices)
     if input_mode == "global_batch":
         return ShardsFeed(
-            DatasetFeed(datasets, [host]),
+            DatasetFeed(sited, [places.cpu_beside(devices[0])]),
             lambda whole: shards.split(whole[0], count),
-            host,
+            middle,
         )
-    if remainder == "drop":
-        return DatasetFeed(datasets, devices)
-    if len(datasets) == 1:
-        filled = ends.padded(datasets[0], count - 1)
-        return ShardsFeed(DatasetFeed([filled], devices), ends.weighed, host)
-    rounds = DatasetFeed([ends.together(datasets)], [host])
-    return ShardsFeed(rounds, lambda whole: ends.weighed(whole[0]), host)
+    return DatasetFeed(sited, devices)
 
 
-def _host(device: str) -> str:
-    """Returns the CPU beside a device."""
-    spec = tf.DeviceSpec.from_string(device)
-    return str(spec.replace(device_type="CPU", device_index=0).to_string())
+def _sited(
+    made_by: Any, datasets: Sequence[tf.data.Dataset], devices: Sequence[str]
+) -> list[moving.Sited]:
+    """Moves datasets to the hosts of the replicas that they feed."""
+    fed = [devices] if len(datasets) == 1 else [[device] for device in devices]
+    with tf.init_scope():
+        sited = [
+            moving.moved(iterators.without_autotuner(dataset), places.home(own))
+            for dataset, own in zip(datasets, fed, strict=True)
+        ]
+    moving.warn_of_those_that_stay(sited, made_by)
+    return sited
 
 
 def _takes_context(input_fn: Callable[..., Any]) -> bool:

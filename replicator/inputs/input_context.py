@@ -25,12 +25,16 @@ class InputContext:
         num_replicas: How many replicas there are.
         pipeline_id: Which pipeline this is, 0 <= pipeline_id < num_pipelines.
         num_pipelines: How many are built: one per replica, or one per worker.
+        host_id: The host of that replica, 0 <= host_id < num_hosts.
+        num_hosts: On how many hosts there are replicas.
     """
 
     replica_id: int
     num_replicas: int
     pipeline_id: int
     num_pipelines: int
+    host_id: int = 0
+    num_hosts: int = 1
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -7,20 +7,36 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator.inputs import places
+
 _PREFETCH = 2  # steps that wait ready in memory, as in tf.distribute's own inputs
 
 
 def prefetched(
-    dataset: tf.data.Dataset, device: str | None, per_step: int
+    dataset: tf.data.Dataset,
+    device: str | None,
+    per_step: int,
+    home: str | None = None,
 ) -> tf.data.Dataset:
-    """Keeps the next elements ready, on the replica's device if that is no CPU."""
-    dataset = _without_autotuner(dataset)
-    if device is not None and tf.DeviceSpec.from_string(device).device_type != "CPU":
-        return dataset.apply(tf.data.experimental.prefetch_to_device(device, _PREFETCH))
-    return dataset.prefetch(_PREFETCH * per_step)
+    """Keeps the next elements ready, on the replica's device if that is no CPU.
+
+    Args:
+        dataset: The dataset.
+        device: The replica's; None: those of several.
+        per_step: How many elements a step takes.
+        home: The CPU of the host where the dataset is; None: in this process.
+    """
+    if device is None or tf.DeviceSpec.from_string(device).device_type == "CPU":
+        return dataset.prefetch(_PREFETCH * per_step)
+    if home is not None:
+        to_device = tf.data.experimental.copy_to_device(device, source_device=home)
+        return dataset.apply(to_device).prefetch(_PREFETCH)
+    if not places.is_here(device):  # of another host: the step copies it there
+        return dataset.prefetch(_PREFETCH)
+    return dataset.apply(tf.data.experimental.prefetch_to_device(device, _PREFETCH))
 
 
-def _without_autotuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def without_autotuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Switches tf.data's autotuner off, unless the user has chosen.
 
     TensorFlow 2.21 sometimes misses the end of an autotuner's thread and waits, holding

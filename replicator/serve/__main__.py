@@ -21,6 +21,9 @@ from replicator.cluster import addresses
 from replicator.serve import watch
 
 _MOST_CPUS = 1024
+# Its name until a client gives it another: a session's own cluster may have that of no
+# server that it is started on.
+_JOB = "host"
 _PORT = flags.DEFINE_integer("port", 0, "Where to listen; 0: a free port.", 0, 65535)
 _HOST = flags.DEFINE_string(
     "host", "127.0.0.1", "The address by which the other hosts reach this one."
@@ -94,7 +97,7 @@ def _serve(port: int, cpus: int) -> tf.distribute.Server:
     config = tf.compat.v1.ConfigProto(device_count={"CPU": cpus})
     try:
         return tf.distribute.Server(
-            {"worker": [addresses.join("127.0.0.1", port)]}, "worker", 0, config=config
+            {_JOB: [addresses.join("127.0.0.1", port)]}, _JOB, 0, config=config
         )
     except tf.errors.OpError as error:
         raise _BadInput(f"port {port} cannot be used: {errors.told(error)}") from None

@@ -1,0 +1,74 @@
+"""On which hosts the replicas are, and where what feeds them is made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from replicator import _tf
+
+_ALONE = ("localhost", 0)  # the task of a process that is connected to no other
+
+
+def hosts(devices: Sequence[str]) -> list[int]:
+    """Returns the number of each replica's host, in the order in which they occur.
+
+    Args:
+        devices: The full name of each replica's device.
+    """
+    tasks = [_task(device) for device in devices]
+    order = list(dict.fromkeys(tasks))
+    return [order.index(task) for task in tasks]
+
+
+def cpu_beside(device: str) -> str:
+    """Returns the first CPU of a device's host."""
+    spec = tf.DeviceSpec.from_string(device)
+    return str(spec.replace(device_type="CPU", device_index=0).to_string())
+
+
+def is_here(device: str) -> bool:
+    """Whether a device is one of this process, the client."""
+    return _task(device) == _own_task()
+
+
+def home(devices: Sequence[str]) -> str | None:
+    """Returns where a pipeline is made that feeds replicas on some devices.
+
+    Returns:
+        The CPU of their host. None: in this process, since it is theirs, or since they
+            are on several hosts.
+    """
+    if len(set(hosts(devices))) > 1 or is_here(devices[0]):
+        return None
+    return cpu_beside(devices[0])
+
+
+def middle(devices: Sequence[str]) -> str | None:
+    """Returns where something for all replicas is divided: beside its pipeline.
+
+    None: where a session that runs it puts it, which may not know this process.
+    """
+    if len(set(hosts(devices))) == 1:
+        return cpu_beside(devices[0])
+    job, task = _own_task()
+    with tf.init_scope():
+        eager = tf.executing_eagerly()
+    return f"/job:{job}/replica:0/task:{task}/device:CPU:0" if eager else None
+
+
+def at(place: str | None) -> contextlib.AbstractContextManager[object]:
+    """Returns a block whose ops are at a place; None: where they would be anyway."""
+    return contextlib.nullcontext() if place is None else tf.device(place)
+
+
+def _task(device: str) -> tuple[str, int]:
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.job, spec.task
+
+
+def _own_task() -> tuple[str, int]:
+    token = _tf.connection()
+    return _ALONE if token is None else (token.job_name, token.task_index)
