@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.cluster import faults
+from replicator.inputs import positions
 from replicator.plan import plan as plans
 from replicator.step import registry, steps
 from replicator.step.asked import Asked
@@ -180,3 +181,24 @@ class Running:
             ArgumentError: `session` is no session.
         """
         self._steps.initialize(session)
+
+    @property
+    def inputs(self) -> positions.Positions:
+        """Where the inputs of the steps are, for checkpoints of eager programs.
+
+        What was read by a step is not read again after a restart. Datasets are told
+        apart by the order in which steps first use them. One that calls Python, or is
+        kept ready on an accelerator, has no position that could be saved.
+
+        Example:
+            >>> step = repl.build(lambda x: x, tf.data.Dataset.range(8))
+            >>> checkpoint = tf.train.Checkpoint(inputs=repl.inputs)
+            >>> _ = step()  # reads 0 and 1
+            >>> path = checkpoint.save("position")
+            >>> [int(x) for x in step()]
+            [2, 3]
+            >>> _ = checkpoint.restore(path)
+            >>> [int(x) for x in step()]
+            [2, 3]
+        """
+        return self._steps.inputs

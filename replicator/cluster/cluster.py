@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.cluster import description, health, state
+from replicator.cluster import checkpoints, description, health, state
 
 
 class Cluster:
@@ -139,6 +140,29 @@ class Cluster:
                     f"{health.START}; then connect again and restore a checkpoint.",
                 )
             )
+
+    def checkpoint(
+        self, directory: str | os.PathLike[str], *, keep: int = 3, **objects: Any
+    ) -> checkpoints.Checkpoint:
+        """Returns the checkpoints in a directory; restores the latest, if there is one.
+
+        Example:
+            >>> repl = replicator.Replicator(cluster.devices)
+            >>> with repl.context():
+            ...     v = tf.Variable(1.0)
+            >>> checkpoint = cluster.checkpoint("checkpoints", v=v, inputs=repl.inputs)
+            >>> _ = checkpoint.save()
+
+        Args:
+            directory: Of this process; the hosts need not have it.
+            keep: How many checkpoints are kept.
+            **objects: What they hold: models, optimizers, variables; `repl.inputs` is
+                the position of the inputs.
+
+        Raises:
+            ArgumentError: A checkpoint cannot hold one of these.
+        """
+        return checkpoints.Checkpoint(directory, objects, keep)
 
     def close(self) -> None:
         """Ends the connection; variables on the hosts are gone, the servers stay.

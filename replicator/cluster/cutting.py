@@ -36,8 +36,13 @@ def _cut_if(descriptor: int, peers: set[tuple[str, int]]) -> bool:
     """Shuts a descriptor down if it is a connection to one of these."""
     try:
         # A copy, so that it cannot become another file's meanwhile.
-        connection = socket.socket(fileno=os.dup(descriptor))
-    except OSError:  # it is no socket, or closed by now
+        copied = os.dup(descriptor)
+    except OSError:  # it is closed by now
+        return False
+    try:
+        connection = socket.socket(fileno=copied)
+    except OSError:  # it is no socket
+        os.close(copied)
         return False
     with connection:
         try:

@@ -43,10 +43,10 @@ def lost(error: BaseException) -> errors.HostLostError | None:
     if not problems:
         return None
     names = [name for name, _ in problems]
-    hosts = "host is" if len(names) == 1 else "hosts are"
+    verb = "is" if len(names) == 1 else "are"
     return errors.HostLostError(
         errors.compose(
-            f"{len(names)} of {len(watched)} {hosts} lost: {', '.join(names)}.",
+            f"{len(names)} of {len(watched)} hosts {verb} lost: {', '.join(names)}.",
             [*(f"{name}: {problem}" for name, problem in problems), *_place()],
             _FIX,
         ),

@@ -52,8 +52,6 @@ class Watcher(threading.Thread):
         """Asks, until the connection is closed or replaced."""
         while not self._over(_PAUSE * self._heartbeat):
             problem = waiting.ask(self.host.address, _ANSWER * self._heartbeat)
-            if problem == waiting.SILENT:
-                problem = f"silent for {self._heartbeat:g} s: {problem}"
             self.problem = problem
             if problem is not None:
                 self.last = problem
