@@ -1,7 +1,7 @@
 """Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
-from replicator.cluster.cluster import Cluster
 from replicator.cluster.checkpoints import Checkpoint
+from replicator.cluster.cluster import Cluster
 from replicator.cluster.connection import connect
 from replicator.cluster.resilient import resilient
 from replicator.cluster.resources import ResourceSpec

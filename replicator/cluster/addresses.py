@@ -38,7 +38,7 @@ def split(address: str) -> tuple[str, int | None]:
     else:
         host, colon, port_text = text.partition(":")
         port = port_text if colon else None
-    if ":" in host:
+    if ":" in host or text.startswith("["):
         _check_ipv6(host, address)
     elif not _NAME.fullmatch(host):
         raise ValueError(f"{address!r} is no address: expected host:port")

@@ -121,7 +121,8 @@ class Cluster:
             >>> cluster.check()  # both are there
 
         Raises:
-            ClusterError: Some are not, by their names, or the connection was closed.
+            HostLostError: Some are not, by their names.
+            ClusterError: The connection was closed.
         """
         if not self.connected:
             raise errors.ClusterError(
@@ -132,13 +133,14 @@ class Cluster:
             )
         problems = health.lost(self._hosts, self.heartbeat)
         if problems:
-            raise errors.ClusterError(
+            raise errors.HostLostError(
                 errors.compose(
                     f"{len(problems)} of {self.num_hosts} hosts are lost, with what "
                     "is on them; a step that was running may have been cut short.",
                     health.told(self._hosts, problems),
                     f"{health.START}; then connect again and restore a checkpoint.",
-                )
+                ),
+                tuple(h.name for h in self._hosts if h.address in problems),
             )
 
     def checkpoint(
@@ -150,7 +152,7 @@ class Cluster:
             >>> repl = replicator.Replicator(cluster.devices)
             >>> with repl.context():
             ...     v = tf.Variable(1.0)
-            >>> checkpoint = cluster.checkpoint("checkpoints", v=v, inputs=repl.inputs)
+            >>> checkpoint = cluster.checkpoint("saved", v=v, inputs=repl.inputs)
             >>> _ = checkpoint.save()
 
         Args:

@@ -67,10 +67,12 @@ def connect(
     Raises:
         ClusterError: There is no description of hosts, or it is wrong; some do not
             answer; or this process is connected already.
+        ArgumentError: A time is none, or `client` is no address.
         ContextError: Called inside a step or a graph.
     """
     _refuse_place()
     limit = _positive("timeout", timeout)
+    _check_client(client)
     described = sources.find(hosts, os.environ)
     silence = _positive(
         "heartbeat",
@@ -119,6 +121,19 @@ def _positive(name: str, value: Any) -> float:
             )
         )
     return float(value)
+
+
+def _check_client(client: Any) -> None:
+    try:
+        if client is not None:
+            addresses.split(client)
+    except (ValueError, AttributeError, TypeError):
+        raise errors.ArgumentError(
+            errors.compose(
+                f"connect was given client={errors.shown(client)}.",
+                fix='pass "host:0", by which the hosts reach this one.',
+            )
+        ) from None
 
 
 def _refuse_connected(silence: float) -> None:
@@ -213,7 +228,7 @@ def _own_address(client: str | None, described: description.Description) -> str:
     """
     try:
         host, port = addresses.split(client) if client else (_way(described), None)
-    except (ValueError, OSError, AttributeError) as error:
+    except (ValueError, OSError) as error:
         raise errors.ClusterError(
             errors.compose(
                 f"the address of this process is unknown: {errors.told(error)}.",

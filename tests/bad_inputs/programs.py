@@ -126,6 +126,16 @@ PROGRAMS: tuple[Program, ...] = (
         "by_environment(bad) and replicator.Replicator(['CPU:0'])",
         *("calibrations", ("eager",)),
     ),
+    # Several hosts
+    _plain("replicator.connect(bad, timeout=0.01)"),
+    _plain("replicator.connect(['localhost:1'], timeout=0.01, client=bad)"),
+    *(
+        _plain(
+            f"replicator.connect(['localhost:1'], **{{'timeout': 0.01, '{name}': bad}})"
+        )
+        for name in ("timeout", "heartbeat")
+    ),
+    _plain("replicator.ResourceSpec(bad)"),
     # Building and running
     _plain("repl.run(bad)"),
     _plain("repl.build(bad).plan"),

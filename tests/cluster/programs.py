@@ -136,7 +136,6 @@ def _train(repl: replicator.Replicator | None) -> list[float]:
 
 def names(addresses: Sequence[str]) -> dict[str, Any]:
     """Which devices are meant by which names, once connected."""
-    before = tf.constant(2.0)
     cluster = replicator.connect(addresses)
     make = replicator.Replicator
     found = {
@@ -148,7 +147,6 @@ def names(addresses: Sequence[str]) -> dict[str, Any]:
         "no host": message(lambda: make(["/job:worker/task:2/device:CPU:0"])),
         "too late": message(lambda: make(["CPU:0", "CPU:1"])),
         "host of": message(lambda: cluster.host_of("CPU:0")),
-        "kept": float(before + 1.0),
         "repr": repr(cluster),
     }
     with tf.device("CPU:0"):
@@ -159,6 +157,7 @@ def names(addresses: Sequence[str]) -> dict[str, Any]:
     with tf.experimental.async_scope():
         found["async"] = message(step)
     found["after async"] = [float(x) for x in step()]
+    cluster.close()
     return found
 
 
@@ -196,8 +195,9 @@ def connecting(addresses: Sequence[str]) -> dict[str, Any]:
     """Connects, closes, connects elsewhere, and what is refused of it."""
     connect = replicator.connect
     found: dict[str, Any] = {"missing": _missing(addresses)}
-    v = tf.Variable(1.0)
+    v, kept = tf.Variable(1.0), tf.constant(2.0)
     cluster = connect(addresses)
+    found["kept"] = float(kept + 1.0)
     found["variable made before"] = message(lambda: v + 1.0)[0]
     found["twice"] = message(lambda: connect(addresses))
     found["check"] = message(cluster.check)
@@ -212,6 +212,7 @@ def connecting(addresses: Sequence[str]) -> dict[str, Any]:
     with connect(addresses[:1]) as one:
         found["one"] = [one.num_hosts, _sum()]
     found["error in a block"] = message(_fail_in_block(addresses))
+    found["names"] = names(addresses)
     wanted = {"hosts": [{"name": "tom", "address": addresses[0], "cpus": 3}]}
     os.environ["REPLICATOR_CLUSTER"] = json.dumps({"version": 1, **wanted})
     found["cpus"] = message(connect)

@@ -1,0 +1,179 @@
+"""`python -m replicator.serve`: what it says, what it refuses, and that it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from replicator.cluster import waiting
+from tests.cluster import servers
+
+
+def _ended(server):
+    """Returns the exit status of a server that was told to end."""
+    return server.wait(timeout=servers.LIMIT)
+
+
+_PARENT = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-m", "replicator.serve", "--watch=stdin"])
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def parent():
+    """A process that starts a server, whose standard input outlives the process."""
+    held, kept = os.pipe()
+    program = _PARENT.replace('"])', f'"], stdin={held})')
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        pass_fds=[held],
+        env=servers.environment(),
+    )
+    yield process
+    process.kill()
+    for end in (held, kept):
+        os.close(end)
+    process.communicate()
+
+
+def test_what_it_says_and_that_it_ends():
+    """Three servers at once, as each takes seconds to start."""
+    flags = ("--cpus=3", "--host=localhost")
+    closed, killed, unwatched = started = [
+        servers.start(*flags, stderr=subprocess.PIPE),
+        servers.start("--watch=none"),
+        servers.start("--watch=none", stdin=subprocess.DEVNULL),
+    ]
+    try:
+        said = [servers.facts(server) for server in started]
+        for server, facts in zip(started, said, strict=True):
+            assert waiting.ask(facts["address"], 60.0) is None
+            assert facts["pid"] == server.pid
+            assert facts["replicator-serve"] == 1
+            assert facts["host"] == socket.gethostname()
+            assert facts["gpus"] == 0
+        assert [facts["cpus"] for facts in said] == [3, 1, 1]
+        assert said[0]["address"].startswith("localhost:")
+        assert os.getsid(closed.pid) == closed.pid
+        assert os.getsid(killed.pid) == os.getsid(0)
+        port = said[0]["address"].rpartition(":")[2]
+        taken = _refused(f"--port={port}")
+        assert taken == f"port {port} cannot be used: address already in use; " + (
+            "--port=0 takes a free one\n"
+        )
+        closed.stdin.close()
+        assert _ended(closed) == 0
+        warned = closed.stderr.read()
+        assert "whoever reaches the port can run code as this user" in warned
+        assert closed.stdout.read() == ""
+        killed.stdin.close()
+        killed.terminate()
+        assert _ended(killed) == -signal.SIGTERM
+        assert unwatched.poll() is None
+    finally:
+        for server in started:
+            server.kill()
+            server.wait()
+            for stream in (server.stdin, server.stdout, server.stderr):
+                with contextlib.suppress(OSError, AttributeError):
+                    stream.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a parent-death signal")
+def test_it_ends_with_its_parent(parent):
+    facts = servers.facts(parent)
+    assert waiting.ask(facts["address"], 60.0) is None
+    parent.kill()
+    deadline = time.monotonic() + 60
+    while waiting.ask(facts["address"], 60.0) != "connection refused":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _refused(*flags):
+    done = subprocess.run(
+        [sys.executable, "-m", "replicator.serve", *flags],
+        env=servers.environment(),
+        capture_output=True,
+        text=True,
+        timeout=servers.LIMIT,
+    )
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    said = [line for line in done.stderr.splitlines(True) if not _is_log(line)]
+    assert len(said) == 1, done.stderr
+    return said[0]
+
+
+def _is_log(line):
+    """Whether a line is of TensorFlow's own log, written while it is imported."""
+    return line.startswith(("WARNING: All log", "I0000", "E0000", "W0000", "To enable"))
+
+
+REFUSED = {
+    ("--port=x",): "flag --port=x",
+    ("--cpus=0",): "flag --cpus=0",
+    ("--bananas",): "Unknown command line flag 'bananas'",
+    ("extra",): "unknown argument 'extra'",
+    ("--host=a:4",): "--host=a:4 has a port: give it as --port=4",
+    ("--host=a b",): "--host: 'a b' is no address",
+    ("--host=0.0.0.0", "--insecure"): "--host=0.0.0.0 is no address to connect to",
+    ("--host=10.0.0.1",): "--host=10.0.0.1 is no loopback address, and TensorFlow's "
+    "servers ask for no password and listen on all interfaces: whoever reaches the "
+    "port can run code as this user; --insecure accepts that",
+}
+
+
+_TRY_EACH = """
+import json, os, subprocess, sys, tempfile
+from absl import app
+from replicator.serve import __main__ as serve
+
+def tried(flags):
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        pid = os.fork()  # TensorFlow is imported, and has not started
+        if not pid:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            sys.argv = ["serve", *flags]
+            app.run(serve.main, flags_parser=serve._parse)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return status, *(file.seek(0) or file.read() for file in (out, err))
+
+print(json.dumps([tried(flags) for flags in json.loads(sys.argv[1])]))
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals():
+    """What each of REFUSED ends in; in one process, as TensorFlow takes seconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TRY_EACH, json.dumps([*REFUSED])],
+        env=servers.environment(),
+        capture_output=True,
+        text=True,
+        timeout=servers.LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(REFUSED, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("flags", REFUSED, ids=" ".join)
+def test_bad_flags_are_one_line(refusals, flags):
+    status, out, error = refusals[flags]
+    assert REFUSED[flags] in error
+    assert (status, out, error.count("\n")) == (2, "", 1)
