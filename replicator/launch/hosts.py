@@ -115,14 +115,14 @@ def _host(text: str, slots: int, own: Collection[str], where: str) -> Host:
     user, at, rest = text.rpartition("@")
     if rest.startswith("["):
         name, _, count = rest[1:].partition("]")
-        matches = _IPV6.fullmatch(name) and (not count or count.startswith(":"))
+        matches = bool(_IPV6.fullmatch(name)) and count[:1] in ("", ":")
         colon, count = count[:1], count[1:]
     elif rest.count(":") > 1:  # an IPv6 address without a number
         name, colon, count = rest, "", ""
-        matches = _IPV6.fullmatch(name)
+        matches = bool(_IPV6.fullmatch(name))
     else:
         name, colon, count = rest.partition(":")
-        matches = _NAME.fullmatch(name)
+        matches = bool(_NAME.fullmatch(name))
     if not matches or (at and not re.fullmatch(r"[^\s@:,-][^\s@:,]*", user)):
         raise LaunchError(
             f"{where}: {text[:100]!r} is no host; expected NAME, NAME:SLOTS or "

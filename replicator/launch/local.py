@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from typing import Any
 
@@ -76,9 +75,5 @@ async def start(name: str, command: Command, capture: bool) -> Process:
         assert code is not None
         return code if code >= 0 else 128 - code
 
-    def abandon() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            transport.kill()
-
     outputs = (child.readers.get(_STDOUT), child.readers.get(_STDERR))
-    return Process(name, stdin.write, outputs, wait(), abandon)
+    return Process(name, stdin.write, outputs, wait(), transport.close)

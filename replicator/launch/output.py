@@ -7,7 +7,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TextIO
 
 from replicator.launch.hosts import LaunchError
 
@@ -106,7 +106,7 @@ class Output:
         """Keeps a line of a host in its file, and does not show it."""
         self._keep(name, line + b"\n")
 
-    def raw(self, name: str, data: bytes, stream: IO[str]) -> None:
+    def raw(self, name: str, data: bytes, stream: TextIO) -> None:
         """Passes bytes on as they are."""
         self._keep(name, data)
         with contextlib.suppress(OSError, ValueError):

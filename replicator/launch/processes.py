@@ -34,10 +34,11 @@ class Process:
         write: Sends bytes to the keeper.
         outputs: Its standard output and error; None where it shares the launcher's.
         wait: Returns the status once it has ended: as shells have it, or LOST.
-        abandon: Lets go of it where it does not end.
+        abandon: Lets go of it, and of its output; what has not ended is killed.
 
     Attributes:
-        status: A task that ends with the status.
+        abandon: As given.
+        status: A future, done with the status.
     """
 
     def __init__(
@@ -50,8 +51,9 @@ class Process:
     ) -> None:
         self.name = name
         self.outputs = outputs
-        self.status: asyncio.Task[int] = asyncio.ensure_future(wait)  # type: ignore[assignment]
-        self._write, self._abandon = write, abandon
+        self.status: asyncio.Future[int] = asyncio.ensure_future(wait)
+        self.abandon = abandon
+        self._write = write
 
     def send(self, line: str) -> None:
         """Tells the keeper something; one that has ended does not hear it."""
@@ -68,7 +70,7 @@ class Process:
         self.send(f"end {number}")
         done, _ = await asyncio.wait([self.status], timeout=limit)
         if not done:
-            self._abandon()
+            self.abandon()
 
 
 def start(command: Command, silence: float | None = None) -> bytes:

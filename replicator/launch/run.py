@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import IO, Any
+from typing import Any, TextIO
 
 from replicator.launch import commands, keeper, local, output
 from replicator.launch.flags import Job
@@ -19,7 +19,7 @@ from replicator.launch.processes import Process, ending, exit_status
 from replicator.launch.servers import Servers
 from replicator.launch.signals import Signals
 
-_LAST_WORDS = 2.0  # seconds that the program has to say what a server's death means
+_LAST_WORDS = 1.0  # seconds that the program has to say what a server's death means
 _CAUSES = 0.5  # seconds in which a server's death may become known after that
 _OVER = 5.0  # seconds in addition to all grace times, after which nobody waits
 
@@ -166,7 +166,7 @@ class Attempt:
                 self._pumps.append(asyncio.create_task(pumped))
         return process
 
-    def _taker(self, stream: IO[str]) -> Callable[[bytes], None]:
+    def _taker(self, stream: TextIO) -> Callable[[bytes], None]:
         return lambda data: self._out.raw("program", data, stream)
 
     async def _end(self, servers: Servers) -> None:
@@ -183,6 +183,11 @@ class Attempt:
         if self._pumps:
             await asyncio.wait(self._pumps, timeout=1)
         await servers.finish()
+        for process in (
+            *servers.processes,
+            *([self._program] if self._program else []),
+        ):
+            process.abandon()
 
     async def _end_these(self, processes: Sequence[Process], number: int) -> None:
         """Ends some, and kills them when another signal comes."""
@@ -192,7 +197,8 @@ class Attempt:
         ended = asyncio.gather(*(process.end(number, limit) for process in processes))
         while not ended.done():
             signalled = self._signals.next()
-            await asyncio.wait([ended, signalled], return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [ended, signalled]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if signalled.done():
                 self._at_once = True
                 for process in processes:

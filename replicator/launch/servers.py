@@ -80,7 +80,7 @@ class Servers:
             await together([self._copy(remote, packed, said) for remote in found])
         await together([remote.check(job, os.getcwd()) for remote in found])
         client = commands.any_port(found[0].own_address or _HERE if found else _HERE)
-        _refuse_exposed(job, found)
+        refuse_exposed(job, found)
         if job.tunnel:
             self._tunnel = await tunnel.open_tunnel(remotes, self._stack)
             client = self._tunnel.client
@@ -132,7 +132,8 @@ class Servers:
         self.processes.append(process)
         up: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()
         self._follow(process, up)
-        await asyncio.wait([up, process.status], return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [up, process.status]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not up.done():
             await self.finish()
             status = process.status.result()
@@ -183,13 +184,18 @@ async def together(waited: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _refuse_exposed(job: Job, remotes: Sequence[Remote]) -> None:
+def refuse_exposed(job: Job, remotes: Sequence[Remote]) -> None:
     """Refuses servers that others reach, unless they are accepted.
 
     Raises:
-        LaunchError: One would be.
+        LaunchError: One would be, or cannot be reached at all.
     """
     for remote in remotes:
+        if not (job.tunnel or (remote.address and remote.own_address)):
+            raise LaunchError(
+                f"{remote.host.name} is reached by way of another host, which only "
+                "--tunnel can do"
+            )
         if not (job.tunnel or job.insecure or is_loopback(remote.address)):
             raise LaunchError(
                 f"{remote.host.name}: whoever reaches {remote.address} could run code "

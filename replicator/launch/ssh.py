@@ -32,8 +32,8 @@ class Remote:
         heartbeat: Seconds after which a silent connection is lost.
 
     Attributes:
-        address: The host's own, as seen from here.
-        own_address: This host's, as seen from there.
+        address: The host's own, as seen from here; "" behind a jump host.
+        own_address: This host's, as seen from there; "" behind a jump host.
         package: Where replicator is there, once `check` was called.
     """
 
@@ -45,8 +45,7 @@ class Remote:
         self._heartbeat = heartbeat
         peer = connection.get_extra_info("peername")
         own = connection.get_extra_info("sockname")
-        # Behind a jump host there is no connection of our own to ask.
-        self.address: str = peer[0] if peer else host.name
+        self.address: str = peer[0] if peer else ""
         self.own_address: str = own[0] if own else ""
 
     async def start(self, command: Command) -> Process:

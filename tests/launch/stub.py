@@ -17,8 +17,10 @@ from typing import Any
 
 from replicator import launch
 
-MARK = "REPLICATOR_TEST_MARK"  # all processes of a test have it, with a value of its own
-_LIMIT = 60.0  # seconds; nothing here takes one
+MARK = (
+    "REPLICATOR_TEST_MARK"  # all processes of a test have it, with a value of its own
+)
+_LIMIT = 300.0  # seconds; nothing but real servers takes a few
 _SERVER = """
 import json, os, socket, sys, time
 flags = dict(a.lstrip("-").partition("=")[::2] for a in sys.argv[1:])
@@ -129,7 +131,7 @@ class Place:
 
 
 def wait_until(condition: Any, told: Any = lambda: "") -> Any:
-    """Returns what a condition returns once that is true; fails after a minute."""
+    """Returns what a condition returns once that is true; fails after minutes."""
     limit = time.monotonic() + _LIMIT
     while not (value := condition()):
         assert time.monotonic() < limit, f"waited in vain: {told()}"

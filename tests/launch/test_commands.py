@@ -45,7 +45,9 @@ def test_commands() -> None:
 
 def test_addresses_with_any_port() -> None:
     assert commands.any_port("10.0.0.1") == "10.0.0.1:0"
-    assert commands.any_port("fe80::1") == commands.any_port("[fe80::1]") == "[fe80::1]:0"
+    assert (
+        commands.any_port("fe80::1") == commands.any_port("[fe80::1]") == "[fe80::1]:0"
+    )
 
 
 _FACTS = {"replicator-serve": 1, "address": "a:1", "gpus": 2}
@@ -55,6 +57,8 @@ def test_a_servers_line() -> None:
     assert commands.serving(json.dumps(_FACTS).encode()) == Serving("a:1", 2)
 
 
-@given(st.binary() | st.sampled_from([b"[]", b"1", b'{"replicator-serve": 2}', b"null"]))
+@given(
+    st.binary() | st.sampled_from([b"[]", b"1", b'{"replicator-serve": 2}', b"null"])
+)
 def test_other_lines_are_none(line: bytes) -> None:
     assert commands.serving(line) is None

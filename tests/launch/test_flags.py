@@ -17,7 +17,11 @@ _OWN = st.lists(
         ["--nnodes=2", "--hosts=a,b", "--sync", "--verbose", "--env=A=b", "--grace"]
     ),
     max_size=4,
-).map(lambda own: [w for flag in own for w in ([flag, "3"] if flag == "--grace" else [flag])])
+).map(
+    lambda own: [
+        w for flag in own for w in ([flag, "3"] if flag == "--grace" else [flag])
+    ]
+)
 _REST = st.lists(
     st.text(max_size=6) | st.sampled_from(["--nnodes=9", "-m", "--", "--help"]),
     max_size=5,
@@ -61,7 +65,12 @@ def test_flags_are_the_job(script: str) -> None:
     assert (job.max_restarts, job.start_timeout, job.grace) == (4, 5, 1.5)
     assert (job.heartbeat, job.output_dir, job.ssh_port) == (2, "o", 2222)
     assert (job.identity, job.python) == ("key", "/p")
-    assert (job.sync, job.tunnel, job.insecure, job.verbose) == (True, True, False, True)
+    assert (job.sync, job.tunnel, job.insecure, job.verbose) == (
+        True,
+        True,
+        False,
+        True,
+    )
 
 
 def test_hosts_of_a_file_and_of_numbers(script: str) -> None:

@@ -10,9 +10,9 @@ from replicator.launch import hosts
 from replicator.launch.hosts import Host, LaunchError
 
 _OWN = frozenset({"localhost", "127.0.0.1", "here"})
-_NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}[a-z0-9]", fullmatch=True) | st.sampled_from(
-    ["10.0.0.7", "::1", "fe80::2", "host_b", "a.b.example"]
-)
+_NAMES = st.from_regex(
+    r"[a-z][a-z0-9-]{0,8}[a-z0-9]", fullmatch=True
+) | st.sampled_from(["10.0.0.7", "::1", "fe80::2", "host_b", "a.b.example"])
 _USERS = st.none() | st.sampled_from(["alice", "svc-train", "a.b"])
 _HOSTS = st.lists(
     st.builds(Host, _NAMES, st.integers(1, hosts.MOST_SLOTS), _USERS),

@@ -19,7 +19,9 @@ def test_lines_do_not_depend_on_the_pieces(data: bytes, cuts: list[int]) -> None
     lines = Lines()
     bounds = [0, *sorted(cuts), len(data)]
     pieces = [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
-    pieces.append(data[max(cuts, default=0) :] if max(cuts, default=0) > len(data) else b"")
+    pieces.append(
+        data[max(cuts, default=0) :] if max(cuts, default=0) > len(data) else b""
+    )
     found = [line for piece in pieces for line in lines.feed(piece)] + lines.rest()
     expected = data.split(b"\n")
     assert found == (expected if expected[-1] else expected[:-1])
@@ -28,7 +30,13 @@ def test_lines_do_not_depend_on_the_pieces(data: bytes, cuts: list[int]) -> None
 def test_long_lines_are_broken() -> None:
     lines = Lines()
     found = lines.feed(b"x" * 200_000) + lines.feed(b"y\nz\n")
-    assert [len(line) for line in found] == [65536, 65536, 65536, 200_001 - 3 * 65536, 1]
+    assert [len(line) for line in found] == [
+        65536,
+        65536,
+        65536,
+        200_001 - 3 * 65536,
+        1,
+    ]
     assert [len(line) for line in Lines().feed(b"x" * 70_000 + b"\n")] == [65536, 4464]
 
 

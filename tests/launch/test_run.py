@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -259,8 +262,9 @@ def test_failures_start_all_anew(place: Place) -> None:
 
 def test_servers_that_die_start_anew(place: Place) -> None:
     place.program(
-        "import os\nif os.environ['REPLICATOR_RESTARTS'] == '1':\n    raise SystemExit\n"
-        + _WAIT
+        "import os\n"
+        "if os.environ['REPLICATOR_RESTARTS'] == '1':\n"
+        "    raise SystemExit\n" + _WAIT
     )
     with place.start("--max-restarts=1", "train.py") as started:
         _ready(started)
@@ -298,3 +302,32 @@ def test_nobody_reads_what_is_written(place: Place) -> None:
         started.stderr.close()
         os.kill(min(place.processes("replicator.serve")), 9)
         assert started.wait(timeout=60) == 137
+
+
+def test_a_terminals_interrupt_reaches_the_program_once(place: Place) -> None:
+    place.program(
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
+        "print('ready', sys.stdin.read() == '', os.isatty(1), flush=True)\n"
+        "while True:\n"
+        "    time.sleep(100)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(place.folder)
+        command = [sys.executable, "-m", "replicator.launch", "--grace=1", "train.py"]
+        os.execve(sys.executable, command, place.env)
+    said = b""
+    while b"ready" not in said:
+        said += os.read(terminal, 1000)
+    assert b"ready True True" in said
+    os.write(terminal, b"\x03")
+    with contextlib.suppress(OSError):  # how a terminal ends
+        while data := os.read(terminal, 1000):
+            said += data
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 9
+    assert said.count(b"interrupted") == 1
+    assert b"[localhost-0]" in said
+    os.close(terminal)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import getpass
 import json
 import os
 import pathlib
@@ -12,8 +15,9 @@ import sys
 
 import pytest
 
-from replicator.launch import ssh
-from replicator.launch.hosts import LaunchError
+from replicator.launch import servers, ssh, sync
+from replicator.launch.flags import Job
+from replicator.launch.hosts import Host, LaunchError
 from tests.launch import sshd
 from tests.launch.stub import Place, wait_until
 
@@ -129,8 +133,9 @@ def test_a_host_that_comes_back_is_used_again(
     place: Place, remote: sshd.Server
 ) -> None:
     place.program(
-        "import os\nif os.environ['REPLICATOR_RESTARTS'] == '1':\n    raise SystemExit\n"
-        + _WAIT
+        "import os\n"
+        "if os.environ['REPLICATOR_RESTARTS'] == '1':\n"
+        "    raise SystemExit\n" + _WAIT
     )
     with place.start(*remote.flags, "--max-restarts=1", "train.py") as started:
         _cluster(started)
@@ -191,21 +196,70 @@ def test_what_is_missing_is_one_line(
     assert done.returncode == status
 
 
+def _configure(remote: sshd.Server, jump: bool) -> None:
+    """Gives the server an alias, which perhaps is reached by way of itself."""
+    user = getpass.getuser()
+    lines = [
+        f"Host {sshd.ADDRESS}",
+        f"  IdentityFile {remote.root}/key",
+        "Host target",
+        f"  HostName {sshd.ADDRESS}",
+        f"  Port {remote.port}",
+        f"  User {user}",
+        f"  IdentityFile {remote.root}/key",
+        f"  ProxyJump {user}@{sshd.ADDRESS}:{remote.port}" if jump else "",
+    ]
+    (remote.root / ".ssh" / "config").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("jump", [False, True])
+def test_the_users_configuration_is_read(
+    place: Place, remote: sshd.Server, jump: bool
+) -> None:
+    _configure(remote, jump)
+    place.program(_READY)
+    flags = ["--hosts=target", "--env=PYTHONPATH"]
+    done = place.launch(*flags, "train.py")
+    if jump:
+        assert done.returncode == 2
+        assert "target is reached by way of another host, which only --tunnel" in (
+            _only(done.stderr)
+        )
+        done = place.launch(*flags, "--tunnel", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert '"name": "target"' in done.stdout
+
+
 def test_unreachable_hosts_are_one_line(place: Place) -> None:
     pytest.importorskip("asyncssh", reason="there is no asyncssh")
     place.program(_READY)
     with socket.socket() as taken:  # bound, and listened on by nobody
         taken.bind((sshd.ADDRESS, 0))
         port = taken.getsockname()[1]
-        done = place.launch(
-            f"--hosts={sshd.ADDRESS}", f"--ssh-port={port}", "train.py"
-        )
+        done = place.launch(f"--hosts={sshd.ADDRESS}", f"--ssh-port={port}", "train.py")
     assert done.returncode == 255
     assert "127.0.0.2: unreachable: " in (line := _only(done.stderr))
     assert "refused" in line
     done = place.launch("--hosts=no-such-host.invalid", "train.py")
     assert done.returncode == 255
     assert "no-such-host.invalid: unreachable: " in _only(done.stderr)
+
+
+def test_exposed_servers_are_refused() -> None:
+    class Far:
+        host = Host("host-b")
+        address = "192.0.2.7"
+        own_address = "192.0.2.1"
+
+    job = Job((Far.host,), "--hosts=host-b", ("train.py",))
+    with pytest.raises(LaunchError) as raised:
+        servers.refuse_exposed(job, [Far])
+    for said in ("host-b: whoever reaches 192.0.2.7 could run", "--tunnel", "--insec"):
+        assert said in str(raised.value)
+    servers.refuse_exposed(dataclasses.replace(job, tunnel=True), [Far])
+    servers.refuse_exposed(dataclasses.replace(job, insecure=True), [Far])
+    Far.address = "::1"
+    servers.refuse_exposed(job, [Far])
 
 
 def test_versions_that_differ_are_refused() -> None:
@@ -220,25 +274,43 @@ def test_versions_that_differ_are_refused() -> None:
 
 
 def test_files_are_copied(place: Place, remote: sshd.Server) -> None:
-    """The other host has another file system: what is copied is taken away first."""
     place.program(_READY)
-    (place.folder / "data").mkdir()
-    (place.folder / "data" / "a b").write_text("kept")
-    before = place.folder.rename(place.folder.with_name("before"))
-    place.folder.mkdir()
-    # The launcher's folder is the one that was renamed; $PWD does not matter.
-    with place.start(*remote.flags, "--sync", "train.py") as started:
-        started.communicate(timeout=60)
-    assert started.returncode == 2  # there is no train.py in the new folder
-    (place.folder / "train.py").write_text((before / "train.py").read_text())
-    (place.folder / "data").mkdir()
-    (place.folder / "data" / "a b").write_text("kept")
     (place.folder / ".hidden").write_text("not copied")
     done = place.launch(*remote.flags, "--sync", "train.py")
     assert done.returncode == 0, done.stderr
-    assert f"2 files below 10 MiB, 0.0 MB packed, copied to {place.folder}" in (
-        done.stderr
-    )
+    said = f"1 files below 10 MiB, 0.0 MB packed, copied to {place.folder}"
+    assert said in done.stderr
+
+
+def test_files_arrive_as_they_are(
+    remote: sshd.Server, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(remote.root))
+    asyncio.run(_copy(remote, tmp_path))
+
+
+async def _copy(remote: sshd.Server, tmp_path: pathlib.Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "deep" / "target with space"
+    (source / "a b").mkdir(parents=True)
+    (source / "a b" / "\u00e9").write_bytes(b"\0\xff")
+    (source / "run").write_text("#!/bin/sh")
+    (source / "run").chmod(0o755)
+    (source / "link").symlink_to("run")
+    names, _ = await sync.choose(str(source))
+    job = Job((), "", (), ssh_port=remote.port, identity=f"{remote.root}/key")
+    connected = await ssh.connect(Host(sshd.ADDRESS), job, sys.executable)
+    try:
+        packed = sync.pack(str(source), names)
+        await connected.send(sync.unpacker(), str(target), packed)
+        assert (target / "a b" / "\u00e9").read_bytes() == b"\0\xff"
+        assert (target / "run").stat().st_mode & 0o777 == 0o755
+        assert (target / "link").read_text() == "#!/bin/sh"
+        assert not (target / "link").is_symlink()
+        with pytest.raises(LaunchError, match="127.0.0.2: --sync failed: .*[Ff]ile"):
+            await connected.send(sync.unpacker(), str(target / "run"), packed)
+    finally:
+        connected.connection.close()
+        await connected.connection.wait_closed()
 
 
 def test_waits_for_a_server_over_ssh_no_longer_than_told(
@@ -246,10 +318,10 @@ def test_waits_for_a_server_over_ssh_no_longer_than_told(
 ) -> None:
     place.program(_READY)
     with place.start(
-        *remote.flags, "--env=STUB=mute", "--start-timeout=5", "train.py"
+        *remote.flags, "--env=STUB=mute", "--start-timeout=3", "train.py"
     ) as started:
         wait_until(lambda: place.processes("replicator.serve"))
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 1
-    assert "127.0.0.2: not up after 5 seconds" in _only(stderr)
+    assert "127.0.0.2: not up after 3 seconds" in _only(stderr)
     place.expect_nothing_left()
