@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 from absl import logging
 
 from replicator import errors
-from replicator.cluster import connection, faults
+from replicator.cluster import connection, faults, sources
 from replicator.cluster.cluster import Cluster
 
 _AT_ONCE = 2.0  # seconds for one attempt: meanwhile the launcher may give up a host
@@ -68,6 +69,8 @@ def resilient(
                 fix="pass how many times train may be called again.",
             )
         )
+    if hosts is None:
+        sources.announce_resilience(os.environ)
     options = {"heartbeat": heartbeat, "client": client}
     cluster = connection.connect(hosts, timeout=timeout, **options)
     restarts = 0
