@@ -1,7 +1,9 @@
 """Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
+from replicator.cluster.checkpoints import Checkpoint
 from replicator.cluster.cluster import Cluster
 from replicator.cluster.connection import connect
+from replicator.cluster.resilient import resilient
 from replicator.cluster.resources import ResourceSpec
 from replicator.errors import (
     ArgumentError,
@@ -11,6 +13,7 @@ from replicator.errors import (
     DeadlockError,
     DependencyError,
     DeviceError,
+    HostLostError,
     InputError,
     InternalError,
     MismatchError,
@@ -27,6 +30,7 @@ from replicator.variables.replicated import ReplicatedVariable
 
 __all__ = [
     "ArgumentError",
+    "Checkpoint",
     "CloneError",
     "Cluster",
     "ClusterError",
@@ -36,6 +40,7 @@ __all__ = [
     "DeviceError",
     "Extremum",
     "Group",
+    "HostLostError",
     "InputContext",
     "InputError",
     "InternalError",
@@ -48,5 +53,6 @@ __all__ = [
     "ReplicatorError",
     "ResourceSpec",
     "connect",
+    "resilient",
     "UnsupportedError",
 ]

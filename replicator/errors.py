@@ -95,6 +95,31 @@ class ClusterError(ReplicatorError, RuntimeError):
     __init__ = Exception.__init__
 
 
+class HostLostError(ClusterError, tf.errors.UnavailableError):
+    """Hosts of a connection are killed, silent or cut off.
+
+    It is a tf.errors.UnavailableError, too: what TensorFlow raises, and what its own
+    training loops wait for.
+
+    Args:
+        message: The text.
+        hosts: Those that are lost, as the user wrote them.
+
+    Attributes:
+        hosts: As given.
+    """
+
+    def __init__(self, message: str, hosts: Sequence[str] = ()) -> None:
+        tf.errors.UnavailableError.__init__(self, None, None, message)
+        self.hosts = tuple(hosts)
+
+    def __str__(self) -> str:
+        return str(self.message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.hosts)
+
+
 class DependencyError(ReplicatorError, ImportError):
     """A package that only some of the library needs is not installed."""
 

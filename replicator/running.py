@@ -8,6 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
+from replicator.cluster import faults
+from replicator.inputs import positions
 from replicator.plan import plan as plans
 from replicator.step import registry, steps
 from replicator.step.asked import Asked
@@ -83,10 +85,12 @@ class Running:
             InputError: The inputs cannot feed a step.
             ArgumentError: step_fn cannot be called so, or another argument is bad.
             ContextError: Called inside a step, or under a strategy of tf.distribute.
+            HostLostError: A host of the cluster was killed, is silent or cut off.
         """
-        return self._steps.run(
-            Asked(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
-        )
+        with faults.named():
+            return self._steps.run(
+                Asked(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
+            )
 
     @_do_not_convert
     def build(
@@ -177,3 +181,24 @@ class Running:
             ArgumentError: `session` is no session.
         """
         self._steps.initialize(session)
+
+    @property
+    def inputs(self) -> positions.Positions:
+        """Where the inputs of the steps are, for checkpoints of eager programs.
+
+        What was read by a step is not read again after a restart. Datasets are told
+        apart by the order in which steps first use them. One that calls Python, or is
+        kept ready on an accelerator, has no position that could be saved.
+
+        Example:
+            >>> step = repl.build(lambda x: x, tf.data.Dataset.range(8))
+            >>> checkpoint = tf.train.Checkpoint(inputs=repl.inputs)
+            >>> _ = step()  # reads 0 and 1
+            >>> path = checkpoint.save("position")
+            >>> [int(x) for x in step()]
+            [2, 3]
+            >>> _ = checkpoint.restore(path)
+            >>> [int(x) for x in step()]
+            [2, 3]
+        """
+        return self._steps.inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.cluster import description, health, state
+from replicator.cluster import checkpoints, description, health, state
 
 
 class Cluster:
@@ -120,7 +121,8 @@ class Cluster:
             >>> cluster.check()  # both are there
 
         Raises:
-            ClusterError: Some are not, by their names, or the connection was closed.
+            HostLostError: Some are not, by their names.
+            ClusterError: The connection was closed.
         """
         if not self.connected:
             raise errors.ClusterError(
@@ -131,14 +133,38 @@ class Cluster:
             )
         problems = health.lost(self._hosts, self.heartbeat)
         if problems:
-            raise errors.ClusterError(
+            raise errors.HostLostError(
                 errors.compose(
                     f"{len(problems)} of {self.num_hosts} hosts are lost, with what "
                     "is on them; a step that was running may have been cut short.",
                     health.told(self._hosts, problems),
                     f"{health.START}; then connect again and restore a checkpoint.",
-                )
+                ),
+                tuple(h.name for h in self._hosts if h.address in problems),
             )
+
+    def checkpoint(
+        self, directory: str | os.PathLike[str], *, keep: int = 3, **objects: Any
+    ) -> checkpoints.Checkpoint:
+        """Returns the checkpoints in a directory; restores the latest, if there is one.
+
+        Example:
+            >>> repl = replicator.Replicator(cluster.devices)
+            >>> with repl.context():
+            ...     v = tf.Variable(1.0)
+            >>> checkpoint = cluster.checkpoint("saved", v=v, inputs=repl.inputs)
+            >>> _ = checkpoint.save()
+
+        Args:
+            directory: Of this process; the hosts need not have it.
+            keep: How many checkpoints are kept.
+            **objects: What they hold: models, optimizers, variables; `repl.inputs` is
+                the position of the inputs.
+
+        Raises:
+            ArgumentError: A checkpoint cannot hold one of these.
+        """
+        return checkpoints.Checkpoint(directory, objects, keep)
 
     def close(self) -> None:
         """Ends the connection; variables on the hosts are gone, the servers stay.

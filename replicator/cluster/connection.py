@@ -21,6 +21,7 @@ from replicator.cluster import (
     sources,
     state,
     waiting,
+    watch,
 )
 from replicator.cluster.cluster import Cluster
 from replicator.cluster.state import CLIENT, WORKER
@@ -93,6 +94,7 @@ def connect(
     except errors.ClusterError:
         health.leave(described.hosts, {})
         raise
+    watch.begin(described.hosts, token, silence)
     return Cluster(described, token, names, silence)
 
 

@@ -16,17 +16,24 @@ START = (
 )
 
 
-def lost(hosts: Sequence[description.Host], silence: float) -> dict[str, str]:
+def lost(
+    hosts: Sequence[description.Host],
+    silence: float,
+    known: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Returns what is wrong with each host that does not answer or knows us no more.
 
     Args:
         hosts: Those of the connection, in the order of their tasks.
         silence: Seconds that each may take to answer.
+        known: What is known to be wrong with some, who are not asked.
 
     Returns:
         By their addresses.
     """
-    problems = waiting.ask_all([host.address for host in hosts], silence)
+    problems = dict(known or {})
+    asked = [host.address for host in hosts if host.address not in problems]
+    problems |= waiting.ask_all(asked, silence)
     for k, host in enumerate(hosts):
         if host.address not in problems and not _knows_us(k):
             problems[host.address] = "its server was started again"

@@ -19,6 +19,7 @@ TF_CONFIG = "TF_CONFIG"
 # The jobs whose one task is the program itself; those whose tasks are hosts.
 _CLIENTS = ("chief", "master", "client", "coordinator")
 _WORKERS = "worker"
+_RESILIENT = "resilient"  # a file beside that with the launcher's description
 
 _LOOKED = (
     f"{LAUNCHER}, which `python -m replicator.launch` sets: it is not set",
@@ -42,7 +43,7 @@ def find(hosts: Any, environment: Mapping[str, str]) -> description.Description:
     if hosts is not None:
         return _given(hosts)
     if environment.get(LAUNCHER):
-        return description.from_json(environment[LAUNCHER], LAUNCHER)
+        return description.from_json(_now(environment[LAUNCHER]), LAUNCHER)
     if environment.get(TF_CONFIG):
         return _tf_config(environment[TF_CONFIG])
     found = slurm.describe(environment)
@@ -61,6 +62,35 @@ def find(hosts: Any, environment: Mapping[str, str]) -> description.Description:
             "the program by `python -m replicator.launch --hosts=...`.",
         )
     )
+
+
+def announce_resilience(environment: Mapping[str, str]) -> None:
+    """Tells the launcher, if there is one, that lost hosts do not end this program.
+
+    Args:
+        environment: The variables of this process.
+    """
+    path = _launchers_file(environment.get(LAUNCHER, ""))
+    if path is not None and path.exists():
+        path.with_name(_RESILIENT).touch()
+
+
+def _now(text: str) -> str:
+    """Returns the launcher's description as it is now, hosts having come and gone."""
+    path = _launchers_file(text)
+    if path is None:
+        return text
+    try:
+        return path.read_text()
+    except OSError:  # the launcher has ended
+        return text
+
+
+def _launchers_file(text: str) -> pathlib.Path | None:
+    try:
+        return pathlib.Path(json.loads(text)["file"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _given(hosts: Any) -> description.Description:

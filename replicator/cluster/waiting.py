@@ -32,13 +32,16 @@ def ask(address: str, limit: float) -> str | None:
         limit: Seconds that it may take.
     """
     host, port = addresses.split(address)
+    until = time.monotonic() + limit
     try:
         with socket.create_connection((host, port or 0), timeout=limit) as peer:
             peer.sendall(_HELLO)
-            peer.settimeout(limit)
+            peer.settimeout(max(0.01, until - time.monotonic()))
             try:
                 answer = peer.recv(9)
             except TimeoutError:
+                return SILENT
+            if not answer and _is_cut(peer):
                 return SILENT
     except socket.gaierror as error:
         return f"nobody knows its name ({error.strerror})"
@@ -49,6 +52,15 @@ def ask(address: str, limit: float) -> str | None:
     if len(answer) < 4 or answer[3] != _SETTINGS:
         return "something listens there, but no TensorFlow server"
     return None
+
+
+def _is_cut(peer: socket.socket) -> bool:
+    """Whether this side has ended a connection: the watch does, to silent hosts."""
+    try:
+        peer.send(b"\0")
+    except BrokenPipeError:
+        return True
+    return False
 
 
 def ask_all(asked: Sequence[str], limit: float) -> dict[str, str]:

@@ -51,6 +51,11 @@ class Feed(abc.ABC):
         """Whether there is something that goes on from step to step."""
         return False
 
+    @property
+    def iterators(self) -> Sequence[Any]:
+        """What goes on from step to step."""
+        return ()
+
     def warn_of_rest(self, ended: bool) -> None:  # noqa: B027, most have no end
         """Warns once if elements at the end do not fill a round; see `ends.Warner`."""
 
@@ -150,6 +155,11 @@ class DatasetFeed(Feed):
         """True: the iterators do."""
         return True
 
+    @property
+    def iterators(self) -> Sequence[Any]:
+        """One for each dataset."""
+        return self._iterators
+
     def warn_of_rest(self, ended: bool) -> None:
         """Warns once if elements at the end do not fill a round."""
         self._warner.warn(ended)
@@ -190,6 +200,11 @@ class ShardsFeed(Feed):
     def goes_on(self) -> bool:
         """Whether the whole does."""
         return self._whole.goes_on
+
+    @property
+    def iterators(self) -> Sequence[Any]:
+        """Those of the whole."""
+        return self._whole.iterators
 
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
         """Starts the whole over."""

@@ -14,6 +14,9 @@ from replicator.launch.hosts import Host
 CLUSTER = "REPLICATOR_CLUSTER"  # where `replicator.connect` reads what there is
 RESTARTS = "REPLICATOR_RESTARTS"  # how often the launcher has started all anew
 _ANY_PORT = 0
+# The part of a heartbeat after which a server that is stopped is killed: the keeper
+# looks now and then, and the program is to know within the heartbeat.
+_STOPPED = 0.7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +76,7 @@ def server(job: Job, host: Host, listen: str, python: str, cwd: str) -> Command:
         cwd,
         "pipe",
         job.grace,
-        job.heartbeat,
+        _STOPPED * job.heartbeat,
     )
 
 
@@ -102,13 +105,19 @@ def program(
     return Command(argv, env, cwd, stdin, job.grace)
 
 
-def describe(job: Job, client: str, servers: Sequence[Serving]) -> str:
+def describe(
+    job: Job,
+    client: str,
+    servers: Sequence[Serving | None],
+    file: str | None = None,
+) -> str:
     """Returns the value of REPLICATOR_CLUSTER, JSON.
 
     Args:
         job: What is launched.
         client: The program's own address; with port 0 it chooses one.
-        servers: Those of the job's hosts.
+        servers: Those of the job's hosts; None: it is left out.
+        file: Where to read this text again, as it is by then.
     """
     listed = [
         {
@@ -118,6 +127,7 @@ def describe(job: Job, client: str, servers: Sequence[Serving]) -> str:
             "gpus": up.gpus,
         }
         for host, up in zip(job.hosts, servers, strict=True)
+        if up is not None
     ]
     facts = {
         "version": 1,
@@ -126,6 +136,8 @@ def describe(job: Job, client: str, servers: Sequence[Serving]) -> str:
         "client": client,
         "hosts": listed,
     }
+    if file is not None:
+        facts["file"] = file
     return json.dumps(facts)
 
 

@@ -30,6 +30,7 @@ class Job:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     python: str | None = None
     max_restarts: int = 0
+    min_nodes: int | None = None
     start_timeout: float = 120.0
     grace: float = 10.0
     heartbeat: float = 10.0
@@ -99,6 +100,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "default": 0,
         "metavar": "N",
         "help": "How often all starts anew after a failure; 0.",
+    },
+    "min-nodes": {
+        "type": _COUNT,
+        "metavar": "N",
+        "help": "With how many hosts a program of replicator.resilient goes on; all.",
     },
     "start-timeout": {
         "type": _SECONDS,
@@ -189,6 +195,9 @@ def parse(
         raise LaunchError("--tunnel and --insecure were both given; leave out one")
     if not any(not host.local for host in found):
         _refuse_ssh_flags(given)
+    least = given["min_nodes"]
+    if least is not None and least > len(found):
+        raise LaunchError(f"--min-nodes={least}, and there are {len(found)} hosts")
     variables = dict(_variable(text, environment) for text in given.pop("env"))
     return Job(tuple(found), source, tuple(program), variables, **given)
 

@@ -62,7 +62,7 @@ class Keeper:
         self._deadline: float | None = None  # when the next of them is due
         self._stopped_since: float | None = None
         limits = [spec[name] for name in ("silence", "stopped") if spec[name]]
-        self._tick = min([1.0, *(limit / 4 for limit in limits)])
+        self._tick = min([1.0, *(limit / 10 for limit in limits)])
         self._heard = self._ticked = time.monotonic()
         self._child = _spawn(spec)
 

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TextIO
 
@@ -17,6 +18,7 @@ from replicator.launch.hosts import LaunchError
 from replicator.launch.output import Output
 from replicator.launch.processes import Process, ending, exit_status
 from replicator.launch.servers import Servers
+from replicator.launch.shared import Shared
 from replicator.launch.signals import Signals
 
 _LAST_WORDS = 1.0  # seconds that the program has to say what a server's death means
@@ -55,10 +57,12 @@ async def launch(job: Job) -> int:
     with contextlib.closing(out), signals.caught():
         restarts = 0
         while True:
-            outcome = await Attempt(job, out, signals, restarts).run()
+            attempt = Attempt(job, out, signals, restarts)
+            outcome = await attempt.run()
+            restarts = attempt.restarts
             if outcome.text:
                 out.say(outcome.text)
-            if outcome.final or restarts == job.max_restarts:
+            if outcome.final or restarts >= job.max_restarts:
                 return outcome.status
             restarts += 1
             out.say(f"starting anew, {restarts} of {job.max_restarts}")
@@ -72,11 +76,15 @@ class Attempt:
         out: Where output goes.
         signals: What calls it off.
         restarts: How many lives there were before.
+
+    Attributes:
+        restarts: That, and how many servers were started again alone.
     """
 
     def __init__(self, job: Job, out: Output, signals: Signals, restarts: int) -> None:
         self._job, self._out, self._signals = job, out, signals
-        self._restarts = restarts
+        self.restarts = self._before = restarts
+        self._starting: dict[asyncio.Task[None], Process] = {}
         self._program: Process | None = None
         self._pumps: list[asyncio.Task[None]] = []
         self._at_once = False  # whether whoever waits has lost patience
@@ -84,7 +92,9 @@ class Attempt:
     async def run(self) -> Outcome:
         """Starts all, waits for the first that ends, and ends the others."""
         async with contextlib.AsyncExitStack() as stack:
-            servers = Servers(self._job, self._out, stack)
+            folder = stack.enter_context(tempfile.TemporaryDirectory("-replicator"))
+            self._shared = Shared(folder)
+            servers = Servers(self._job, self._out, stack, self._shared)
             try:
                 outcome = await self._run(servers)
             finally:
@@ -97,21 +107,80 @@ class Attempt:
 
     async def _run(self, servers: Servers) -> Outcome:
         try:
-            await self._until_signal(servers.start(retry=self._restarts > 0))
+            await self._until_signal(servers.start(retry=self._before > 0))
         except LaunchError as error:
-            if self._restarts == 0:
+            if self._before == 0:
                 raise
             return Outcome(error.status, text=str(error))
         if self._signals.first is not None:
             return Outcome(1)  # of no matter: it is called off
         self._program = await self._start_program(servers.cluster)
+        failed = await self._look_after(servers)
+        if failed is not None and not self._program.status.done():
+            return failed
         serving = [process.status for process in servers.processes]
-        await self._first([self._program.status, *serving])
         if any(status.done() for status in serving):
             await self._first([self._program.status], _LAST_WORDS)
         elif self._program.status.done() and self._program.status.result() != 0:
             await self._first(serving, _CAUSES)
         return self._outcome(servers)
+
+    async def _look_after(self, servers: Servers) -> Outcome | None:
+        """Waits for the first that ends, but for servers that are started again.
+
+        Returns:
+            How it failed, where a server was not started again.
+        """
+        assert self._program
+        while True:
+            ended = [p for p in servers.processes if p.status.done()]
+            if self._program.status.done() or self._signals.first is not None:
+                return None
+            for process in ended:
+                if not self._goes_on(servers, process):
+                    return None
+            for task in [task for task in self._starting if task.done()]:
+                process = self._starting.pop(task)
+                error = task.exception()
+                if error is None:
+                    self._out.say(f"{process.name}: its server is up again")
+                elif isinstance(error, LaunchError) and self._spare(servers):
+                    self._out.say(str(error))
+                    self._leave_out(servers, process)
+                elif isinstance(error, LaunchError):
+                    return Outcome(error.status, text=str(error))
+                else:
+                    raise error
+            serving = [process.status for process in servers.processes]
+            await self._first([self._program.status, *serving, *self._starting])
+
+    def _goes_on(self, servers: Servers, process: Process) -> bool:
+        """Whether the program goes on after a server ended, which is seen to here."""
+        if not (self._shared.copes and servers.can_restart):
+            return False
+        text = f"{process.name}: its server has ended: "
+        text += ending(process.status.result())
+        if self.restarts < self._job.max_restarts:
+            self.restarts += 1
+            count = f"{self.restarts} of {self._job.max_restarts}"
+            self._out.say(f"{text}; starting it again, {count}")
+            servers.processes.remove(process)
+            self._starting[asyncio.create_task(servers.restart(process))] = process
+        elif self._spare(servers):
+            self._out.say(text)
+            self._leave_out(servers, process)
+        else:
+            return False
+        return True
+
+    def _spare(self, servers: Servers) -> bool:
+        least = self._job.min_nodes
+        return least is not None and servers.count > least
+
+    def _leave_out(self, servers: Servers, process: Process) -> None:
+        servers.leave_out(process)
+        hosts = f"{servers.count} of {len(self._job.hosts)} hosts"
+        self._out.say(f"going on with {hosts}, without {process.name}")
 
     def _outcome(self, servers: Servers) -> Outcome:
         """Returns what has failed first; a server's death has the program fail."""
@@ -155,7 +224,7 @@ class Attempt:
         capture = self._job.output_dir is not None
         with _stdin() as stdin:
             command = commands.program(
-                self._job, cluster, self._restarts, stdin, os.getcwd()
+                self._job, cluster, self._before, stdin, os.getcwd()
             )
             process = await local.start("program", command, capture)
         for reader, stream in zip(
@@ -171,6 +240,9 @@ class Attempt:
 
     async def _end(self, servers: Servers) -> None:
         """Ends the program, and then the servers, which it may need to the last."""
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
         interrupted = self._signals.first == signal.SIGINT
         if self._program:
             await self._end_these(

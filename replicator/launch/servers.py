@@ -16,7 +16,8 @@ from replicator.launch.commands import Serving
 from replicator.launch.flags import Job
 from replicator.launch.hosts import Host, LaunchError
 from replicator.launch.output import Lines, Output
-from replicator.launch.processes import Process, ending, exit_status
+from replicator.launch.processes import LOST, Process, ending, exit_status
+from replicator.launch.shared import Shared
 from replicator.launch.ssh import Remote
 
 _HERE = "127.0.0.1"
@@ -30,18 +31,29 @@ class Servers:
         job: What is launched.
         out: Where their output goes.
         stack: Closes connections and forwards, once they have ended.
+        shared: What the program is told meanwhile.
 
     Attributes:
         processes: Those that were started, also while others are being started.
         cluster: Once `start` has returned: the description of the cluster.
     """
 
-    def __init__(self, job: Job, out: Output, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(
+        self,
+        job: Job,
+        out: Output,
+        stack: contextlib.AsyncExitStack,
+        shared: Shared,
+    ) -> None:
         self._job, self._out, self._stack = job, out, stack
         self._pumps: list[asyncio.Task[Any]] = []
         self._waiting = [host.name for host in job.hosts]
         self._last: dict[str, bytes] = {}  # what each has said last
         self._tunnel: tunnel.Tunnel | None = None
+        self._remotes: list[Remote | None] = []
+        self._up: list[Serving | None] = []
+        self._client = ""
+        self._shared = shared
         self.processes: list[Process] = []
         self.cluster = ""
 
@@ -85,13 +97,61 @@ class Servers:
             self._tunnel = await tunnel.open_tunnel(remotes, self._stack)
             client = self._tunnel.client
         own = client.rpartition(":")[0]
-        up = await together(
+        addresses = [remote.address if remote else own for remote in remotes]
+        self._up = await together(
             [
-                self._serve(index, remote, remote.address if remote else own)
+                self._serve(index, remote, commands.any_port(addresses[index]))
                 for index, remote in enumerate(remotes)
             ]
         )
-        self.cluster = commands.describe(job, client, up)
+        self._remotes, self._client = remotes, client
+        self._describe()
+
+    def _describe(self) -> None:
+        self.cluster = commands.describe(
+            self._job, self._client, self._up, self._shared.path
+        )
+        self._shared.describe(self.cluster)
+
+    @property
+    def count(self) -> int:
+        """How many there are, with those that are being started again."""
+        return sum(up is not None for up in self._up)
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether one can be started without all others: a tunnel is of all."""
+        return self._tunnel is None
+
+    async def restart(self, process: Process) -> None:
+        """Starts one again that has ended, to listen where it did.
+
+        Raises:
+            LaunchError: It does not start, or not in time.
+        """
+        index = self._index(process)
+        host, up = self._job.hosts[index], self._up[index]
+        assert up
+        self._waiting.append(host.name)
+        limit = self._job.start_timeout
+        try:
+            async with asyncio.timeout(limit):
+                if process.status.result() == LOST:
+                    self._remotes[index] = await self._connect(host, retry=True)
+                await self._serve(index, self._remotes[index], up.address)
+        except TimeoutError as error:
+            text = f"{host.name}: not up after {limit:g} seconds"
+            raise LaunchError(text, 1) from error
+
+    def leave_out(self, process: Process) -> None:
+        """Has the program go on without one that has ended."""
+        self._up[self._index(process)] = None
+        if process in self.processes:
+            self.processes.remove(process)
+        self._describe()
+
+    def _index(self, process: Process) -> int:
+        return [host.name for host in self._job.hosts].index(process.name)
 
     async def _connect(self, host: Host, retry: bool) -> Remote | None:
         """Connects to a host; returns None for this one."""
@@ -114,10 +174,9 @@ class Servers:
         await remote.send(sync.unpacker(), os.getcwd(), packed)
         self._out.say(f"{remote.host.name}: {said}, copied to {os.getcwd()}")
 
-    async def _serve(self, index: int, remote: Remote | None, address: str) -> Serving:
+    async def _serve(self, index: int, remote: Remote | None, listen: str) -> Serving:
         """Starts a server, and returns what it says once it is up."""
         job, host = self._job, self._job.hosts[index]
-        listen = commands.any_port(address)
         if self._tunnel:
             listen = self._tunnel.listen(index)
         python = remote.python if remote else sys.executable

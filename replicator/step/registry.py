@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.inputs import checks
+from replicator.inputs import checks, positions
 from replicator.plan import plan as plans
 from replicator.step import cache, draft, step_arguments
 from replicator.step.asked import Asked, handed
@@ -20,7 +20,11 @@ from replicator.step.steps import MANY_BUILDS, Step, runs_here
 
 
 class Steps:
-    """The steps of a Replicator, by their functions, as long as these are there."""
+    """The steps of a Replicator, by their functions, as long as these are there.
+
+    Attributes:
+        inputs: Where their inputs are.
+    """
 
     def __init__(
         self, settings: draft.Settings, keep_plan: Callable[[plans.Plan], None]
@@ -32,6 +36,7 @@ class Steps:
         self._builds = cache.Counts()  # of step_fns
         self._lock = threading.RLock()  # of what is above, held for moments
         self._said_whole = False
+        self.inputs = positions.Positions()
 
     def run(self, asked: Asked) -> Any:
         """Calls a step; quickly, if it is ready to run."""
@@ -83,7 +88,7 @@ class Steps:
             asked.by_value,
         )
         state = function.states.get(
-            asked.source, lambda: State(self._settings.lock), *others
+            asked.source, lambda: State(self._settings.lock, self.inputs), *others
         )
         return function, state
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator.cluster import faults
 from replicator.variables.replicated import ReplicatedVariable
 
 
@@ -70,7 +71,10 @@ def equal_after_errors(
             return run(*args)
         except tf.errors.OutOfRangeError:
             raise  # nothing is written before all inputs have arrived
-        except tf.errors.OpError:
+        except tf.errors.OpError as error:
+            lost = faults.lost(error)
+            if lost is not None:  # with what was on the host: there is nothing to mend
+                raise lost from error
             for variable in variables:
                 variable.mend()
             raise

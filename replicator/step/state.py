@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.inputs import feeds
+from replicator.inputs import feeds, positions
 from replicator.plan import plan as plans
 from replicator.step import cache
 from replicator.variables import locks
@@ -31,8 +31,9 @@ class State:
         outdated: Whether variables' components have moved since this was set to False.
     """
 
-    def __init__(self, lock: locks.StepLock) -> None:
+    def __init__(self, lock: locks.StepLock, inputs: positions.Positions) -> None:
         self.lock = lock
+        self._inputs = inputs
         self.outdated = False
         self.prepared: dict[Hashable, Call] = {}
         self.feed: feeds.Feed | None = None
@@ -43,6 +44,11 @@ class State:
         """Forgets what was traced; the next call traces the step again."""
         self.outdated = True
         self.prepared.clear()
+
+    def keep(self, feed: feeds.Feed) -> None:
+        """Keeps the inputs of eager calls and of functions."""
+        self.feed = feed
+        self._inputs.add(feed, self)
 
     def feed_in(self, graph: tf.Graph) -> feeds.Feed | None:
         """Returns the inputs in a tf.Graph, which are kept with it and not here."""

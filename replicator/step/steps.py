@@ -293,7 +293,7 @@ class Step:
         if not feed.goes_on:
             return feed  # the next build makes another
         if eager:
-            self._state.feed = feed
+            self._state.keep(feed)
         else:
             self._state.keep_in(graph, feed)
         return feed

@@ -37,7 +37,7 @@ def test_commands() -> None:
         *("/python", "-m", "replicator.serve", "--port=0", "--host=10.0.0.1"),
         *("--cpus=2", "--watch=stdin"),
     )
-    assert command.stopped == _JOB.heartbeat
+    assert command.stopped == 0.7 * _JOB.heartbeat  # time to look, kill and tell
     command = commands.program(_JOB, "{}", 3, "null", "/cwd")
     assert command.argv[1:] == ("train.py", "--x")
     assert command.env == {"REPLICATOR_CLUSTER": "{}", "REPLICATOR_RESTARTS": "3"}

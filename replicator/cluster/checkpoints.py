@@ -1,0 +1,167 @@
+"""Checkpoint: what a training goes on from after a fault, or a new start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from replicator import errors
+from replicator.cluster import faults, state
+
+TERMINATED = 128 + signal.SIGTERM  # the status of shells for what SIGTERM has ended
+
+
+class Checkpoint:
+    """The checkpoints of a training, in a directory of the client's.
+
+    They are those of a tf.train.CheckpointManager, with the number of steps done:
+    whoever is killed while one is written finds the one before. Variables on other
+    hosts are read and written by the client, so only this process needs the directory.
+
+    Example:
+        >>> with repl.context():
+        ...     v = tf.Variable(0.0)
+        >>> def step_fn():
+        ...     v.assign_add(1.0)
+        >>> checkpoint = cluster.checkpoint("checkpoints", v=v, inputs=repl.inputs)
+        >>> for step in checkpoint.steps(10, every=5):  # SIGTERM has it save and end
+        ...     _ = repl.run(step_fn)
+        >>> os.path.basename(checkpoint.latest), float(v)
+        ('ckpt-10', 10.0)
+
+    Args:
+        directory: Where they are. The latest is restored at once; what is made later
+            is restored when it is.
+        objects: What they hold, by name: models, optimizers, variables, `repl.inputs`.
+        keep: How many there are at most.
+
+    Attributes:
+        step: How many steps are done.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], objects: dict[str, Any], keep: int = 3
+    ) -> None:
+        _check(objects, keep)
+        own = state.own_task().replace(device_type="CPU", device_index=0).to_string()
+        self._options = tf.train.CheckpointOptions(experimental_io_device=own)
+        with tf.device(own):
+            self._done = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        # Names of its own, which users' objects cannot have.
+        saved = tf.train.Checkpoint(replicator_step=self._done, **objects)
+        self._manager = tf.train.CheckpointManager(
+            saved, os.fspath(directory), max_to_keep=keep
+        )
+        with faults.named():
+            if self.latest is not None:
+                saved.restore(self.latest, options=self._options)
+            self.step = int(self._done)
+        if self.latest is not None:
+            logging.info("Restored %s: %d steps are done.", self.latest, self.step)
+
+    @property
+    def latest(self) -> str | None:
+        """The path of the newest checkpoint, or None."""
+        return self._manager.latest_checkpoint
+
+    def save(self) -> str:
+        """Writes a checkpoint, and removes the oldest; returns its path.
+
+        Raises:
+            HostLostError: A host was lost meanwhile; the checkpoints before are there.
+            InputError: The position of an input cannot be saved.
+        """
+        with faults.named():
+            self._done.assign(self.step)
+            try:
+                return str(
+                    self._manager.save(
+                        checkpoint_number=self.step, options=self._options
+                    )
+                )
+            except (
+                tf.errors.FailedPreconditionError,
+                tf.errors.UnimplementedError,
+            ) as error:
+                raise errors.InputError(
+                    errors.compose(
+                        f"the position of an input cannot be saved: "
+                        f"{errors.told(error)}.",
+                        fix="leave out inputs=, and have the dataset begin at "
+                        "`checkpoint.step`: dataset.skip(...).",
+                    )
+                ) from error
+
+    def steps(self, total: int, *, every: int = 100) -> Iterator[int]:
+        """Yields the numbers of the steps that are left, and saves now and then.
+
+        After SIGTERM, which announces that a host is taken away, the step at hand is
+        done, a checkpoint saved, and the program ended with status 143.
+
+        Args:
+            total: How many steps there are in all, with those that are done.
+            every: After how many a checkpoint is saved; the last is saved in any case.
+
+        Raises:
+            HostLostError: A host was lost while a checkpoint was saved.
+        """
+        for name, value in (("total", total), ("every", every)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise errors.ArgumentError(
+                    errors.compose(
+                        f"steps was given {name}={errors.shown(value)}.",
+                        fix="pass a number of steps, at least 1.",
+                    )
+                )
+        return self._steps(total, every)
+
+    def _steps(self, total: int, every: int) -> Iterator[int]:
+        with _termination() as came:
+            while self.step < total:
+                yield self.step
+                self.step += 1
+                if came or self.step % every == 0 or self.step == total:
+                    self.save()
+                if came:
+                    logging.warning("SIGTERM: saved after %d steps.", self.step)
+                    raise SystemExit(TERMINATED)
+
+
+@contextlib.contextmanager
+def _termination() -> Iterator[list[int]]:
+    """Yields a list that SIGTERM is added to, in the main thread."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came  # Python lets no other thread choose
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _check(objects: dict[str, Any], keep: Any) -> None:
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise errors.ArgumentError(
+            errors.compose(
+                f"checkpoint was given keep={errors.shown(keep)}.",
+                fix="pass how many checkpoints are kept, at least 1.",
+            )
+        )
+    for name, value in objects.items():
+        if not isinstance(value, tf.__internal__.tracking.Trackable):
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"checkpoint was given {name}={errors.shown(value)}, which "
+                    "tf.train.Checkpoint cannot hold.",
+                    fix="pass models, optimizers, variables, or repl.inputs.",
+                )
+            )
