@@ -1,4 +1,4 @@
-"""Files of variables on two hosts are the client's: each runs in a folder of its own."""
+"""Files of variables on two hosts are the client's; each runs in its own folder."""
 
 from __future__ import annotations
 
