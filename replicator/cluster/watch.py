@@ -85,7 +85,7 @@ def begin(hosts: Sequence[description.Host], token: Any, heartbeat: float) -> No
 
 
 def watchers() -> list[Watcher]:
-    """Returns those of the connection there is, by task; none unless `connect` made it."""
+    """Returns those of the connection, by task; none unless `connect` made it."""
     token = _tf.connection()
     if token is None:
         return []

@@ -4,7 +4,7 @@ Each gives all replicas the same bits, the same from run to run: an element is c
 once, in an order that only the algorithm and the replicas' hosts decide. Hub and
 shuffled combine in replica order, and so give the same bits as one another. Where hosts
 have several replicas, each host's are combined first, in replica order, and then the
-algorithm combines what came of that, one tensor per host (levels.py).
+algorithm combines what came of that, one tensor per host (partials.py).
 
 costs/cost.py chooses between them. What an algorithm cannot do is done by the hub:
 tree, ring and nccl do no "argmin" or "argmax", and nccl only the sum, mean, min, max
@@ -27,8 +27,9 @@ import tensorflow as tf
 from replicator import arguments, errors
 from replicator.costs import cost, rates
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import arithmetic, base, levels, reductions, rooted
-from replicator.primitives.job import Job, Received
+from replicator.primitives import arithmetic, base, levels, partials, reductions, rooted
+from replicator.primitives.job import Job
+from replicator.primitives.levels import Received
 
 # TensorFlow cuts a tensor without a copy where the cut falls on a multiple of these.
 _ALIGNED_BYTES = 64
@@ -79,7 +80,7 @@ def reduce(matched: Matched, column: Sequence[tf.Tensor], k: int = 0) -> Receive
     job = Job(
         op, column, matched.devices, matched.group, matched.devices.index(hub), unique
     )
-    return levels.all_reduce(job, leaders, ALGORITHMS[name])
+    return partials.all_reduce(job, leaders, ALGORITHMS[name])
 
 
 def supports(name: str, op: str, dtype: tf.DType) -> bool:

@@ -35,11 +35,12 @@ from replicator.primitives import (
     groups,
     levels,
     packing,
+    partials,
     reductions,
     sparse,
     sufficient,
 )
-from replicator.primitives.job import Received
+from replicator.primitives.levels import Received
 
 FACTS = Facts(algorithm="hub", same_for_all=True)
 
@@ -387,7 +388,7 @@ def _reduce_one(
     with tf.device(hub):
         parts = _tf.cond(
             when,
-            lambda: levels.combine(matched, column, hub),
+            lambda: partials.combine(matched, column, hub),
             lambda: [tf.zeros_like(column[0])],
         )
     return levels.hand_out(matched, parts, hub)

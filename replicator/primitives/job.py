@@ -44,8 +44,3 @@ class Job:
         if self.whole is not None:
             return self.whole
         return reductions.steps_of(self.op, self.column[0].dtype, self.count)
-
-
-# `received[n]` are the parts of the result that participant n receives, on its device
-# or to be read by it: the value, and for "argmin" and "argmax" the owner.
-Received = list[list[tf.Tensor]]

@@ -7,30 +7,24 @@ and what comes to a host, its leader reads, and the others read it there. Each t
 or bucket, crosses from one host to another in one message, or in as many slices as the
 algorithm between hosts makes of it.
 
-Sums are added up in this order: within each host, in replica order; then between hosts,
-as the algorithm does: hub and shuffled in the order in which hosts' first replicas
-come. 16-bit floats travel between hosts as sums in float32; of a hub and of shuffled
-slices, the result comes back in 16 bits.
-
 Where a communication is on one host, or no host has several of its replicas, nothing
 here adds an op: all of it is one level.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from replicator.costs import cost, hosts
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives import arithmetic, axes, reductions
-from replicator.primitives.job import Job, Received
+from replicator.primitives import arithmetic, axes
 
-# By which reduction the values of extrema come to be, of which the owners are asked.
-_VALUES = {"argmin": "min", "argmax": "max"}
+# `received[n]` are the parts of the result that participant n receives, on its device
+# or to be read by it: the value, and for "argmin" and "argmax" the owner.
+Received = list[list[tf.Tensor]]
 
 
 def leaders(matched: Matched, hub: str, nbytes: int) -> list[int]:
@@ -47,12 +41,12 @@ def leaders(matched: Matched, hub: str, nbytes: int) -> list[int]:
     if not hosts.in_levels(matched.devices):
         return list(range(len(matched.devices)))
     return [
-        matched.devices.index(_leader(matched, members, hub, nbytes))
+        matched.devices.index(leader(matched, members, hub, nbytes))
         for members in hosts.by_host(matched.devices)
     ]
 
 
-def _leader(matched: Matched, members: Sequence[int], hub: str, nbytes: int) -> str:
+def leader(matched: Matched, members: Sequence[int], hub: str, nbytes: int) -> str:
     """Returns the device of one host that works for it: the hub, if it is there."""
     devices = [matched.devices[n] for n in members]
     if hosts.host_of(devices[0]) == hosts.host_of(hub):
@@ -65,61 +59,7 @@ def said(matched: Matched, name: str) -> str:
     return f"{name} of hosts" if hosts.in_levels(matched.devices) else name
 
 
-def all_reduce(
-    job: Job, leaders: Sequence[int], between: Callable[[Job], Received]
-) -> Received:
-    """Reduces within each host, then between the leaders, who hand out the result.
-
-    Args:
-        job: What is to be reduced.
-        leaders: What `leaders` returned.
-        between: An algorithm, which is all there is if there are no levels.
-    """
-    if len(leaders) == job.count:
-        return between(job)
-    if reductions.REDUCTIONS[job.op].located:
-        return _extrema(job, leaders, between)
-    column = []
-    for leader, members in zip(leaders, hosts.by_host(job.devices), strict=True):
-        with tf.device(job.devices[leader]):
-            own = [job.column[n] for n in members]
-            column.append(
-                reductions.partial(job.op, own, job.steps)
-                if len(own) > 1
-                else job.steps.widen(own[0])
-            )
-    received = between(
-        Job(
-            job.op,
-            column,
-            [job.devices[leader] for leader in leaders],
-            [job.group[leader] for leader in leaders],
-            leaders.index(job.hub),
-            job.name,
-            job.steps,
-        )
-    )
-    return _spread(job.devices, leaders, received)
-
-
-def _extrema(
-    job: Job, leaders: Sequence[int], between: Callable[[Job], Received]
-) -> Received:
-    """Reduces the values, and then the ids of those that hold them."""
-    value_job = dataclasses.replace(job, op=_VALUES[job.op])
-    values = all_reduce(value_job, leaders, between)
-    ids = []
-    for n, (x, (value,)) in enumerate(zip(job.column, values, strict=True)):
-        with tf.device(job.devices[n]):
-            own = tf.where(reductions.holds(x, value), job.group[n], tf.int32.max)
-            ids.append(arithmetic.ensure_shape(own, x.shape))
-    owners = all_reduce(
-        dataclasses.replace(job, op="min", column=ids), leaders, between
-    )
-    return [[*value, *owner] for value, owner in zip(values, owners, strict=True)]
-
-
-def _spread(
+def spread(
     devices: Sequence[str], leaders: Sequence[int], received: Received
 ) -> Received:
     """Has all participants read, of their leaders, what these received."""
@@ -150,43 +90,7 @@ def hand_out(matched: Matched, parts: Sequence[tf.Tensor], at: str) -> Received:
     if not hosts.in_levels(matched.devices):
         return [parts for _ in matched.devices]
     chosen = leaders(matched, at, sum(map(cost.tensor_bytes, parts)))
-    return _spread(matched.devices, chosen, [parts for _ in chosen])
-
-
-def combine(matched: Matched, column: Sequence[tf.Tensor], at: str) -> list[tf.Tensor]:
-    """Reduces one tensor per participant on a device.
-
-    Args:
-        matched: The communication, whose option "op" says what to do.
-        column: `column[n]` is the tensor of the n-th participant.
-        at: Where; the device of a participant.
-
-    Returns:
-        What `reductions.combine` returns.
-    """
-    op = matched.options["op"]
-    if not hosts.in_levels(matched.devices):
-        with tf.device(at):
-            return reductions.combine(op, column, matched.group)
-    steps = reductions.steps_of(op, column[0].dtype, len(column))
-    located = reductions.REDUCTIONS[op].located
-    partials = []
-    for members in hosts.by_host(matched.devices):
-        own = [column[n] for n in members]
-        with tf.device(_leader(matched, members, at, cost.tensor_bytes(own[0]))):
-            if located:
-                group = [matched.group[n] for n in members]
-                partials.append(reductions.combine(op, own, group))
-            elif len(own) > 1:
-                partials.append([reductions.partial(op, own, steps)])
-            else:
-                partials.append(own)
-    with tf.device(at):
-        if located:
-            values, owners = zip(*partials, strict=True)
-            return reductions.settle(op, values, owners)
-        sums = [partial for (partial,) in partials]
-        return reductions.combine(op, sums, matched.group, steps)
+    return spread(matched.devices, chosen, [parts for _ in chosen])
 
 
 def join(
@@ -223,7 +127,7 @@ def join_for_all(
         return [join(matched, column, axis, hub)] * len(matched.devices)
     nbytes = sum(map(cost.tensor_bytes, column))
     places = [
-        _leader(matched, members, hub, nbytes)
+        leader(matched, members, hub, nbytes)
         for members in hosts.by_host(matched.devices)
     ]
     joined = join_each(matched, column, axis, places)
@@ -276,7 +180,7 @@ def _runs_of(
             continue
         home = hosts.host_of(matched.devices[run[0]])
         nbytes = sum(map(cost.tensor_bytes, own))
-        with tf.device(of_host.get(home) or _leader(matched, run, places[0], nbytes)):
+        with tf.device(of_host.get(home) or leader(matched, run, places[0], nbytes)):
             joined.append(axes.join(own, axis))
     return joined
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.graph.ir import shapes
 from replicator.graph.lowering.rewrite import Matched
-from replicator.primitives.job import Received
+from replicator.primitives.levels import Received
 
 Bucket = Sequence[int]  # the places of its tensors among the operands
 

@@ -21,7 +21,7 @@ from replicator.primitives import (
     broadcast,
     gather,
     groups,
-    levels,
+    partials,
     reductions,
     rooted,
 )
@@ -139,7 +139,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     """
     root = matched.group.index(matched.options["root"])
     parts = [
-        levels.combine(matched, matched.column(k), matched.devices[root])
+        partials.combine(matched, matched.column(k), matched.devices[root])
         for k in range(len(matched.operands[root]))
     ]
     received = [tensor for part in zip(*parts, strict=True) for tensor in part]

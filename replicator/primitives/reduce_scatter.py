@@ -22,7 +22,7 @@ from replicator.primitives import (
     axes,
     base,
     groups,
-    levels,
+    partials,
     reductions,
 )
 
@@ -135,7 +135,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
                 pieces.append(axes.cut(value, options["axis"], len(replicas), sizes))
         for n in replicas:
             column = [own[n] for own in pieces]
-            made[n].append(levels.combine(matched, column, matched.devices[n]))
+            made[n].append(partials.combine(matched, column, matched.devices[n]))
     return [
         [tensor for part in zip(*own, strict=True) for tensor in part] for own in made
     ]

@@ -19,6 +19,7 @@ SHARED = {
     "groups",
     "job",
     "levels",
+    "partials",
     "packing",
     "reductions",
     "rooted",
