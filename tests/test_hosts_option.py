@@ -1,4 +1,4 @@
-"""`pytest --hosts`: tests run on devices of other processes, which the list restricts."""
+"""`pytest --hosts`: tests run on devices of other processes; a list says which fail."""
 
 from __future__ import annotations
 
