@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-import tensorflow as tf
 
 import replicator
-from replicator import _tf, devices
-from tests import helpers, servers
+from replicator import devices
+from tests import helpers
+from tests.cluster import servers
 
 LIST = pathlib.Path(__file__).with_name("not_on_hosts.txt")
 NUM_HOSTS = 2
@@ -31,41 +31,30 @@ def connected(num_cpus: int) -> Iterator[None]:
     Args:
         num_cpus: How many devices each of them has.
     """
-    with servers.started(NUM_HOSTS, num_cpus) as addresses:
-        cluster = replicator.connect(addresses)
+    with servers.serving(NUM_HOSTS, f"--cpus={num_cpus}") as told:
+        cluster = replicator.connect(servers.addresses(told))
         local = devices.resolve
-        token = helpers.SESSIONS.set(_session_arguments(addresses))
-        devices.resolve = lambda names: local(_mapped(names, num_cpus))
+        token = helpers.SESSIONS.set(servers.session_arguments())
+        devices.resolve = lambda names: local(mapped(names, num_cpus))
         yield
         devices.resolve = local
         helpers.SESSIONS.reset(token)
         cluster.close()  # while they are there; what is freed later would miss them
 
 
-def _mapped(names: Any, num_cpus: int) -> Any:
+def mapped(names: Any, num_cpus: int) -> Any:
     """Returns names of devices with those of the servers in place of CPU:k."""
     if isinstance(names, list | tuple):
-        return [_mapped(name, num_cpus) for name in names]
+        return [mapped(name, num_cpus) for name in names]
     k = names.removeprefix("CPU:") if isinstance(names, str) else ""
     if k == names or not k.isdecimal() or int(k) >= num_cpus:
         return names
     return f"/job:worker/task:{int(k) % NUM_HOSTS}/device:CPU:{k}"
 
 
-def _session_arguments(addresses: Sequence[str]) -> dict[str, Any]:
-    """Returns what a session is made with that runs on the servers, from here."""
-    token = _tf.connection()
-    (own,) = tf.train.ClusterSpec(token.cluster).job_tasks("client")
-    # No server may have the name there that it was started with.
-    jobs = {"worker": list(addresses), "master": [own]}
-    config = tf.compat.v1.ConfigProto()
-    config.cluster_def.CopyFrom(tf.train.ClusterSpec(jobs).as_cluster_def())
-    return {"target": f"grpc://{own}", "config": config}
-
-
 def mark(items: Sequence[pytest.Item]) -> None:
     """Marks the tests that cannot pass there, which are listed."""
-    reasons = _read()
+    reasons = listed()
     for item in items:
         function = item.nodeid.partition("[")[0]
         for name in (item.nodeid, function, function.partition("::")[0]):
@@ -75,7 +64,7 @@ def mark(items: Sequence[pytest.Item]) -> None:
                 break
 
 
-def _read() -> dict[str, str]:
+def listed() -> dict[str, str]:
     """Returns the reason of each test that is listed."""
     reasons, reason = {}, ""
     for line in LIST.read_text().splitlines():

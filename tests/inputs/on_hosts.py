@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from replicator import _tf
+from tests.cluster import servers
 
 CHECKS: dict[str, Callable[[replicator.Replicator], Any]] = {}
 DATA = "data.txt"  # each host has its own, of six lines; the client too
@@ -83,13 +83,9 @@ def files_in_a_session(repl):
 
 def session() -> Any:
     """Returns a session on all hosts, with this process as the master."""
-    workers = tf.train.ClusterSpec(_tf.connection().cluster)
-    (own,) = workers.job_tasks("client")
-    jobs = {"worker": workers.job_tasks("worker"), "master": [own]}
-    config = tf.compat.v1.ConfigProto()
-    config.cluster_def.CopyFrom(tf.train.ClusterSpec(jobs).as_cluster_def())
+    made = servers.session_arguments()
     creator = tf.compat.v1.train.ChiefSessionCreator(
-        master=f"grpc://{own}", config=config
+        master=made["target"], config=made["config"]
     )
     return tf.compat.v1.train.MonitoredSession(creator)
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests import servers
+from tests.cluster import servers
 from tests.inputs import on_hosts
 
 
@@ -29,26 +25,16 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Runs the program, with the hosts and the client in folders of their own."""
     folders = [tmp_path_factory.mktemp(name) for name in ("a", "b", "client")]
     for name, folder in zip("abc", folders, strict=True):
         text = "".join(f"{name}{k}\n" for k in range(6))
         (folder / on_hosts.DATA).write_text(text)
-    with servers.started(2, 2, folders[:2]) as addresses:
-        yield _run(addresses, folders[2])
-
-
-def _run(addresses: list[str], folder: pathlib.Path) -> Ran:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.inputs.on_hosts", *addresses],
-        cwd=folder,
-        env=servers.environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    with servers.serving(2, "--cpus=2", folders=folders[:2]) as told:
+        done = servers.run_module(
+            "tests.inputs.on_hosts", *servers.addresses(told), folder=folders[2]
+        )
     results = dict(json.loads(line) for line in done.stdout.splitlines())
     parts = re.split(r"^--- (\w+)\n", done.stderr, flags=re.MULTILINE)
     return Ran(results, dict(zip(parts[1::2], parts[2::2], strict=True)))

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from replicator import _tf
+from tests.cluster import servers
 
 _v1 = tf.compat.v1
 
@@ -84,16 +84,11 @@ def saved_model(repl: replicator.Replicator, path: str) -> Any:
 
 def saver(repl: replicator.Replicator, path: str) -> Any:
     """Returns a variable of a session, changed and restored."""
-    workers = tf.train.ClusterSpec(_tf.connection().cluster)
-    (own,) = workers.job_tasks("client")
-    jobs = {"worker": workers.job_tasks("worker"), "master": [own]}
-    config = _v1.ConfigProto()
-    config.cluster_def.CopyFrom(tf.train.ClusterSpec(jobs).as_cluster_def())
     with tf.Graph().as_default():
         with repl.context():
             v = _v1.get_variable("v", initializer=[9.0, 10.0])
         saves, change = _v1.train.Saver(), v.assign([0.0, 0.0])
-        with _v1.Session(f"grpc://{own}", config=config) as session:
+        with _v1.Session(**servers.session_arguments()) as session:
             session.run(_v1.global_variables_initializer())
             saves.save(session, path)
             session.run(change)

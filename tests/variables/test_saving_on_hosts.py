@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests import servers
+from tests.cluster import servers
 
 _EXPECTED = {
     "checkpoint": [[0.0, 0.0], [-1.0, -2.0]],
@@ -30,17 +28,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
 @pytest.fixture(scope="module")
 def read(folders: list[pathlib.Path]) -> dict[str, Any]:
     """Runs the program; what it has read."""
-    with servers.started(2, 1, folders[:2]) as addresses:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.variables.files_on_hosts", *addresses],
-            cwd=folders[2],
-            env=servers.environment(),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
+    with servers.serving(2, folders=folders[:2]) as told:
+        done = servers.run_module(
+            "tests.variables.files_on_hosts",
+            *servers.addresses(told),
+            folder=folders[2],
         )
-    assert not done.returncode, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
