@@ -80,24 +80,9 @@ class Checkpoint:
         """
         with faults.named():
             self._done.assign(self.step)
-            try:
-                return str(
-                    self._manager.save(
-                        checkpoint_number=self.step, options=self._options
-                    )
-                )
-            except (
-                tf.errors.FailedPreconditionError,
-                tf.errors.UnimplementedError,
-            ) as error:
-                raise errors.InputError(
-                    errors.compose(
-                        f"the position of an input cannot be saved: "
-                        f"{errors.told(error)}.",
-                        fix="leave out inputs=, and have the dataset begin at "
-                        "`checkpoint.step`: dataset.skip(...).",
-                    )
-                ) from error
+            return str(
+                self._manager.save(checkpoint_number=self.step, options=self._options)
+            )
 
     def steps(self, total: int, *, every: int = 100) -> Iterator[int]:
         """Yields the numbers of the steps that are left, and saves now and then.

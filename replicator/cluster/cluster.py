@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import types
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.cluster import checkpoints, description, health, state
+from replicator.cluster import checkpoints, description, faults, health, state
 
 
 class Cluster:
@@ -145,6 +146,23 @@ class Cluster:
                 ),
                 tuple(h.name for h in self._hosts if h.address in problems),
             )
+
+    def named(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a block whose errors name lost hosts, as those of `repl.run` do.
+
+        For what does not pass through a Replicator: tf.functions, eager reads and
+        writes, checkpoints of TensorFlow's. Theirs is a tf.errors.UnavailableError.
+
+        Example:
+            >>> repl = replicator.Replicator(cluster.devices)
+            >>> train = tf.function(lambda: repl.run(lambda: repl.all_reduce(1.0)))
+            >>> with cluster.named():  # raises HostLostError if a host is lost
+            ...     _ = train()
+
+        Returns:
+            A context manager.
+        """
+        return faults.named()
 
     def checkpoint(
         self, directory: str | os.PathLike[str], *, keep: int = 3, **objects: Any

@@ -52,8 +52,8 @@ class Feed(abc.ABC):
         return False
 
     @property
-    def iterators(self) -> Sequence[Any]:
-        """What goes on from step to step."""
+    def iterators(self) -> Sequence[tuple[Any, str | None]]:
+        """What goes on from step to step, each with the CPU of its host."""
         return ()
 
     def warn_of_rest(self, ended: bool) -> None:  # noqa: B027, most have no end
@@ -156,9 +156,9 @@ class DatasetFeed(Feed):
         return True
 
     @property
-    def iterators(self) -> Sequence[Any]:
+    def iterators(self) -> Sequence[tuple[Any, str | None]]:
         """One for each dataset."""
-        return self._iterators
+        return [*zip(self._iterators, self._homes, strict=True)]
 
     def warn_of_rest(self, ended: bool) -> None:
         """Warns once if elements at the end do not fill a round."""
@@ -202,7 +202,7 @@ class ShardsFeed(Feed):
         return self._whole.goes_on
 
     @property
-    def iterators(self) -> Sequence[Any]:
+    def iterators(self) -> Sequence[tuple[Any, str | None]]:
         """Those of the whole."""
         return self._whole.iterators
 

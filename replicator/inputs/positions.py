@@ -7,7 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.inputs import feeds
+from replicator import errors
+from replicator.inputs import feeds, places
+
+_FAIL = 2  # for datasets with a state that cannot be saved; tf.data's own number
+_PICKY = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError)
 
 
 class Positions(tf.Module):
@@ -33,8 +37,78 @@ class Positions(tf.Module):
             return
         name = f"input_{self._count}"
         self._count += 1
-        setattr(self, name, list(feed.iterators))
+        setattr(self, name, Position(feed))
         weakref.finalize(user, self._forget, name)
 
     def _forget(self, name: str) -> None:
         delattr(self, name)
+
+
+class Position(tf.train.experimental.PythonState):
+    """Where the iterators of a feed are.
+
+    An iterator of tf.data saves itself as well, but not one on another host.
+
+    Args:
+        feed: The feed.
+    """
+
+    def __init__(self, feed: feeds.Feed) -> None:
+        self._iterators = tuple(feed.iterators)
+
+    def serialize(self) -> bytes:
+        """Returns what `deserialize` needs.
+
+        Raises:
+            InputError: A dataset has a state that cannot be saved.
+        """
+        states = []
+        for iterator, home in self._iterators:
+            try:
+                with places.at(home):
+                    state = tf.raw_ops.SerializeIterator(
+                        resource_handle=_resource(iterator), external_state_policy=_FAIL
+                    )
+                    states.append(tf.io.serialize_tensor(state))
+            except _PICKY as error:
+                raise errors.InputError(
+                    errors.compose(
+                        "the position of an input cannot be saved: "
+                        f"{errors.told(error)}.",
+                        fix="leave repl.inputs out of the checkpoint, and have the "
+                        "dataset begin behind what was read: dataset.skip(...).",
+                    )
+                ) from error
+        return bytes(tf.io.serialize_tensor(tf.stack(states)).numpy())
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Has the iterators go on from where they were.
+
+        Args:
+            string_value: What `serialize` returned.
+
+        Raises:
+            InputError: Others were there then.
+        """
+        states = tf.io.parse_tensor(string_value, tf.string)
+        if len(states) != len(self._iterators):
+            raise errors.InputError(
+                errors.compose(
+                    f"a checkpoint holds the positions of {len(states)} pipelines, and "
+                    f"there are {len(self._iterators)}.",
+                    fix="run as many replicas as before; or deal one dataset to all of "
+                    'them, or split it by input_mode="global_batch", which goes on '
+                    "with any number.",
+                )
+            )
+        for state, (iterator, home) in zip(states, self._iterators, strict=True):
+            with places.at(home):
+                tf.raw_ops.DeserializeIterator(
+                    resource_handle=_resource(iterator),
+                    serialized=tf.io.parse_tensor(state, tf.variant),
+                )
+
+
+def _resource(iterator: Any) -> Any:
+    (resource,) = tf.nest.flatten(iterator, expand_composites=True)
+    return resource

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator.cluster import faults
 from replicator.keras.functions import BatchFunction, Traced, is_dense
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
@@ -32,13 +33,15 @@ def over_iterator(function: BatchFunction, steps: int) -> Callable[[Any], Any]:
     def run(iterator: Any) -> Any:
         spec = getattr(iterator, "element_spec", None)
         if several.takes(iterator, spec):
-            return several(iterator, spec)
+            with faults.named():
+                return several(iterator, spec)
         logs, done = None, False
         for _ in range(steps):
             data = _next(iterator)
             if data is _END:
                 break
-            logs, done = function(data, spec), True
+            with faults.named():
+                logs, done = function(data, spec), True
         if not done:
             raise StopIteration
         return logs

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator.cluster import faults
 from replicator.inputs import shards
 from replicator.keras.steps import Tensors
 from replicator.step import draft, repair
@@ -190,7 +191,8 @@ def over_list(function: BatchFunction) -> Callable[[Any], Any]:
     """Returns what Keras calls as predict_function, with a list of batches."""
 
     def run(batches: Any) -> Any:
-        outputs = [function(batch) for batch in batches]
+        with faults.named():
+            outputs = [function(batch) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(_behind, *outputs)

@@ -1,0 +1,237 @@
+"""A training over two hosts in which faults happen, in a process of its own.
+
+`python -m tests.cluster.faulty KIND MOMENT HOST COUNT` prints, as JSON, how long it took
+to name the host, whom, and what became of the losses. KIND is kill, stop or cut (the
+link, which needs root); MOMENT is build, step, function (a tf.function of the user's) or
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import replicator
+from tests.cluster import servers
+
+HEARTBEAT = 3.0
+_STEPS, _EVERY = 24, 4
+_FAULT_AT = 10  # in the middle between two checkpoints
+_NAMES = ("host-a", "host-b")
+
+
+class Hosts:
+    """Two servers at a time, with a third on its way."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._count = kind, 0
+        self._started = [self._start() for _ in range(3)]
+        self.active = [self._started.pop(0), self._started.pop(0)]
+        self.describe()
+
+    def describe(self) -> None:
+        """Waits for the two, and tells them to `connect`, as the launcher does."""
+        hosts = []
+        for name, server in zip(_NAMES, self.active, strict=True):
+            if not hasattr(server, "address"):
+                server.address = servers.facts(server)["address"]
+            hosts.append({"name": name, "address": server.address})
+        described = {"version": 1, "heartbeat": HEARTBEAT, "hosts": hosts}
+        os.environ["REPLICATOR_CLUSTER"] = json.dumps(described)
+
+    def fail(self, which: int) -> None:
+        """Makes one fail; called from whichever thread."""
+        server = self.active[which]
+        if self._kind == "kill":
+            server.kill()
+        elif self._kind == "stop":
+            server.send_signal(signal.SIGSTOP)
+        else:
+            _ip(f"link set rv{server.number} down")
+
+    def replace(self, which: int) -> None:
+        """Has another take its place; called from the main thread, their parent."""
+        self._end(self.active[which])
+        self.active[which] = self._started.pop(0)
+        self._started.append(self._start())
+        self.describe()
+
+    def end(self) -> None:
+        """Ends all."""
+        for server in [*self.active, *self._started]:
+            self._end(server)
+
+    def _start(self) -> Any:
+        self._count += 1
+        number = os.getpid() % 10000 * 100 + self._count
+        if self._kind != "cut":
+            server: Any = servers.start("--cpus=1", "--watch=stdin")
+        else:
+            here, there = _network(number, self._count)
+            command = ["ip", "netns", "exec", f"rn{number}", sys.executable]
+            flags = ["-m", "replicator.serve", f"--host={there}", "--insecure"]
+            server = subprocess.Popen(
+                [*command, *flags],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=servers.environment(),
+            )
+        server.number = number
+        return server
+
+    def _end(self, server: Any) -> None:
+        server.kill()
+        server.communicate()
+        if self._kind == "cut":
+            _ip(f"link del rv{server.number}")
+            _ip(f"netns del rn{server.number}")
+
+
+def _network(number: int, count: int) -> tuple[str, str]:
+    """Joins a namespace to this host; returns the addresses of both."""
+    net = f"10.{77 + os.getpid() % 100}.{count}"
+    _ip(f"netns add rn{number}")
+    _ip(f"link add rv{number} type veth peer name rp{number} netns rn{number}")
+    _ip(f"addr add {net}.1/24 dev rv{number}")
+    _ip(f"link set rv{number} up")
+    _ip(f"-n rn{number} addr add {net}.2/24 dev rp{number}")
+    _ip(f"-n rn{number} link set rp{number} up")
+    _ip(f"-n rn{number} link set lo up")
+    return f"{net}.1", f"{net}.2"
+
+
+def _ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=False, capture_output=True)
+
+
+class Training:
+    """The training; `fault` is called at the moment of its number."""
+
+    def __init__(self, moment: str, fault: Callable[[], None]) -> None:
+        self._moment, self._fault = moment, fault
+        generator = np.random.default_rng(3)
+        x = generator.normal(size=[96, 8]).astype(np.float32)
+        self._data = x, np.argmax(x @ generator.normal(size=[8, 3]), axis=1)
+        self.losses: dict[int, str] = {}
+        self.wrong: list[Any] = []
+        self.errors: list[str] = []
+        self.named: list[str] = []
+        self.at = 0.0  # when the error came that named them
+
+    def train(self, cluster: replicator.Cluster, folder: str) -> None:
+        """Trains, and takes note of errors."""
+        try:
+            with cluster.named():
+                self._train(cluster, folder)
+        except replicator.HostLostError as error:
+            self.at = time.monotonic()
+            self.named += error.hosts
+            self.errors.append(str(error))
+            raise
+
+    def _train(self, cluster: replicator.Cluster, folder: str) -> None:
+        repl = replicator.Replicator(cluster.devices)
+        with repl.context():
+            tf.keras.utils.set_random_seed(1)
+            layers = tf.keras.layers
+            model = tf.keras.Sequential([layers.Dense(16, "tanh"), layers.Dense(3)])
+            optimizer = repl.wrap_optimizer(tf.keras.optimizers.Adam(0.02))
+        data = tf.data.Dataset.from_tensor_slices(self._data)
+        data = data.shuffle(50, seed=5).repeat().batch(8)
+        checkpoint = cluster.checkpoint(
+            folder, model=model, optimizer=optimizer, inputs=repl.inputs
+        )
+
+        def step_fn(batch: Any) -> tf.Tensor:
+            self._now("build", _FAULT_AT)
+            x, y = batch
+            with tf.GradientTape() as tape:
+                each = tf.keras.losses.sparse_categorical_crossentropy(
+                    y, model(x), True
+                )
+                loss = tf.reduce_mean(each)
+            v = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, v), v, strict=True))
+            return repl.all_reduce(loss, "mean")
+
+        step = repl.build(step_fn, data)
+        run = tf.function(step) if self._moment == "function" else step
+        for k in checkpoint.steps(_STEPS, every=_EVERY):
+            self._now("step", k)
+            self._now("function", k)
+            loss = float(run()[0]).hex()
+            if k in self.losses and self.losses[k] != loss:
+                self.wrong.append([k, self.losses[k], loss])
+            self.losses[k] = loss
+            if (k + 1) % _EVERY == 0:
+                self._now("checkpoint", k - 1)
+
+    def _now(self, moment: str, k: int) -> None:
+        if moment == self._moment and k == _FAULT_AT:
+            self._fault()
+
+
+def main(kind: str, moment: str, which: int, count: int) -> dict[str, Any]:
+    """Trains without a fault, and then `count` times with one."""
+    hosts = Hosts(kind)
+    plain = Training("never", lambda: None)
+    with replicator.connect() as cluster, tempfile.TemporaryDirectory() as folder:
+        plain.train(cluster, folder)
+    found: dict[str, Any] = {"seconds": [], "named": [], "errors": [], "wrong": []}
+    found["steps"] = len(plain.losses)
+    for _ in range(count):
+        done: list[float] = []
+
+        def fail() -> None:
+            done.append(time.monotonic())
+            hosts.fail(which)
+
+        def fault() -> None:
+            if done:
+                return
+            late = {"build": 0.0, "checkpoint": random.uniform(0.0, 0.03)}
+            # A step takes milliseconds: in the midst of one, or between two.
+            timer = threading.Timer(late.get(moment, random.uniform(0, 0.01)), fail)
+            timer.start()
+            if moment == "build":
+                timer.join()
+
+        training = Training(moment, fault)
+        training.losses = dict(plain.losses)
+        with tempfile.TemporaryDirectory() as folder:
+
+            def train(cluster: replicator.Cluster) -> None:
+                try:
+                    training.train(cluster, folder)
+                except Exception:
+                    hosts.replace(which)
+                    raise
+
+            replicator.resilient(train, timeout=60.0)
+        found["seconds"].append(round(training.at - done[0], 2))
+        found["named"].append(training.named)
+        found["errors"] = training.errors[:1]
+        found["wrong"] += training.wrong
+    hosts.end()
+    return found
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    print(json.dumps(main(words[0], words[1], int(words[2]), int(words[3]))))
+    sys.stdout.flush()
+    os._exit(0)
