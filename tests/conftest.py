@@ -54,6 +54,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "the seed is the date unless it is given",
     )
     parser.addoption(
+        "--faults",
+        type=int,
+        default=1,
+        metavar="COUNT",
+        help="how often each fault of tests/cluster/test_faults.py happens",
+    )
+    parser.addoption(
         "--note-refused",
         action="store_true",
         help="list in tests/refused.txt which of the tests the option refuses",

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[2]
 LIMIT = 240  # seconds; machines may be busy
 
 
@@ -23,7 +23,7 @@ def environment(**more: str) -> dict[str, str]:
         if not name.startswith(("TF_", "SLURM_", "OMPI_", "REPLICATOR_CLUSTER"))
     }
     quiet = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return {**kept, **quiet, "PYTHONPATH": str(_ROOT), **more}
+    return {**kept, **quiet, "PYTHONPATH": str(ROOT), **more}
 
 
 def start(*flags: str, **options: Any) -> subprocess.Popen[str]:
@@ -69,7 +69,7 @@ def run_client(program: str, addresses: Sequence[str], **variables: str) -> Any:
     """
     done = subprocess.run(
         [sys.executable, "-m", "tests.cluster.programs", program, *addresses],
-        cwd=_ROOT,
+        cwd=ROOT,
         env=environment(**variables),
         capture_output=True,
         text=True,
