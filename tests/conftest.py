@@ -61,6 +61,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="on devices of two servers, which are processes of their own",
     )
     parser.addoption(
+        "--faults",
+        type=int,
+        default=1,
+        metavar="COUNT",
+        help="how often each fault of tests/cluster/test_faults.py happens",
+    )
+    parser.addoption(
         "--note-refused",
         action="store_true",
         help="list in tests/refused.txt which of the tests the option refuses",

@@ -37,16 +37,16 @@ def lost(error: BaseException) -> errors.HostLostError | None:
     watched = watch.watchers()
     if not watched:
         return None
-    problems = _problems(watched)
+    problems, what = _problems(watched), "lost"
     if not problems and isinstance(error, tf.errors.UnavailableError):
-        problems = _told_by(error, watched)
+        problems, what = _told_by(error, watched), "there, but connections broke"
     if not problems:
         return None
     names = [name for name, _ in problems]
     verb = "is" if len(names) == 1 else "are"
     return errors.HostLostError(
         errors.compose(
-            f"{len(names)} of {len(watched)} hosts {verb} lost: {', '.join(names)}.",
+            f"{len(names)} of {len(watched)} hosts {verb} {what}: {', '.join(names)}.",
             [*(f"{name}: {problem}" for name, problem in problems), *_place()],
             _FIX,
         ),

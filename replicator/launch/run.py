@@ -133,7 +133,9 @@ class Attempt:
         """
         assert self._program
         while True:
-            ended = [p for p in servers.processes if p.status.done()]
+            starting = {process.name for process in self._starting.values()}
+            alone = [p for p in servers.processes if p.name not in starting]
+            ended = [process for process in alone if process.status.done()]
             if self._program.status.done() or self._signals.first is not None:
                 return None
             for process in ended:
@@ -151,7 +153,8 @@ class Attempt:
                     return Outcome(error.status, text=str(error))
                 else:
                     raise error
-            serving = [process.status for process in servers.processes]
+            starting = {process.name for process in self._starting.values()}
+            serving = [p.status for p in servers.processes if p.name not in starting]
             await self._first([self._program.status, *serving, *self._starting])
 
     def _goes_on(self, servers: Servers, process: Process) -> bool:

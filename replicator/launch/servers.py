@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import os
 import pathlib
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -144,10 +145,11 @@ class Servers:
             raise LaunchError(text, 1) from error
 
     def leave_out(self, process: Process) -> None:
-        """Has the program go on without one that has ended."""
+        """Has the program go on without one that has ended, or is not up in time."""
         self._up[self._index(process)] = None
-        if process in self.processes:
-            self.processes.remove(process)
+        for own in [own for own in self.processes if own.name == process.name]:
+            own.send(f"end {int(signal.SIGKILL)}")  # it may be there, and not be up
+            self.processes.remove(own)
         self._describe()
 
     def _index(self, process: Process) -> int:

@@ -29,7 +29,7 @@ from tests.cluster import servers
 HEARTBEAT = 3.0
 _STEPS, _EVERY = 24, 4
 _FAULT_AT = 10  # in the middle between two checkpoints
-_NAMES = ("host-a", "host-b")
+NAMES = ("host-a", "host-b")
 
 
 class Hosts:
@@ -37,6 +37,12 @@ class Hosts:
 
     def __init__(self, kind: str) -> None:
         self._kind, self._count = kind, 0
+        self._net = f"10.{77 + os.getpid() % 100}.0"
+        self._bridge = f"rb{os.getpid()}"
+        if kind == "cut":
+            _ip(f"link add {self._bridge} type bridge")
+            _ip(f"addr add {self._net}.1/24 dev {self._bridge}")
+            _ip(f"link set {self._bridge} up")
         self._started = [self._start() for _ in range(3)]
         self.active = [self._started.pop(0), self._started.pop(0)]
         self.describe()
@@ -44,7 +50,7 @@ class Hosts:
     def describe(self) -> None:
         """Waits for the two, and tells them to `connect`, as the launcher does."""
         hosts = []
-        for name, server in zip(_NAMES, self.active, strict=True):
+        for name, server in zip(NAMES, self.active, strict=True):
             if not hasattr(server, "address"):
                 server.address = servers.facts(server)["address"]
             hosts.append({"name": name, "address": server.address})
@@ -72,6 +78,18 @@ class Hosts:
         """Ends all."""
         for server in [*self.active, *self._started]:
             self._end(server)
+        _ip(f"link del {self._bridge}")
+
+    def _network(self, number: int) -> str:
+        """Joins a namespace to the bridge; returns its address."""
+        address = f"{self._net}.{self._count + 1}"
+        _ip(f"netns add rn{number}")
+        _ip(f"link add rv{number} type veth peer name rp{number} netns rn{number}")
+        _ip(f"link set rv{number} master {self._bridge} up")
+        _ip(f"-n rn{number} addr add {address}/24 dev rp{number}")
+        _ip(f"-n rn{number} link set rp{number} up")
+        _ip(f"-n rn{number} link set lo up")
+        return address
 
     def _start(self) -> Any:
         self._count += 1
@@ -79,7 +97,7 @@ class Hosts:
         if self._kind != "cut":
             server: Any = servers.start("--cpus=1", "--watch=stdin")
         else:
-            here, there = _network(number, self._count)
+            there = self._network(number)
             command = ["ip", "netns", "exec", f"rn{number}", sys.executable]
             flags = ["-m", "replicator.serve", f"--host={there}", "--insecure"]
             server = subprocess.Popen(
@@ -99,19 +117,6 @@ class Hosts:
         if self._kind == "cut":
             _ip(f"link del rv{server.number}")
             _ip(f"netns del rn{server.number}")
-
-
-def _network(number: int, count: int) -> tuple[str, str]:
-    """Joins a namespace to this host; returns the addresses of both."""
-    net = f"10.{77 + os.getpid() % 100}.{count}"
-    _ip(f"netns add rn{number}")
-    _ip(f"link add rv{number} type veth peer name rp{number} netns rn{number}")
-    _ip(f"addr add {net}.1/24 dev rv{number}")
-    _ip(f"link set rv{number} up")
-    _ip(f"-n rn{number} addr add {net}.2/24 dev rp{number}")
-    _ip(f"-n rn{number} link set rp{number} up")
-    _ip(f"-n rn{number} link set lo up")
-    return f"{net}.1", f"{net}.2"
 
 
 def _ip(words: str) -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator import _tf
 
-_ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[2]
 LIMIT = 240  # seconds; machines may be busy
 
 
@@ -27,7 +27,7 @@ def environment(**more: str) -> dict[str, str]:
         if not name.startswith(("TF_", "SLURM_", "OMPI_", "REPLICATOR_CLUSTER"))
     }
     quiet = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return {**kept, **quiet, "PYTHONPATH": str(_ROOT), **more}
+    return {**kept, **quiet, "PYTHONPATH": str(ROOT), **more}
 
 
 def start(*flags: str, **options: Any) -> subprocess.Popen[str]:
@@ -77,7 +77,7 @@ def addresses(told: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def run_module(
-    module: str, *arguments: str, folder: pathlib.Path = _ROOT
+    module: str, *arguments: str, folder: pathlib.Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     """Runs a module as a client in a folder; returns what it wrote."""
     done = subprocess.run(
@@ -117,7 +117,7 @@ def run_client(program: str, addresses: Sequence[str], **variables: str) -> Any:
     """
     done = subprocess.run(
         [sys.executable, "-m", "tests.cluster.programs", program, *addresses],
-        cwd=_ROOT,
+        cwd=ROOT,
         env=environment(**variables),
         capture_output=True,
         text=True,

@@ -98,6 +98,7 @@ _BAD = [
     (["--heartbeat=nan", "train.py"], "'nan' is no number from 0.1 to 86400"),
     (["--start-timeout=inf", "train.py"], "'inf' is no number"),
     (["--ssh-port=70000", "train.py"], "'70000' is no number from 1 to 65535"),
+    (["--nnodes=2", "--min-nodes=3", "train.py"], "--min-nodes=3, and there are 2 h"),
     (["--max-restarts=1.5", "train.py"], "'1.5' is no number from 0"),
     (["--what", "train.py"], "unrecognized arguments: --what"),
     (["--host=a", "train.py"], "unrecognized arguments: --host=a"),

@@ -1,0 +1,86 @@
+"""Faults, with real servers: who is named, when, and what becomes of the training.
+
+`pytest --faults=10` has each fault happen ten times; `make test-hosts` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.cluster import faults
+from tests.cluster import faulty, servers
+
+_MOMENTS = ("build", "step", "function", "checkpoint")
+
+
+def _train(kind, moment, which, count, patience=1.0):
+    """Trains with faults in a process of its own; checks what must hold each time."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cluster.faulty", kind, moment, str(which)]
+        + [str(count)],
+        cwd=servers.ROOT,
+        env=servers.environment(),
+        capture_output=True,
+        text=True,
+        timeout=servers.LIMIT * (1 + count),
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["wrong"] == []  # losses are those of an uninterrupted run, to the bit
+    assert found["named"] == [[faulty.NAMES[which]]] * count
+    limit = 1.0 if kind == "kill" else faulty.HEARTBEAT
+    assert max(found["seconds"]) < patience * limit, found["seconds"]
+    (text,) = found["errors"]
+    assert text.startswith(f"1 of 2 hosts is lost: {faulty.NAMES[which]}.\n")
+    assert "Fix: connect again and restore a checkpoint" in text
+
+
+@pytest.mark.slow
+@pytest.mark.gate
+@pytest.mark.parametrize(("kind", "which"), [("kill", 1), ("stop", 0)])
+def test_a_step_is_freed_and_the_training_goes_on(kind, which):
+    _train(kind, "step", which, 1, patience=5.0)  # the gate runs on busy machines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("moment", _MOMENTS)
+@pytest.mark.parametrize("kind", ["kill", "stop", "cut"])
+def test_faults(kind, moment, which, request):
+    if kind == "cut" and (os.geteuid() != 0 or shutil.which("ip") is None):
+        pytest.skip("only root can cut links, by ip of iproute2")
+    _train(kind, moment, which, request.config.getoption("--faults"))
+
+
+def test_without_a_cluster_errors_stay_what_they_are():
+    error = tf.errors.UnavailableError(None, None, "mine")
+    assert faults.lost(error) is None
+    with pytest.raises(tf.errors.UnavailableError, match="mine"), faults.named():
+        raise error
+    assert faults.lost(ValueError("mine")) is None
+
+
+def test_the_error_is_also_tensorflows():
+    error = replicator.HostLostError("host-b is lost", ("host-b",))
+    assert isinstance(error, replicator.ClusterError)
+    assert isinstance(error, tf.errors.UnavailableError)
+    assert faults.lost(error) is error
+    again = pickle.loads(pickle.dumps(error))
+    for one in (error, again):
+        assert str(one) == one.message == "host-b is lost"
+        assert one.hosts == ("host-b",)
+        assert one.error_code == tf.errors.UNAVAILABLE
+
+
+def test_restarts_are_a_number():
+    with pytest.raises(replicator.ArgumentError, match="given max_restarts='3'"):
+        replicator.resilient(print, max_restarts="3")

@@ -1,0 +1,102 @@
+"""The watch over a host, which is a socket that answers or does not."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from replicator.cluster import description, watch
+
+_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_HEARTBEAT = 0.5
+
+
+class _Server:
+    """Answers as gRPC does, unless it is told to be silent."""
+
+    def __init__(self):
+        self.silent = False
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.socket.getsockname()[1]}"
+        self.kept = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                peer = self.socket.accept()[0]
+                self.kept.append(peer)
+                with contextlib.suppress(OSError):
+                    if not self.silent:
+                        peer.sendall(_SETTINGS)
+
+
+@pytest.fixture
+def server():
+    made = _Server()
+    yield made
+    made.socket.close()
+
+
+@pytest.fixture
+def watcher(server):
+    host = description.Host("host-b", server.address)
+    watcher = watch.Watcher(host, 0, None, _HEARTBEAT)  # None: nothing is connected
+    watcher.start()
+    yield watcher
+    watcher.end()
+    watcher.join(10)
+    assert not watcher.is_alive()
+
+
+def _until(condition, seconds=20):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_a_host_that_answers_is_left_alone(server, watcher):
+    with socket.create_connection(server.socket.getsockname()) as connection:
+        connection.settimeout(2.5 * _HEARTBEAT)
+        assert connection.recv(100) == _SETTINGS
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+    assert watcher.problem is watcher.last is None
+
+
+def test_a_silent_host_is_named_and_cut_off_until_it_answers(server, watcher):
+    with socket.create_connection(server.socket.getsockname()) as connection:
+        assert connection.recv(100) == _SETTINGS
+        server.silent = True
+        connection.settimeout(20)
+        assert connection.recv(1) == b""  # else TimeoutError
+    _until(lambda: watcher.problem is not None)
+    assert "does not answer" in watcher.problem
+    server.silent = False
+    _until(lambda: watcher.problem is None)
+    assert "does not answer" in watcher.last
+
+
+def test_a_host_that_has_gone_is_named(server, watcher):
+    server.socket.shutdown(socket.SHUT_RDWR)
+    server.socket.close()
+    _until(lambda: watcher.problem is not None)
+    assert "refused" in watcher.problem
+
+
+def test_a_watch_ends_with_its_connection(server):
+    host = description.Host("host-b", server.address)
+    watcher = watch.Watcher(host, 0, object(), 0.1)  # a connection that is over
+    watcher.start()
+    watcher.join(20)
+    assert not watcher.is_alive()
+
+
+def test_nobody_watches_without_a_connection(watcher):
+    assert watcher.is_alive()
+    assert watch.watchers() == []

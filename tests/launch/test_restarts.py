@@ -1,0 +1,125 @@
+"""Servers that die beside a program that goes on: started again, or left out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from tests.launch.stub import Place
+
+_COPES = """
+import json, os, pathlib, socket, sys, time
+facts = json.loads(os.environ["REPLICATOR_CLUSTER"])
+path = pathlib.Path(facts["file"])
+assert json.loads(path.read_text()) == facts
+path.with_name("resilient").touch()
+
+def answers(host):
+    name, _, port = host["address"].rpartition(":")
+    try:
+        with socket.create_connection((name, int(port)), timeout=5) as peer:
+            peer.shutdown(socket.SHUT_WR)
+            return b"server" in peer.recv(100)
+    except OSError:
+        return False
+
+def now():
+    return json.loads(path.read_text())["hosts"]
+
+def wait(condition):
+    limit = time.monotonic() + 50
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+print("ready", os.getpid(), flush=True)
+"""
+_AGAIN = """
+for _ in range(2):
+    wait(lambda: not all(map(answers, facts["hosts"])))
+    wait(lambda: all(map(answers, facts["hosts"])))
+    print("again", now() == facts["hosts"], flush=True)
+"""
+_FEWER = """
+wait(lambda: len(now()) == 1)
+print("fewer", now()[0]["name"], answers(now()[0]), flush=True)
+"""
+
+
+def _line(started: subprocess.Popen[str], word: str) -> str:
+    assert started.stdout
+    while word not in (line := started.stdout.readline()):
+        assert line, started.stderr and started.stderr.read()
+    return line
+
+
+def _kill_server(place: Place) -> None:
+    """Kills the first server; its children are for the keeper to end."""
+    servers = place.processes("replicator.serve")
+    os.kill(min(pid for pid in servers if os.getsid(pid) == pid), 9)
+
+
+def test_a_server_starts_again_where_it_was(place: Place) -> None:
+    place.program(_COPES + _AGAIN)
+    with place.start("--nnodes=2", "--max-restarts=2", "train.py") as started:
+        _line(started, "ready")
+        for _ in range(2):
+            _kill_server(place)
+            assert _line(started, "again") == "again True\n"
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 0, stderr
+    said = "its server has ended: killed by SIGKILL; starting it again, 2 of 2"
+    assert said in stderr
+    assert stderr.count("its server is up again") == 2
+    assert "starting anew" not in stderr  # the program has gone on
+    place.expect_nothing_left()
+
+
+def test_restarts_come_to_an_end(place: Place) -> None:
+    place.program(_COPES + "wait(lambda: False)")
+    with place.start("--nnodes=2", "--max-restarts=0", "train.py") as started:
+        _line(started, "ready")
+        _kill_server(place)
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 137
+    assert "its server has ended: killed by SIGKILL\n" in stderr
+    place.expect_nothing_left()
+
+
+def test_fewer_hosts_go_on(place: Place) -> None:
+    place.program(_COPES + _FEWER)
+    with place.start("--nnodes=2", "--min-nodes=1", "train.py") as started:
+        _line(started, "ready")
+        _kill_server(place)
+        assert _line(started, "fewer").endswith("True\n")
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 0, stderr
+    assert "going on with 1 of 2 hosts, without localhost-" in stderr
+    place.expect_nothing_left()
+
+
+def test_fewer_than_that_do_not(place: Place) -> None:
+    place.program(_COPES + _FEWER + "wait(lambda: False)")
+    with place.start("--nnodes=2", "--min-nodes=1", "train.py") as started:
+        _line(started, "ready")
+        _kill_server(place)
+        _line(started, "fewer")
+        _kill_server(place)
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 137, stderr
+    place.expect_nothing_left()
+
+
+def test_a_server_that_does_not_start_again(place: Place) -> None:
+    place.program(_COPES + "wait(lambda: False)")
+    flags = ("--nnodes=2", "--max-restarts=1", "--env=STUB", "--grace=1", "train.py")
+    broken = place.folder.parent / "path" / "replicator" / "serve" / "__main__.py"
+    with place.start(*flags, STUB="said") as started:
+        _line(started, "ready")
+        broken.write_text("raise SystemExit('replicator.serve: no good')")
+        _kill_server(place)
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 1
+    assert "its server has ended before it was up: replicator.serve: no good" in stderr
+    assert "Traceback" not in stderr
+    place.expect_nothing_left()
