@@ -30,7 +30,7 @@ def test_the_autotuner_is_off_unless_the_user_has_chosen(chosen: bool | None) ->
         options = tf.data.Options()
         options.autotune.enabled = chosen
         dataset = dataset.with_options(options)
-    found = iterators.prefetched(dataset, None, 1).options().autotune.enabled
+    found = iterators.without_autotuner(dataset).options().autotune.enabled
     assert found is bool(chosen)
 
 
