@@ -86,9 +86,7 @@ def resilient(
                 raise found from error
             _let_go(error)
         restarts += 1
-        logging.warning(
-            "%s Connecting again, %d of %d.", found, restarts, max_restarts
-        )
+        logging.warning("%s Connecting again, %d of %d.", found, restarts, max_restarts)
         cluster = _connect(hosts, timeout, options)
     cluster.close()
     return result

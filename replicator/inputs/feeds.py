@@ -62,9 +62,7 @@ class Feed(abc.ABC):
 class ValuesFeed(Feed):
     """Elements that are functions, called in each build, or tensors."""
 
-    def __init__(
-        self, sources: Sequence[Any], devices: Sequence[str | None]
-    ) -> None:
+    def __init__(self, sources: Sequence[Any], devices: Sequence[str | None]) -> None:
         self._sources, self._devices = tuple(sources), tuple(devices)
 
     def pull(self) -> list[Any]:

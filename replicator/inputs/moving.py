@@ -14,7 +14,6 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.inputs import places
 
 _IGNORE_STATE = 1  # of random ops, say; they begin anew anyway where an iterator does
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}

@@ -97,7 +97,7 @@ class Position(tf.train.experimental.PythonState):
                     f"a checkpoint holds the positions of {len(states)} pipelines, and "
                     f"there are {len(self._iterators)}.",
                     fix="run as many replicas as before; or deal one dataset to all of "
-                    "them, or split it by input_mode=\"global_batch\", which goes on "
+                    'them, or split it by input_mode="global_batch", which goes on '
                     "with any number.",
                 )
             )
