@@ -38,8 +38,12 @@ def connections(address: str) -> list[socket.socket]:
     except OSError:  # nobody knows its name, or a system without such a list
         return []
     peers = {_peer(info[4]) for info in found}
-    copies = [_copy_if(int(name), peers) for name in names]
-    return [connection for connection in copies if connection is not None]
+    copies: dict[int, socket.socket] = {}
+    for descriptor in map(int, names):
+        # The listing has its own descriptor, which is a copy's by now.
+        if descriptor not in copies and (made := _copy_if(descriptor, peers)):
+            copies[made.fileno()] = made
+    return list(copies.values())
 
 
 def _copy_if(descriptor: int, peers: set[tuple[str, int]]) -> socket.socket | None:
