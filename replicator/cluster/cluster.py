@@ -138,7 +138,10 @@ class Cluster:
                 errors.compose(
                     f"{len(problems)} of {self.num_hosts} hosts are lost, with what "
                     "is on them; a step that was running may have been cut short.",
-                    health.told(self._hosts, problems),
+                    [
+                        *health.told(self._hosts, problems),
+                        f"at {errors.user_line()}",
+                    ],
                     f"{health.START}; then connect again and restore a checkpoint.",
                 ),
                 tuple(h.name for h in self._hosts if h.address in problems),

@@ -26,6 +26,7 @@ from replicator.cluster import (
 from replicator.cluster.cluster import Cluster
 from replicator.cluster.state import CLIENT, WORKER
 
+_LONGEST = 1e6  # seconds; longer is a mistake, and too long for sockets
 _ATTEMPTS = 3  # to find a port of our own that stays free
 
 
@@ -113,11 +114,11 @@ def _refuse_place() -> None:
 
 def _positive(name: str, value: Any) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):
+    if not number or not 0 < value <= _LONGEST:
         raise errors.ArgumentError(
             errors.compose(
                 f"connect was given {name}={errors.shown(value)}.",
-                fix="pass seconds, a number above 0.",
+                fix=f"pass seconds, a number above 0, {_LONGEST:g} at most.",
             )
         )
     return float(value)
@@ -213,7 +214,10 @@ def _connected(described: description.Description, client: str | None) -> Any:
             raise errors.ClusterError(
                 errors.compose(
                     problem,
-                    [f"the hosts of {described.source}: {', '.join(workers)}"],
+                    [
+                        f"the hosts of {described.source}: {', '.join(workers)}",
+                        f"at {errors.user_line()}",
+                    ],
                     "see that every host has the same version of TensorFlow, and that "
                     f"{own} is this host's address as the others see it (`client=`).",
                 )

@@ -146,6 +146,7 @@ def wrong(where: str, what: str, fix: str = "") -> errors.ClusterError:
         fix: The way out.
     """
     problem = f"{where} describes no cluster: {what}."
+    fix = fix or 'correct it there; README.md, "Several hosts", says what it may hold.'
     return errors.ClusterError(errors.compose(problem, fix=fix))
 
 

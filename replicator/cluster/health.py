@@ -80,7 +80,7 @@ def leave(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> Non
         raise errors.ClusterError(
             errors.compose(
                 "the connection cannot be ended while a host is silent.",
-                told(hosts, silent),
+                [*told(hosts, silent), f"at {errors.user_line()}"],
                 "end its process, by SIGKILL if it is stopped; then try again.",
             )
         )

@@ -31,7 +31,7 @@ def read(path: str | os.PathLike[str], source: str) -> description.Description:
     Raises:
         ClusterError: The file cannot be read, or is no such list.
     """
-    where = f"{source} ({os.fspath(path)})"
+    where = f"{source} ({shown_path(path)})"
     lines = text_of(path, where).splitlines()
     hosts = [
         _host(words, f"line {number} of {where}")
@@ -74,6 +74,12 @@ def describe_mpirun(
     )
 
 
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """Returns a path as it is, or quoted where it could not be read or printed."""
+    text = os.fsdecode(path)
+    return text if text and text.isprintable() else repr(text)
+
+
 def text_of(path: str | os.PathLike[str], where: str) -> str:
     """Returns what a file holds.
 
@@ -93,7 +99,9 @@ def text_of(path: str | os.PathLike[str], where: str) -> str:
             raise ValueError(f"it is longer than {_LARGEST} bytes")
         return content.decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        raise description.wrong(where, f"it cannot be read: {error}") from None
+        raise description.wrong(
+            where, f"it cannot be read: {error}", "name a file of text that can be read"
+        ) from None
 
 
 def _host(words: list[str], where: str) -> description.Host:

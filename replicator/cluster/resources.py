@@ -64,7 +64,7 @@ class ResourceSpec:
                     fix="pass the path of a YAML file.",
                 )
             )
-        self._where = os.fsdecode(path)
+        self._where = hostfile.shown_path(path)
         facts = _load(hostfile.text_of(path, self._where), self._where)
         self._nodes = _parse(facts, self._where)
         hosts = tuple(node for node, _ in self._nodes)
@@ -77,9 +77,9 @@ class ResourceSpec:
         """The hosts, for `connect` and for the launcher.
 
         Example:
-            >>> _ = pathlib.Path("cluster.yml").write_text("nodes: [{address: ::1}]")
+            >>> _ = pathlib.Path("cluster.yml").write_text("nodes: [{address: a}]")
             >>> replicator.ResourceSpec("cluster.yml").description.hosts[0].address
-            '[::1]:8888'
+            'a:8888'
         """
         return self._description
 

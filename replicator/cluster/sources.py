@@ -56,7 +56,11 @@ def find(hosts: Any, environment: Mapping[str, str]) -> description.Description:
     raise errors.ClusterError(
         errors.compose(
             "connect found no description of hosts.",
-            ["looked at hosts=: it is None", *(f"looked at {at}" for at in _LOOKED)],
+            [
+                "looked at hosts=: it is None",
+                *(f"looked at {at}" for at in _LOOKED),
+                f"at {errors.user_line()}",
+            ],
             'pass hosts=["host:port", ...], or the path of a YAML file, or (for '
             "Kubernetes, say) a resolver of tf.distribute.cluster_resolver; or start "
             "the program by `python -m replicator.launch --hosts=...`.",

@@ -153,7 +153,9 @@ def test_examples_of_docstrings(addresses):
 
 
 @pytest.mark.parametrize("name", ["timeout", "heartbeat"])
-@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), "9", True])
+@pytest.mark.parametrize(
+    "seconds", [0, -1.0, float("nan"), float("inf"), 2**64, 10**400, "9", True]
+)
 def test_times_are_seconds(name, seconds):
     with pytest.raises(
         replicator.ArgumentError, match=f"(?s)connect was given {name}=.*Fix: pass sec"

@@ -139,22 +139,21 @@ REFUSED = {
 
 
 _TRY_EACH = """
-import json, os, subprocess, sys, tempfile
-from absl import app
+import contextlib, io, json, sys
+from absl import app, flags
 from replicator.serve import __main__ as serve
 
-def tried(flags):
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        pid = os.fork()  # TensorFlow is imported, and has not started
-        if not pid:
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            sys.argv = ["serve", *flags]
+def tried(arguments):
+    sys.argv, out, error = ["serve", *arguments], io.StringIO(), io.StringIO()
+    for name in ("port", "host", "cpus", "watch", "insecure"):
+        flags.FLAGS[name].unparse()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        try:
             app.run(serve.main, flags_parser=serve._parse)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return status, *(file.seek(0) or file.read() for file in (out, err))
+        except SystemExit as end:
+            return end.code, out.getvalue(), error.getvalue()
 
-print(json.dumps([tried(flags) for flags in json.loads(sys.argv[1])]))
+print(json.dumps([tried(arguments) for arguments in json.loads(sys.argv[1])]))
 """
 
 
