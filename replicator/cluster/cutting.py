@@ -1,10 +1,4 @@
-"""Ends this process's own connections to a host that is silent.
-
-TensorFlow waits for an answer as long as a connection lasts, and one to a process that
-is stopped, or behind a link that is cut, lasts for ever. Once it is shut down on this
-side, TensorFlow's call ends as it does when the other side dies. Nothing public does
-that: cancelling a call sends another to the same host, and waits for it.
-"""
+"""This process's own connections to a host, and their end."""
 
 from __future__ import annotations
 
@@ -24,34 +18,53 @@ def cut(address: str) -> int:
     Args:
         address: "host:port".
     """
+    found = connections(address)
+    for connection in found:
+        with connection, contextlib.suppress(OSError):  # it has ended by itself
+            connection.shutdown(socket.SHUT_RDWR)
+    return len(found)
+
+
+def connections(address: str) -> list[socket.socket]:
+    """Returns copies of all connections of this process to an address.
+
+    Args:
+        address: "host:port".
+    """
     host, port = addresses.split(address)
-    with contextlib.suppress(OSError):
+    try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        peers = {_peer(info[4]) for info in found}
-        return sum(_cut_if(int(name), peers) for name in os.listdir(_DESCRIPTORS))
-    return 0
+        names = os.listdir(_DESCRIPTORS)
+    except OSError:  # nobody knows its name, or a system without such a list
+        return []
+    peers = {_peer(info[4]) for info in found}
+    copies: dict[int, socket.socket] = {}
+    for descriptor in map(int, names):
+        # The listing has its own descriptor, which is a copy's by now.
+        if descriptor not in copies and (made := _copy_if(descriptor, peers)):
+            copies[made.fileno()] = made
+    return list(copies.values())
 
 
-def _cut_if(descriptor: int, peers: set[tuple[str, int]]) -> bool:
-    """Shuts a descriptor down if it is a connection to one of these."""
+def _copy_if(descriptor: int, peers: set[tuple[str, int]]) -> socket.socket | None:
+    """Returns a copy of a descriptor if it is a connection to one of these."""
     try:
         # A copy, so that it cannot become another file's meanwhile.
         copied = os.dup(descriptor)
     except OSError:  # it is closed by now
-        return False
+        return None
     try:
         connection = socket.socket(fileno=copied)
     except OSError:  # it is no socket
         os.close(copied)
-        return False
-    with connection:
-        try:
-            if _peer(connection.getpeername()) not in peers:
-                return False
-            connection.shutdown(socket.SHUT_RDWR)
-        except (OSError, ValueError, TypeError):  # not connected, or of another kind
-            return False
-    return True
+        return None
+    try:
+        if _peer(connection.getpeername()) in peers:
+            return connection
+    except (OSError, ValueError, TypeError, IndexError):  # not connected, or not by IP
+        pass
+    connection.close()
+    return None
 
 
 def _peer(name: tuple[object, ...]) -> tuple[str, int]:

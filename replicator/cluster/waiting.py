@@ -8,20 +8,16 @@ whoever answers with settings listens and is not stopped.
 from __future__ import annotations
 
 import concurrent.futures
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from replicator.cluster import addresses
+from replicator.cluster import addresses, lifeline
 
-# A client's part of an HTTP/2 handshake: the preface and an empty SETTINGS frame.
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_SETTINGS = 4  # the type of a frame, its fourth byte
 _MOST_AT_ONCE = 64
 _PAUSE = 0.2  # seconds between two rounds
 _PROGRESS = 5.0  # seconds between two lines
 
-SILENT = "accepts connections but does not answer: its process is stopped or hangs"
+SILENT = lifeline.SILENT
 
 
 def ask(address: str, limit: float) -> str | None:
@@ -32,35 +28,7 @@ def ask(address: str, limit: float) -> str | None:
         limit: Seconds that it may take.
     """
     host, port = addresses.split(address)
-    until = time.monotonic() + limit
-    try:
-        with socket.create_connection((host, port or 0), timeout=limit) as peer:
-            peer.sendall(_HELLO)
-            peer.settimeout(max(0.01, until - time.monotonic()))
-            try:
-                answer = peer.recv(9)
-            except TimeoutError:
-                return SILENT
-            if not answer and _is_cut(peer):
-                return SILENT
-    except socket.gaierror as error:
-        return f"nobody knows its name ({error.strerror})"
-    except TimeoutError:
-        return f"no answer within {limit:g} s"
-    except OSError as error:
-        return (error.strerror or type(error).__name__).lower()
-    if len(answer) < 4 or answer[3] != _SETTINGS:
-        return "something listens there, but no TensorFlow server"
-    return None
-
-
-def _is_cut(peer: socket.socket) -> bool:
-    """Whether this side has ended a connection: the watch does, to silent hosts."""
-    try:
-        peer.send(b"\0")
-    except BrokenPipeError:
-        return True
-    return False
+    return lifeline.ask(host, port or 0, limit)
 
 
 def ask_all(asked: Sequence[str], limit: float) -> dict[str, str]:

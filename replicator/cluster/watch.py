@@ -3,25 +3,76 @@
 A thread for each host asks its server now and then, by the first bytes of HTTP/2, which
 a process that is stopped does not answer, nor one behind a link that is cut. As long as
 it does not, this process's connections to it are shut down, so that a step that waits
-for it fails, and so does the next.
+for it fails, and so does the next. Where TensorFlow holds Python's lock while it waits,
+a process beside this one does that (lifeline.py).
 
 Which threads there are says Python itself, so nothing is kept here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from replicator import _tf
-from replicator.cluster import cutting, description, waiting
+from replicator.cluster import addresses, cutting, description, lifeline, waiting
 
 # Parts of the heartbeat: between two questions, and for the answer to one. Together
 # they leave time to free the step and to name the host.
 _PAUSE, _ANSWER = 0.2, 0.5
 _CUTS = 0.1  # seconds between two cuts while a host is silent: TensorFlow tries again
 _CUTS_AT_ONCE = 10  # between two questions
+
+
+class Lifeline:
+    """The process beside this one that shuts connections down; it ends with this one.
+
+    Args:
+        hosts: The hosts.
+        heartbeat: Seconds that one may be silent.
+    """
+
+    def __init__(self, hosts: Sequence[description.Host], heartbeat: float) -> None:
+        facts = {
+            "hosts": [addresses.split(host.address) for host in hosts],
+            "pause": _PAUSE * heartbeat,
+            "limit": _ANSWER * heartbeat,
+        }
+        self._control, theirs = socket.socketpair()
+        self._users, self._lock = len(hosts), threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", lifeline.__file__, json.dumps(facts)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # no terminal's Ctrl-C reaches it
+            )
+
+    def hand_over(self, task: int, address: str) -> None:
+        """Gives it this process's connections to a host.
+
+        Args:
+            task: The host's number.
+            address: The host's.
+        """
+        with contextlib.ExitStack() as stack:
+            found = [stack.enter_context(c) for c in cutting.connections(address)]
+            descriptors = [connection.fileno() for connection in found]
+            lifeline.hand_over(self._control, task, descriptors)
+
+    def release(self) -> None:
+        """Has it end once all have called this."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._control.close()
+                self._process.wait()
 
 
 class Watcher(threading.Thread):
@@ -32,6 +83,7 @@ class Watcher(threading.Thread):
         task: Its number in the connection.
         token: The connection, as `_tf.connection` returns it.
         heartbeat: Seconds that it may be silent.
+        beside: What frees where no thread can, or None.
 
     Attributes:
         problem: What is wrong with it now, or None.
@@ -39,27 +91,43 @@ class Watcher(threading.Thread):
     """
 
     def __init__(
-        self, host: description.Host, task: int, token: Any, heartbeat: float
+        self,
+        host: description.Host,
+        task: int,
+        token: Any,
+        heartbeat: float,
+        beside: Lifeline | None = None,
     ) -> None:
         super().__init__(name=f"replicator watches {host.name}", daemon=True)
         self.host, self.task, self.token = host, task, token
-        self._heartbeat = heartbeat
+        self._heartbeat, self._beside = heartbeat, beside
         self._ended = threading.Event()
         self.problem: str | None = None
         self.last: str | None = None
 
     def run(self) -> None:
         """Asks, until the connection is closed or replaced."""
-        while not self._over(_PAUSE * self._heartbeat):
+        try:
+            self._watch()
+        finally:
+            if self._beside is not None:
+                self._beside.release()
+
+    def end(self) -> None:
+        """Has it end soon."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while True:
+            if self._beside is not None:
+                self._beside.hand_over(self.task, self.host.address)
+            if self._over(_PAUSE * self._heartbeat):
+                return
             problem = waiting.ask(self.host.address, _ANSWER * self._heartbeat)
             self.problem = problem
             if problem is not None:
                 self.last = problem
                 self._free()
-
-    def end(self) -> None:
-        """Has it end soon."""
-        self._ended.set()
 
     def _free(self) -> None:
         for _ in range(_CUTS_AT_ONCE):
@@ -80,12 +148,16 @@ def begin(hosts: Sequence[description.Host], token: Any, heartbeat: float) -> No
         token: The connection, as `_tf.connection` returns it.
         heartbeat: Seconds that one may be silent.
     """
+    beside = Lifeline(hosts, heartbeat)
     for task, host in enumerate(hosts):
-        Watcher(host, task, token, heartbeat).start()
+        Watcher(host, task, token, heartbeat, beside).start()
 
 
 def watchers() -> list[Watcher]:
-    """Returns those of the connection, by task; none unless `connect` made it."""
+    """Returns those of the connection there is, by task.
+
+    There are none unless `connect` made it.
+    """
     token = _tf.connection()
     if token is None:
         return []

@@ -50,11 +50,16 @@ class Position(tf.train.experimental.PythonState):
     An iterator of tf.data saves itself as well, but not one on another host.
 
     Args:
-        feed: The feed.
+        feed: The feed, which is not kept: what it is made of knows the step.
     """
 
     def __init__(self, feed: feeds.Feed) -> None:
-        self._iterators = tuple(feed.iterators)
+        self._feed = weakref.ref(feed)
+
+    @property
+    def _iterators(self) -> tuple[Any, ...]:
+        feed = self._feed()
+        return () if feed is None else tuple(feed.iterators)
 
     def serialize(self) -> bytes:
         """Returns what `deserialize` needs.

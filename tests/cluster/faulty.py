@@ -1,9 +1,9 @@
 """A training over two hosts in which faults happen, in a process of its own.
 
-`python -m tests.cluster.faulty KIND MOMENT HOST COUNT` prints, as JSON, how long it took
-to name the host, whom, and what became of the losses. KIND is kill, stop or cut (the
-link, which needs root); MOMENT is build, step, function (a tf.function of the user's) or
-checkpoint.
+`python -m tests.cluster.faulty KIND MOMENT HOST COUNT` prints, as JSON, how long it
+took to name the host, whom, and what became of the losses. KIND is kill, stop or cut
+(the link, which needs root); MOMENT is build, step, function (a tf.function of the
+user's) or checkpoint.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Training:
         self.wrong: list[Any] = []
         self.errors: list[str] = []
         self.named: list[str] = []
-        self.at = 0.0  # when the error came that named them
+        self.at = 0.0  # when the error came that named them, from the fault on
 
     def train(self, cluster: replicator.Cluster, folder: str) -> None:
         """Trains, and takes note of errors."""
@@ -190,49 +190,75 @@ class Training:
             self._fault()
 
 
+class Fault:
+    """One host that fails, once.
+
+    Args:
+        hosts: All of them.
+        which: Which one.
+        late: How many seconds after the moment at most.
+        at_once: Whether nothing goes on before it has.
+    """
+
+    def __init__(self, hosts: Hosts, which: int, late: float, at_once: bool) -> None:
+        self._hosts, self._which = hosts, which
+        self._late, self._at_once = late, at_once
+        self._begun = False
+        self.at = 0.0
+
+    def __call__(self) -> None:
+        """Has it happen, unless it has."""
+        if self._begun:
+            return
+        self._begun = True
+        timer = threading.Timer(random.uniform(0, self._late), self._fail)
+        timer.start()
+        if self._at_once:
+            timer.join()
+
+    def _fail(self) -> None:
+        self.at = time.monotonic()
+        self._hosts.fail(self._which)
+
+
+# A step takes milliseconds: the fault is in the midst of one, or between two.
+_LATE = {"build": 0.0, "step": 0.01, "function": 0.01, "checkpoint": 0.03}
+
+
+def once(hosts: Hosts, moment: str, which: int, losses: dict[int, str]) -> Training:
+    """Trains with a fault; compares with the losses of a training without one."""
+    fault = Fault(hosts, which, _LATE[moment], moment == "build")
+    training = Training(moment, fault)
+    training.losses = dict(losses)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def train(cluster: replicator.Cluster) -> None:
+            try:
+                training.train(cluster, folder)
+            except Exception:
+                hosts.replace(which)
+                raise
+
+        replicator.resilient(train)
+    training.at -= fault.at
+    return training
+
+
 def main(kind: str, moment: str, which: int, count: int) -> dict[str, Any]:
     """Trains without a fault, and then `count` times with one."""
     hosts = Hosts(kind)
     plain = Training("never", lambda: None)
     with replicator.connect() as cluster, tempfile.TemporaryDirectory() as folder:
         plain.train(cluster, folder)
-    found: dict[str, Any] = {"seconds": [], "named": [], "errors": [], "wrong": []}
-    found["steps"] = len(plain.losses)
-    for _ in range(count):
-        done: list[float] = []
-
-        def fail() -> None:
-            done.append(time.monotonic())
-            hosts.fail(which)
-
-        def fault() -> None:
-            if done:
-                return
-            late = {"build": 0.0, "checkpoint": random.uniform(0.0, 0.03)}
-            # A step takes milliseconds: in the midst of one, or between two.
-            timer = threading.Timer(late.get(moment, random.uniform(0, 0.01)), fail)
-            timer.start()
-            if moment == "build":
-                timer.join()
-
-        training = Training(moment, fault)
-        training.losses = dict(plain.losses)
-        with tempfile.TemporaryDirectory() as folder:
-
-            def train(cluster: replicator.Cluster) -> None:
-                try:
-                    training.train(cluster, folder)
-                except Exception:
-                    hosts.replace(which)
-                    raise
-
-            replicator.resilient(train, timeout=60.0)
-        found["seconds"].append(round(training.at - done[0], 2))
-        found["named"].append(training.named)
-        found["errors"] = training.errors[:1]
-        found["wrong"] += training.wrong
+    assert len(plain.losses) == _STEPS
+    trained = [once(hosts, moment, which, plain.losses) for _ in range(count)]
     hosts.end()
-    return found
+    return {
+        "seconds": [round(training.at, 2) for training in trained],
+        "named": [training.named for training in trained],
+        "wrong": [training.wrong for training in trained],
+        "errors": trained[0].errors,
+    }
 
 
 if __name__ == "__main__":

@@ -134,9 +134,7 @@ def test_how_many_are_kept_is_a_number(tmp_path, bad):
 @pytest.mark.parametrize("bad", [{"total": 0}, {"total": 5, "every": 0.5}])
 def test_steps_are_numbers(tmp_path, bad):
     checkpoint = checkpoints.Checkpoint(tmp_path, {})
-    with pytest.raises(
-        replicator.ArgumentError, match=r"(?s)steps was given .*Fix: pass a"
-    ):
+    with pytest.raises(replicator.ArgumentError, match="steps was given"):
         checkpoint.steps(**{"total": 5, **bad})
 
 

@@ -35,7 +35,9 @@ def _train(kind, moment, which, count, patience=1.0):
     )
     assert done.returncode == 0, done.stderr[-6000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["wrong"] == []  # losses are those of an uninterrupted run, to the bit
+    assert (
+        found["wrong"] == [[]] * count
+    )  # losses are those of an uninterrupted run, to the bit
     assert found["named"] == [[faulty.NAMES[which]]] * count
     limit = 1.0 if kind == "kill" else faulty.HEARTBEAT
     assert max(found["seconds"]) < patience * limit, found["seconds"]
