@@ -94,17 +94,23 @@ async def join(left: _Streams, right: _Streams) -> None:
 def forwarder(
     connect: Callable[[], Awaitable[_Streams]],
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """Returns what a server does with a connection: joins it with one it makes."""
+    """Returns what a server does with a connection: joins it with one it makes.
+
+    It keeps the tasks that do so. Once one side has sent all that it has to send,
+    asyncio holds neither them nor the connections, and they could be collected.
+    """
+    running: set[asyncio.Task[Any] | None] = set()
 
     async def forward(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        running.add(asyncio.current_task())
         try:
-            other = await connect()
+            await join((reader, writer), await connect())
         except OSError:
             writer.close()
-            return
-        await join((reader, writer), other)
+        finally:
+            running.discard(asyncio.current_task())
 
     return forward
 

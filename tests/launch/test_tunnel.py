@@ -82,7 +82,7 @@ def test_servers_here_reach_one_another(place: Place) -> None:
     place.program(_ASK)
     done = place.launch("--nnodes=2", "--tunnel", "train.py")
     assert done.returncode == 0, done.stderr
-    assert _said(done.stdout) == _ALL
+    assert _said(done.stdout) == _ALL, done.stderr
 
 
 def test_servers_here_and_there_reach_one_another(
@@ -92,7 +92,7 @@ def test_servers_here_and_there_reach_one_another(
     hosts, *flags = remote.flags
     done = place.launch(f"{hosts},localhost", *flags, "--tunnel", "train.py")
     assert done.returncode == 0, done.stderr
-    assert _said(done.stdout) == _ALL
+    assert _said(done.stdout) == _ALL, done.stderr
 
 
 def test_nothing_but_the_tunnel_reaches_servers(
