@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits keras-fit torch-style test test-long coverage test-options test-plain test-v1 test-clients test-nightly lint format bench bench-peers clean
+.PHONY: help digits keras-fit torch-style test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format bench bench-peers clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-options  run the suite again with each option of Replicator; hours"
 	@echo "make test-plain  run the core of the suite without what is only for speed"
 	@echo "make test-v1  run the tests in sessions as programs of TensorFlow 1"
+	@echo "make test-hosts  run the core of the suite on devices of two other processes"
 	@echo "make test-clients  train other libraries' models, in an environment of their own"
 	@echo "make test-nightly  run the fast tests with pre-releases of TensorFlow and Keras"
 	@echo "make lint     check formatting, lint rules and types"
@@ -69,6 +70,12 @@ test-plain: $(VENV)/.test
 # What runs in sessions also runs in programs that disable TensorFlow 2's behavior.
 test-v1: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses=auto --v1 -k "session and not eager"
+
+# What a program computes does not depend on which process its devices are in.
+test-hosts: $(VENV)/.test
+	$(BIN)/python -m pytest $(PARALLEL) --hosts -m "not slow" tests/test_end_to_end.py \
+		tests/primitives tests/control_flow tests/optimizers tests/test_checkpoints.py \
+		tests/test_savers.py tests/test_saved_model.py
 
 # Some stand on Keras 3 and others on tf_keras, as tf.keras.
 test-clients: $(CLIENTS)/.clients

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 LARGEST = 2**31 - 1  # what TensorFlow counts with an int32
 
@@ -36,6 +37,8 @@ def as_whole(value: Any) -> int | None:
         return operator.index(value)
     except (TypeError, ValueError, AttributeError, OverflowError):
         return None  # no number, or a tensor that has no value yet
+    except tf.errors.InvalidArgumentError:
+        return None  # a tensor of a dtype that NumPy lacks
 
 
 def native(value: Any) -> Any:

@@ -6,9 +6,11 @@ Helpers that several test files share are in tests/helpers.py.
 Replicator: what it computes does not depend on them. `--v1` runs them as programs that
 disable TensorFlow 2's behavior, `--sample 50:seed` runs 50 at random, each with options
 drawn at random. Which tests do what an option refuses is in tests/refused.txt.
+`--hosts` runs them on devices of other processes (tests/hosts.py).
 """
 
 import ast
+import contextlib
 import os
 import zlib
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ import tensorflow as tf
 
 import replicator
 from replicator._tf import choice
-from tests import helpers, refusals, sampling
+from tests import helpers, hosts, refusals, sampling
 
 NUM_CPUS = 8
 _STEPS = "steps_per_call"  # no option of Replicator, but of how tests run steps
@@ -61,6 +63,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how often each fault of tests/cluster/test_faults.py happens",
     )
     parser.addoption(
+        "--hosts",
+        action="store_true",
+        help="on devices of two servers, which are processes of their own",
+    )
+    parser.addoption(
         "--note-refused",
         action="store_true",
         help="list in tests/refused.txt which of the tests the option refuses",
@@ -69,6 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 _OPTIONS = pytest.StashKey[list[str]]()  # with which a test runs, "NAME=VALUE"
 _REFUSED = pytest.StashKey[refusals.Refused]()
+_SERVERS = pytest.StashKey[contextlib.ExitStack]()  # ended with the session
 _OUTCOMES = pytest.StashKey[dict[str, bool]]()  # of each test: whether it was refused
 
 
@@ -87,6 +95,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_OUTCOMES] = {}
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Connects to the servers, in a process that runs tests."""
+    config = session.config
+    config.stash[_SERVERS] = contextlib.ExitStack()
+    runs_none = getattr(config.option, "numprocesses", None)  # its workers do
+    if config.getoption("--hosts") and not runs_none:
+        config.stash[_SERVERS].enter_context(hosts.connected(NUM_CPUS))
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """Says which sample it is."""
     sample = config.getoption("--sample")
@@ -97,6 +114,8 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Leaves a sample of the tests, and tells each its options."""
+    if config.getoption("--hosts"):
+        hosts.mark(items)
     chosen = config.getoption("--with")
     sample = config.getoption("--sample")
     drawn = sampling.draw(sample, items) if sample else {item: [] for item in items}
@@ -175,8 +194,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Lists what was refused, if that was asked for."""
+    """Lists what was refused, if that was asked for; ends servers."""
     config = session.config
+    config.stash[_SERVERS].close()
     if config.getoption("--note-refused"):
         (option,) = config.getoption("--with")
         config.stash[_REFUSED].note(option, config.stash[_OUTCOMES])

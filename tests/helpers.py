@@ -15,6 +15,8 @@ import replicator
 MODES = ("eager", "function", "session")
 # Whether `run` makes one call of several steps; set by --with steps_per_call=True.
 STEPS_TOGETHER = contextvars.ContextVar("STEPS_TOGETHER", default=False)
+# What sessions are made with, master and config; set by --hosts.
+SESSIONS = contextvars.ContextVar[dict[str, Any]]("SESSIONS", default={})  # noqa: B039
 
 
 @contextlib.contextmanager
@@ -32,6 +34,23 @@ def v1_control_flow() -> Iterator[None]:
 def make(num_replicas: int, **options: Any) -> replicator.Replicator:
     """Returns a Replicator on the first `num_replicas` logical CPUs."""
     return replicator.Replicator([f"CPU:{r}" for r in range(num_replicas)], **options)
+
+
+def session(graph: tf.Graph | None = None) -> tf.compat.v1.Session:
+    """Returns a session on the devices of the tests."""
+    return tf.compat.v1.Session(graph=graph, **SESSIONS.get())
+
+
+def monitored() -> dict[str, Any]:
+    """Returns what monitored sessions on the devices of the tests are made with."""
+    chosen = SESSIONS.get()
+    return {"master": chosen.get("target", ""), "config": chosen.get("config")}
+
+
+def monitored_session() -> Any:
+    """Returns a session that initializes variables and inputs, as v1 programs do."""
+    creator = tf.compat.v1.train.ChiefSessionCreator(**monitored())
+    return tf.compat.v1.train.MonitoredSession(creator)
 
 
 def run(
@@ -55,9 +74,9 @@ def run(
             with repl.context():
                 step_fn = make_step()
             fetches = repl.run(step_fn, input_fn)
-            with tf.compat.v1.train.MonitoredSession() as session:
+            with monitored_session() as running:
                 for _ in range(steps):
-                    result = session.run(fetches)
+                    result = running.run(fetches)
         return result
     with repl.context():
         step_fn = make_step()

@@ -40,6 +40,10 @@ def test_what_is_no_index(value: Any) -> None:
     assert arguments.as_whole(value) is None
 
 
+def test_tensors_of_resources_are_no_index() -> None:
+    assert arguments.as_whole(tf.Variable(1).handle) is None
+
+
 @pytest.mark.parametrize("value", [Hostile(), np.zeros(3), [1], {}])
 def test_what_cannot_be_compared_is_no_choice(value: Any) -> None:
     assert not arguments.is_choice(value, ("mirrored", True, None))

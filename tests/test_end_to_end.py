@@ -105,7 +105,7 @@ def test_a_session_program_in_the_style_of_the_paper(replicas):
         per_replica_loss = repl.run(step_fn, _sharded_batches)
         train_loss = tf.reduce_mean(per_replica_loss)
         (weights,) = v1.trainable_variables()
-        with v1.train.MonitoredSession() as session:
+        with helpers.monitored_session() as session:
             while not session.should_stop():
                 losses.append(session.run(train_loss))
                 final = session.run(weights.components) if len(losses) == 4 else None

@@ -48,7 +48,7 @@ def component_values(variables: list[Any], session: v1.Session) -> list[Any]:
 def test_savers_of_v1(
     source: int | None, target: int | None, explicit: bool, tmp_path: pathlib.Path
 ) -> None:
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default(), helpers.session() as session:
         variables = v1_variables(source, 3.0)
         session.run(v1.global_variables_initializer())
         saver = v1.train.Saver(variables if explicit else None)
@@ -58,7 +58,7 @@ def test_savers_of_v1(
         "scope/b",
         "w",
     ]
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default(), helpers.session() as session:
         variables = v1_variables(target, 0.0)
         session.run(v1.global_variables_initializer())
         v1.train.Saver(variables if explicit else None).restore(session, path)
@@ -101,7 +101,9 @@ def test_savers_in_a_training_session(tmp_path: pathlib.Path) -> None:
 
             fetches = repl.run(step_fn)
             with v1.train.MonitoredTrainingSession(
-                checkpoint_dir=str(tmp_path), log_step_count_steps=None
+                **helpers.monitored(),
+                checkpoint_dir=str(tmp_path),
+                log_step_count_steps=None,
             ) as session:
                 for _ in range(2):
                     values, steps = session.run(fetches)
@@ -117,7 +119,7 @@ def test_savers_in_a_training_session(tmp_path: pathlib.Path) -> None:
 
 
 def test_object_checkpoints_in_a_session(tmp_path: pathlib.Path) -> None:
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default(), helpers.session() as session:
         weights, bias, count = v1_variables(2, 3.0)
         session.run(v1.global_variables_initializer())
         checkpoint = v1.train.Checkpoint(w=weights, b=bias, c=count)
@@ -127,7 +129,7 @@ def test_object_checkpoints_in_a_session(tmp_path: pathlib.Path) -> None:
     restored = tf.train.Checkpoint(w=plain[0], b=plain[1], c=plain[2]).restore(path)
     restored.assert_consumed()
     assert [v.numpy().tolist() for v in plain] == [[3.0, 4.0], 3.0, 3.0]
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default(), helpers.session() as session:
         weights, bias, count = variables = v1_variables(4, 0.0)
         status = v1.train.Checkpoint(w=weights, b=bias, c=count).restore(path)
         status.assert_consumed().run_restore_ops(session)
@@ -141,11 +143,11 @@ def test_a_saver_may_reshape(tmp_path: pathlib.Path) -> None:
         with helpers.make(num_replicas).context():
             return v1.get_variable("w", initializer=tf.reshape([1.0, 2.0], shape))
 
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default(), helpers.session() as session:
         make(2, [2])
         session.run(v1.global_variables_initializer())
         path = v1.train.Saver().save(session, str(tmp_path / "c"))
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default(), helpers.session() as session:
         variable = make(3, [1, 2])
         v1.train.Saver(reshape=True).restore(session, path)
         parts = session.run(list(variable.components))

@@ -19,6 +19,10 @@ _IGNORE_STATE = 1  # of random ops, say; they begin anew anyway where an iterato
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 # A copy would not see what is written to the original.
 _STATES = ("VarHandleOp", "VariableV2", "MutableHashTable", "MutableDenseHashTable")
+_HANDLE = "handle"  # among types of ops: something that is in this process only
+# These get a new one where theirs is unknown: seeds, or memory for a cache.
+_RENEWING = ("Shuffle", "CacheDataset")
+_RENEWED = ("SeedGenerator", "MemoryCache")
 
 
 class Sited(NamedTuple):
@@ -45,21 +49,22 @@ def moved(dataset: tf.data.Dataset, home: str | None) -> Sited:
     if home is None:
         return Sited(dataset)
     variant = tf.data.experimental.to_variant(dataset)
-    if tf.is_symbolic_tensor(variant):
-        stays = _reason(_types_above(variant), resources=False)
-        serialized = None if stays else _serialized(variant)
-    else:
-        try:
-            serialized = _serialized(variant)
-        except tf.errors.OpError as error:
-            return Sited(dataset, stays=f"cannot be copied ({errors.told(error)})")
-        graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
-        stays = _reason(_types_in(graph), resources=True)
+    symbolic = tf.is_symbolic_tensor(variant)
+    stays = _reason(set(_types_above(variant))) if symbolic else ""
     if stays:
         return Sited(dataset, stays=stays)
-    with tf.device(home):
-        there = tf.raw_ops.DatasetFromGraph(graph_def=serialized)
-        made = tf.data.experimental.from_variant(there, dataset.element_spec)
+    try:
+        serialized = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=variant, external_state_policy=_IGNORE_STATE
+        )
+        stays = "" if symbolic else reason(serialized.numpy())
+        if stays:
+            return Sited(dataset, stays=stays)
+        with tf.device(home):
+            there = tf.raw_ops.DatasetFromGraph(graph_def=serialized)
+            made = tf.data.experimental.from_variant(there, dataset.element_spec)
+    except tf.errors.OpError as error:
+        return Sited(dataset, stays=f"cannot be copied ({errors.told(error)})")
     return Sited(made, home)
 
 
@@ -83,20 +88,19 @@ def warn_of_those_that_stay(sited: Iterable[Sited], made_by: Any) -> None:
     )
 
 
-def _serialized(variant: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.DatasetToGraphV2(
-        input_dataset=variant, external_state_policy=_IGNORE_STATE
-    )
-
-
-def _reason(types: Iterable[str], resources: bool) -> str:
-    """Returns why a dataset of ops of these types has to stay; "" if it may go.
+def reason(serialized: bytes) -> str:
+    """Returns why a dataset has to stay; "" if it may go.
 
     Args:
-        types: Those of its functions included.
-        resources: Whether resources that do not change are copied with it.
+        serialized: Its GraphDef, empty if that would be larger than TensorFlow allows.
     """
-    found = set(types)
+    if not serialized:
+        return "holds more than 2 GB"
+    return _reason(set(_types_in(tf.compat.v1.GraphDef.FromString(serialized))))
+
+
+def _reason(found: set[str]) -> str:
+    """Returns why a dataset of ops of these types has to stay; "" if it may go."""
     if found & _PYTHON:
         return (
             "calls Python (by from_generator, py_function or numpy_function), which "
@@ -104,8 +108,8 @@ def _reason(types: Iterable[str], resources: bool) -> str:
         )
     if any(name.startswith(_STATES) for name in found):
         return "reads a variable or a table that may change"
-    if not resources and any("HashTable" in name for name in found):
-        return "reads a table, which a session fills in one place"
+    if _HANDLE in found:
+        return "reads a table, a queue or another resource of this process"
     if "RemoteCall" in found:
         return "is copied to a device by the user"
     return ""
@@ -113,7 +117,17 @@ def _reason(types: Iterable[str], resources: bool) -> str:
 
 def _types_in(graph: Any) -> Iterable[str]:
     """Yields the types of a GraphDef's ops, those in its functions included."""
-    yield from (node.op for node in graph.node)
+    handles = {
+        node.name
+        for node in graph.node
+        if node.op == "Const"
+        and node.attr["dtype"].type == tf.resource.as_datatype_enum
+    }
+    for node in graph.node:
+        yield node.op
+        read = {name.lstrip("^").partition(":")[0] for name in node.input}
+        if read & handles and not node.op.startswith(_RENEWING):
+            yield _HANDLE
     for function in graph.library.function:
         yield from (node.op for node in function.node_def)
 
@@ -129,6 +143,9 @@ def _types_above(tensor: tf.Tensor) -> Iterable[str]:
     while waiting:
         op = waiting.pop()
         yield op.type
+        holds = any(output.dtype == tf.resource for output in op.outputs)
+        if holds and not op.type.endswith(_RENEWED):
+            yield _HANDLE
         yield from _types_called(op.node_def, library, called)
         above = {*op.control_inputs, *(before.op for before in op.inputs)} - seen
         seen |= above

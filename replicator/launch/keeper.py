@@ -85,8 +85,8 @@ class Keeper:
                 if not data:
                     control = []
                     self._end(signal.SIGTERM)
-            self._reap()
-            if self._status is not None and not descendants():
+            if not self._reap():
+                assert self._status is not None
                 if self._spec["remove"]:
                     shutil.rmtree(self._spec["remove"], ignore_errors=True)
                 return self._status
@@ -101,18 +101,20 @@ class Keeper:
         if number != signal.SIGCHLD:
             self._end(signal.SIGTERM)
 
-    def _reap(self) -> None:
-        """Takes note of what has ended."""
-        with contextlib.suppress(ChildProcessError):
+    def _reap(self) -> bool:
+        """Takes note of what has ended; returns whether anything is left."""
+        try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
-                    break
+                    return True
                 if pid == self._child:
                     code = os.waitstatus_to_exitcode(status)
                     self._status = code if code >= 0 else 128 - code
                     self._next = []  # what it has left behind is ended from the start
                     self._end(signal.SIGTERM)
+        except ChildProcessError:  # whoever lives has one of them as its ancestor
+            return False
 
     def _look_after(self, now: float, heard: bool) -> None:
         """Does what is due at a time."""

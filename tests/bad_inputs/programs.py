@@ -177,6 +177,8 @@ PROGRAMS: tuple[Program, ...] = (
     _plain("repl.groups([[0], [bad]])"),
     _plain("replicator.InputContext(0, 2, 0, 2).per_replica_batch_size(bad)"),
     _plain("replicator.InputContext(0, bad, 0, 2).per_replica_batch_size(8)"),
+    _plain("replicator.InputContext(0, 2, 0, 2, bad, 2).per_replica_batch_size(8)"),
+    _plain("replicator.InputContext(0, 2, 0, 2, 0, bad).per_replica_batch_size(8)"),
     # Plans
     _plain("replicator.plan.Plan.from_json(bad)", modes=("eager",)),
     _plain("looked_at(replicator.plan.Plan.from_json(bad))", "plans", ("eager",)),

@@ -11,6 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
+
+from replicator import _tf
+
 ROOT = pathlib.Path(__file__).parents[2]
 LIMIT = 240  # seconds; machines may be busy
 
@@ -48,15 +52,59 @@ def facts(server: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def serving(count: int, *flags: str) -> Iterator[list[dict[str, Any]]]:
-    """In this block, so many servers listen; yields what they say of themselves."""
-    started = [start(*flags) for _ in range(count)]
+def serving(
+    count: int, *flags: str, folders: Sequence[pathlib.Path | None] | None = None
+) -> Iterator[list[dict[str, Any]]]:
+    """In this block, so many servers listen; yields what they say of themselves.
+
+    Args:
+        count: How many.
+        *flags: Of each.
+        folders: In which each of them runs; None: here.
+    """
+    started = [start(*flags, cwd=cwd) for cwd in folders or [None] * count]
     try:
         yield [facts(server) for server in started]
     finally:
         for server in started:
             server.kill()
             server.communicate()
+
+
+def addresses(told: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns where servers listen, of what they say of themselves."""
+    return [facts["address"] for facts in told]
+
+
+def run_module(
+    module: str, *arguments: str, folder: pathlib.Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Runs a module as a client in a folder; returns what it wrote."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=folder,
+        env=environment(TF_CPP_MIN_LOG_LEVEL="2"),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return done
+
+
+def session_arguments() -> dict[str, Any]:
+    """Returns what a session on all hosts is made with, of which this is the master.
+
+    Called in a process that is connected. What calls Python runs in the master.
+    """
+    made = tf.train.ClusterSpec(_tf.connection().cluster)
+    (own,) = made.job_tasks("client")
+    # No server may have the name there that it was started with.
+    jobs = {"worker": made.job_tasks("worker"), "master": [own]}
+    config = tf.compat.v1.ConfigProto()
+    config.cluster_def.CopyFrom(tf.train.ClusterSpec(jobs).as_cluster_def())
+    return {"target": f"grpc://{own}", "config": config}
 
 
 def run_client(program: str, addresses: Sequence[str], **variables: str) -> Any:

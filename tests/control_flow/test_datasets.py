@@ -102,7 +102,7 @@ def test_the_functions_of_an_input_fn_are_left_as_they_were() -> None:
     with tf.Graph().as_default() as graph:
         fetches = repl.run(step, input_fn)
         after = _functions(graph)
-        with tf.compat.v1.train.MonitoredSession() as session:
+        with helpers.monitored_session() as session:
             # 1 -> 16 and 2 -> 16, on each of which the replicas agree
             assert session.run(fetches) == (64, 64)
     for functions in before:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import ArgumentError, InputError
-from replicator.inputs import ends
+from replicator.inputs import ends, moving
 from tests import helpers
 
 
@@ -273,7 +273,7 @@ def test_nothing_is_said_of_what_has_no_end_or_no_rest(
 
 
 def test_lengths_of_a_dataset_are_counted_where_they_are_unknown() -> None:
-    lengths = ends.Lengths([_filtered(5)], 2)
+    lengths = ends.Lengths([moving.Sited(_filtered(5))], 2)
     assert lengths.dropped(ended=False) == 0
     assert len(list(lengths.datasets[0])) == 5
     assert lengths.dropped(ended=True) == 1

@@ -178,7 +178,7 @@ def _train_in_session(
         step_fn, parameters = make_step()
         fetches = repl.run(step_fn, input_fn)
         reads = [[c.read_value() for c in plain(p).components] for p in parameters]
-        with tf.compat.v1.train.MonitoredSession() as session:
+        with helpers.monitored_session() as session:
             for _ in range(steps):
                 session.run(fetches)
             values = session.run(reads)

@@ -500,7 +500,7 @@ def test_nothing_passes_over_a_whole_embedding(used_by: str) -> None:
         tensors = [tensor for op in ops for tensor in op.outputs]
         whole = [tensor for tensor in tensors if tensor.shape == [ROWS, WIDTH]]
         assert not whole, whole
-        with v1.train.MonitoredSession() as session:
+        with helpers.monitored_session() as session:
             first, second = session.run(losses), session.run(losses)
             assert sum(second) < sum(first)
 

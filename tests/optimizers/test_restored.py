@@ -187,6 +187,7 @@ def test_sums_are_saved_by_the_saver_of_a_session(
 
             fetches, read = repl.run(step_fn), table.read_value()
             with v1.MonitoredTrainingSession(
+                **helpers.monitored(),
                 checkpoint_dir=str(tmp_path),
                 save_checkpoint_secs=None,
                 save_checkpoint_steps=1,

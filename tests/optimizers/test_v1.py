@@ -119,7 +119,7 @@ def test_minimize_finds_the_trainable_variables_of_a_graph() -> None:
 
         fetches = repl.run(step_fn)
         names = sorted(variable.name for variable in v1.global_variables())
-        with v1.train.MonitoredSession() as session:
+        with helpers.monitored_session() as session:
             first = session.run(fetches)
             second = session.run(fetches)
     with tf.Graph().as_default():

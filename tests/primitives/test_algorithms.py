@@ -367,7 +367,7 @@ def test_nothing_of_a_ring_is_optimized_away() -> None:
         )
         options = tf.compat.v1.RunOptions(output_partition_graphs=True)
         metadata = tf.compat.v1.RunMetadata()
-        with tf.compat.v1.Session() as session:
+        with helpers.session() as session:
             session.run(list(out), options=options, run_metadata=metadata)
     links = set()
     for node in [node for graph in metadata.partition_graphs for node in graph.node]:

@@ -197,7 +197,7 @@ def test_arguments_whose_names_do_not_sort(mode: str) -> None:
             }
             by_replica = list(fed)
             out = repl.run(lambda: repl.all_reduce(by_replica[repl.replica_id]))
-            with tf.compat.v1.Session() as session:
+            with helpers.session() as session:
                 results = session.run(list(out), fed)
     else:
 

@@ -144,7 +144,7 @@ def test_a_product_that_is_fetched_too_has_its_value() -> None:
         kept.append(tf.matmul(x, x, transpose_a=True))
         return repl.all_reduce(kept[-1])
 
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    with tf.Graph().as_default(), helpers.session() as session:
         total = repl.run(step)[0]
         own, total = session.run([kept, total])
     np.testing.assert_allclose(sum(own), total, atol=1e-5)

@@ -1,0 +1,61 @@
+"""`pytest --hosts`: tests run on devices of other processes; a list says which fail."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests import hosts
+from tests.cluster import servers
+
+_TESTS = pathlib.Path(__file__).parent
+
+
+@pytest.mark.slow
+@pytest.mark.gate
+def test_the_first_example_runs_on_two_hosts():
+    names = ["-k", "ten_line_example or session_program", "tests/test_end_to_end.py"]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--hosts",
+            "-n0",
+            "-pno:cacheprovider",
+            *names,
+        ],
+        cwd=_TESTS.parent,
+        env=servers.environment(),
+        capture_output=True,
+        text=True,
+        timeout=servers.LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("CPU:0", "/job:worker/task:0/device:CPU:0"),
+        ("CPU:3", "/job:worker/task:1/device:CPU:3"),
+        ("CPU:8", "CPU:8"),
+        ("GPU:0", "GPU:0"),
+        (["CPU:1", 3], ["/job:worker/task:1/device:CPU:1", 3]),
+        (None, None),
+    ],
+)
+def test_neighbours_are_on_different_hosts(name, device):
+    assert hosts.mapped(name, 8) == device
+
+
+def test_what_is_listed_exists():
+    for entry in hosts.listed():
+        path, _, test = entry.partition("::")
+        text = (_TESTS.parent / path).read_text()
+        assert f"def {test.partition('[')[0]}(" in text, entry
