@@ -53,9 +53,12 @@ def _examples() -> Iterator[doctest.DocTest]:
 EXAMPLES = tuple(_examples())
 
 
+_CONNECTED = ("cluster.connection.", "cluster.cluster.", "cluster.resilient.")
+
+
 def needs_servers(example: doctest.DocTest) -> bool:
     """Whether tests/cluster/test_connection.py runs it, in a process of its own."""
-    return example.name.startswith(("cluster.connection.", "cluster.cluster."))
+    return example.name.startswith(_CONNECTED)
 
 
 _HERE = [example for example in EXAMPLES if not needs_servers(example)]

@@ -25,16 +25,21 @@ class Checkpoint:
     whoever is killed while one is written finds the one before. Variables on other
     hosts are read and written by the client, so only this process needs the directory.
 
+    `cluster.checkpoint(directory, v=v)` makes one, too.
+
     Example:
         >>> with repl.context():
         ...     v = tf.Variable(0.0)
-        >>> def step_fn():
-        ...     v.assign_add(1.0)
-        >>> checkpoint = cluster.checkpoint("checkpoints", v=v, inputs=repl.inputs)
+        >>> def step_fn(x):
+        ...     v.assign_add(x)
+        >>> objects = {"v": v, "inputs": repl.inputs}
+        >>> checkpoint = replicator.Checkpoint("saved", objects)
+        >>> data = tf.data.Dataset.from_tensors(0.5).repeat()
         >>> for step in checkpoint.steps(10, every=5):  # SIGTERM has it save and end
-        ...     _ = repl.run(step_fn)
-        >>> os.path.basename(checkpoint.latest), float(v)
-        ('ckpt-10', 10.0)
+        ...     _ = repl.run(step_fn, data)
+        >>> again = replicator.Checkpoint("saved", objects)  # restores the latest
+        >>> again.step, float(v)
+        (10, 5.0)
 
     Args:
         directory: Where they are. The latest is restored at once; what is made later
@@ -68,11 +73,22 @@ class Checkpoint:
 
     @property
     def latest(self) -> str | None:
-        """The path of the newest checkpoint, or None."""
+        """The path of the newest checkpoint, or None.
+
+        Example:
+            >>> checkpoint = replicator.Checkpoint("saved", {"v": tf.Variable(1.0)})
+            >>> checkpoint.latest is None
+            True
+        """
         return self._manager.latest_checkpoint
 
     def save(self) -> str:
         """Writes a checkpoint, and removes the oldest; returns its path.
+
+        Example:
+            >>> checkpoint = replicator.Checkpoint("saved", {"v": tf.Variable(1.0)})
+            >>> pathlib.Path(checkpoint.save()).name
+            'ckpt-0'
 
         Raises:
             HostLostError: A host was lost meanwhile; the checkpoints before are there.
@@ -89,6 +105,13 @@ class Checkpoint:
 
         After SIGTERM, which announces that a host is taken away, the step at hand is
         done, a checkpoint saved, and the program ended with status 143.
+
+        Example:
+            >>> checkpoint = replicator.Checkpoint("saved", {"v": tf.Variable(1.0)})
+            >>> [step for step in checkpoint.steps(3)]
+            [0, 1, 2]
+            >>> [step for step in checkpoint.steps(5)]
+            [3, 4]
 
         Args:
             total: How many steps there are in all, with those that are done.

@@ -6,6 +6,7 @@ JSON. What it should be is said by the tests.
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import json
 import os
@@ -290,11 +291,14 @@ def examples(addresses: Sequence[str]) -> list[str]:
             given: dict[str, Any] = {"replicator": replicator, "tf": tf}
             given["addresses"] = list(addresses)
             made_by_itself = "connect(" in example.docstring
+            made_by_itself |= "resilient(" in example.docstring
             if not made_by_itself:
                 given["cluster"] = replicator.connect(addresses)
             example.globs = given
-            runner.run(example, out=wrong.append, clear_globs=False)
-            given["cluster"].close()
+            with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+                runner.run(example, out=wrong.append, clear_globs=False)
+            if "cluster" in given:
+                given["cluster"].close()
     return [f"{runner.summarize(verbose=False).attempted} examples", *wrong]
 
 
