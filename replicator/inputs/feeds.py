@@ -33,9 +33,7 @@ class Feed(abc.ABC):
 
     def ready(self, elements: Sequence[Any]) -> list[tf.Operation]:
         """Returns the ops after which every replica has its element, which may fail."""
-        return list(
-            dict.fromkeys(op for element in elements for op in _ops_of(element))
-        )
+        return list(dict.fromkeys(op for own in elements for op in _ops_of(own)))
 
     @abc.abstractmethod
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
@@ -75,11 +73,10 @@ class ValuesFeed(Feed):
         before: list[tf.Operation] = []
         for source, device in zip(self._sources, self._devices, strict=True):
             with tf.device(device), tf.control_dependencies(before):
+                element = source
                 if checks.source_kind(source) == "a function":
                     element = checks.called(source, (), "the function")
                     checks.check_element(element, "the function", source)
-                else:
-                    element = source
                 elements.append(_identities(element, source))
             before = [] if _is_there(source) else _ops_of(elements[-1])
         checks.check_alike([checks.specs(element) for element in elements])
