@@ -15,7 +15,6 @@ _TESTS = pathlib.Path(__file__).parent
 
 
 @pytest.mark.slow
-@pytest.mark.gate
 def test_the_first_example_runs_on_two_hosts():
     names = ["-k", "ten_line_example or session_program", "tests/test_end_to_end.py"]
     done = subprocess.run(

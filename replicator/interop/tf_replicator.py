@@ -267,6 +267,13 @@ def _dense(what: str, result: Any) -> list[tf.Tensor]:
     """Returns the leaves of what the user's function returned."""
     leaves = base.flatten(result, what)
     rooted.check_dense(what, leaves, "share")
+    for leaf in leaves:
+        if leaf.dtype in (tf.variant, tf.resource):
+            raise base.bad_argument(
+                what,
+                f"cannot share {leaf.dtype.name} tensors",
+                "return tensors of numbers, booleans or strings.",
+            )
     return leaves
 
 

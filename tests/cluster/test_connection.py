@@ -128,8 +128,9 @@ def test_connecting_and_closing(connecting, addresses):
 def test_faults(addresses):
     found = servers.run_client("faults", addresses[:1])
     assert found["sum"] == [4.0] * 4
-    for name in ("stopped", "close", "connect"):
-        assert found[name][0] == "ClusterError"
+    kinds = {"stopped": "HostLostError", "close": "ClusterError"}
+    for name, kind in {**kinds, "connect": "ClusterError"}.items():
+        assert found[name][0] == kind
         assert "accepts connections but does not answer" in found[name][1]
     assert "Fix: end its process" in found["close"][1]
     assert found["goes on"] == [["nothing", ""], [4.0] * 4]
@@ -137,7 +138,7 @@ def test_faults(addresses):
     assert "connection refused" in found["killed"][1]
     assert addresses[0] not in found["killed"][1]
     kind, seconds = found["step"]
-    assert kind == "UnavailableError" and seconds < 20
+    assert kind == "HostLostError" and seconds < 20
     assert "its server was started again" in found["restarted"][1]
     assert found["again"] == [[4.0] * 4, False, ["nothing", ""]]
     assert found["moved"] == [2, [4.0] * 4]

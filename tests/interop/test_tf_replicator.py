@@ -228,6 +228,16 @@ BAD = {
         "cannot share IndexedSlices",
         "its values",
     ),
+    "variant": (
+        lambda repl: repl.map_gather(
+            lambda _: tf.raw_ops.EmptyTensorList(
+                element_shape=-1, max_num_elements=2, element_dtype=tf.float32
+            ),
+            [1.0, 2.0],
+        ),
+        "cannot share variant tensors",
+        "tensors of numbers",
+    ),
     "gather tensor": (
         lambda repl: repl.map_gather(tf.sin, tf.ones([2])),
         "map_gather on replica 0 was given values=<tf.Tensor",
