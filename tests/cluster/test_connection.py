@@ -124,7 +124,6 @@ def test_connecting_and_closing(connecting, addresses):
 
 
 @pytest.mark.slow
-@pytest.mark.gate
 def test_faults(addresses):
     found = servers.run_client("faults", addresses[:1])
     assert found["sum"] == [4.0] * 4

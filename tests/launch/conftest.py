@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,19 @@ import pytest
 
 from tests.launch import sshd
 from tests.launch.stub import Place
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Has children heed signals that this process ignores: one in the background does.
+
+    A handler of Python's is the default again in what it starts.
+    """
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = [signal.signal(n, signal.default_int_handler) for n in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture
