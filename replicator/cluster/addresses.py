@@ -1,4 +1,4 @@
-"""Addresses of servers, "host:port": taken apart, checked, found. No TensorFlow."""
+"""Addresses of servers, "host:port": parsed, checked, found. No TensorFlow."""
 
 from __future__ import annotations
 

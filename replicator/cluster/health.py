@@ -35,9 +35,25 @@ def lost(
     asked = [host.address for host in hosts if host.address not in problems]
     problems |= waiting.ask_all(asked, silence)
     for k, host in enumerate(hosts):
-        if host.address not in problems and not _knows_us(k):
-            problems[host.address] = "its server was started again"
+        if host.address not in problems:
+            problem = _of_answering(k, host.address, silence)
+            if problem is not None:
+                problems[host.address] = problem
     return problems
+
+
+def _of_answering(task: int, address: str, silence: float) -> str | None:
+    """Returns what is wrong with a host that has answered, None if it knows us.
+
+    It may have fallen silent since, whereupon the watch cuts the connection: that is
+    not the refusal of a server that was started again.
+    """
+    if _knows_us(task):
+        return None
+    problem = waiting.ask(address, silence)
+    if problem is not None or _knows_us(task):
+        return problem
+    return "its server was started again"
 
 
 def _knows_us(task: int) -> bool:

@@ -25,7 +25,7 @@ from replicator.cluster import addresses, cutting, description, lifeline, waitin
 
 # Parts of the heartbeat: between two questions, and for the answer to one. Together
 # they leave time to free the step and to name the host.
-_PAUSE, _ANSWER = 0.2, 0.5
+_PAUSE, _ANSWER = 0.15, 0.4
 _CUTS = 0.1  # seconds between two cuts while a host is silent: TensorFlow tries again
 _CUTS_AT_ONCE = 10  # between two questions
 

@@ -158,7 +158,7 @@ def buckets(
 class Hubs:
     """Deals hubs so that each host, and each device of it, adds up about as much.
 
-    Hosts come first: what a hub receives and hands out crosses the link of its host.
+    Hosts come first: what a hub receives and returns crosses the link of its host.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:

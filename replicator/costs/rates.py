@@ -173,7 +173,7 @@ class Calibration:
         """Returns how long it takes within hosts, and then between them.
 
         Args:
-            algorithm: That between hosts; within each, a hub reduces and hands out.
+            algorithm: That between hosts; within each, a hub reduces and distributes.
             within: Which of KINDS describes the devices of a host.
             replicas: How many each host has.
             count: How many hosts there are.

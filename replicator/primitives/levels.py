@@ -96,9 +96,9 @@ def hand_out(matched: Matched, parts: Sequence[tf.Tensor], at: str) -> Received:
 def join(
     matched: Matched, column: Sequence[tf.Tensor], axis: int | None, at: str
 ) -> tf.Tensor:
-    """Sets one tensor per participant together on a device, in replica order.
+    """Concatenates one tensor per participant on a device, in replica order.
 
-    Replicas of a host that follow one another are set together there first.
+    Replicas of a host that follow one another are concatenated there first.
 
     Args:
         matched: The communication.
@@ -112,10 +112,10 @@ def join(
 def join_for_all(
     matched: Matched, column: Sequence[tf.Tensor], axis: int | None, hub: str
 ) -> list[tf.Tensor]:
-    """Sets one tensor per participant together, for all; returns one result for each.
+    """Concatenates one tensor per participant, for all; returns one result for each.
 
     On one host that is done on the hub. Of several, each receives what the others have,
-    and sets it together itself: from a hub, it would receive what it sent there, too.
+    and concatenates it itself: from a hub, it would receive what it sent there, too.
 
     Args:
         matched: The communication.
@@ -141,7 +141,7 @@ def join_each(
     axis: int | None,
     places: Sequence[str],
 ) -> dict[str, tf.Tensor]:
-    """Sets one tensor per participant together on each of some devices, as `join`.
+    """Concatenates one tensor per participant on each of some devices, as `join`.
 
     Args:
         matched: The communication.
@@ -170,7 +170,7 @@ def _runs_of(
     axis: int | None,
     places: Sequence[str],
 ) -> list[tf.Tensor]:
-    """Sets together what replicas pass that follow one another on a host, there."""
+    """Concatenates what consecutive replicas of a host pass, there."""
     of_host = {hosts.host_of(place): place for place in places}
     joined = []
     for run in _runs(matched.devices):

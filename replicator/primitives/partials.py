@@ -29,7 +29,7 @@ _VALUES = {"argmin": "min", "argmax": "max"}
 def all_reduce(
     job: Job, leaders: Sequence[int], between: Callable[[Job], Received]
 ) -> Received:
-    """Reduces within each host, then between the leaders, who hand out the result.
+    """Reduces within each host, then between the leaders, who distribute the result.
 
     Args:
         job: What is to be reduced.

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import select
 import socket
+import sys
+import time
 
 import pytest
 
@@ -43,6 +48,35 @@ def test_an_address_by_ipv6_is_the_same():
                 pytest.skip(f"there is no IPv6: {error}")
             assert cutting.cut(f"localhost:{port}") == 1
             assert connection.recv(1) == b""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not list them")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_connections_that_are_being_made_are_cut(host):
+    """Whoever listens and has no room left answers nothing, as a cut link does."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket(family))
+        try:
+            server.bind((host, 0))
+        except OSError as error:
+            pytest.skip(f"there is no {host}: {error}")
+        server.listen(0)
+        address = server.getsockname()[:2]
+        for _ in range(2):  # what there is room for
+            first = stack.enter_context(socket.socket(family))
+            first.setblocking(False)
+            first.connect_ex(address)
+        time.sleep(0.1)
+        waiting = stack.enter_context(socket.socket(family))
+        waiting.setblocking(False)
+        assert waiting.connect_ex(address) == errno.EINPROGRESS
+        time.sleep(0.1)
+        with pytest.raises(OSError, match="not connected"):
+            waiting.getpeername()
+        cutting.cut(f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}")
+        readable, _, _ = select.select([waiting], [], [], 10)
+        assert readable
 
 
 def test_nothing_stays_open():

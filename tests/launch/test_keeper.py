@@ -114,7 +114,10 @@ def test_signals_are_not_ignored_in_a_command() -> None:
         return await _said(await start(Command(argv, {}, "/")))
 
     (line,) = [li for li in _run(main).splitlines() if li.startswith(b"SigIgn")]
-    assert int(line.split()[1], 16) == 0
+    ignored = int(line.split()[1], 16)
+    # The C library keeps some for itself: nobody can change those, and children inherit
+    # what some ancestor did.
+    assert not [n for n in signal.valid_signals() if ignored >> (n - 1) & 1]
 
 
 _FAMILY = (
