@@ -8,13 +8,14 @@ from typing import Any, TypeGuard
 import tensorflow as tf
 
 from replicator import errors
-from replicator.cluster import state
+from replicator.cluster import peers, state
 from replicator.costs import paper
 
 # Each costs memory and threads; TensorFlow takes minutes to make a million.
 _MOST_CPUS = 1024
 _MOST_NAMED = 16  # in a message
-_ACCELERATORS = ("GPU", "TPU")
+ACCELERATORS = ("GPU", "TPU")
+_PATIENCE = 60.0  # seconds for other hosts to say what they have
 
 
 def resolve(
@@ -39,6 +40,7 @@ def resolve(
     if devices is None:
         devices = default()
     own_task = state.own_task()
+    known = peers.facts()
     resolved: list[tuple[str, ...]] = []
     seen: set[str] = set()
     for own in _listed(devices):
@@ -61,11 +63,43 @@ def resolve(
     if paper.is_on():
         return paper.spread(resolved)
     flat = [name for own in resolved for name in own]
+    if known is not None:
+        _check_peers(flat, known, own_task)
+        return tuple(resolved)
     _make_logical_cpus(flat, own_task)
     _check_existence(flat, own_task)
     for name in _remote(flat):
         state.refuse_unordered(name)
     return tuple(resolved)
+
+
+def processes(devices: Sequence[str]) -> list[int]:
+    """Returns the process that each of some devices is of, in between-graph mode.
+
+    Args:
+        devices: Their full names.
+    """
+    return [int(tf.DeviceSpec.from_string(name).task) for name in devices]
+
+
+def _check_peers(
+    names: Sequence[str], known: peers.Facts, own_task: tf.DeviceSpec
+) -> None:
+    """Raises DeviceError unless all hosts have these devices, and each has one."""
+    there = peers.devices(known, _PATIENCE)
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise _error(
+            f"{missing[0]} does not exist; all hosts together have {', '.join(there)}.",
+            "pass cluster.devices, or None for all of them: in between-graph mode a "
+            "Replicator has replicas on every host.",
+        )
+    idle = set(known.everyone).difference(processes(names))
+    if idle:
+        raise _error(
+            f"no device of host {min(idle)} ({known.addresses[min(idle)]}) is listed.",
+            "list one of each host at least, or start the program on fewer hosts.",
+        )
 
 
 def ordered(run: Callable[[], Any], devices: Sequence[str]) -> Callable[[], Any]:
@@ -135,11 +169,14 @@ def default() -> list[str]:
     Once connected to other hosts, these are all accelerators of theirs, or all their
     CPU devices; the process that connected only coordinates.
     """
+    known = peers.facts()
+    if known is not None:
+        return peers.devices(known, _PATIENCE)
     names = [d.name for d in tf.config.list_logical_devices()]
     if state.connected_hosts():
         return of_hosts(names)
     specs = [tf.DeviceSpec.from_string(name) for name in names]
-    accelerators = [s.to_string() for s in specs if s.device_type in _ACCELERATORS]
+    accelerators = [s.to_string() for s in specs if s.device_type in ACCELERATORS]
     if accelerators:
         return accelerators
     own_task = state.own_task()
@@ -159,7 +196,7 @@ def of_hosts(names: Sequence[str]) -> list[str]:
     """
     specs = [tf.DeviceSpec.from_string(name) for name in names]
     remote = [spec for spec in specs if spec.job == state.WORKER]
-    accelerators = [spec for spec in remote if spec.device_type in _ACCELERATORS]
+    accelerators = [spec for spec in remote if spec.device_type in ACCELERATORS]
     cpus = [spec for spec in remote if spec.device_type == "CPU"]
     return [spec.to_string() for spec in accelerators or cpus]
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicator import devices, methods, optimizers, running
+from replicator.cluster import between, peers
 from replicator.costs import cost, rates
 from replicator.graph.order.effects import Ledger
 from replicator.interop import distribute
@@ -106,14 +107,19 @@ class Replicator(running.Running, methods.InStep):
             calibration=rates.load(calibration),
         )
         self._devices = _resolve(devices)
-        world = World.all_here([own[0] for own in self._devices])
+        known = peers.facts()
+        together = None if known is None else peers.Peers(known)
+        world = _world([own[0] for own in self._devices], together)
+        if together is not None:
+            chosen = between.checked(together, self._devices, chosen)
         lock, sharded = locks.StepLock(), cost.shards(chosen.variables, world.devices)
         self._settings = draft.Settings(
             world=world,
             options=chosen,
-            factory=VariableFactory(world, lock, sharded),
+            factory=VariableFactory(world, lock, sharded, together),
             ledger=Ledger(),
             lock=lock,
+            peers=together,
         )
         self._steps = registry.Steps(self._settings, self._keep_plan)
 
@@ -137,7 +143,7 @@ class Replicator(running.Running, methods.InStep):
             >>> repl.devices[1]
             '/job:localhost/replica:0/task:0/device:CPU:1'
         """
-        return self._settings.world.devices
+        return tuple(own[0] for own in self._devices)
 
     # --- Variables and optimizers -----------------------------------------------------
 
@@ -279,3 +285,10 @@ def _resolve(
 ) -> tuple[tuple[str, ...], ...]:
     """Resolves device names; apart, because the class has a property `devices`."""
     return devices.resolve(names)
+
+
+def _world(names: Sequence[str], together: peers.Peers | None) -> World:
+    """Returns the world of some devices, of which this process may build a part."""
+    if together is None:
+        return World.all_here(names)
+    return World.divided(devices.processes(names), together.own, names)

@@ -19,17 +19,21 @@ class World:
         num_replicas: How many replicas there are in all, whoever builds them.
         local: The ids of those that are built here, ascending.
         devices: `devices[n]` is where replica `local[n]` runs.
+        processes: `processes[r]` is the process that builds replica r; empty if this
+            one builds all.
     """
 
     num_replicas: int
     local: tuple[int, ...]
     devices: tuple[str, ...]
+    processes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         ids = (-1, *self.local, self.num_replicas)
         rising = all(a < b for a, b in zip(ids, ids[1:], strict=False))
         assert rising, f"no ids of {self.num_replicas} replicas: {ids}"
         assert len(self.devices) == len(self.local), "each local replica has a device"
+        assert len(self.processes) in (0, self.num_replicas), "each has a process"
 
     @classmethod
     def all_here(cls, devices: Sequence[str]) -> World:
@@ -40,6 +44,21 @@ class World:
         """
         return cls(len(devices), tuple(range(len(devices))), tuple(devices))
 
+    @classmethod
+    def divided(
+        cls, processes: Sequence[int], own: int, devices: Sequence[str]
+    ) -> World:
+        """Returns the world of which several processes build parts.
+
+        Args:
+            processes: `processes[r]` is the process that builds replica r.
+            own: Which process this is.
+            devices: `devices[r]` is where replica r runs.
+        """
+        local = tuple(r for r, process in enumerate(processes) if process == own)
+        here = tuple(devices[r] for r in local)
+        return cls(len(devices), local, here, tuple(processes))
+
     @property
     def num_local(self) -> int:
         """How many replicas are built here."""
@@ -49,6 +68,11 @@ class World:
     def everyone(self) -> tuple[int, ...]:
         """The ids of all replicas."""
         return tuple(range(self.num_replicas))
+
+    @property
+    def elsewhere(self) -> tuple[int, ...]:
+        """The ids of those that other processes build."""
+        return tuple(sorted(set(self.everyone).difference(self.local)))
 
     def place(self, replica_id: int) -> int:
         """Returns where a local replica is in lists of what local replicas have."""

@@ -72,3 +72,73 @@ def connection() -> Any:
     """
     existing = context.context_safe()
     return None if existing is None else existing.get_server_def()
+
+
+# --- Between-graph: each process has its own graph ------------------------------------
+
+
+def join(addresses: Sequence[str], task: int, heartbeat: float, timeout: float) -> None:
+    """Makes this process one of several that run collectives with one another.
+
+    What MultiWorkerMirroredStrategy does for itself, with a heartbeat of our own; there
+    is nothing public that does only this.
+
+    Args:
+        addresses: "host:port" of each process.
+        task: Which of them this one is.
+        heartbeat: Seconds of silence after which one counts as lost.
+        timeout: Seconds to wait for all.
+    """
+    running = context.context()
+    leader = "/job:worker/replica:0/task:0"
+    jobs = tf.compat.v1.ConfigProto().experimental.coordination_config
+    jobs.coordinated_job_list.add(name="worker", num_tasks=len(addresses))
+    running.configure_collective_ops(
+        collective_leader=leader,
+        scoped_allocator_enabled_ops=(),
+        device_filters=(f"/job:worker/task:{task}",),
+    )
+    running.configure_coordination_service(
+        service_type="standalone",
+        service_leader=leader,
+        cluster_register_timeout_in_ms=int(1000 * timeout),
+        heartbeat_timeout_in_ms=int(1000 * heartbeat),
+        coordinated_jobs=list(jobs.coordinated_job_list),
+    )
+    server = tf.train.ServerDef(
+        cluster=tf.train.ClusterSpec({"worker": addresses}).as_cluster_def(),
+        job_name="worker",
+        task_index=task,
+        protocol="grpc",
+        default_session_config=running.config,
+    )
+    running.enable_collective_ops(server)
+    running.ensure_initialized()
+
+
+def joined() -> tuple[int, tuple[str, ...]] | None:
+    """Returns which process this is of several, and the addresses of all.
+
+    None: it did not join any.
+    """
+    existing = context.context_safe()
+    made = None if existing is None else existing._collective_ops_server_def
+    if made is None:
+        return None
+    spec = tf.train.ClusterSpec(made.cluster)
+    return made.task_index, tuple(spec.job_tasks("worker"))
+
+
+def store_put(key: str, value: str) -> None:
+    """Tells all processes a value, once per key."""
+    context.context().set_config_key_value(key, value)
+
+
+def store_get(key: str, seconds: float) -> str | None:
+    """Returns what a process told, or None if none has by then."""
+    try:
+        return str(
+            context.context().get_config_key_value(key, max(1, int(1000 * seconds)))
+        )
+    except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+        return None

@@ -16,6 +16,7 @@ from absl import logging
 from replicator import _tf, context, devices, errors
 from replicator.cluster import (
     addresses,
+    between,
     description,
     health,
     sources,
@@ -37,6 +38,7 @@ def connect(
     timeout: float = 60.0,
     heartbeat: float | None = None,
     client: str | None = None,
+    task: int | None = None,
 ) -> Cluster:
     """Connects this process to the servers of all hosts, and returns them.
 
@@ -61,6 +63,9 @@ def connect(
             what the launcher was told.
         client: The "host:port" by which the hosts reach this process; port 0 is a free
             one. None: this host's address on the way to the first of them.
+        task: For between-graph mode, in which every host runs the program, and no
+            server: which of the hosts this is, from 0 on. `python -m replicator.launch
+            --mode=between` says so by itself.
 
     Returns:
         The cluster; `Replicator(cluster.devices)` runs on it.
@@ -81,6 +86,9 @@ def connect(
         if heartbeat is None
         else heartbeat,
     )
+    task = described.task if task is None else task
+    if task is not None:
+        return between.join(described, task, limit, silence)
     _refuse_connected(silence)
     _wait(described, limit, silence)
     if _tf.has_started() and _tf.connection() is None:

@@ -47,6 +47,7 @@ class Description:
     source: str  # where it was found, for messages: "TF_CONFIG"
     client: str | None = None  # "host:port" of the user's program; port 0: a free one
     heartbeat: float | None = None
+    task: int | None = None  # between-graph: which of the hosts this process is
 
     def to_json(self) -> str:
         """Returns the text that `from_json` reads; the value of REPLICATOR_CLUSTER."""
@@ -59,6 +60,8 @@ class Description:
             facts["client"] = self.client
         if self.heartbeat is not None:
             facts["heartbeat"] = self.heartbeat
+        if self.task is not None:
+            facts["task"] = self.task
         return json.dumps(facts)
 
 
@@ -86,6 +89,7 @@ def from_json(text: str, where: str) -> Description:
         str(facts.get("source", where)),
         _text(facts, "client", where),
         _seconds(facts.get("heartbeat"), where),
+        _count(facts, "task", where),
     )
     return checked(described)
 

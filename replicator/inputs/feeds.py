@@ -16,7 +16,16 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.inputs import checks, ends, iterators, moving, places, shards
+from replicator.cluster.peers import Peers
+from replicator.inputs import (
+    checks,
+    ends,
+    iterators,
+    moving,
+    places,
+    shards,
+    together,
+)
 from replicator.inputs.input_context import InputContext
 from replicator.primitives import base
 from replicator.world import World
@@ -208,8 +217,58 @@ class ShardsFeed(Feed):
         self._whole.initialize(session)
 
 
+class PartFeed(Feed):
+    """Elements of the replicas that are built here, of a feed of all there are.
+
+    Every process that builds some reads all elements, and uses those of its own.
+
+    Args:
+        whole: Feeds all.
+        local: The ids of those that are built here.
+    """
+
+    def __init__(self, whole: Feed, local: Sequence[int]) -> None:
+        self._whole, self._local = whole, tuple(local)
+
+    def pull(self) -> list[Any]:
+        """Pulls all elements; returns those of the local replicas."""
+        elements = self._whole.pull()
+        return [elements[r] for r in self._local]
+
+    @property
+    def divides(self) -> bool:
+        """Whether the whole does."""
+        return self._whole.divides
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the whole does."""
+        return self._whole.goes_on
+
+    @property
+    def iterators(self) -> Sequence[tuple[Any, str | None]]:
+        """Those of the whole."""
+        return self._whole.iterators
+
+    def initialize(self, session: tf.compat.v1.Session | None) -> None:
+        """Starts the whole over."""
+        self._whole.initialize(session)
+
+    def warn_of_rest(self, ended: bool) -> None:
+        """As the whole does."""
+        self._whole.warn_of_rest(ended)
+
+    def note_failure(self) -> None:
+        """As the whole does."""
+        self._whole.note_failure()
+
+
 def make_feed(
-    inputs: Any, world: World, input_mode: str, remainder: str = "drop"
+    inputs: Any,
+    world: World,
+    input_mode: str,
+    remainder: str = "drop",
+    peers: Peers | None = None,
 ) -> Feed:
     """Makes a Dataset, or what an input_fn returns, feed the replicas.
 
@@ -224,56 +283,79 @@ def make_feed(
             "global_batch": it is called once, and each element is split.
         remainder: What becomes of a last round that has not an element for each
             replica, "drop" or "pad".
+        peers: The processes that build the other replicas, if there are any.
 
     Raises:
         InputError: What it returns cannot feed a step.
     """
+    shared = True
     if isinstance(inputs, checks.DATASETS):
         checks.check_here(inputs)
         # A copy: what is kept for a dataset may not hold it, or both would stay.
         sources: list[Any] = [copy.copy(inputs)]
     else:
-        sources = _sources(inputs, world, input_mode)
-    if isinstance(sources[0], checks.DATASETS):
-        checks.check_alike([source.element_spec for source in sources])
+        sources, shared = _sources(inputs, world, input_mode)
+    if not isinstance(sources[0], checks.DATASETS):
+        return values_feed(sources, world, input_mode)
+    checks.check_alike([source.element_spec for source in sources])
+    if not shared or peers is None:
         return _datasets_feed(inputs, sources, world.devices, input_mode, remainder)
-    return values_feed(sources, world.devices, input_mode)
+    together.check(inputs, sources[0], peers)
+    devices = together.devices(world)
+    whole = _datasets_feed(inputs, sources, devices, input_mode, remainder)
+    return PartFeed(whole, world.local)
 
 
-def values_feed(
-    sources: Sequence[Any], devices: Sequence[str], input_mode: str
-) -> Feed:
+def values_feed(sources: Sequence[Any], world: World, input_mode: str) -> Feed:
     """Makes functions or tensors feed the replicas; see `make_feed`.
 
     Args:
-        sources: One per replica; or one that is split.
-        devices: Where the replicas run.
+        sources: One per local replica; or one that is split.
+        world: All replicas there are, and those that are built here, which are fed.
         input_mode: As there.
     """
     if input_mode != "global_batch":
-        return ValuesFeed(sources, devices)
-    host = places.middle(devices)
-    return ShardsFeed(
+        return ValuesFeed(sources, world.devices)
+    host = places.middle(world.devices)
+    feed = ShardsFeed(
         ValuesFeed(sources[:1], [host]),
-        lambda whole: shards.split(whole[0], len(devices)),
+        lambda whole: shards.split(whole[0], world.num_replicas),
         host,
     )
+    return PartFeed(feed, world.local) if world.processes else feed
 
 
-def _sources(input_fn: Callable[..., Any], world: World, input_mode: str) -> list[Any]:
-    """Calls an input_fn; returns what feeds each replica, or one source for all."""
+def _host_id(hosts: Sequence[int], world: World, replica_id: int | None) -> int:
+    """Returns the host of a replica, or of the one pipeline there is."""
+    if world.processes:
+        return hosts[world.local[0]]
+    return hosts[0 if replica_id is None else world.place(replica_id)]
+
+
+def _sources(
+    input_fn: Callable[..., Any], world: World, input_mode: str
+) -> tuple[list[Any], bool]:
+    """Calls an input_fn.
+
+    Returns:
+        What feeds each local replica, or one source for all replicas; and whether it is
+        the latter.
+    """
     takes_context = _takes_context(input_fn)
     per_replica = input_mode == "per_replica"
     count = world.num_replicas if per_replica else 1
-    hosts = places.hosts(world.devices)
+    number = 0  # of the pipeline, if it is not that of one replica
+    if input_mode == "per_worker" and world.processes:
+        number, count = world.processes[world.local[0]], len(set(world.processes))
+    hosts = world.processes or places.hosts(world.devices)
     sources: list[Any] = []
-    for pipeline_id in world.local if per_replica else (0,):
+    for pipeline_id in world.local if per_replica else (number,):
         info = InputContext(
-            pipeline_id,
+            pipeline_id if per_replica else world.local[0],
             world.num_replicas,
             pipeline_id,
             count,
-            host_id=hosts[world.place(pipeline_id) if per_replica else 0],
+            host_id=_host_id(hosts, world, pipeline_id if per_replica else None),
             num_hosts=max(hosts) + 1,
         )
         source = checks.called(input_fn, (info,) if takes_context else ())
@@ -291,7 +373,8 @@ def _sources(input_fn: Callable[..., Any], world: World, input_mode: str) -> lis
                 "return the same kind for every replica.",
             )
         )
-    return sources
+    shared = input_mode == "global_batch" or (per_replica and not takes_context)
+    return sources, shared or not (per_replica or world.processes)
 
 
 def _datasets_feed(

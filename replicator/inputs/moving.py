@@ -23,6 +23,7 @@ _HANDLE = "handle"  # among types of ops: something that is in this process only
 # These get a new one where theirs is unknown: seeds, or memory for a cache.
 _RENEWING = ("Shuffle", "CacheDataset")
 _RENEWED = ("SeedGenerator", "MemoryCache")
+_DRAWING = ("Shuffle", "RandomDataset")  # datasets, by inputs that are seeds
 
 
 class Sited(NamedTuple):
@@ -86,6 +87,43 @@ def warn_of_those_that_stay(sited: Iterable[Sited], made_by: Any) -> None:
         line or errors.user_line(),
         ", or ".join(reasons),
     )
+
+
+def random_parts(dataset: tf.data.Dataset) -> list[str] | None:
+    """Returns what a dataset draws random numbers by, and from which seeds.
+
+    Args:
+        dataset: Made in this process, eagerly.
+
+    Returns:
+        The types of its ops that draw, with their seeds; None if one of them has no
+        seed, so that each copy of the dataset draws other numbers.
+    """
+    serialized = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        external_state_policy=_IGNORE_STATE,
+    )
+    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+    found = []
+    values = {
+        node.name: tf.make_ndarray(node.attr["value"].tensor)
+        for node in graph.node
+        if node.op == "Const" and node.attr["dtype"].type == tf.int64.as_datatype_enum
+    }
+    nodes = [node for f in graph.library.function for node in f.node_def]
+    for node in [*graph.node, *nodes]:
+        if {"seed", "seed2"} <= set(node.attr):
+            seeds = [node.attr["seed"].i, node.attr["seed2"].i]
+        elif node.op.startswith(_DRAWING):
+            read = [name.partition(":")[0] for name in node.input]
+            seeds = [int(values[n]) for n in read if n in values and not values[n].ndim]
+            seeds = seeds[-2:]
+        else:
+            continue
+        if not any(seeds):
+            return None
+        found.append(f"{node.op} {seeds}")
+    return sorted(found)
 
 
 def reason(serialized: bytes) -> str:

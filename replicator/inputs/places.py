@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.cluster import state
 
 _ALONE = ("localhost", 0)  # the task of a process that is connected to no other
 
@@ -70,5 +71,7 @@ def _task(device: str) -> tuple[str, int]:
 
 
 def _own_task() -> tuple[str, int]:
-    token = _tf.connection()
+    token, joined = _tf.connection(), _tf.joined()
+    if joined is not None:
+        return state.WORKER, joined[0]
     return _ALONE if token is None else (token.job_name, token.task_index)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from replicator.inputs import checks, feeds
 from replicator.inputs.given import Given, in_graph
+from replicator.world import World
 
 
 class Asked(NamedTuple):
@@ -75,18 +76,18 @@ class Handed:
                 made += part.stand_ins(len(made), current)
         return made
 
-    def feed(self, leaves: Sequence[Any], devices: Sequence[str]) -> feeds.Feed | None:
+    def feed(self, leaves: Sequence[Any], world: World) -> feeds.Feed | None:
         """Returns what feeds the replicas the element, if it is among the values.
 
         Args:
             leaves: What stands for the leaves in the graph that is being built.
-            devices: Where the local replicas run.
+            world: All replicas there are, and those that are built here.
         """
         if self._element is None:
             return None
         own = in_graph(leaves[: len(self._element.leaves)])
         sources = self._element.of_each_replica(own)
-        return feeds.values_feed(sources, devices, self._mode)
+        return feeds.values_feed(sources, world, self._mode)
 
     def args(self, leaves: Sequence[Any], devices: Sequence[str]) -> list[Any]:
         """Returns the further arguments of step_fn, a tuple for each replica."""

@@ -39,8 +39,13 @@ def build_step(
         step_key: Stands for step_fn in all builds of it, and goes with it.
         args: Returns the further arguments of step_fn, a tuple for each replica.
     """
-    with _collecting_later():
-        return _build_until_known(settings, step_fn, feed, graph, step_key, args)
+    try:
+        with _collecting_later():
+            return _build_until_known(settings, step_fn, feed, graph, step_key, args)
+    except Exception as error:
+        if settings.peers is not None:
+            settings.peers.fail(error)  # they wait for what this process builds
+        raise
 
 
 def _build_until_known(

@@ -9,8 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context
+from replicator.cluster.peers import Peers
 from replicator.graph.ir import switching
 from replicator.graph.lowering import record
+from replicator.graph.matching.elsewhere import Elsewhere
 from replicator.graph.order import effects
 from replicator.graph.passes import owners
 from replicator.inputs import feeds
@@ -31,6 +33,7 @@ class Settings:
         factory: Makes the variables.
         ledger: Where writes that keep replicas equal are entered.
         lock: Held while a step is built or run.
+        peers: The processes that build the other replicas, if there are any.
     """
 
     world: World
@@ -38,6 +41,7 @@ class Settings:
     factory: VariableFactory
     ledger: effects.Ledger
     lock: locks.StepLock
+    peers: Peers | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Draft:
         flow: What of the step is in control flow of TensorFlow 1.
         initializers: Ops that initialize variables, which are no part of the step.
         handles: Who owns which variable.
+        elsewhere: The calls of all replicas, if other processes build some.
         communications: What the replicas communicate.
         sharing: The handles of variables that replicas use of one another.
         done: In a plain tf.Graph, an op that runs when all effects have happened.
@@ -107,6 +112,7 @@ class Draft:
     flow: switching.Flow = dataclasses.field(default_factory=lambda: switching.Flow(()))
     initializers: Set[tf.Operation] = frozenset()
     handles: owners.Handles | None = None
+    elsewhere: Elsewhere | None = None
     communications: tuple[record.Communication, ...] = ()
     sharing: Any = ()
     done: tf.Operation | None = None

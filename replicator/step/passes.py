@@ -18,10 +18,11 @@ from replicator import _tf, context, errors
 from replicator.graph.equal import value_numbering
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import acting, has_effect
-from replicator.graph.lowering import rewrite
+from replicator.graph.lowering import crossing, rewrite
 from replicator.graph.matching import control_flow, leftover, numbering, unanswered
 from replicator.graph.order import ordering, phases
 from replicator.graph.passes import kernels, owners, random, reads
+from replicator.inputs import checks as input_checks
 from replicator.inputs import feeds
 from replicator.inputs.shards import Shard
 from replicator.primitives import table
@@ -185,7 +186,10 @@ def check_equality(draft: Draft) -> None:
     labels = value_numbering.Labels(draft.flow)
     owned = build.aliases.label(labels)
     draft.handles = owners.Handles(labels, owned, build.world)
-    rewrite.check(draft.replicas, draft.handles)
+    what = f"builds {input_checks.name_of(draft.step_fn)}"
+    draft.elsewhere = rewrite.check(
+        draft.replicas, draft.handles, draft.settings.peers, what
+    )
     if draft.several:
         drift.check(factory, build, draft.active, draft.initializers, draft.flow)
 
@@ -205,6 +209,7 @@ def lower(draft: Draft) -> None:
             draft.settings.options.policy,
             draft.handles,
             draft.flow,
+            _ways(draft),
         )
     except owners.SeveralOwners as several:
         needs = [
@@ -217,6 +222,14 @@ def lower(draft: Draft) -> None:
     draft.communications = rewritten.communications
     draft.sharing = draft.build.aliases.resolve()
     draft.flow = switching.Flow(draft.ops())
+
+
+def _ways(draft: Draft) -> crossing.Ways | None:
+    """Returns the ways to the replicas that other processes build, if there are any."""
+    peers = draft.settings.peers
+    if peers is None or draft.elsewhere is None:
+        return None
+    return crossing.Ways(draft.elsewhere, peers.own, peers.order)
 
 
 def read_once(draft: Draft) -> None:

@@ -256,7 +256,7 @@ class Step:
             built = building.build_step(
                 self._settings,
                 self._asked.step_fn,
-                job.feed or job.handed.feed(job.leaves, devices),
+                job.feed or job.handed.feed(job.leaves, self._settings.world),
                 tf.compat.v1.get_default_graph(),
                 self._function,
                 lambda: job.handed.args(job.leaves, devices),
@@ -289,6 +289,7 @@ class Step:
                 self._settings.world,
                 self._asked.input_mode,
                 self._asked.remainder,
+                self._settings.peers,
             )
         if not feed.goes_on:
             return feed  # the next build makes another

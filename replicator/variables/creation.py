@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.variables import initial_values, locks
+from replicator.cluster.peers import Peers
+from replicator.variables import initial_values, locks, values_of_first
 from replicator.variables.placement import (
     Aggregated,
     Mirrored,
@@ -57,9 +59,15 @@ class VariableFactory:
     """
 
     def __init__(
-        self, world: World, lock: locks.StepLock, sharded: bool = False
+        self,
+        world: World,
+        lock: locks.StepLock,
+        sharded: bool = False,
+        peers: Peers | None = None,
     ) -> None:
         self._world = world
+        self._peers = peers  # the processes that build the other replicas
+        self._count = itertools.count()
         self._lock = lock  # of the steps that the variables are used in
         self._sharded = sharded and world.num_replicas > 1
         self._bytes = dict.fromkeys(world.local, 0)  # that each replica owns
@@ -221,6 +229,8 @@ class VariableFactory:
         own = {k: kwargs[k] for k in names if k in kwargs}
         with tf.device(placement.device(self._world)):
             first = _tf.ResourceVariable(trainable=False, collections=[], **own)
+        if self._peers is not None:
+            values_of_first.adopt(self._peers, first)
         if placement.owner is not None:
             return [first] * self._world.num_local, placement
         seed = Seed.of(first)
@@ -313,6 +323,8 @@ class VariableFactory:
             storage=Storage(components, placement, self.mirrored),
             world=self._world,
             lock=self._lock,
+            # Alike in all processes, as TensorFlow's own is not.
+            key=None if self._peers is None else f"variable {next(self._count)}",
             **facts,
         )
         with self._all_lock:

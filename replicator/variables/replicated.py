@@ -71,9 +71,11 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         storage: Storage,
         world: World,
         lock: locks.StepLock,
+        key: str | None = None,
         **facts: Any,
     ) -> None:
         super().__init__(like=storage.components[0], **facts)
+        self._key = key
         self.storage = storage
         self.world = world
         self._lock = lock  # no step runs amid an assignment
@@ -167,7 +169,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
     @property
     def key(self) -> str:
         """What tells the variable from all others, whatever they are called."""
-        return self._unique_id
+        return self._key or self._unique_id
 
     @property
     def outside(self) -> tuple[tf.Variable, ...]:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator.graph.equal.value_numbering import Labels
+from replicator.graph.ir.placeholder import Value
+from replicator.graph.lowering.crossing import Ways, exchanged
 from replicator.graph.matching.control_flow import Region
 
 _FIX = (
@@ -25,6 +27,8 @@ def agreed(
     answers: Sequence[tf.Tensor],
     said: tuple[str, str] | None,
     labels: Labels,
+    ways: Ways | None = None,
+    depth: int = 0,
 ) -> tf.Tensor:
     """Returns the first replica's answer, after asserting that all answer alike.
 
@@ -34,8 +38,14 @@ def agreed(
         said: What a replica does that answers False, and True; None where the answer
             is the number of a branch.
         labels: Knows which values are the same on all replicas.
+        ways: The ways to replicas that other processes build, if there are any.
+        depth: In how much control flow the conditional or loop is.
     """
-    if labels.same(answers):
+    ids = [region.replica_id for region in regions]
+    crossed = None if ways is None else _crossed(ways, regions, answers, depth)
+    if crossed is not None:
+        ids, answers = crossed
+    elif labels.same(answers):
         return answers[0]
     # On a host, where conditionals and loops need the answer anyway.
     with tf.device(_host(regions[0].calls[0].device)):
@@ -44,28 +54,56 @@ def agreed(
         alike = tf.reduce_all([tf.equal(answers[0], other) for other in answers[1:]])
 
         def fail() -> tf.Operation:
-            return tf.debugging.Assert(False, _message(regions, answers, said))
+            return tf.debugging.Assert(False, _message(regions, ids, answers, said))
 
         check = tf.cond(alike, tf.no_op, fail)  # what is said costs nothing until then
         with tf.control_dependencies([check.op]):
             return tf.identity(answers[0])
 
 
+def _crossed(
+    ways: Ways, regions: Sequence[Region], answers: Sequence[tf.Tensor], depth: int
+) -> tuple[list[int], Sequence[tf.Tensor]] | None:
+    """Returns the ids of all replicas that take part, and what each of them answers.
+
+    None if all of them are built here.
+    """
+    calls = {call.key: call for region in regions for call in region.calls}
+    ids = sorted({r for call in calls.values() for r in call.group})
+    way = ways.of_region(calls[min(calls)], ids, depth)
+    if way is None:
+        return None
+    dtype = answers[0].dtype if answers[0].dtype in (tf.bool, tf.int32) else tf.bool
+    own = {
+        region.replica_id: (tf.cast(answer, dtype),)
+        for region, answer in zip(regions, answers, strict=True)
+    }
+    value = Value(dtype.name, ())
+    passed = exchanged(
+        way,
+        [ways.elsewhere.world.processes[r] for r in ids],
+        [[value]] * len(ids),
+        [own.get(r) for r in ids],
+    )
+    return ids, [answer for (answer,) in passed]
+
+
 def _message(
     regions: Sequence[Region],
+    ids: Sequence[int],
     answers: Sequence[tf.Tensor],
     said: tuple[str, str] | None,
 ) -> list[tf.Tensor]:
     """Returns what an assertion prints, piece by piece."""
     construct = regions[0].construct
     pieces = [f"replicas disagree in a {construct} in which they communicate:"]
-    for region, answer in zip(regions, answers, strict=True):
+    for replica_id, answer in zip(ids, answers, strict=True):
         does = (
             tf.strings.join(["takes branch ", tf.strings.as_string(answer)])
             if said is None
             else tf.where(answer, said[1], said[0])
         )
-        pieces.append(tf.strings.join([f"replica {region.replica_id} ", does]))
+        pieces.append(tf.strings.join([f"replica {replica_id} ", does]))
     calls = regions[0].calls
     shown = "; ".join(map(str, calls[:3]))
     more = f"; ... ({len(calls)} calls)" if len(calls) > 3 else ""

@@ -15,6 +15,7 @@ of the graph; merging takes the same idea one level down.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,8 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph.equal.value_numbering import Labels
-from replicator.graph.lowering import inline, turns
+from replicator.graph.lowering import crossing, inline, turns
+from replicator.graph.lowering.crossing import Ways
 from replicator.graph.lowering.disagreement import agreed
 from replicator.graph.lowering.record import Place, function_name
 from replicator.graph.matching.control_flow import CONSTRUCTS, Region
@@ -39,8 +41,31 @@ _TURN = ("stops", "makes another turn")
 _BRANCH = ("takes the false branch", "takes the true branch")
 
 
+@dataclasses.dataclass(frozen=True)
+class Merge:
+    """Ops that become one.
+
+    Attributes:
+        regions: The ops, in replica order, of one construct.
+        rewrite: Rewrites what is inside.
+        labels: Knows which values are the same on all replicas.
+        place: Where the ops are.
+        ways: The ways to replicas that other processes build, if there are any.
+    """
+
+    regions: Sequence[Region]
+    rewrite: Rewrite
+    labels: Labels
+    place: Place
+    ways: Ways | None
+
+
 def merge(
-    regions: Sequence[Region], rewrite: Rewrite, labels: Labels, place: Place
+    regions: Sequence[Region],
+    rewrite: Rewrite,
+    labels: Labels,
+    place: Place,
+    ways: Ways | None = None,
 ) -> tf.Operation:
     """Replaces one op per replica by one op for all of them.
 
@@ -49,6 +74,7 @@ def merge(
         rewrite: Rewrites what is inside.
         labels: Knows which values are the same on all replicas.
         place: Where the ops are.
+        ways: The ways to replicas that other processes build, if there are any.
 
     Returns:
         The merged op. It has all consumers of the old ones, and waits for what they
@@ -63,7 +89,7 @@ def merge(
     build = {"conditional": _conditional, "loop": _loop, "function": _call}[construct]
     with tf.control_dependencies(None), tf.device(None):
         with tf.name_scope(f"merged_{construct}"):
-            new = build(regions, rewrite, labels, place)
+            new = build(Merge(regions, rewrite, labels, place, ways))
     _tf.add_control_inputs(new, before)
     _tf.set_read_only_inputs(new, _read_only(old, new))
     outputs = iter(new.outputs)
@@ -87,26 +113,25 @@ def _read_only(old: Sequence[tf.Operation], new: tf.Operation) -> list[int]:
     return [n for n, t in enumerate(new.inputs) if id(t) in reads - writes]
 
 
-def _loop(
-    regions: Sequence[Region], rewrite: Rewrite, labels: Labels, place: Place
-) -> tf.Operation:
-    old = [region.op for region in regions]
+def _loop(job: Merge) -> tf.Operation:
+    old, labels = [region.op for region in job.regions], job.labels
     outputs = [tensor for op in old for tensor in op.outputs]
 
     counted = []
 
     def agree(conditions: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         counted.append(labels.same(conditions))
-        return [agreed(regions, conditions, _TURN, labels)]
+        return [_agreed(job, conditions, _TURN)]
 
     known = labels.of_loops(old)
     given = [known[: len(op.inputs)] for op in old]
-    inside = place.inside("loop condition", None)
-    condition = _function(regions, "cond", rewrite, labels, inside, given, agree)
+    inside = job.place.inside("loop condition", None)
+    condition = _function(job, "cond", inside, given, agree)
     total = turns.count(old[0]) if counted[0] else None
-    repeat = turns.at_once(old, total)
-    inside = place.inside("loop body", total)
-    body = _function(regions, "body", rewrite, labels, inside, given, repeat=repeat)
+    # What crosses processes is numbered once.
+    repeat = turns.at_once(old, total) if job.ways is None else 1
+    inside = job.place.inside("loop body", total)
+    body = _function(job, "body", inside, given, repeat=repeat)
     new = _operation(
         tf.raw_ops.While if _any_stateful(old) else tf.raw_ops.StatelessWhile,
         input=[tensor for op in old for tensor in op.inputs],
@@ -125,22 +150,16 @@ def _loop(
     return new
 
 
-def _conditional(
-    regions: Sequence[Region], rewrite: Rewrite, labels: Labels, place: Place
-) -> tf.Operation:
-    old = [region.op for region in regions]
+def _conditional(job: Merge) -> tf.Operation:
+    old = [region.op for region in job.regions]
     two = "If" in old[0].type
-    chosen = agreed(
-        regions, [op.inputs[0] for op in old], _BRANCH if two else None, labels
-    )
-    given = [[labels.of(tensor) for tensor in op.inputs[1:]] for op in old]
+    chosen = _agreed(job, [op.inputs[0] for op in old], _BRANCH if two else None)
+    given = [[job.labels.of(tensor) for tensor in op.inputs[1:]] for op in old]
     stateful = _any_stateful(old)
 
     def branch(attribute: str, name: str, position: int = 0) -> Any:
-        inside = place.inside(f"conditional ({name})", None)
-        return _function(
-            regions, attribute, rewrite, labels, inside, given, position=position
-        )
+        inside = job.place.inside(f"conditional ({name})", None)
+        return _function(job, attribute, inside, given, position=position)
 
     arguments = {
         "input": [tensor for op in old for tensor in op.inputs[1:]],
@@ -167,13 +186,11 @@ def _conditional(
     return new
 
 
-def _call(
-    regions: Sequence[Region], rewrite: Rewrite, labels: Labels, place: Place
-) -> tf.Operation:
-    old = [region.op for region in regions]
-    given = [[labels.of(tensor) for tensor in op.inputs] for op in old]
-    inside = place.inside(function_name(old[0]))
-    body = _function(regions, "f", rewrite, labels, inside, given)
+def _call(job: Merge) -> tf.Operation:
+    old = [region.op for region in job.regions]
+    given = [[job.labels.of(tensor) for tensor in op.inputs] for op in old]
+    inside = job.place.inside(function_name(old[0]))
+    body = _function(job, "f", inside, given)
     stateful = _any_stateful(old)
     arguments = [tensor for op in old for tensor in op.inputs]
     dtypes = [tensor.dtype for op in old for tensor in op.outputs]
@@ -200,6 +217,13 @@ def _call(
     return new
 
 
+def _agreed(
+    job: Merge, answers: Sequence[tf.Tensor], said: tuple[str, str] | None
+) -> tf.Tensor:
+    depth = len(job.place.path)
+    return agreed(job.regions, answers, said, job.labels, job.ways, depth)
+
+
 def _in_session() -> bool:
     """Whether the outermost graph is run by a session, and not by a function."""
     with tf.init_scope():
@@ -218,10 +242,8 @@ def _any_stateful(ops: Sequence[tf.Operation]) -> bool:
 
 
 def _function(
-    regions: Sequence[Region],
+    job: Merge,
     attribute: str,
-    rewrite: Rewrite,
-    labels: Labels,
     place: Place,
     given: Sequence[Sequence[int | None]],
     finish: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
@@ -231,10 +253,8 @@ def _function(
     """Adds a function that holds one function of each replica.
 
     Args:
-        regions: The ops that call the functions.
+        job: The ops that call the functions.
         attribute: By which attribute they do, "body" for example.
-        rewrite: Rewrites what is inside.
-        labels: Knows which values are the same on all replicas.
         place: Where the functions are.
         given: `given[n][k]` is the label of the n-th replica's k-th argument, or None.
         finish: Makes the results of the merged function of those of all replicas.
@@ -244,10 +264,11 @@ def _function(
     Returns:
         Its name, as the attribute of an op.
     """
+    regions = job.regions
     joint = _tf.new_function_graph(f"merged_{attribute}")
     functions = [_tf.function_body(r.op, attribute, position) for r in regions]
     arguments = [
-        _arguments(joint, graph.inputs, own_labels, labels)
+        _arguments(joint, graph.inputs, own_labels, job.labels)
         for (graph, _), own_labels in zip(functions, given, strict=True)
     ]
     must_run: list[tf.Operation] = []
@@ -262,12 +283,14 @@ def _function(
             arguments = [copy.results for copy in copies]
             replicas = [copy.ops for copy in copies]
             ids = [region.replica_id for region in regions]
-            rewritten = rewrite(replicas, ids, place.again() if turn else place)
+            rewritten = job.rewrite(replicas, ids, place.again() if turn else place)
             must_run += _renamed(copies, rewritten)
         returned = [tensor for own in arguments for tensor in own]
         if finish is not None:
             returned = list(finish(returned))
         results = [tensor.op for tensor in returned]
+        if job.ways is not None:
+            must_run += crossing.ops_of(joint)
         must_run += phases.separate(
             [*must_run, *results], {}, frozenset(), fitting=frozenset()
         )

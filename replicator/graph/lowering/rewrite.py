@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.cluster.peers import Peers
 from replicator.costs import cost, hosts
 from replicator.graph.ir import switching
 from replicator.graph.ir.placeholder import Call, Placeholder
-from replicator.graph.lowering import fence, merge, schedule
+from replicator.graph.lowering import crossing, fence, merge, schedule
 from replicator.graph.lowering.record import Communication, Place, links, wires
-from replicator.graph.matching import control_flow, deadlock, match
+from replicator.graph.matching import control_flow, deadlock, elsewhere, match
 from replicator.graph.passes import owners, precision
 from replicator.world import World
 
@@ -48,6 +49,8 @@ class Matched:
         hubs: Deals out the devices on which shared work is done.
         policy: What else decides how it is lowered.
         notes: What the lowering says of its work.
+        crossing: The way to the processes that build the other participants; these
+            then are local ones. None: all are here.
     """
 
     calls: tuple[Call, ...]
@@ -56,6 +59,7 @@ class Matched:
     hubs: cost.Hubs
     policy: cost.Policy
     notes: Notes = dataclasses.field(default_factory=Notes)
+    crossing: crossing.Crossing | None = None
 
     @property
     def options(self) -> dict:
@@ -111,6 +115,7 @@ class Target:
         precise: Whether TensorFlow has to be kept from treating replicas differently.
         flow: What is in control flow of TensorFlow 1.
         communications: What was lowered so far.
+        ways: The ways to replicas that other processes build; None: there are none.
     """
 
     world: World
@@ -122,6 +127,7 @@ class Target:
     precise: bool = False
     flow: switching.Flow = switching.NONE
     communications: list[Communication] = dataclasses.field(default_factory=list)
+    ways: crossing.Ways | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,12 +144,23 @@ class Rewritten:
     communications: tuple[Communication, ...]
 
 
-def check(replicas: Sequence[Sequence[tf.Operation]], handles: owners.Handles) -> None:
+def check(
+    replicas: Sequence[Sequence[tf.Operation]],
+    handles: owners.Handles,
+    peers: Peers | None = None,
+    what: str = "a step",
+) -> elsewhere.Elsewhere | None:
     """Raises unless all communication of one build pairs, before anything is changed.
 
     Args:
-        replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
+        replicas: `replicas[n]` are the ops of a local replica's sub-graph, in build
+            order.
         handles: Tells the variables that one replica owns and all share.
+        peers: The processes that build the other replicas, if there are any.
+        what: What is built, for messages.
+
+    Returns:
+        The calls of all replicas, if other processes build some.
 
     Raises:
         MismatchError: The replicas do not communicate alike.
@@ -153,7 +170,11 @@ def check(replicas: Sequence[Sequence[tf.Operation]], handles: owners.Handles) -
         control_flow.find_sites(ops, r, handles)
         for r, ops in zip(handles.world.local, replicas, strict=True)
     ]
+    if peers is not None:
+        told = [elsewhere.own(own) for own in sites]
+        return elsewhere.check(peers, handles.world, told, what)
     match.check([_all_calls(own) for own in sites], [_inside(own) for own in sites])
+    return None
 
 
 def rewrite(
@@ -164,6 +185,7 @@ def rewrite(
     policy: cost.Policy,
     handles: owners.Handles,
     flow: switching.Flow = switching.NONE,
+    ways: crossing.Ways | None = None,
 ) -> Rewritten:
     """Lowers and rewires all communication of one build, which was checked.
 
@@ -175,6 +197,7 @@ def rewrite(
         policy: What the user says of how communication is lowered.
         handles: Tells the variables that one replica owns and all share.
         flow: What is in control flow of TensorFlow 1.
+        ways: The ways to replicas that other processes build, if there are any.
 
     Raises:
         MismatchError: The replicas do not communicate alike.
@@ -191,6 +214,7 @@ def rewrite(
         initializers,
         precise=precision.may_be_lowered(),
         flow=flow,
+        ways=ways,
     )
     rewritten = _rewrite_level(replicas, world.local, target, Place())
     return Rewritten(rewritten, tuple(target.communications))
@@ -220,7 +244,7 @@ def _rewrite_level(
         control_flow.find_sites(ops, r, target.handles)
         for ops, r in zip(replicas, replica_ids, strict=True)
     ]
-    nodes = match.pair(sites)
+    nodes = match.pair(sites, target.world.local)
     for ops, own in zip(replicas, sites, strict=True):
         fence.put_up(ops, own, target.initializers, target.flow)
     deadlock.check(nodes, sites, replicas)
@@ -241,6 +265,7 @@ def _rewrite_level(
                 lambda inner, ids, at: _rewrite_level(inner, ids, target, at),
                 target.handles.labels,
                 place,
+                target.ways,
             )
             merged.update({region.op: new for region in regions})
     replicas = _with(merged, replicas)
@@ -263,20 +288,17 @@ def _with(
 def _lower(
     matched: Sequence[Placeholder], target: Target, place: Place
 ) -> Sequence[Sequence[tf.Tensor]]:
-    """Adds the real ops for one communication; returns results by participant."""
-    communication = Matched(
-        calls=tuple(p.call for p in matched),
-        operands=tuple(p.operands for p in matched),
-        devices=tuple(target.world.device(p.replica_id) for p in matched),
-        hubs=target.hubs,
-        policy=target.policy,
-    )
+    """Adds the real ops for one communication; returns results by local participant."""
     call = matched[0].call
     # What the user made a call wait for, every participant's result waits for.
     before = [op for p in matched for op in p.op.control_inputs]
     with tf.control_dependencies(None), tf.control_dependencies(before):
         with tf.name_scope(f"communicate/{call.pairs_as}"):
+            communication = _matched(matched, target)
             results = target.lowerings[call.primitive](communication)
+    if len(communication.calls) > len(matched):  # those built elsewhere have theirs
+        ids = [p.replica_id for p in matched]
+        results = [results[communication.group.index(r)] for r in ids]
     if not place.repeated:
         notes = communication.notes
         given = [list(own) for own in communication.operands]
@@ -289,6 +311,45 @@ def _lower(
         with tf.name_scope("keep_precision"), tf.control_dependencies(None):
             results = precision.keep(results)
     return results
+
+
+def _matched(matched: Sequence[Placeholder], target: Target) -> Matched:
+    """Returns a communication of local participants, and of others if there are any."""
+    devices = tuple(target.world.device(p.replica_id) for p in matched)
+    here = Matched(
+        calls=tuple(p.call for p in matched),
+        operands=tuple(p.operands for p in matched),
+        devices=devices,
+        hubs=target.hubs,
+        policy=target.policy,
+    )
+    call = matched[0].call
+    way = None if target.ways is None else target.ways.of(call)
+    if way is None or target.ways is None:
+        return here
+    calls = target.ways.elsewhere.partners(call)
+    if crossing.adds_up(calls):
+        return dataclasses.replace(here, crossing=way)
+    for one in calls:
+        crossing.check(one)
+    own = {p.replica_id: p.operands for p in matched}
+    processes = [target.world.processes[c.replica_id] for c in calls]
+    passed = crossing.exchanged(
+        way,
+        processes,
+        [c.operands for c in calls],
+        [own.get(c.replica_id) for c in calls],
+    )
+    of = dict(zip(own, devices, strict=True))
+    return Matched(
+        calls=tuple(calls),
+        operands=tuple(map(tuple, passed)),
+        devices=tuple(of.get(c.replica_id, devices[0]) for c in calls),
+        hubs=target.hubs,
+        # What else there is may be chosen otherwise by another process.
+        policy=dataclasses.replace(target.policy, algorithm="hub", factors=False),
+        notes=Notes(["gathered from hosts"]),
+    )
 
 
 def _kept(
@@ -307,6 +368,10 @@ def _kept(
         target: What it was lowered to.
         place: Where in the control flow it is.
     """
+    if target.ways is not None:
+        return Communication(
+            communication.calls, (), place, tuple(communication.notes.algorithms)
+        )
     passed = communication.group, given, results, target.world.devices
     kept = Communication(
         communication.calls,

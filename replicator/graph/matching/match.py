@@ -239,7 +239,9 @@ def _sent_inside(
     ]
 
 
-def pair(sites: Sequence[Sequence[S]]) -> list[tuple[S, ...]]:
+def pair(
+    sites: Sequence[Sequence[S]], local: Sequence[int] | None = None
+) -> list[tuple[S, ...]]:
     """Says which ops of one level of the graph become one.
 
     Ops that have a call in common do: the calls of a collective, or the loops of the
@@ -248,6 +250,7 @@ def pair(sites: Sequence[Sequence[S]]) -> list[tuple[S, ...]]:
 
     Args:
         sites: `sites[n]` are one replica's ops that communicate, in order, on a level.
+        local: The replicas that are built here; all of a group, unless given.
 
     Returns:
         The sets of ops that become one, each in replica order; calls before gradients.
@@ -270,7 +273,7 @@ def pair(sites: Sequence[Sequence[S]]) -> list[tuple[S, ...]]:
     nodes = {id(node): node for node in joined.values()}
     for node in nodes.values():
         node.sort(key=lambda site: site.replica_id)
-        _check_structure(node)
+        _check_structure(node, local)
     return sorted(
         (tuple(node) for node in nodes.values()),
         key=lambda node: node[0].calls[0].depth,
@@ -286,12 +289,14 @@ def _join(joined: dict[int, list[S]], one: S, other: S) -> None:
             joined[id(site)] = whole
 
 
-def _check_structure(node: Sequence[S]) -> None:
+def _check_structure(node: Sequence[S], local: Sequence[int] | None) -> None:
     """Raises unless ops that share calls are of one construct, one per replica."""
     first = node[0]
     present = {site.replica_id for site in node}
     for site in node:
         absent = {r for call in site.calls for r in call.group} - present
+        if local is not None:
+            absent &= set(local)
         if absent:
             who = ", ".join(map(str, sorted(absent)))
             raise errors.MismatchError(

@@ -1,0 +1,147 @@
+"""Between-graph mode: every host runs the program, and builds a graph of its own.
+
+TensorFlow's coordination service watches over the processes: one that ends, or is
+silent for longer than the heartbeat, is an error in all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, devices, errors
+from replicator.cluster import description, peers
+from replicator.cluster.cluster import Cluster
+from replicator.options import Options
+
+
+class JoinedCluster(Cluster):
+    """The hosts that run this program together, as `replicator.connect` returns it.
+
+    Attributes:
+        host_id: Which of them this is.
+    """
+
+    def __init__(
+        self,
+        described: description.Description,
+        task: int,
+        names: Sequence[str],
+        heartbeat: float,
+    ) -> None:
+        super().__init__(described, None, names, heartbeat)
+        self.host_id = task
+
+    @property
+    def connected(self) -> bool:
+        """True: a process that has joined others cannot leave them but by its end."""
+        return True
+
+    def check(self) -> None:
+        """Does nothing: TensorFlow watches over the hosts, and ends what waits."""
+
+    def close(self) -> None:
+        """Does nothing: the end of the process ends the connection."""
+
+
+def join(
+    described: description.Description, task: int, limit: float, silence: float
+) -> JoinedCluster:
+    """Makes this process one of those that run the program together.
+
+    Args:
+        described: The hosts.
+        task: Which of them this is.
+        limit: Seconds to wait for all.
+        silence: Seconds after which a silent one counts as lost.
+
+    Raises:
+        ClusterError: It cannot.
+    """
+    if not 0 <= task < len(described.hosts):
+        raise errors.ClusterError(
+            errors.compose(
+                f"connect was given task={task}, and {described.source} has "
+                f"{len(described.hosts)} hosts.",
+                fix="number the hosts from 0 on.",
+            )
+        )
+    if _tf.has_started() or _tf.joined() is not None:
+        raise errors.ClusterError(
+            errors.compose(
+                "TensorFlow was in use before replicator.connect.",
+                [f"at {errors.user_line()}"],
+                "connect first in between-graph mode: it cannot be done later, nor "
+                "twice.",
+            )
+        )
+    _make_devices(described.hosts[task].cpus or 1)
+    addresses = [host.address for host in described.hosts]
+    try:
+        _tf.join(addresses, task, silence, limit)
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise errors.ClusterError(
+            errors.compose(
+                f"host {task} ({addresses[task]}) could not join the others: "
+                f"{errors.told(error)}.",
+                [f"the hosts of {described.source}: {', '.join(addresses)}"],
+                "see that the same program runs on all of them, that the ports are "
+                "free, and that no firewall is between the hosts.",
+            )
+        ) from error
+    known = peers.facts()
+    assert known is not None, "it has joined"
+    peers.tell_devices(task, _own_devices(task))
+    return JoinedCluster(described, task, peers.devices(known, limit), silence)
+
+
+def _make_devices(cpus: int) -> None:
+    """Splits this host's CPU into as many devices as it has replicas."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if cpus > 1 and tf.config.get_logical_device_configuration(cpu) is None:
+        split = [tf.config.LogicalDeviceConfiguration()] * cpus
+        tf.config.set_logical_device_configuration(cpu, split)
+
+
+def _own_devices(task: int) -> list[str]:
+    """Returns the accelerators of this process, else its CPU devices, by full names."""
+    names = [device.name for device in tf.config.list_logical_devices()]
+    own = [tf.DeviceSpec.from_string(name) for name in names]
+    here = [spec for spec in own if spec.task == task]
+    accelerators = [spec for spec in here if spec.device_type in devices.ACCELERATORS]
+    cpus = [spec for spec in here if spec.device_type == "CPU"]
+    return [spec.to_string() for spec in accelerators or cpus]
+
+
+def checked(
+    together: peers.Peers, names: Sequence[Sequence[str]], options: Options
+) -> Options:
+    """Returns the options of a Replicator of several processes, alike in all of them.
+
+    Raises:
+        MismatchError: The processes make different ones.
+        ArgumentError: There is an option that is for one process.
+    """
+    for name, value, only in (
+        ("variables", options.variables, ("auto", "mirrored")),
+        ("build", options.build, ("trace",)),
+    ):
+        if value not in only:
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"Replicator was given {name}={value!r}, which is for programs "
+                    "that one process builds.",
+                    fix=f"pass {name}={only[-1]!r} in between-graph mode.",
+                )
+            )
+    facts: dict[str, Any] = dataclasses.asdict(options)
+    facts["calibration"] = repr(facts["calibration"])
+    together.same(
+        "makes a Replicator",
+        {"devices": [list(own) for own in names], **facts},
+        "make the Replicator with the same arguments on every host.",
+    )
+    return dataclasses.replace(options, variables="mirrored")

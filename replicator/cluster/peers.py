@@ -1,0 +1,320 @@
+"""What processes that each build a part of the world tell one another while they build.
+
+In between-graph mode every host runs the same program and builds a graph of its own.
+What has to be the same in all of them is told by way of the coordination service of
+TensorFlow, whose store the first process keeps, before anything runs: a difference is
+an error on every host, where a graph without its counterpart would wait forever.
+
+Nothing is kept between programs: what TensorFlow was told says who the peers are.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import itertools
+import json
+import time
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from replicator import _tf, errors
+from replicator.cluster import faults
+
+_PATIENCE = 600.0  # seconds for the slowest: input pipelines may take long to make
+_PROGRESS = 10.0  # seconds between two lines that say for whom this process waits
+_LARGEST = 1_000_000  # characters of one entry of the store
+_numbers = itertools.count()  # of the Replicators of this process, alike in all
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Which of several processes this is.
+
+    Attributes:
+        own: Its number.
+        addresses: Those of all.
+    """
+
+    own: int
+    addresses: tuple[str, ...]
+
+    @property
+    def everyone(self) -> range:
+        """The numbers of all processes."""
+        return range(len(self.addresses))
+
+
+def facts() -> Facts | None:
+    """Returns which of several processes this is; None if it is alone."""
+    joined = _tf.joined()
+    return None if joined is None else Facts(*joined)
+
+
+def tell_devices(own: int, names: Sequence[str]) -> None:
+    """Tells all processes on which devices this one computes, once it has joined."""
+    _tf.store_put(f"replicator/devices/{own}", json.dumps(list(names)))
+
+
+def devices(known: Facts, seconds: float) -> list[str]:
+    """Returns the full names of the devices of all processes, in their order.
+
+    Args:
+        known: The processes.
+        seconds: How long to wait for those that have not said so yet.
+
+    Raises:
+        ClusterError: Some have not by then.
+    """
+    until = time.monotonic() + seconds
+    names: list[str] = []
+    for process in known.everyone:
+        left = max(0.1, until - time.monotonic())
+        told = _tf.store_get(f"replicator/devices/{process}", left)
+        if told is None:
+            raise errors.ClusterError(
+                errors.compose(
+                    f"host {process} ({known.addresses[process]}) did not say within "
+                    f"{seconds:.0f} s which devices it has.",
+                    fix="see that the same program runs there, and calls "
+                    "replicator.connect.",
+                )
+            )
+        names += json.loads(told)
+    return names
+
+
+class Peers:
+    """The processes that build one Replicator; each tells the others what it builds.
+
+    Args:
+        known: Which of them this is.
+    """
+
+    def __init__(self, known: Facts) -> None:
+        self._facts = known
+        self._number = next(_numbers)
+        self._count = itertools.count()
+        self.keys = Keys(self._number)
+        self.order = self._find_order()
+
+    @property
+    def own(self) -> int:
+        """The number of this process."""
+        return self._facts.own
+
+    @property
+    def everyone(self) -> range:
+        """The numbers of all processes."""
+        return self._facts.everyone
+
+    def name(self, process: int) -> str:
+        """Returns what a process is called in messages."""
+        return f"host {process} ({self._facts.addresses[process]})"
+
+    def _find_order(self) -> tuple[int, ...]:
+        """Returns whose part is the k-th of what TensorFlow gathers of all processes.
+
+        It sorts the members of a group in a way of its own.
+        """
+        if len(self.everyone) == 1:
+            return (0,)
+        everyone = tuple(self.everyone)
+        with faults.named(), tf.init_scope(), tf.device("CPU:0"):
+            found = tf.raw_ops.CollectiveGatherV2(
+                input=[self.own],
+                group_size=len(everyone),
+                group_key=self.keys.group(everyone),
+                instance_key=self.keys.take(self.keys.next, 1),
+                ordering_token=[],
+            )
+        return tuple(found.numpy().tolist())
+
+    def exchange(self, what: str, said: Any, line: str | None = None) -> list[Any]:
+        """Tells all processes something, and returns what each of them says.
+
+        Args:
+            what: What this process is about to do; all do the same.
+            said: A JSON value.
+            line: The user's line; the one at hand, unless given.
+
+        Returns:
+            What each said, in their order.
+
+        Raises:
+            MismatchError: Another process does something else, or has failed.
+            HostLostError: One was lost.
+        """
+        entry = {"what": what, "line": line or errors.user_line(), "said": said}
+        found = self._exchange(entry)
+        others = [one for one in found if one["what"] != what]
+        if others:
+            self._refuse(found)
+        return [one["said"] for one in found]
+
+    def same(self, what: str, said: Any, fix: str) -> None:
+        """Raises unless all processes say the same.
+
+        Args:
+            what: What this process is about to do.
+            said: A JSON value.
+            fix: The way out.
+
+        Raises:
+            MismatchError: One says something else.
+        """
+        found = self.exchange(what, said)
+        for process in self.everyone:
+            if found[process] != found[0]:
+                raise errors.MismatchError(
+                    errors.compose(
+                        f"every host {what}, and they differ.",
+                        [
+                            f"{self.name(k)}: {errors.shown(found[k])}"
+                            for k in (0, process)
+                        ],
+                        fix,
+                    )
+                )
+
+    def broadcast(self, words: tf.Tensor) -> tf.Tensor:
+        """Returns an int32 vector as the first process has it; eagerly, in all."""
+        everyone = tuple(self.everyone)
+        keys: dict[str, Any] = {
+            "group_size": len(everyone),
+            "group_key": self.keys.group(everyone),
+            "instance_key": self.keys.take(self.keys.next, 1),
+        }
+        if len(everyone) == 1:
+            return words
+        with faults.named(), tf.device("CPU:0"):
+            if self.own == 0:
+                return tf.raw_ops.CollectiveBcastSendV2(input=words, **keys)
+            return tf.raw_ops.CollectiveBcastRecvV2(
+                T=words.dtype, shape=words.shape, **keys
+            )
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the others, who wait for what this process builds, that it cannot."""
+        entry = {"what": None, "line": errors.user_line(), "said": errors.told(error)}
+        self._tell(f"{self._number}/{next(self._count)}", entry)
+
+    def _exchange(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
+        place = f"{self._number}/{next(self._count)}"
+        with faults.named():
+            self._tell(place, entry)
+            return [
+                entry if process == self.own else self._hear(place, process, entry)
+                for process in self.everyone
+            ]
+
+    def _tell(self, place: str, entry: dict[str, Any]) -> None:
+        data = zlib.compress(json.dumps(entry).encode())
+        text = base64.b64encode(data).decode()
+        parts = [text[k : k + _LARGEST] for k in range(0, len(text), _LARGEST)]
+        for k, part in enumerate(parts[1:], 1):
+            _tf.store_put(f"replicator/{place}/{self.own}/{k}", part)
+        # The first comes last: with it, all are there.
+        _tf.store_put(f"replicator/{place}/{self.own}/0", f"{len(parts)} {parts[0]}")
+
+    def _hear(self, place: str, process: int, entry: dict[str, Any]) -> dict[str, Any]:
+        key = f"replicator/{place}/{process}"
+        count, _, text = self._wait(f"{key}/0", process, entry).partition(" ")
+        for k in range(1, int(count)):
+            text += self._wait(f"{key}/{k}", process, entry)
+        heard: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
+        return heard
+
+    def _wait(self, key: str, process: int, entry: dict[str, Any]) -> str:
+        start = time.monotonic()
+        while (value := _tf.store_get(key, _PROGRESS)) is None:
+            passed = time.monotonic() - start
+            doing = f"{entry['what']} at {entry['line']}"
+            if passed > _PATIENCE:
+                raise errors.MismatchError(
+                    errors.compose(
+                        f"{self.name(process)} did not come to {doing} within "
+                        f"{_PATIENCE:.0f} s.",
+                        fix="let the program do the same on every host, in the same "
+                        "order.",
+                    )
+                )
+            logging.warning(
+                "%s waits for %s since %.0f s, to come to %s.",
+                *(self.name(self.own), self.name(process), passed, doing),
+            )
+        return value
+
+    def _refuse(self, found: Sequence[dict[str, Any]]) -> None:
+        failed = [k for k, one in enumerate(found) if one["what"] is None]
+        sites = [
+            f"{self.name(k)}: failed at {one['line']}: {one['said']}"
+            if one["what"] is None
+            else f"{self.name(k)}: {one['what']} at {one['line']}"
+            for k, one in enumerate(found)
+        ]
+        problem = "the hosts do not do the same."
+        if failed:
+            problem = f"{self.name(failed[0])} failed where the others go on."
+        raise errors.MismatchError(
+            errors.compose(
+                problem,
+                sites,
+                "let the program make the same variables and build the same steps on "
+                "every host, in the same order.",
+            )
+        )
+
+
+class Keys:
+    """Numbers by which collectives of all processes find one another.
+
+    They derive from what all processes were told, so that all come to the same.
+
+    Args:
+        number: That of the Replicator; each has numbers of its own.
+    """
+
+    _SHARE = 1 << 22  # instances of each Replicator; TensorFlow's keys have 31 bits
+    _GROUPS = 1 << 12
+
+    def __init__(self, number: int) -> None:
+        if number >= (1 << 31) // self._SHARE:
+            raise errors.ClusterError(
+                errors.compose(
+                    f"this program makes its {number + 1}th Replicator, and there are "
+                    "numbers for 512.",
+                    fix="make one Replicator, and run all steps by it.",
+                )
+            )
+        self._base = number * self._SHARE
+        self._first_group = number * self._GROUPS + 1
+        self._next = 0
+        self._groups: dict[tuple[int, ...], int] = {}
+
+    @property
+    def next(self) -> int:
+        """The first number that this process has not used."""
+        return self._next
+
+    def take(self, first: int, count: int) -> int:
+        """Notes that numbers from `first` on are used; returns the first as a key."""
+        self._next = max(self._next, first + count)
+        if self._next > self._SHARE:
+            raise errors.ClusterError(
+                errors.compose(
+                    "the steps that were built communicate too often between hosts: "
+                    f"there are numbers for {self._SHARE} collectives.",
+                    fix="build steps once and call them again, by `repl.build`.",
+                )
+            )
+        return self._base + first
+
+    def group(self, processes: tuple[int, ...]) -> int:
+        """Returns the key of a group of processes; asked in the same order on all."""
+        number = self._groups.setdefault(processes, len(self._groups))
+        return self._first_group + number

@@ -1,0 +1,202 @@
+"""What replicas call that other processes build, as these processes tell it.
+
+Placeholders describe themselves completely, so what a process tells of its replicas are
+their calls, with the control flow that each is in. With those of all replicas, calls
+are matched as if all had been built here, and every process comes to the same result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from replicator import _tf, errors
+from replicator.cluster.peers import Peers
+from replicator.graph.ir import placeholder
+from replicator.graph.ir.kinds import kind_of
+from replicator.graph.ir.placeholder import Call, Placeholder
+from replicator.graph.matching import match
+from replicator.graph.matching.control_flow import CONSTRUCTS, Region
+from replicator.world import World
+
+_SAME_PLACES = (
+    "let all replicas communicate inside the same branches, loops and functions."
+)
+_WAYS = 2  # collectives by which tensors are gathered: their shapes, and they
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere:
+    """The calls of all replicas, if other processes build some of them.
+
+    Attributes:
+        world: All replicas.
+        calls: By their keys, the calls that belong together, by replica.
+        first: By the key of a call, the first of its numbers for collectives.
+        groups: The keys of groups of processes, by their numbers.
+    """
+
+    world: World
+    calls: Mapping[str, Mapping[int, Call]]
+    first: Mapping[str, int]
+    groups: Mapping[tuple[int, ...], int]
+
+    def offset(self, key: str, depth: int) -> int:
+        """Returns how far behind the first number those of control flow begin.
+
+        Args:
+            key: That of a call.
+            depth: How much control flow is around that which is around the call.
+        """
+        operands = max(len(call.operands) for call in self.calls[key].values())
+        return operands + _WAYS * (depth + 1)
+
+    def partners(self, call: Call) -> list[Call]:
+        """Returns the calls that belong together with one, in replica order."""
+        return [self.calls[call.key][r] for r in call.group]
+
+    def processes(self, replica_ids: Sequence[int]) -> tuple[int, ...]:
+        """Returns the processes that build some replicas, ascending."""
+        return tuple(sorted({self.world.processes[r] for r in replica_ids}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """What this process tells of one of its replicas.
+
+    Attributes:
+        calls: Its calls, in order.
+        paths: By the key of each, the control flow that it is in.
+    """
+
+    calls: list[Call]
+    paths: dict[str, str]
+
+
+def own(sites: Sequence[Placeholder | Region]) -> Own:
+    """Returns what is told of a replica.
+
+    Args:
+        sites: Its ops that communicate, on the outermost level.
+    """
+    calls: dict[str, Call] = {}
+    paths: dict[str, str] = {}
+    for site in sites:
+        for call in site.calls:
+            calls.setdefault(call.key, call)
+        _note_paths(site.op, "", paths)
+    return Own(list(calls.values()), paths)
+
+
+def _note_paths(op: Any, path: str, paths: dict[str, str]) -> None:
+    """Notes where the calls of an op are, to any depth."""
+    call = placeholder.read(op)
+    if call is not None:
+        paths.setdefault(call.key, path)
+        return
+    if not kind_of(op).calls:
+        return
+    for n, (_, body) in enumerate(_tf.called_graphs(op)):
+        inside = f"{path}/{CONSTRUCTS.get(op.type, op.type)} {n}"
+        for inner in body.get_operations():
+            _note_paths(inner, inside, paths)
+
+
+def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhere:
+    """Raises unless the calls of all replicas pair, wherever they are built.
+
+    Args:
+        peers: The processes.
+        world: All replicas.
+        told: What there is to tell of each local replica.
+        what: What is built.
+
+    Returns:
+        The calls of all.
+
+    Raises:
+        MismatchError: They do not; all processes raise it.
+    """
+    said = {
+        "next": peers.keys.next,
+        "replicas": [
+            [[placeholder.token_of(c), one.paths.get(c.key, "")] for c in one.calls]
+            for one in told
+        ],
+    }
+    heard = peers.exchange(what, said)
+    calls: list[list[Call]] = [[] for _ in world.everyone]
+    paths: dict[str, dict[int, str]] = {}
+    for process in peers.everyone:
+        ids = [r for r in world.everyone if world.processes[r] == process]
+        for r, listed in zip(ids, heard[process]["replicas"], strict=True):
+            for token, path in listed:
+                call = placeholder.call_of(token.encode())
+                assert call is not None, "placeholders describe themselves"
+                calls[r].append(call)
+                paths.setdefault(call.key, {})[r] = path
+    match.check(calls)
+    together: dict[str, dict[int, Call]] = {}
+    for r, made in enumerate(calls):
+        for call in made:
+            together.setdefault(call.key, {})[r] = call
+    _check_paths(together, paths)
+    depths = {key: next(iter(own.values())).count("/") for key, own in paths.items()}
+    first = max(one["next"] for one in heard)
+    return _numbered(peers, world, together, depths, first)
+
+
+def _check_paths(
+    together: Mapping[str, Mapping[int, Call]], paths: Mapping[str, Mapping[int, str]]
+) -> None:
+    for key, calls in together.items():
+        first, *others = calls
+        for r in others:
+            if paths[key][r] != paths[key][first]:
+                raise errors.MismatchError(
+                    errors.compose(
+                        "the replicas communicate at different places of the control "
+                        f"flow: {_shown(paths[key][first])} on replica {first}, "
+                        f"{_shown(paths[key][r])} on replica {r}.",
+                        [calls[first].site(), calls[r].site()],
+                        _SAME_PLACES,
+                    )
+                )
+
+
+def _shown(path: str) -> str:
+    inside = path.rpartition("/")[2].rpartition(" ")[0]
+    return f"inside a {inside}" if inside else "at the top level"
+
+
+def _numbered(
+    peers: Peers,
+    world: World,
+    together: Mapping[str, Mapping[int, Call]],
+    depths: Mapping[str, int],
+    first: int,
+) -> Elsewhere:
+    """Gives each call that crosses processes numbers, alike in all of them.
+
+    Args:
+        peers: The processes.
+        world: All replicas.
+        together: By their keys, the calls that belong together.
+        depths: In how much control flow they are.
+        first: A number that no process has used.
+    """
+    count, firsts = 0, {}
+    everyone = tuple(peers.everyone)
+    groups = {everyone: peers.keys.group(everyone)}
+    for key in sorted(together):
+        calls = together[key]
+        processes = tuple(sorted({world.processes[r] for r in calls}))
+        if len(processes) > 1:
+            firsts[key] = count
+            operands = max(len(call.operands) for call in calls.values())
+            count += operands + _WAYS * (depths[key] + 1)
+            groups[processes] = peers.keys.group(processes)
+    base = peers.keys.take(first, count)
+    numbers = {key: base + number for key, number in firsts.items()}
+    return Elsewhere(world, together, numbers, groups)
