@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import itertools
 import json
 import time
@@ -100,7 +101,6 @@ class Peers:
         self._number = next(_numbers)
         self._count = itertools.count()
         self.keys = Keys(self._number)
-        self.order = self._find_order()
 
     @property
     def own(self) -> int:
@@ -116,10 +116,12 @@ class Peers:
         """Returns what a process is called in messages."""
         return f"host {process} ({self._facts.addresses[process]})"
 
-    def _find_order(self) -> tuple[int, ...]:
-        """Returns whose part is the k-th of what TensorFlow gathers of all processes.
+    @functools.cached_property
+    def order(self) -> tuple[int, ...]:
+        """Whose part is the k-th of what TensorFlow gathers of all processes.
 
-        It sorts the members of a group in a way of its own.
+        Found out when it is first asked for, by all at once: TensorFlow sorts the
+        members of a group in a way of its own.
         """
         if len(self.everyone) == 1:
             return (0,)

@@ -10,6 +10,7 @@ Nothing of this is part of the graph, so objects may be exchanged wherever Pytho
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import io
 import pickle
@@ -19,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
+from replicator.cluster.peers import Peers
 from replicator.primitives import base, groups
 
 _OBJECTS = "objects"  # the key of what was said, in a build's knowledge and findings
@@ -53,6 +55,17 @@ class _Said:
     def place(self) -> str:
         """Which call it is, for messages."""
         return f"Object call {self.number} of group {list(self.group)}"
+
+    def told(self) -> dict[str, Any]:
+        """Returns it as a JSON value."""
+        data = base64.b64encode(self.data).decode()
+        return {**dataclasses.asdict(self), "data": data}
+
+    @classmethod
+    def heard(cls, facts: Mapping[str, Any]) -> _Said:
+        """Returns what `told` told."""
+        data, group = base64.b64decode(facts["data"]), tuple(facts["group"])
+        return cls(**{**facts, "data": data, "group": group})
 
     def __str__(self) -> str:
         root = "" if self.root is None else f" root={self.root}"
@@ -142,8 +155,12 @@ def all_gather_object(obj: Any, group: Any = None) -> list[Any]:
     return _exchange("all_gather_object", obj, None, members, members)
 
 
-def check(build: context.Build) -> None:
+def check(build: context.Build, peers: Peers | None = None) -> None:
     """Ends an attempt in which all replicas were built as far as it went.
+
+    Args:
+        build: What the replicas share.
+        peers: The processes that build the other replicas, if there are any.
 
     Raises:
         BuildAgain: A replica waits, and will know more in the next attempt.
@@ -151,12 +168,38 @@ def check(build: context.Build) -> None:
             group did not make a call that the others made.
     """
     attempt = _Attempt.of(build)
-    if attempt.waiting and attempt.learned:
+    again = bool(attempt.waiting) and attempt.learned
+    if peers is not None:
+        again = _hear(peers, build, attempt)
+    if again:
         raise context.BuildAgain
     for call in attempt.waiting or attempt.said.values():
         if len(_partners(attempt.said, call)) < len(call.group):
             _raise_missing(build, call)
     assert not attempt.waiting, "a replica waits for what was said"
+
+
+def _hear(peers: Peers, build: context.Build, attempt: _Attempt) -> bool:
+    """Tells other processes what was said here, and learns what was said there.
+
+    Returns:
+        Whether all of them make another attempt, since one of them needs it.
+    """
+    own = {
+        "waits": bool(attempt.waiting),
+        "learned": attempt.learned,
+        "said": [call.told() for call in attempt.said.values()],
+    }
+    heard = peers.exchange("ends an attempt at a step", own)
+    for process in peers.everyone:
+        for facts in heard[process]["said"] if process != peers.own else ():
+            call = _Said.heard(facts)
+            attempt.said[call.key] = call
+            known = build.knowledge.get(_OBJECTS, {})
+            if call.key not in known:
+                build.knowledge[_OBJECTS] = {**known, call.key: call}
+    waits = any(one["waits"] for one in heard)
+    return waits and any(one["learned"] for one in heard)
 
 
 def _exchange(
@@ -230,7 +273,9 @@ def _elsewhere(attempt: _Attempt, extra: _Said, replica_id: int) -> str:
 
 
 def _site(build: context.Build, replica_id: int, does: str) -> str:
-    return f"replica {replica_id} ({build.world.device(replica_id)}): {does}"
+    here = replica_id in build.world.local
+    where = build.world.device(replica_id) if here else "of another host"
+    return f"replica {replica_id} ({where}): {does}"
 
 
 class _Pickler(pickle.Pickler):

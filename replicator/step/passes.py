@@ -110,7 +110,7 @@ def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
 
 def check_results(draft: Draft) -> None:
     """Checks what the replicas exchanged while they were built, and returned."""
-    objects.check(draft.build)
+    objects.check(draft.build, draft.settings.peers)
     unbuilt.check(draft.build)
     copies.check_captures(draft.build)
     checks.check_outputs(draft.returned, draft.build.world, draft.step_fn)

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.cluster.peers import Peers
-from replicator.variables import initial_values, locks, values_of_first
+from replicator.variables import elsewhere, initial_values, locks
 from replicator.variables.placement import (
     Aggregated,
     Mirrored,
@@ -230,7 +230,7 @@ class VariableFactory:
         with tf.device(placement.device(self._world)):
             first = _tf.ResourceVariable(trainable=False, collections=[], **own)
         if self._peers is not None:
-            values_of_first.adopt(self._peers, first)
+            elsewhere.adopt(self._peers, first)
         if placement.owner is not None:
             return [first] * self._world.num_local, placement
         seed = Seed.of(first)
@@ -247,6 +247,9 @@ class VariableFactory:
             self._component(first, functools.partial(initial_value, r), r, **own)
             for r in self._world.local[1:]
         ]
+        if self._peers is not None and placement.differs:
+            value = first.read_value()  # which would be that of replica 0
+            first.assign(placement.written(value, first, self._world.local[0]))
         return [first, *others], placement
 
     def _component(
@@ -325,6 +328,7 @@ class VariableFactory:
             lock=self._lock,
             # Alike in all processes, as TensorFlow's own is not.
             key=None if self._peers is None else f"variable {next(self._count)}",
+            peers=self._peers,
             **facts,
         )
         with self._all_lock:

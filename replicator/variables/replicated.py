@@ -25,11 +25,13 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from replicator import _tf, context, errors
+from replicator.cluster.peers import Peers
 from replicator.graph.ir.placeholder import OperandPolicy
 from replicator.graph.order import effects
 from replicator.variables import (
     agreement,
     compiled,
+    elsewhere,
     locks,
     part_writes,
     python_calls,
@@ -72,10 +74,11 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         world: World,
         lock: locks.StepLock,
         key: str | None = None,
+        peers: Peers | None = None,
         **facts: Any,
     ) -> None:
         super().__init__(like=storage.components[0], **facts)
-        self._key = key
+        self._key, self._peers = key, peers
         self.storage = storage
         self.world = world
         self._lock = lock  # no step runs amid an assignment
@@ -233,7 +236,10 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
 
     def _aggregated(self) -> tf.Tensor:
         """What the components are together, read outside a step."""
-        return self.placement.read([one.read_value() for one in self.outside])
+        values = [one.read_value() for one in self.outside]
+        if self._peers is not None and self.placement.is_aggregated:
+            values = elsewhere.all_values(self._peers, self.name, values)
+        return self.placement.read(values)
 
     # --- Writing ----------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of
+from replicator.graph.lowering.crossing import Crossing
 from replicator.graph.matching.match import Site
 
 
@@ -52,10 +53,18 @@ def put_up(
             since.append(op)
 
 
-def join(barriers: Sequence[tf.Operation]) -> None:
-    """Makes one op of the placeholders of a barrier, one per replica."""
+def join(barriers: Sequence[tf.Operation], way: Crossing | None = None) -> None:
+    """Makes one op of the placeholders of a barrier, one per replica.
+
+    Args:
+        barriers: The placeholders.
+        way: The way to the replicas that other processes build, if some take part.
+    """
     before = [op for barrier in barriers for op in barrier.control_inputs]
     with tf.control_dependencies(None), tf.control_dependencies(before):
-        joint = tf.no_op("fence")
+        if way is not None:
+            before = [part.op for part in way.gather(tf.zeros([1], tf.int32)).values()]
+        with tf.control_dependencies(before):
+            joint = tf.no_op("fence")
     for barrier in barriers:
         _tf.move_control_outputs(barrier, joint)

@@ -258,7 +258,7 @@ def _rewrite_level(
             target.handles.labels.join([own[:same] for own in results])
             _rewire(calls, results)
             if calls[0].call.facts.orders_effects:
-                fence.join([call.op for call in calls])
+                fence.join([call.op for call in calls], _way(calls[0].call, target))
         else:
             new = merge.merge(
                 regions,
@@ -324,7 +324,8 @@ def _matched(matched: Sequence[Placeholder], target: Target) -> Matched:
         policy=target.policy,
     )
     call = matched[0].call
-    way = None if target.ways is None else target.ways.of(call)
+    ordering = call.facts.orders_effects  # which needs no tensor
+    way = None if ordering else _way(call, target)
     if way is None or target.ways is None:
         return here
     calls = target.ways.elsewhere.partners(call)
@@ -350,6 +351,11 @@ def _matched(matched: Sequence[Placeholder], target: Target) -> Matched:
         policy=dataclasses.replace(target.policy, algorithm="hub", factors=False),
         notes=Notes(["gathered from hosts"]),
     )
+
+
+def _way(call: Call, target: Target) -> crossing.Crossing | None:
+    """Returns the way between the participants of a call, if it leads elsewhere."""
+    return None if target.ways is None else target.ways.of(call)
 
 
 def _kept(

@@ -1,0 +1,87 @@
+"""Variables of which other processes hold components, too: between-graph mode.
+
+They begin with what they hold in the first process, and what is read of all components
+is read by all processes at once.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from replicator import errors
+from replicator.cluster.peers import Peers
+from replicator.graph.ir.placeholder import Value
+from replicator.graph.lowering import crossing
+
+
+def adopt(peers: Peers, variable: tf.Variable) -> None:
+    """Gives a new variable the value that it has in the first process.
+
+    Args:
+        peers: The processes; all of them make the variable.
+        variable: Has its own initial value.
+
+    Raises:
+        MismatchError: The processes make different variables.
+        ContextError: It is made in a tf.Graph.
+    """
+    if not tf.executing_eagerly():
+        raise errors.ContextError(
+            errors.compose(
+                f"variable {variable.name} is made in a tf.Graph.",
+                [f"at {errors.user_line()}"],
+                "in between-graph mode, make variables while TensorFlow executes "
+                "eagerly; or run the program in-graph, which needs no --mode=between.",
+            )
+        )
+    facts = [variable.name, variable.dtype.name, str(variable.shape)]
+    peers.same(
+        "creates a variable",
+        facts,
+        "make the same variables on every host, in the same order.",
+    )
+    value = variable.read_value()
+    if not value.dtype.size or not value.shape.num_elements():
+        return  # a string, or nothing
+    received = peers.broadcast(crossing.words(value))
+    with tf.device(value.device):
+        mine = crossing.from_words(received, Value.of(value), value.shape)
+        variable.assign(mine)
+
+
+def all_values(peers: Peers, name: str, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the values of all components, in the order of the processes.
+
+    Args:
+        peers: The processes; all of them read the variable.
+        name: The variable's.
+        values: Those of the local components, of one dtype and shape, small ones.
+
+    Raises:
+        MismatchError: A process does something else meanwhile.
+        ContextError: It is read in a graph.
+    """
+    if not tf.executing_eagerly():
+        raise errors.ContextError(
+            errors.compose(
+                f"variable {name}, which holds another value on each replica, is read "
+                "outside of a step in a graph.",
+                [f"at {errors.user_line()}"],
+                "in between-graph mode, read it eagerly, on every host; or in a step, "
+                "and reduce it there: repl.all_reduce(variable).",
+            )
+        )
+    arrays = [value.numpy() for value in values]
+    said = [base64.b64encode(array.tobytes()).decode() for array in arrays]
+    like = arrays[0]
+    return [
+        tf.constant(
+            np.frombuffer(base64.b64decode(data), like.dtype).reshape(like.shape)
+        )
+        for told in peers.exchange(f"reads variable {name}", said)
+        for data in told
+    ]

@@ -1,0 +1,94 @@
+"""Runs programs in several processes that join one another, as the launcher would.
+
+`python -m tests.between.processes NAME ARGUMENT...` is one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import replicator
+from replicator.cluster import addresses
+from tests.between import programs
+from tests.cluster import servers
+
+
+def start(name: str, cpus: Sequence[int], *arguments: str) -> list[subprocess.Popen]:
+    """Starts a program in as many processes, each with so many CPU devices."""
+    ports = [addresses.free_port() for _ in cpus]
+    hosts = [
+        {"name": f"host-{k}", "address": f"127.0.0.1:{port}", "cpus": count}
+        for k, (port, count) in enumerate(zip(ports, cpus, strict=True))
+    ]
+    facts = {"version": 1, "source": "a test", "heartbeat": 5.0, "hosts": hosts}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.between.processes", name, *arguments],
+            cwd=servers.ROOT,
+            env=servers.environment(
+                REPLICATOR_CLUSTER=json.dumps({**facts, "task": task})
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for task in range(len(cpus))
+    ]
+
+
+def run(name: str, cpus: Sequence[int], *arguments: str) -> list[Any]:
+    """Runs a program in all; returns what it returned in each."""
+    started = start(name, cpus, *arguments)
+    try:
+        told = [process.communicate(timeout=servers.LIMIT) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, (_, said) in zip(started, told, strict=True):
+        assert process.returncode == 0, said[-6000:]
+    return [json.loads(out.splitlines()[-1]) for out, _ in told]
+
+
+# --- The programs ---------------------------------------------------------------------
+
+
+def all_steps(cluster: Any, folder: str) -> None:
+    """Leaves in a folder what all steps of programs.py return."""
+    made = {
+        name: _plain(step(replicator.Replicator(cluster.devices)))
+        for name, step in programs.STEPS.items()
+    }
+    pathlib.Path(folder, str(cluster.host_id)).write_bytes(pickle.dumps(made))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a nest with arrays in place of tensors; PerReplicas stay."""
+    if isinstance(value, replicator.PerReplica):
+        return replicator.PerReplica(*[_plain(own) for own in value])
+    if isinstance(value, dict):
+        return {key: _plain(own) for key, own in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(own) for own in value]
+    return value.numpy() if tf.is_tensor(value) else np.asarray(value)
+
+
+PROGRAMS = {function.__name__: function for function in (all_steps,)}
+
+
+def main(name: str, *arguments: str) -> None:
+    """Joins the others, and prints what a program returns, as JSON."""
+    cluster = replicator.connect(timeout=60)
+    print(json.dumps(PROGRAMS[name](cluster, *arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
