@@ -151,6 +151,7 @@ class Peers:
             MismatchError: Another process does something else, or has failed.
             HostLostError: One was lost.
         """
+        said = json.loads(json.dumps(said))  # as the others will read it
         entry = {"what": what, "line": line or errors.user_line(), "said": said}
         found = self._exchange(entry)
         others = [one for one in found if one["what"] != what]
@@ -172,12 +173,13 @@ class Peers:
         found = self.exchange(what, said)
         for process in self.everyone:
             if found[process] != found[0]:
+                shown = _difference(found[0], found[process])
                 raise errors.MismatchError(
                     errors.compose(
                         f"every host {what}, and they differ.",
                         [
-                            f"{self.name(k)}: {errors.shown(found[k])}"
-                            for k in (0, process)
+                            f"{self.name(k)}: {text}"
+                            for k, text in zip((0, process), shown, strict=True)
                         ],
                         fix,
                     )
@@ -270,6 +272,27 @@ class Peers:
                 "every host, in the same order.",
             )
         )
+
+
+def _difference(one: Any, other: Any) -> tuple[str, str]:
+    """Returns the parts by which two JSON values differ, for people."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        names = [key for key in one if one[key] != other.get(key)]
+        if names:
+            shown = (errors.shown(facts.get(names[0])) for facts in (one, other))
+            first, second = (f"{names[0]}={text}" for text in shown)
+            return first, second
+    if isinstance(one, list) and isinstance(other, list):
+        for a, b in zip(one, other, strict=False):
+            if a != b:
+                return _listed(a), _listed(b)
+        if len(one) != len(other):
+            return f"{len(one)} of them", f"{len(other)} of them"
+    return errors.shown(one), errors.shown(other)
+
+
+def _listed(part: Any) -> str:
+    return ", ".join(map(str, part)) if isinstance(part, list) else errors.shown(part)
 
 
 class Keys:

@@ -38,6 +38,10 @@ from replicator.step import (
 from replicator.step.draft import Built, Draft, Settings
 from replicator.variables import drift, python_calls, storage, unbuilt
 
+_SAME_WRITES = (
+    "let all hosts write the same values, computed from the same constants; values "
+    "that differ are made equal by repl.all_reduce or repl.broadcast."
+)
 _WRITTEN_TOGETHER = "written by one op together with what is elsewhere"
 
 
@@ -191,7 +195,20 @@ def check_equality(draft: Draft) -> None:
         draft.replicas, draft.handles, draft.settings.peers, what
     )
     if draft.several:
-        drift.check(factory, build, draft.active, draft.initializers, draft.flow)
+        equal = drift.check(
+            *(factory, build, draft.active, draft.initializers, draft.flow),
+            _own_inputs(draft),
+        )
+        if draft.settings.peers is not None:
+            draft.settings.peers.same("writes variables", equal, _SAME_WRITES)
+
+
+def _own_inputs(draft: Draft) -> set[int] | None:
+    """Returns the ids of what a replica is given for itself, if it is alone here."""
+    world = draft.build.world
+    if world.num_local > 1 or world.num_replicas == 1:
+        return None
+    return set(map(id, tf.nest.flatten(draft.elements, expand_composites=True)))
 
 
 # --- Communication, and what it makes possible ----------------------------------------
