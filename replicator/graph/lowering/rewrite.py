@@ -171,7 +171,10 @@ def check(
         for r, ops in zip(handles.world.local, replicas, strict=True)
     ]
     if peers is not None:
-        told = [elsewhere.own(own) for own in sites]
+        told = [
+            elsewhere.own(*of_replica)
+            for of_replica in zip(sites, replicas, strict=True)
+        ]
         return elsewhere.check(peers, handles.world, told, what)
     match.check([_all_calls(own) for own in sites], [_inside(own) for own in sites])
     return None

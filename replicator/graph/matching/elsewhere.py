@@ -8,15 +8,18 @@ are matched as if all had been built here, and every process comes to the same r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.cluster.peers import Peers
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call, Placeholder
-from replicator.graph.matching import match
+from replicator.graph.matching import deadlock, match
 from replicator.graph.matching.control_flow import CONSTRUCTS, Region
 from replicator.world import World
 
@@ -61,6 +64,32 @@ class Elsewhere:
         return tuple(sorted({self.world.processes[r] for r in replica_ids}))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stop:
+    """An op that communicates on the outermost level, of any process.
+
+    Attributes:
+        construct: What it is: a call, or which control flow.
+        replica_id: Whose it is.
+        calls: All calls of the op, inside it too.
+        text: What it is called in messages.
+        op: There is none here.
+    """
+
+    construct: str
+    replica_id: int
+    calls: tuple[Call, ...]
+    text: str
+    op: Any = None
+
+    def site(self) -> str:
+        """Returns the line of an error message that says where it is."""
+        return self.text
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclasses.dataclass(frozen=True)
 class Own:
     """What this process tells of one of its replicas.
@@ -68,17 +97,23 @@ class Own:
     Attributes:
         calls: Its calls, in order.
         paths: By the key of each, the control flow that it is in.
+        stops: Its ops that communicate: what each is, the keys of its calls, and its
+            line for messages.
+        waits: Returns which of these have to wait for which, by their places.
     """
 
     calls: list[Call]
     paths: dict[str, str]
+    stops: list[tuple[str, list[str], str]]
+    waits: Callable[[], list[tuple[int, int]]]
 
 
-def own(sites: Sequence[Placeholder | Region]) -> Own:
+def own(sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]) -> Own:
     """Returns what is told of a replica.
 
     Args:
         sites: Its ops that communicate, on the outermost level.
+        ops: All of its ops.
     """
     calls: dict[str, Call] = {}
     paths: dict[str, str] = {}
@@ -86,7 +121,12 @@ def own(sites: Sequence[Placeholder | Region]) -> Own:
         for call in site.calls:
             calls.setdefault(call.key, call)
         _note_paths(site.op, "", paths)
-    return Own(list(calls.values()), paths)
+    stops = [
+        (site.construct, [call.key for call in site.calls], site.site())
+        for site in sites
+    ]
+    waits = functools.partial(deadlock.waits, sites, ops)
+    return Own(list(calls.values()), paths, stops, waits)
 
 
 def _note_paths(op: Any, path: str, paths: dict[str, str]) -> None:
@@ -124,6 +164,7 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
             [[placeholder.token_of(c), one.paths.get(c.key, "")] for c in one.calls]
             for one in told
         ],
+        "stops": [one.stops for one in told],
     }
     heard = peers.exchange(what, said)
     calls: list[list[Call]] = [[] for _ in world.everyone]
@@ -142,9 +183,48 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
         for call in made:
             together.setdefault(call.key, {})[r] = call
     _check_paths(together, paths)
+    stops = _all_stops(world, heard, calls)
+    nodes = match.pair(stops)
+    if not deadlock.one_order(nodes, stops):
+        _check_circles(peers, world, told, stops, nodes)
     depths = {key: next(iter(own.values())).count("/") for key, own in paths.items()}
     first = max(one["next"] for one in heard)
     return _numbered(peers, world, together, depths, first)
+
+
+def _all_stops(
+    world: World, heard: Sequence[Any], calls: Sequence[Sequence[Call]]
+) -> list[list[Stop]]:
+    """Returns the ops that communicate, of all replicas, by what was told of them."""
+    stops: list[list[Stop]] = []
+    waiting = [iter(one["stops"]) for one in heard]
+    for r, process in enumerate(world.processes):
+        by_key = {call.key: call for call in calls[r]}
+        stops.append(
+            [
+                Stop(construct, r, tuple(by_key[key] for key in keys), text)
+                for construct, keys, text in next(waiting[process])
+            ]
+        )
+    return stops
+
+
+def _check_circles(
+    peers: Peers,
+    world: World,
+    told: Sequence[Own],
+    stops: Sequence[Sequence[Stop]],
+    nodes: Sequence[tuple[Stop, ...]],
+) -> None:
+    """Raises if replicas wait for one another in a circle, on whichever hosts."""
+    heard = peers.exchange("orders its communication", [one.waits() for one in told])
+    waiting = [iter(one) for one in heard]
+    pairs = [
+        (stops[r][before], stops[r][after])
+        for r, process in enumerate(world.processes)
+        for before, after in next(waiting[process])
+    ]
+    deadlock.refuse(nodes, pairs)
 
 
 def _check_paths(
