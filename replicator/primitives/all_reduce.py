@@ -346,7 +346,6 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
         matched.policy.factors
         and matched.options["op"] in ("sum", "mean")
         and when is None
-        and matched.crossing is None
     ):
         for k, received in sufficient.reduce(matched, columns).items():
             plain.remove(k)

@@ -250,6 +250,23 @@ def barriers(repl: Replicator) -> Any:
     return repl.run(step_fn)
 
 
+def factors(repl: Replicator) -> Any:
+    """Products of which the factors move, with rows in any number, and sums of rows."""
+
+    def step_fn() -> Any:
+        rows = 3 + repl.replica_id
+        layers = []
+        for shape in ([rows, 400], [None, 400]):
+            x = tf.compat.v1.placeholder_with_default(_own(repl, (rows, 400)), shape)
+            layers.append((x, _own(repl, (rows, 500)) * 0.5))
+        products = [tf.matmul(x, y, transpose_a=True) for x, y in layers]
+        sums = [tf.reduce_sum(y, 0) for _, y in layers]
+        return repl.all_reduce([*products, *sums], "mean")
+
+    means = repl.run(step_fn)
+    return [means, any("factors" in row.algorithms for row in repl.plan)]
+
+
 def variables(repl: Replicator) -> Any:
     with repl.context():
         v = tf.Variable([1.0, 2.0])
@@ -336,6 +353,6 @@ STEPS: dict[str, Callable[[Replicator], Any]] = {
         *(all_reduce, many_tensors, weighted, sparse, dtypes, all_gather, all_to_all),
         *(rooted, reduce_scatter, permute, messages, groups, algorithms, gradients),
         *(message_gradients, conditionals, loops, functions, objects, barriers),
-        *(variables, random_numbers, inputs, training),
+        *(factors, variables, random_numbers, inputs, training),
     )
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -42,6 +42,8 @@ class Crossing:
         key: The next of the numbers for collectives.
         sent: How many bytes this process passes to each other one, for plans.
         messages: In how many collectives.
+        factors: Which operands are moved by their factors, and how many rows of these
+            each process has.
     """
 
     processes: tuple[int, ...]
@@ -52,6 +54,9 @@ class Crossing:
     key: int
     sent: int = 0
     messages: int = 0
+    factors: Mapping[int, Sequence[int | None]] = dataclasses.field(
+        default_factory=dict
+    )
 
     def _next(self, nbytes: int) -> dict[str, Any]:
         """Returns what each collective is told, and counts it."""
@@ -75,6 +80,25 @@ class Crossing:
             parts = tf.split(joined, len(self.processes))
         order = [process for process in self.order if process in self.processes]
         return dict(zip(order, parts, strict=True))
+
+    def rows(self, x: tf.Tensor, axis: int, counts: Sequence[int | None]) -> tf.Tensor:
+        """Returns the rows of all processes, in their order.
+
+        Args:
+            x: A matrix, those of this one.
+            axis: Along which the rows stand, 0 or 1.
+            counts: How many rows each process has; None where that is unknown.
+        """
+        width = x.shape[1 - axis]
+        shapes = [(c, width) if axis == 0 else (width, c) for c in counts]
+        passed = exchanged(
+            self,
+            self.processes,
+            [[Value(x.dtype.name, shape)] for shape in shapes],
+            [(x,) if process == self.own else None for process in self.processes],
+        )
+        with tf.device(self.device):
+            return tf.concat([part for (part,) in passed], axis)
 
     def reduce(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the sum over the processes, the same bits in all of them."""

@@ -333,6 +333,7 @@ def _matched(matched: Sequence[Placeholder], target: Target) -> Matched:
         return here
     calls = target.ways.elsewhere.partners(call)
     if crossing.adds_up(calls):
+        way.factors = target.ways.elsewhere.by_factors(call, target.policy)
         return dataclasses.replace(here, crossing=way)
     for one in calls:
         crossing.check(one)
@@ -378,9 +379,9 @@ def _kept(
         place: Where in the control flow it is.
     """
     if target.ways is not None:
-        return Communication(
-            communication.calls, (), place, tuple(communication.notes.algorithms)
-        )
+        calls = tuple(target.ways.elsewhere.partners(communication.calls[0]))
+        named = tuple(dict.fromkeys(communication.notes.algorithms))
+        return Communication(calls, (), place, named)
     passed = communication.group, given, results, target.world.devices
     kept = Communication(
         communication.calls,

@@ -16,10 +16,11 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.cluster.peers import Peers
+from replicator.costs import cost
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call, Placeholder
-from replicator.graph.matching import deadlock, match
+from replicator.graph.matching import deadlock, factors, match
 from replicator.graph.matching.control_flow import CONSTRUCTS, Region
 from replicator.world import World
 
@@ -38,12 +39,59 @@ class Elsewhere:
         calls: By their keys, the calls that belong together, by replica.
         first: By the key of a call, the first of its numbers for collectives.
         groups: The keys of groups of processes, by their numbers.
+        factors: `factors[r]` are, by the keys of replica r's calls, those operands that
+            can be moved by their factors.
     """
 
     world: World
     calls: Mapping[str, Mapping[int, Call]]
     first: Mapping[str, int]
     groups: Mapping[tuple[int, ...], int]
+    factors: Sequence[Mapping[str, Mapping[int, factors.Facts]]]
+
+    def by_factors(
+        self, call: Call, policy: cost.Policy
+    ) -> dict[int, list[int | None]]:
+        """Returns which operands of a call all processes move by their factors.
+
+        Args:
+            call: An all_reduce.
+            policy: What the user says.
+
+        Returns:
+            By the place of the operand, how many rows each process has, of those that
+            take part; None where that is only known when the step runs.
+        """
+        if not policy.factors or call.options["op"] not in ("sum", "mean"):
+            return {}
+        told = [self.factors[r].get(call.key, {}) for r in call.group]
+        alike = {
+            k: one
+            for k, one in told[0].items()
+            if all(k in own and own[k].alike(one) for own in told)
+            and (call.options.get("algorithm") or call.policy(k).algorithm) is None
+        }
+        made = {
+            k: self._counts(call, [own[k].known for own in told])
+            for k, one in alike.items()
+            if one.of is None
+            and cost.rows_pay(
+                sum(own[k].rows for own in told),
+                *(one.widths, one.size, len(told), policy),
+                crosses=True,
+            )
+        }
+        # The rows of these move anyway.
+        return made | {k: [] for k, one in alike.items() if one.of in made}
+
+    def _counts(self, call: Call, counts: Sequence[int | None]) -> list[int | None]:
+        """Adds up, for each process, how many rows its replicas have."""
+        total: dict[int, int | None] = dict.fromkeys(self.processes(call.group), 0)
+        for r, count in zip(call.group, counts, strict=True):
+            process = self.world.processes[r]
+            before = total[process]
+            total[process] = None if count is None or before is None else before + count
+        return list(total.values())
 
     def offset(self, key: str, depth: int) -> int:
         """Returns how far behind the first number those of control flow begin.
@@ -52,8 +100,7 @@ class Elsewhere:
             key: That of a call.
             depth: How much control flow is around that which is around the call.
         """
-        operands = max(len(call.operands) for call in self.calls[key].values())
-        return operands + _WAYS * (depth + 1)
+        return _tensors(self.calls[key]) + _WAYS * (depth + 1)
 
     def partners(self, call: Call) -> list[Call]:
         """Returns the calls that belong together with one, in replica order."""
@@ -100,12 +147,14 @@ class Own:
         stops: Its ops that communicate: what each is, the keys of its calls, and its
             line for messages.
         waits: Returns which of these have to wait for which, by their places.
+        factors: By the keys of its calls, what can be moved by its factors.
     """
 
     calls: list[Call]
     paths: dict[str, str]
     stops: list[tuple[str, list[str], str]]
     waits: Callable[[], list[tuple[int, int]]]
+    factors: dict[str, dict[int, factors.Facts]]
 
 
 def own(sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]) -> Own:
@@ -126,7 +175,12 @@ def own(sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]) -> O
         for site in sites
     ]
     waits = functools.partial(deadlock.waits, sites, ops)
-    return Own(list(calls.values()), paths, stops, waits)
+    found = {
+        site.call.key: factors.facts(site.operands)
+        for site in sites
+        if isinstance(site, Placeholder) and site.call.primitive == "all_reduce"
+    }
+    return Own(list(calls.values()), paths, stops, waits, found)
 
 
 def _note_paths(op: Any, path: str, paths: dict[str, str]) -> None:
@@ -165,6 +219,7 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
             for one in told
         ],
         "stops": [one.stops for one in told],
+        "factors": [one.factors for one in told],
     }
     heard = peers.exchange(what, said)
     calls: list[list[Call]] = [[] for _ in world.everyone]
@@ -189,7 +244,7 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
         _check_circles(peers, world, told, stops, nodes)
     depths = {key: next(iter(own.values())).count("/") for key, own in paths.items()}
     first = max(one["next"] for one in heard)
-    return _numbered(peers, world, together, depths, first)
+    return _numbered(peers, world, together, depths, first, _all_factors(world, heard))
 
 
 def _all_stops(
@@ -207,6 +262,20 @@ def _all_stops(
             ]
         )
     return stops
+
+
+def _all_factors(
+    world: World, heard: Sequence[Any]
+) -> list[dict[str, dict[int, factors.Facts]]]:
+    """Returns what can be moved by its factors, of all replicas."""
+    waiting = [iter(one["factors"]) for one in heard]
+    return [
+        {
+            key: {int(k): factors.Facts(*of_operand) for k, of_operand in found.items()}
+            for key, found in next(waiting[process]).items()
+        }
+        for process in world.processes
+    ]
 
 
 def _check_circles(
@@ -256,6 +325,7 @@ def _numbered(
     together: Mapping[str, Mapping[int, Call]],
     depths: Mapping[str, int],
     first: int,
+    found: Sequence[Mapping[str, Mapping[int, factors.Facts]]],
 ) -> Elsewhere:
     """Gives each call that crosses processes numbers, alike in all of them.
 
@@ -265,6 +335,7 @@ def _numbered(
         together: By their keys, the calls that belong together.
         depths: In how much control flow they are.
         first: A number that no process has used.
+        found: As `Elsewhere.factors`.
     """
     count, firsts = 0, {}
     everyone = tuple(peers.everyone)
@@ -274,9 +345,13 @@ def _numbered(
         processes = tuple(sorted({world.processes[r] for r in calls}))
         if len(processes) > 1:
             firsts[key] = count
-            operands = max(len(call.operands) for call in calls.values())
-            count += operands + _WAYS * (depths[key] + 1)
+            count += _tensors(calls) + _WAYS * (depths[key] + 1)
             groups[processes] = peers.keys.group(processes)
     base = peers.keys.take(first, count)
     numbers = {key: base + number for key, number in firsts.items()}
-    return Elsewhere(world, together, numbers, groups)
+    return Elsewhere(world, together, numbers, groups, found)
+
+
+def _tensors(calls: Mapping[int, Call]) -> int:
+    """Returns how many collectives what is passed takes at most: two factors each."""
+    return 2 * _WAYS * max(len(call.operands) for call in calls.values())
