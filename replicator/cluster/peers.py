@@ -304,7 +304,7 @@ class Keys:
         number: That of the Replicator; each has numbers of its own.
     """
 
-    _SHARE = 1 << 22  # instances of each Replicator; TensorFlow's keys have 31 bits
+    _SHARE = 1 << 23  # instances of each Replicator; TensorFlow's keys have 31 bits
     _GROUPS = 1 << 12
 
     def __init__(self, number: int) -> None:
@@ -312,7 +312,7 @@ class Keys:
             raise errors.ClusterError(
                 errors.compose(
                     f"this program makes its {number + 1}th Replicator, and there are "
-                    "numbers for 512.",
+                    "numbers for 256.",
                     fix="make one Replicator, and run all steps by it.",
                 )
             )

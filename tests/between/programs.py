@@ -264,7 +264,7 @@ def factors(repl: Replicator) -> Any:
         return repl.all_reduce([*products, *sums], "mean")
 
     means = repl.run(step_fn)
-    return [means, any("factors" in row.algorithms for row in repl.plan)]
+    return [means, any("factors" in row.algorithm for row in repl.plan)]
 
 
 def variables(repl: Replicator) -> Any:

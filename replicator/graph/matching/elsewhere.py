@@ -27,7 +27,8 @@ from replicator.world import World
 _SAME_PLACES = (
     "let all replicas communicate inside the same branches, loops and functions."
 )
-_WAYS = 2  # collectives by which tensors are gathered: their shapes, and they
+# How many numbers a collective takes whose size is only known when the step runs.
+DYNAMIC = 31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Elsewhere:
             key: That of a call.
             depth: How much control flow is around that which is around the call.
         """
-        return _tensors(self.calls[key]) + _WAYS * (depth + 1)
+        return _numbers(self.calls[key], self.factors) + depth
 
     def partners(self, call: Call) -> list[Call]:
         """Returns the calls that belong together with one, in replica order."""
@@ -345,13 +346,23 @@ def _numbered(
         processes = tuple(sorted({world.processes[r] for r in calls}))
         if len(processes) > 1:
             firsts[key] = count
-            count += _tensors(calls) + _WAYS * (depths[key] + 1)
+            count += _numbers(calls, found) + depths[key] + 1
             groups[processes] = peers.keys.group(processes)
     base = peers.keys.take(first, count)
     numbers = {key: base + number for key, number in firsts.items()}
     return Elsewhere(world, together, numbers, groups, found)
 
 
-def _tensors(calls: Mapping[int, Call]) -> int:
-    """Returns how many collectives what is passed takes at most: two factors each."""
-    return 2 * _WAYS * max(len(call.operands) for call in calls.values())
+def _numbers(
+    calls: Mapping[int, Call], found: Sequence[Mapping[str, Mapping[int, Any]]]
+) -> int:
+    """Returns how many numbers what is passed takes at most: two factors of each."""
+    operands = max(len(call.operands) for call in calls.values())
+    values = [value for call in calls.values() for value in call.operands]
+    rows = [
+        one.known
+        for r, call in calls.items()
+        for one in found[r].get(call.key, {}).values()
+    ]
+    known = all(value.shape is not None and None not in value.shape for value in values)
+    return (2 * operands + 1) * (1 if known and None not in rows else 1 + DYNAMIC)
