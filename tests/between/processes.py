@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -20,6 +21,7 @@ import replicator
 from replicator.cluster import addresses
 from tests.between import programs
 from tests.cluster import servers
+from tests.keras import test_programs, worlds
 
 
 def start(name: str, cpus: Sequence[int], *arguments: str) -> list[subprocess.Popen]:
@@ -81,6 +83,16 @@ def _plain(value: Any) -> Any:
     return value.numpy() if tf.is_tensor(value) else np.asarray(value)
 
 
+def fits(cluster: Any, folder: str, *names: str) -> None:
+    """Leaves in a folder what programs with Keras' fit come to."""
+    made = {}
+    for name in names:
+        keras.backend.clear_session()
+        world = worlds.World(replicator.Replicator(cluster.devices))
+        made[name] = _plain(getattr(test_programs, name)(world))
+    pathlib.Path(folder, str(cluster.host_id)).write_bytes(pickle.dumps(made))
+
+
 def resumed(cluster: Any, folder: str, until: str, with_inputs: str) -> Any:
     """Trains until a step, from the newest checkpoint on; each host has a folder."""
     repl = replicator.Replicator(cluster.devices)
@@ -121,7 +133,7 @@ def resumed(cluster: Any, folder: str, until: str, with_inputs: str) -> Any:
     return [begun, losses, v.numpy().tolist(), float(seen), there]
 
 
-PROGRAMS = {function.__name__: function for function in (all_steps, resumed)}
+PROGRAMS = {function.__name__: function for function in (all_steps, fits, resumed)}
 
 
 def main(name: str, *arguments: str) -> None:

@@ -93,6 +93,18 @@ def all_gather(repl: Replicator) -> Any:
     return repl.run(step_fn)
 
 
+def changing(repl: Replicator) -> Any:
+    """Sizes that are others in each step of one graph."""
+
+    def step_fn(x: tf.Tensor) -> Any:
+        return repl.all_gather(x[: x[0] + repl.replica_id], axis=0)
+
+    sizes = tf.data.Dataset.from_tensor_slices([3, 1, 40, 0, 9]).map(
+        lambda n: tf.range(n, n + 50)
+    )
+    return [repl.run(step_fn, lambda ctx: sizes) for _ in range(5)]
+
+
 def all_to_all(repl: Replicator) -> Any:
     def step_fn() -> Any:
         splits = [(repl.replica_id + n) % 3 for n in range(REPLICAS)]
@@ -350,7 +362,8 @@ def training(repl: Replicator) -> Any:
 STEPS: dict[str, Callable[[Replicator], Any]] = {
     function.__name__: function
     for function in (
-        *(all_reduce, many_tensors, weighted, sparse, dtypes, all_gather, all_to_all),
+        *(all_reduce, many_tensors, weighted, sparse, dtypes, all_gather, changing),
+        all_to_all,
         *(rooted, reduce_scatter, permute, messages, groups, algorithms, gradients),
         *(message_gradients, conditionals, loops, functions, objects, barriers),
         *(factors, variables, random_numbers, inputs, training),
