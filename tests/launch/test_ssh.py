@@ -15,7 +15,7 @@ import sys
 
 import pytest
 
-from replicator.launch import servers, ssh, sync
+from replicator.launch import machines, ssh, sync
 from replicator.launch.flags import Job
 from replicator.launch.hosts import Host, LaunchError
 from tests.launch import sshd
@@ -253,13 +253,13 @@ def test_exposed_servers_are_refused() -> None:
 
     job = Job((Far.host,), "--hosts=host-b", ("train.py",))
     with pytest.raises(LaunchError) as raised:
-        servers.refuse_exposed(job, [Far])
+        machines.refuse_exposed(job, [Far])
     for said in ("host-b: whoever reaches 192.0.2.7 could run", "--tunnel", "--insec"):
         assert said in str(raised.value)
-    servers.refuse_exposed(dataclasses.replace(job, tunnel=True), [Far])
-    servers.refuse_exposed(dataclasses.replace(job, insecure=True), [Far])
+    machines.refuse_exposed(dataclasses.replace(job, tunnel=True), [Far])
+    machines.refuse_exposed(dataclasses.replace(job, insecure=True), [Far])
     Far.address = "::1"
-    servers.refuse_exposed(job, [Far])
+    machines.refuse_exposed(job, [Far])
 
 
 def test_versions_that_differ_are_refused() -> None:
