@@ -39,6 +39,7 @@ class Between(Attempt):
         if not programs.failed:  # all have ended well, or a signal has come
             return Outcome(0, final=True)
         cause = await self._cause(programs)
+        await self._machines.finish(cause)  # it may say that its port is taken
         status = cause.status.result()
         return Outcome(
             exit_status(status),

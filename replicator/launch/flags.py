@@ -113,7 +113,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "type": _SECONDS,
         "default": 120.0,
         "metavar": "SECONDS",
-        "help": "How long the servers may take to start; 120.",
+        "help": "How long it may take until all hosts are ready; 120.",
     },
     "grace": {
         "type": _SECONDS,

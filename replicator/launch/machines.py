@@ -20,6 +20,7 @@ from replicator.launch.processes import Process
 from replicator.launch.ssh import Remote
 
 _HERE = "127.0.0.1"
+_LAST_LINES = 1.0  # seconds for what processes that have ended said last
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
 # Sees a line before it is shown; returns whether it keeps the line to itself.
 Look = Callable[[bytes], bool]
@@ -48,7 +49,7 @@ class Machines:
 
     def __init__(self, job: Job, out: Output, stack: contextlib.AsyncExitStack) -> None:
         self._job, self._out, self._stack = job, out, stack
-        self._pumps: list[asyncio.Task[Any]] = []
+        self._pumps: dict[Process, list[asyncio.Task[None]]] = {}
         self.remotes: list[Remote | None] = []
         self.addresses: list[str] = []
         self.client = ""
@@ -154,12 +155,15 @@ class Machines:
             process.outputs, (show_output, show_error), strict=True
         ):
             assert reader
-            self._pumps.append(asyncio.create_task(_lines(reader, show)))
+            pump = asyncio.create_task(_lines(reader, show))
+            self._pumps.setdefault(process, []).append(pump)
 
-    async def finish(self) -> None:
-        """Shows what processes that have ended said last."""
-        if self._pumps:
-            await asyncio.wait(self._pumps, timeout=1)
+    async def finish(self, process: Process | None = None) -> None:
+        """Shows what a process that has ended said last; all of them, unless given."""
+        chosen = self._pumps if process is None else [process]
+        pumps = [pump for one in chosen for pump in self._pumps.get(one, ())]
+        if pumps:
+            await asyncio.wait(pumps, timeout=_LAST_LINES)
 
     def is_ready(self, name: str) -> None:
         """Notes that a host is ready."""

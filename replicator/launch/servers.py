@@ -55,10 +55,6 @@ class Servers:
             )
         self._describe()
 
-    async def finish(self) -> None:
-        """Shows what the servers, which have ended, said last."""
-        await self._machines.finish()
-
     def _describe(self) -> None:
         self.cluster = commands.describe(
             self._job, self._machines.client, self._up, self._shared.path
@@ -127,7 +123,7 @@ class Servers:
         either: list[asyncio.Future[Any]] = [up, process.status]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not up.done():
-            await self.finish()
+            await machines.finish(process)
             status = process.status.result()
             said = ssh.last_line(machines.last.get(host.name, b"")) or ending(status)
             text = f"{host.name}: its server has ended before it was up: {said}"

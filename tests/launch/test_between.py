@@ -77,13 +77,8 @@ def test_every_program_is_told_of_all(place: Place) -> None:
     told = [json.loads(line.partition("told ")[2]) for line in lines]
     assert [line[:13] for line in lines] == ["[localhost-0]", "[localhost-1]"]
     for task, (*facts, cluster) in enumerate(told):
-        assert facts == [
-            ["--nnodes=7", "-m"],
-            str(place.folder),
-            0,
-            "",
-            "of the flag",
-        ]
+        own = ["--nnodes=7", "-m"]
+        assert facts == [own, str(place.folder), 0, "", "of the flag"]
         assert cluster.pop("task") == task
     assert told[0][-1] == (cluster := told[1][-1])
     addresses = [host.pop("address") for host in cluster["hosts"]]
@@ -129,14 +124,16 @@ say("heard", heard.decode())
 os.wait()
 """
 )
-_HEARD = ["[localhost-0] heard 1", "[localhost-1] heard 0"]
 
 
 def test_the_ports_are_free_and_lead_to_the_programs(place: Place) -> None:
     place.program(MEET)
     done = place.launch(*_FLAGS, "train.py")
     assert done.returncode == 0, done.stderr
-    assert _of(done.stdout, "heard") == _HEARD
+    assert _of(done.stdout, "heard") == [
+        "[localhost-0] heard 1",
+        "[localhost-1] heard 0",
+    ]
 
 
 def test_lines_have_the_hosts_names_and_files(place: Place) -> None:
@@ -296,9 +293,10 @@ def _attempts(place: Place) -> list[list[str]]:
     return [path.read_text().split() for path in found]
 
 
-def test_other_ports_are_tried_where_one_is_taken(place: Place) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_other_ports_are_tried_where_one_is_taken(place: Place, count: int) -> None:
     place.program(_TAKEN.replace("FREE", "2").replace("ADDRESS", "own"))
-    done = place.launch(*_FLAGS, "train.py")
+    done = place.launch("--mode=between", f"--nnodes={count}", "train.py")
     assert done.returncode == 0, done.stderr
     attempts = _attempts(place)
     assert [restarts for restarts, _ in attempts] == ["0", "0", "0"]
