@@ -49,6 +49,11 @@ class Server:
             "--env=PYTHONPATH",
         )
 
+    def connections(self) -> list[int]:
+        """Returns the processes of sshd that serve connections."""
+        children = pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        return [int(pid) for pid in children.read_text().split()]
+
 
 def configure(root: pathlib.Path, port: int, mark: str) -> str:
     """Makes keys and a configuration; returns its path."""
