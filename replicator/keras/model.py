@@ -2,8 +2,8 @@
 
 A model asks its own `make_train_function`, `make_test_function` and
 `make_predict_function` for what it calls per batch: public methods, which models
-override. The model gets methods of its own; its class, its config and what it saves
-stay as they are.
+override. The model gets methods of its own, and those that write files (files.py); its
+class, its config and what it saves stay as they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.cluster.peers import Peers
-from replicator.keras import alone, compiled, executions, functions, state, steps
+from replicator.keras import alone, compiled, executions, files, functions, state, steps
 from replicator.primitives import base
 
 _NAMES = ("train", "test", "predict")
@@ -36,6 +36,7 @@ def replicate(repl: Any, model: Any) -> Any:
     for name in _NAMES:
         setattr(model, f"make_{name}_function", _maker(repl, weakref.ref(model), name))
         setattr(model, f"{name}_function", None)
+    files.keep_whole(model)
     return model
 
 
