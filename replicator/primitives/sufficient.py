@@ -22,7 +22,7 @@ import tensorflow as tf
 from replicator import errors
 from replicator.costs import cost, hosts
 from replicator.graph.ir import shapes
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.graph.matching import factors
 from replicator.graph.matching.factors import After, Factor, Product, RowSum
 from replicator.primitives import base, levels

@@ -7,7 +7,7 @@ is read by all processes at once.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -53,23 +53,25 @@ def adopt(peers: Peers, variable: tf.Variable) -> None:
         variable.assign(mine)
 
 
-def all_values(peers: Peers, name: str, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def all_values(variable: Any, peers: Peers | None) -> list[tf.Tensor]:
     """Returns the values of all components, in the order of the processes.
 
     Args:
-        peers: The processes; all of them read the variable.
-        name: The variable's.
-        values: Those of the local components, of one dtype and shape, small ones.
+        variable: Is read outside of steps; a small one, where all have to be known.
+        peers: The processes that hold some, and all read it; None: all are here.
 
     Raises:
         MismatchError: A process does something else meanwhile.
         ContextError: It is read in a graph.
     """
+    values = [component.read_value() for component in variable.outside]
+    if peers is None or not variable.placement.is_aggregated:
+        return values
     if not tf.executing_eagerly():
         raise errors.ContextError(
             errors.compose(
-                f"variable {name}, which holds another value on each replica, is read "
-                "outside of a step in a graph.",
+                f"variable {variable.name}, which holds another value on each replica, "
+                "is read outside of a step in a graph.",
                 [f"at {errors.user_line()}"],
                 "in between-graph mode, read it eagerly, on every host; or in a step, "
                 "and reduce it there: repl.all_reduce(variable).",
@@ -77,11 +79,7 @@ def all_values(peers: Peers, name: str, values: Sequence[tf.Tensor]) -> list[tf.
         )
     arrays = [value.numpy() for value in values]
     said = [base64.b64encode(array.tobytes()).decode() for array in arrays]
-    like = arrays[0]
-    return [
-        tf.constant(
-            np.frombuffer(base64.b64decode(data), like.dtype).reshape(like.shape)
-        )
-        for told in peers.exchange(f"reads variable {name}", said)
-        for data in told
-    ]
+    dtype, shape = arrays[0].dtype, arrays[0].shape
+    heard = peers.exchange(f"reads variable {variable.name}", said)
+    found = [base64.b64decode(data) for told in heard for data in told]
+    return [tf.constant(np.frombuffer(x, dtype).reshape(shape)) for x in found]
