@@ -7,6 +7,8 @@ is read by all processes at once.
 from __future__ import annotations
 
 import base64
+import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,37 @@ def adopt(peers: Peers, variable: tf.Variable) -> None:
     with tf.device(value.device):
         mine = crossing.from_words(received, Value.of(value), value.shape)
         variable.assign(mine)
+
+
+def check_equal(peers: Peers, variables: Iterable[Any]) -> None:
+    """Raises unless mirrored variables hold the same in all processes.
+
+    What is written outside of steps each process writes by itself, a restored
+    checkpoint say, so they are compared whenever a step that uses them is built.
+
+    Args:
+        peers: The processes.
+        variables: Those that a step uses.
+
+    Raises:
+        MismatchError: One holds something else.
+    """
+    with tf.init_scope():
+        sums = {
+            variable.key: [variable.name, _checksum(variable.components[0])]
+            for variable in variables
+            if variable.placement.is_copied and variable.dtype.size
+        }
+    peers.same(
+        "holds variables",
+        [sums[key] for key in sorted(sums)],
+        "write the same on every host: assign from equal values, restore the same "
+        "checkpoint; or write in a step, by what was reduced over all replicas.",
+    )
+
+
+def _checksum(variable: tf.Variable) -> int:
+    return zlib.crc32(variable.read_value().numpy().tobytes())
 
 
 def all_values(variable: Any, peers: Peers | None) -> list[tf.Tensor]:
