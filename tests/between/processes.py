@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.cluster import addresses
-from tests.between import programs
+from tests.between import programs, proven
 from tests.cluster import servers
 from tests.keras import test_programs, worlds
 
@@ -133,7 +133,10 @@ def resumed(cluster: Any, folder: str, until: str, with_inputs: str) -> Any:
     return [begun, losses, v.numpy().tolist(), float(seen), there]
 
 
-PROGRAMS = {function.__name__: function for function in (all_steps, fits, resumed)}
+PROGRAMS = {
+    function.__name__: function
+    for function in (all_steps, fits, resumed, proven.proofs)
+}
 
 
 def main(name: str, *arguments: str) -> None:
