@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
+from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import Call, Value
 from replicator.graph.matching.elsewhere import DYNAMIC, Elsewhere
 
@@ -113,12 +114,12 @@ class Crossing:
             axis: Along which the rows stand, 0 or 1.
             counts: How many rows each process has; None where that is unknown.
         """
-        width = x.shape[1 - axis]
-        shapes = [(c, width) if axis == 0 else (width, c) for c in counts]
+        width = shapes.sizes(x)[1 - axis]
+        known = [(c, width) if axis == 0 else (width, c) for c in counts]
         passed = exchanged(
             self,
             self.processes,
-            [[Value(x.dtype.name, shape)] for shape in shapes],
+            [[Value(x.dtype.name, shape)] for shape in known],
             [(x,) if process == self.own else None for process in self.processes],
         )
         with tf.device(self.device):
@@ -243,9 +244,9 @@ def exchanged(
         mine = tf.concat(pieces, 0) if pieces else tf.zeros([0], tf.int32)
         if known:
             sizes = _static_sizes(crossing, processes, values)
-            shapes: Any = [[value.shape for value in one] for one in values]
+            told: Any = [[value.shape for value in one] for one in values]
         else:
-            sizes, shapes = _dynamic(crossing, processes, values, operands, mine)
+            sizes, told = _dynamic(crossing, processes, values, operands, mine)
         if not known:
             arrived = crossing.gather_any(mine, tf.reduce_max(list(sizes.values())))
         elif most := max(sizes.values()):
@@ -260,7 +261,7 @@ def exchanged(
                 passed.append(list(operands[n] or ()))
                 continue
             made = []
-            for value, shape in zip(values[n], shapes[n], strict=True):
+            for value, shape in zip(values[n], told[n], strict=True):
                 count = _count(shape, value.dtype)
                 part = tf.slice(arrived[process], [taken[process]], [count])
                 made.append(from_words(part, value, shape))
@@ -322,7 +323,7 @@ def _dynamic(
     heard = crossing.gather(told)
     taken = dict.fromkeys(crossing.processes, 0)
     sizes: dict[int, Any] = dict.fromkeys(crossing.processes, 0)
-    shapes = []
+    found = []
     for process, own_ranks, own_values in zip(processes, ranks, values, strict=True):
         made = []
         for rank, value in zip(own_ranks, own_values, strict=True):
@@ -330,9 +331,9 @@ def _dynamic(
             taken[process] += rank
             made.append(shape)
             sizes[process] += _count(shape, value.dtype)
-        shapes.append(made)
+        found.append(made)
     sizes[crossing.own] = tf.size(mine)
-    return sizes, shapes
+    return sizes, found
 
 
 def _count(shape: Any, dtype: str) -> Any:
