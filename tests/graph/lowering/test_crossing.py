@@ -28,6 +28,7 @@ def _call(*shapes, dtype="float32", primitive="all_reduce", op="sum"):
     return Call(primitive, {"op": op}, 0, *where, values, values, "train.py:3")
 
 
+@hypothesis.settings(deadline=None)
 @hypothesis.given(
     shape=arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
     dtype=hypothesis.strategies.sampled_from(_DTYPES),
