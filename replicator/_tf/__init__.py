@@ -40,11 +40,14 @@ from replicator._tf.choice import (
     write_quickly,
 )
 from replicator._tf.cluster import (
+    abort_collectives,
+    abort_everywhere,
     connect,
     connection,
     has_started,
     join,
     joined,
+    joined_server,
     store_get,
     store_put,
 )
@@ -139,6 +142,8 @@ from replicator._tf.variables import (
 )
 
 __all__ = [
+    "abort_collectives",
+    "abort_everywhere",
     "CombinedContext",
     "HandleVariable",
     "Nodes",
@@ -187,6 +192,7 @@ __all__ = [
     "is_watched",
     "join",
     "joined",
+    "joined_server",
     "keras_loop",
     "last_variable_creator",
     "leave_out_unused",

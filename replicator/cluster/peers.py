@@ -11,13 +11,14 @@ Nothing is kept between programs: what TensorFlow was told says who the peers ar
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,7 @@ from replicator import _tf, errors
 from replicator.cluster import faults
 
 _PATIENCE = 600.0  # seconds for the slowest: input pipelines may take long to make
+_POLL = 0.25  # seconds until this process looks whether the others are still there
 _PROGRESS = 10.0  # seconds between two lines that say for whom this process waits
 _LARGEST = 1_000_000  # characters of one entry of the store
 _numbers = itertools.count()  # of the Replicators of this process, alike in all
@@ -74,8 +76,11 @@ def devices(known: Facts, seconds: float) -> list[str]:
     until = time.monotonic() + seconds
     names: list[str] = []
     for process in known.everyone:
-        left = max(0.1, until - time.monotonic())
-        told = _tf.store_get(f"replicator/devices/{process}", left)
+        told = None
+        while told is None and time.monotonic() < until:
+            told = _tf.store_get(f"replicator/devices/{process}", _POLL)
+            if told is None:
+                faults.check()
         if told is None:
             raise errors.ClusterError(
                 errors.compose(
@@ -100,7 +105,14 @@ class Peers:
         self._facts = known
         self._number = next(_numbers)
         self._count = itertools.count()
+        self.failures = itertools.count()  # of steps that failed while they ran
+        self._common: BaseException | None = None  # that all processes have raised
         self.keys = Keys(self._number)
+
+    @property
+    def number(self) -> int:
+        """That of the Replicator, which is the same in all processes."""
+        return self._number
 
     @property
     def own(self) -> int:
@@ -155,7 +167,8 @@ class Peers:
         found = self._exchange(entry)
         others = [one for one in found if one["what"] != what]
         if others:
-            self._refuse(found)
+            self._common = self._difference(found)
+            raise self._common
         return [one["said"] for one in found]
 
     def same(self, what: str, said: Any, fix: str) -> None:
@@ -200,10 +213,26 @@ class Peers:
                 T=words.dtype, shape=words.shape, **keys
             )
 
-    def fail(self, error: BaseException) -> None:
-        """Tells the others, who wait for what this process builds, that it cannot."""
-        entry = {"what": None, "line": errors.user_line(), "said": errors.told(error)}
-        self._tell(f"{self._number}/{next(self._count)}", entry)
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Returns a block of which an error is told to the others: all do what it does.
+
+        They wait for what this process was to say next. What all have learned together
+        is an error in all of them, and nobody waits.
+        """
+        try:
+            yield
+        except errors.HostLostError:
+            raise
+        except Exception as error:
+            if error is not self._common:
+                self._common = error  # blocks may be inside of one another
+                line = errors.line_of(error)
+                line = errors.user_line() if line == errors.UNKNOWN else line
+                entry = {"what": None, "line": line, "said": errors.told(error)}
+                with faults.named():
+                    self._tell(f"{self._number}/{next(self._count)}", entry)
+            raise
 
     def _exchange(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
         place = f"{self._number}/{next(self._count)}"
@@ -232,9 +261,14 @@ class Peers:
         return heard
 
     def _wait(self, key: str, process: int, entry: dict[str, Any]) -> str:
-        start = time.monotonic()
-        while (value := _tf.store_get(key, _PROGRESS)) is None:
-            passed = time.monotonic() - start
+        start = said = time.monotonic()
+        while (value := _tf.store_get(key, _POLL)) is None:
+            faults.check()
+            now = time.monotonic()
+            passed = now - start
+            if now - said < _PROGRESS:
+                continue
+            said = now
             doing = f"{entry['what']} at {entry['line']}"
             if passed > _PATIENCE:
                 raise errors.MismatchError(
@@ -251,7 +285,8 @@ class Peers:
             )
         return value
 
-    def _refuse(self, found: Sequence[dict[str, Any]]) -> None:
+    def _difference(self, found: Sequence[dict[str, Any]]) -> errors.MismatchError:
+        """Returns the error of processes that do not do the same."""
         failed = [k for k, one in enumerate(found) if one["what"] is None]
         sites = [
             f"{self.name(k)}: failed at {one['line']}: {one['said']}"
@@ -262,7 +297,7 @@ class Peers:
         problem = "the hosts do not do the same."
         if failed:
             problem = f"{self.name(failed[0])} failed where the others go on."
-        raise errors.MismatchError(
+        return errors.MismatchError(
             errors.compose(
                 problem,
                 sites,

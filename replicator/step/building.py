@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from replicator import _tf, context
 from replicator.graph.passes import owners
-from replicator.inputs import feeds
+from replicator.inputs import checks, feeds
 from replicator.primitives import table
 from replicator.step import passes
 from replicator.step.draft import Built, Settings
@@ -39,13 +39,14 @@ def build_step(
         step_key: Stands for step_fn in all builds of it, and goes with it.
         args: Returns the further arguments of step_fn, a tuple for each replica.
     """
-    try:
-        with _collecting_later():
-            return _build_until_known(settings, step_fn, feed, graph, step_key, args)
-    except Exception as error:
+    with contextlib.ExitStack() as stack:
         if settings.peers is not None:
-            settings.peers.fail(error)  # they wait for what this process builds
-        raise
+            stack.enter_context(settings.peers.telling())
+        stack.enter_context(_collecting_later())
+        built = _build_until_known(settings, step_fn, feed, graph, step_key, args)
+        if settings.peers is not None:  # else one would run what another cannot
+            settings.peers.exchange(f"has built {checks.name_of(step_fn)}", None)
+        return built
 
 
 def _build_until_known(

@@ -210,7 +210,9 @@ class Step:
             owners = self._settings.factory.owners()
             variables = repair.mirrored(function.captured_inputs, owners)
             run = _tf.prepare_call(function, on_cpus)
-        run = repair.equal_after_errors(_warning_of_rest(run, feed), variables)
+        run = repair.equal_after_errors(
+            _warning_of_rest(run, feed), variables, self._settings.peers
+        )
         run = devices.ordered(run, self._settings.world.devices)
         packed = _packed_call(run, function, structures[-1])
         if not handed.leaves:
@@ -225,6 +227,8 @@ class Step:
     def _build(self, graph: tf.Graph, handed: Handed) -> Any:
         """Builds the step into the graph at hand; returns symbolic values."""
         distribute.refuse_strategy("run")
+        if self._settings.peers is not None:
+            step_arguments.refuse_session(self._asked.step_fn)
         step_arguments.check_takes(self._asked, handed.num_args)
         with self._settings.lock:  # threads have one feed in a graph, too
             feed = self._feed()
@@ -283,13 +287,15 @@ class Step:
         known = self._state.feed if eager else self._state.feed_in(graph)
         if known is not None:
             return known
-        with tf.init_scope():
+        peers = self._settings.peers
+        telling = contextlib.nullcontext() if peers is None else peers.telling()
+        with telling, tf.init_scope():
             feed = feeds.make_feed(
                 self._asked.source,
                 self._settings.world,
                 self._asked.input_mode,
                 self._asked.remainder,
-                self._settings.peers,
+                peers,
             )
         if not feed.goes_on:
             return feed  # the next build makes another

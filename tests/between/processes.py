@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.cluster import addresses
-from tests.between import programs
+from tests.between import ending, faulty, mismatched, programs
 from tests.cluster import servers
 
 
@@ -81,7 +81,13 @@ def _plain(value: Any) -> Any:
     return value.numpy() if tf.is_tensor(value) else np.asarray(value)
 
 
-PROGRAMS = {function.__name__: function for function in (all_steps,)}
+PROGRAMS = {
+    function.__name__: function
+    for function in (
+        *(all_steps, mismatched.mismatches, ending.input_ends, faulty.lost),
+        *(faulty.ends_by_an_error, faulty.ends_at_different_times, faulty.a_step_fails),
+    )
+}
 
 
 def main(name: str, *arguments: str) -> None:
