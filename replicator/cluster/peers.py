@@ -32,6 +32,7 @@ _POLL = 0.25  # seconds until this process looks whether the others are still th
 _PROGRESS = 10.0  # seconds between two lines that say for whom this process waits
 _LARGEST = 1_000_000  # characters of one entry of the store
 _numbers = itertools.count()  # of the Replicators of this process, alike in all
+_exchanges = itertools.count()  # of all that is told, in the order of the program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +105,6 @@ class Peers:
     def __init__(self, known: Facts) -> None:
         self._facts = known
         self._number = next(_numbers)
-        self._count = itertools.count()
         self.failures = itertools.count()  # of steps that failed while they ran
         self._common: BaseException | None = None  # that all processes have raised
         self.keys = Keys(self._number)
@@ -163,13 +163,16 @@ class Peers:
             MismatchError: Another process does something else, or has failed.
             HostLostError: One was lost.
         """
-        entry = {"what": what, "line": line or errors.user_line(), "said": said}
+        return [one["said"] for one in self._alike(what, said, line)]
+
+    def _alike(self, what: str, said: Any, line: str | None) -> list[dict[str, Any]]:
+        """As `exchange`; returns all that each tells."""
+        entry = self._entry(what, line or errors.user_line(), said)
         found = self._exchange(entry)
-        others = [one for one in found if one["what"] != what]
-        if others:
+        if any(one["what"] != what or one["of"] != self.number for one in found):
             self._common = self._difference(found)
             raise self._common
-        return [one["said"] for one in found]
+        return found
 
     def same(self, what: str, said: Any, fix: str) -> None:
         """Raises unless all processes say the same.
@@ -182,15 +185,17 @@ class Peers:
         Raises:
             MismatchError: One says something else.
         """
-        found = self.exchange(what, said)
+        found = self._alike(what, said, None)
         for process in self.everyone:
-            if found[process] != found[0]:
+            pair = [found[0]["said"], found[process]["said"]]
+            if pair[0] != pair[1]:
+                shown = [errors.shown(one) for one in _differing(*pair)]
                 raise errors.MismatchError(
                     errors.compose(
                         f"every host {what}, and they differ.",
                         [
-                            f"{self.name(k)}: {errors.shown(found[k])}"
-                            for k in (0, process)
+                            f"{self.name(k)}: {text} at {found[k]['line']}"
+                            for k, text in zip((0, process), shown, strict=True)
                         ],
                         fix,
                     )
@@ -229,13 +234,19 @@ class Peers:
                 self._common = error  # blocks may be inside of one another
                 line = errors.line_of(error)
                 line = errors.user_line() if line == errors.UNKNOWN else line
-                entry = {"what": None, "line": line, "said": errors.told(error)}
                 with faults.named():
-                    self._tell(f"{self._number}/{next(self._count)}", entry)
+                    text = errors.told(error)
+                    if isinstance(error, errors.ReplicatorError):  # without the fix
+                        text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                    entry = self._entry(None, line, text)
+                    self._tell(next(_exchanges), entry)
             raise
 
+    def _entry(self, what: str | None, line: str, said: Any) -> dict[str, Any]:
+        return {"of": self.number, "what": what, "line": line, "said": said}
+
     def _exchange(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        place = f"{self._number}/{next(self._count)}"
+        place = next(_exchanges)
         with faults.named():
             self._tell(place, entry)
             return [
@@ -243,7 +254,7 @@ class Peers:
                 for process in self.everyone
             ]
 
-    def _tell(self, place: str, entry: dict[str, Any]) -> None:
+    def _tell(self, place: int, entry: dict[str, Any]) -> None:
         data = zlib.compress(json.dumps(entry).encode())
         text = base64.b64encode(data).decode()
         parts = [text[k : k + _LARGEST] for k in range(0, len(text), _LARGEST)]
@@ -252,7 +263,7 @@ class Peers:
         # The first comes last: with it, all are there.
         _tf.store_put(f"replicator/{place}/{self.own}/0", f"{len(parts)} {parts[0]}")
 
-    def _hear(self, place: str, process: int, entry: dict[str, Any]) -> dict[str, Any]:
+    def _hear(self, place: int, process: int, entry: dict[str, Any]) -> dict[str, Any]:
         key = f"replicator/{place}/{process}"
         count, _, text = self._wait(f"{key}/0", process, entry).partition(" ")
         for k in range(1, int(count)):
@@ -305,6 +316,19 @@ class Peers:
                 "every host, in the same order.",
             )
         )
+
+
+def _differing(one: Any, other: Any) -> tuple[Any, Any]:
+    """Returns what differs, of two dictionaries; else both as they are."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return one, other
+    names = [name for name in one if one[name] != other.get(name)]
+    return {n: one[n] for n in names}, {n: other.get(n) for n in names}
+
+
+def telling(peers: Peers | None) -> contextlib.AbstractContextManager[None]:
+    """Returns the block that `Peers.telling` is, if there are other processes."""
+    return contextlib.nullcontext() if peers is None else peers.telling()
 
 
 class Keys:

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context
+from replicator.cluster import peers
 from replicator.graph.passes import owners
 from replicator.inputs import checks, feeds
 from replicator.primitives import table
@@ -39,10 +40,7 @@ def build_step(
         step_key: Stands for step_fn in all builds of it, and goes with it.
         args: Returns the further arguments of step_fn, a tuple for each replica.
     """
-    with contextlib.ExitStack() as stack:
-        if settings.peers is not None:
-            stack.enter_context(settings.peers.telling())
-        stack.enter_context(_collecting_later())
+    with peers.telling(settings.peers), _collecting_later():
         built = _build_until_known(settings, step_fn, feed, graph, step_key, args)
         if settings.peers is not None:  # else one would run what another cannot
             settings.peers.exchange(f"has built {checks.name_of(step_fn)}", None)

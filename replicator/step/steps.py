@@ -15,6 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, devices, errors, values
+from replicator.cluster import peers
 from replicator.costs import cost
 from replicator.graph.order import ordering
 from replicator.inputs import feeds
@@ -287,15 +288,13 @@ class Step:
         known = self._state.feed if eager else self._state.feed_in(graph)
         if known is not None:
             return known
-        peers = self._settings.peers
-        telling = contextlib.nullcontext() if peers is None else peers.telling()
-        with telling, tf.init_scope():
+        with peers.telling(self._settings.peers), tf.init_scope():
             feed = feeds.make_feed(
                 self._asked.source,
                 self._settings.world,
                 self._asked.input_mode,
                 self._asked.remainder,
-                peers,
+                self._settings.peers,
             )
         if not feed.goes_on:
             return feed  # the next build makes another
