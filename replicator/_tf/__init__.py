@@ -48,6 +48,7 @@ from replicator._tf.cluster import (
     join,
     joined,
     joined_server,
+    store_delete,
     store_get,
     store_put,
 )
@@ -231,6 +232,7 @@ __all__ = [
     "stack_since",
     "stands_in",
     "stop_recording",
+    "store_delete",
     "store_get",
     "store_put",
     "strategy_asked_by_library",

@@ -161,3 +161,8 @@ def store_get(key: str, seconds: float) -> str | None:
         )
     except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
         return None
+
+
+def store_delete(key: str) -> None:
+    """Takes back what was told."""
+    context.context().delete_config_key_value(key)

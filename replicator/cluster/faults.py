@@ -158,9 +158,7 @@ def _between(
     return _asked(watched, _QUICK) or _told_by(error, watched)
 
 
-def _asked(
-    watched: Sequence[watch.Watcher], seconds: float
-) -> list[tuple[str, str]]:
+def _asked(watched: Sequence[watch.Watcher], seconds: float) -> list[tuple[str, str]]:
     found = waiting.ask_all([w.host.address for w in watched], seconds)
     problems = []
     for w in watched:

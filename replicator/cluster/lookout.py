@@ -19,7 +19,6 @@ import json
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Sequence
 

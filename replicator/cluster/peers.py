@@ -25,7 +25,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, errors
-from replicator.cluster import faults
+from replicator.cluster import clashes, faults
 
 _PATIENCE = 600.0  # seconds for the slowest: input pipelines may take long to make
 _POLL = 0.25  # seconds until this process looks whether the others are still there
@@ -105,9 +105,12 @@ class Peers:
     def __init__(self, known: Facts) -> None:
         self._facts = known
         self._number = next(_numbers)
-        self.failures = itertools.count()  # of steps that failed while they ran
+        self.failures: Iterator[int] = (
+            itertools.count()
+        )  # of steps that failed while they ran
         self._common: BaseException | None = None  # that all processes have raised
         self.keys = Keys(self._number)
+        self.doing = clashes.doing(known.own, [self.name(k) for k in known.everyone])
 
     @property
     def number(self) -> int:
@@ -247,7 +250,8 @@ class Peers:
 
     def _exchange(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
         place = next(_exchanges)
-        with faults.named():
+        text = f"{entry['what']} at {entry['line']}"
+        with faults.named(), self.doing.waiting(place, text):
             self._tell(place, entry)
             return [
                 entry if process == self.own else self._hear(place, process, entry)
@@ -275,6 +279,7 @@ class Peers:
         start = said = time.monotonic()
         while (value := _tf.store_get(key, _POLL)) is None:
             faults.check()
+            self.doing.check()
             now = time.monotonic()
             passed = now - start
             if now - said < _PROGRESS:

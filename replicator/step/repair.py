@@ -74,6 +74,8 @@ def equal_after_errors(
         except tf.errors.OutOfRangeError:
             raise  # nothing is written before all inputs have arrived
         except tf.errors.OpError as error:
+            if peers is not None:
+                peers.doing.check()
             lost = faults.lost(error)
             if lost is not None:  # with what was on the host: there is nothing to mend
                 raise lost from error

@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, devices, errors, values
-from replicator.cluster import peers
+from replicator.cluster import clashes, peers
 from replicator.costs import cost
 from replicator.graph.order import ordering
 from replicator.inputs import feeds
@@ -210,7 +210,7 @@ class Step:
             on_cpus = cost.share_memory(self._settings.world.devices)
             owners = self._settings.factory.owners()
             variables = repair.mirrored(function.captured_inputs, owners)
-            run = _tf.prepare_call(function, on_cpus)
+            run = self._noted(_tf.prepare_call(function, on_cpus), function)
         run = repair.equal_after_errors(
             _warning_of_rest(run, feed), variables, self._settings.peers
         )
@@ -222,6 +222,22 @@ class Step:
         def call(leaves: Sequence[Any]) -> Any:
             with _holding(current, leaves):
                 return packed()
+
+        return call
+
+    def _noted(self, run: Callable[[], Any], function: Any) -> Callable[[], Any]:
+        """Returns what runs a traced step, and notes for how long; see clashes.py."""
+        together = self._settings.peers
+        if together is None:
+            return run
+        which = clashes.of_all(function, len(together.everyone))
+        if which is None:
+            return run
+        text = f"runs {errors.definition(self._asked.step_fn)}"
+
+        def call() -> Any:
+            with together.doing.running(which, text):
+                return run()
 
         return call
 

@@ -154,3 +154,24 @@ def mismatches(cluster: Any) -> dict[str, Any]:
             after = repr(error)
         found[name] = [*told, seconds, after]
     return found
+
+
+def clash(cluster: Any, kind: str) -> list[Any]:
+    """One host runs a step while the other runs another, or builds one.
+
+    Returns:
+        What was raised, what it said, and after how many seconds.
+    """
+    repl = Replicator(cluster.devices)
+    first = repl.build(lambda: repl.all_reduce(1.0))
+    second = repl.build(lambda: repl.all_reduce(tf.ones([3])))
+    first()
+    if kind == "runs":
+        second()
+        first()
+    began = time.monotonic()
+    try:
+        (second if cluster.host_id else first)()
+    except Exception as error:
+        return [type(error).__name__, str(error), time.monotonic() - began]
+    return ["nothing"]

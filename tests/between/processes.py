@@ -84,7 +84,13 @@ def _plain(value: Any) -> Any:
 PROGRAMS = {
     function.__name__: function
     for function in (
-        *(all_steps, mismatched.mismatches, ending.input_ends, faulty.lost),
+        *(
+            all_steps,
+            mismatched.mismatches,
+            mismatched.clash,
+            ending.input_ends,
+            faulty.lost,
+        ),
         *(faulty.ends_by_an_error, faulty.ends_at_different_times, faulty.a_step_fails),
     )
 }

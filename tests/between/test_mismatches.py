@@ -88,3 +88,18 @@ def test_one_host_fails(found: list[dict[str, Any]], name: str) -> None:
     assert own[0] == kind
     assert max(seconds, own[2]) < _LIMIT
     assert after == own[3] == 42.0, "a right step works afterwards"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["builds", "runs"])
+def test_hosts_that_would_wait_for_one_another(kind: str) -> None:
+    """Host 0 runs a step that was built; host 1 builds another, or runs it."""
+    found = processes.run("clash", [1, 1], kind)
+    for own, (raised, text, seconds) in enumerate(found):
+        assert raised == "MismatchError", text
+        assert "would wait for one another for ever" in text
+        assert f"  host {own} (127.0.0.1:" in text.splitlines()[1]
+        assert "Fix: let the program run the same steps on every host" in text
+        assert f": runs {_HERE}" in text
+        assert text.count(_HERE) == 2
+        assert seconds < _LIMIT
