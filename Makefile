@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits keras-fit torch-style test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format bench bench-peers clean
+.PHONY: help digits keras-fit torch-style test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format bench bench-peers bench-hosts clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
@@ -32,6 +32,7 @@ help:
 	@echo "make format   format the code and mend what ruff can mend"
 	@echo "make bench    measure against one device and MirroredStrategy; 40 minutes"
 	@echo "make bench-peers  measure torch and JAX, in an environment of their own"
+	@echo "make bench-hosts  measure two hosts, network namespaces with 1 Gbit/s; root only"
 	@echo "make clean    remove .venv, .venv-peers, ... and all caches"
 
 digits: $(VENV)/.examples
@@ -113,6 +114,11 @@ bench: $(VENV)/.bench
 
 bench-peers: $(VENV)/.bench $(PEERS)/.peers
 	$(PEERS)/bin/python -m benchmarks.peers $(BENCH)
+	$(BIN)/python -m benchmarks.report $(BENCH)
+
+# LINKS=--links=loopback needs no root.
+bench-hosts: $(VENV)/.bench $(PEERS)/.peers
+	$(BIN)/python -m benchmarks.hosts --torch=$(PEERS)/bin/python $(LINKS) $(BENCH)
 	$(BIN)/python -m benchmarks.report $(BENCH)
 
 clean:

@@ -12,6 +12,8 @@ each a table:
 - `xla.py`: what XLA makes of a step;
 - `fit.py`: an epoch of Keras' fit, for four networks;
 - `peers/`: torch and JAX, in an environment of their own;
+- `hosts.py`: steps and all-reduce on two hosts, by `make bench-hosts`; `on_hosts/` has
+  what runs there;
 - `loops.py`: what communication in a loop costs;
 - `anywhere.py`: what works where. It times nothing.
 

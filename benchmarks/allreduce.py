@@ -8,7 +8,7 @@ as fast as an all-reduce can be where all memory is one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,13 +44,20 @@ def steps(nbytes: int) -> int:
     return min(600, max(20, 1024 * MIB // nbytes))
 
 
-def operands(nbytes: int, replicas: int) -> list[tf.Tensor]:
+def operands(
+    nbytes: int, replicas: int, names: Sequence[str] | None = None
+) -> list[tf.Tensor]:
     """Returns what each replica starts from, float32 [nbytes / 4], on its device.
 
     Sums of them are exact.
+
+    Args:
+        nbytes: Of each.
+        replicas: How many.
+        names: Other devices than logical CPUs, as many.
     """
     values = []
-    for replica_id, device in enumerate(contenders.devices(replicas)):
+    for replica_id, device in enumerate(names or contenders.devices(replicas)):
         with tf.device(device):
             values.append(tf.fill([nbytes // 4], 2.0**replica_id))
     return values
@@ -86,9 +93,20 @@ def mirrored(values: list[tf.Tensor]) -> Reduce:
     return lambda: strategy.experimental_local_results(step())
 
 
-def replicated(values: list[tf.Tensor], algorithm: str | None = None) -> Reduce:
-    """Replicator: `all_reduce`, by an algorithm or by its own choice."""
-    repl = replicator.Replicator(contenders.devices(len(values)), algorithm=algorithm)
+def replicated(
+    values: list[tf.Tensor],
+    algorithm: str | None = None,
+    names: Sequence[str] | None = None,
+) -> Reduce:
+    """Replicator: `all_reduce`, by an algorithm or by its own choice.
+
+    Args:
+        values: Of `operands`.
+        algorithm: None: its own choice.
+        names: The devices of the values, unless they are logical CPUs.
+    """
+    names = names or contenders.devices(len(values))
+    repl = replicator.Replicator(names, algorithm=algorithm)
 
     def input_fn(ctx: replicator.InputContext) -> tf.Tensor:
         return values[ctx.replica_id]

@@ -15,7 +15,7 @@ averages the moving statistics over the replicas in each step, where MirroredStr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,13 +57,15 @@ def initial_weights(workload: Workload) -> Weights:
     return workload.make_model().get_weights()
 
 
-def one_device(workload: Workload, replicas: int, weights: Weights) -> Step:
+def one_device(
+    workload: Workload, replicas: int, weights: Weights, device: str = DEVICES[0]
+) -> Step:
     """Plain TensorFlow: the global batch on one device, in one tf.function.
 
     The device is one logical CPU of several, but its ops may use all cores.
     """
     del replicas
-    with tf.device(DEVICES[0]):
+    with tf.device(device):
         model = workload.make_model()
         optimizer = workloads.make_optimizer(workload, model)
         model.set_weights(weights)
@@ -71,7 +73,7 @@ def one_device(workload: Workload, replicas: int, weights: Weights) -> Step:
 
     @tf.function
     def step() -> tf.Tensor:
-        with tf.device(DEVICES[0]):
+        with tf.device(device):
             return workloads.train_step(
                 model, optimizer, batch, compiled=workload.compiled
             )
@@ -111,7 +113,11 @@ def strategy_of(replicas: int) -> tf.distribute.Strategy:
 
 
 def replicated(
-    workload: Workload, replicas: int, weights: Weights, **options: Any
+    workload: Workload,
+    replicas: int,
+    weights: Weights,
+    names: Sequence[str] | None = None,
+    **options: Any,
 ) -> Step:
     """Replicator: the built step, with its loss reduced to the mean.
 
@@ -119,9 +125,10 @@ def replicated(
         workload: What is trained.
         replicas: On how many logical CPUs.
         weights: What it starts from.
+        names: Other devices, as many.
         **options: Of the Replicator.
     """
-    repl = replicator.Replicator(devices(replicas), **options)
+    repl = replicator.Replicator(names or devices(replicas), **options)
     with repl.context():
         model = workload.make_model()
         optimizer = repl.wrap_optimizer(workloads.make_optimizer(workload, model))

@@ -19,6 +19,7 @@ from benchmarks import (
     build,
     cli,
     fit,
+    hosts,
     loops,
     memory,
     plots,
@@ -50,14 +51,15 @@ PROGRAMS: Mapping[str, ModuleType] = {
         xla,
         loops,
         fit,
+        hosts,
     )
 }
 
 _HEAD = """# What was measured
 
-Written by `python -m benchmarks.report`; `make bench` and `make bench-peers` measure
-anew. Times are medians over rounds in which the contenders take turns. They say
-something about one machine on one day; ratios say more than times.
+Written by `python -m benchmarks.report`; `make bench`, `make bench-peers` and `make
+bench-hosts` measure anew. Times are medians over rounds in which the contenders take
+turns. They say something about one machine on one day; ratios say more than times.
 """
 
 

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks import at_work, build, fit, memory, steps, timing
+from benchmarks import at_work, build, fit, hosts, memory, steps, timing
 from benchmarks.contenders import (
     BASELINE,
     CLONED,
@@ -45,6 +45,15 @@ LINEAR = 1.25  # of the passes' time per replica, at 128 replicas and at 32
 MEMORY = 0.55
 # An epoch of Keras' fit: of plain Keras' and of MirroredStrategy's at most.
 FIT = (1.05, 0.8)
+# The large MLP on two hosts at 1 Gbit/s: of one remote device at most, times faster
+# than torch at least.
+HOSTS = (2.2, 5.0)
+# All-reduce between hosts: the link, the size, at most of what.
+HOSTS_SUMS = (
+    (hosts.WIRE, "64MiB", hosts.SOCKETS, 1.15),
+    (hosts.LOOPBACK, "64MiB", hosts.GLOO, 1.5),
+    (hosts.LOOPBACK, "4KiB", hosts.GLOO, 3.0),
+)
 
 VARIANTS = (OURS, MIRRORED, CLONED)
 
@@ -85,6 +94,7 @@ def judge(found: Mapping[str, Any]) -> list[Target]:
         *_build(found.get(build.NAME, {})),
         *_memory(found.get(memory.NAME, {})),
         *_fit(found.get(fit.NAME, {})),
+        *_hosts(found.get(hosts.NAME, {})),
     ]
 
 
@@ -198,6 +208,23 @@ def _fastest(measured: Mapping[str, timing.Measured], other: str) -> dict[str, f
     if not {OURS, other} <= set(measured):
         return {}
     return {OURS: measured[OURS].fastest / measured[other].fastest}
+
+
+def _hosts(found: Mapping[str, Any]) -> list[Target]:
+    of_one, times = HOSTS
+    measured = steps.from_json(found.get(hosts.WIRE, {}).get("large", {}))
+    title = f"{steps.NAMES['large'].title}, two hosts, {hosts.LINKS[hosts.WIRE]}"
+    ours = [v for v in VARIANTS if {v, hosts.DDP} <= set(measured)]
+    faster = {v: timing.ratio(measured[hosts.DDP], measured[v]) for v in ours}
+    targets = [
+        Target(f"{title}: of one device", of_one, _of(measured, hosts.ONE_REMOTE)),
+        Target(f"{title}: times faster than {hosts.DDP}", times, faster, False),
+    ]
+    for link, size, other, bound in HOSTS_SUMS:
+        measured = steps.from_json(found.get(link, {}).get(size, {}))
+        title = f"all-reduce of {size}, two hosts, {hosts.LINKS[link]}: of {other}"
+        targets.append(Target(title, bound, _of(measured, other)))
+    return targets
 
 
 def table(targets: list[Target]) -> Table:

@@ -21,12 +21,14 @@ class World:
         devices: `devices[n]` is where replica `local[n]` runs.
         processes: `processes[r]` is the process that builds replica r; empty if this
             one builds all.
+        names: `names[r]` is where replica r runs, if other processes build some.
     """
 
     num_replicas: int
     local: tuple[int, ...]
     devices: tuple[str, ...]
     processes: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ids = (-1, *self.local, self.num_replicas)
@@ -57,7 +59,7 @@ class World:
         """
         local = tuple(r for r, process in enumerate(processes) if process == own)
         here = tuple(devices[r] for r in local)
-        return cls(len(devices), local, here, tuple(processes))
+        return cls(len(devices), local, here, tuple(processes), tuple(devices))
 
     @property
     def num_local(self) -> int:
@@ -68,6 +70,11 @@ class World:
     def everyone(self) -> tuple[int, ...]:
         """The ids of all replicas."""
         return tuple(range(self.num_replicas))
+
+    @property
+    def everywhere(self) -> tuple[str, ...]:
+        """Where each replica runs, whoever builds it."""
+        return self.names or self.devices
 
     @property
     def elsewhere(self) -> tuple[int, ...]:

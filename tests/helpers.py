@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
+from replicator.costs import hosts
 
 MODES = ("eager", "function", "session")
 # Whether `run` makes one call of several steps; set by --with steps_per_call=True.
@@ -92,6 +94,21 @@ def run(
     return tf.nest.map_structure(
         lambda t: t.numpy() if hasattr(t, "numpy") else t, result
     )
+
+
+def added_up(repl: replicator.Replicator, values: Any) -> Any:
+    """Returns the sum of all replicas' values, to the bit as communication adds them.
+
+    That is in replica order; on several hosts within each host first.
+
+    Args:
+        repl: On whose devices it is added up.
+        values: `values[r]` is replica r's, a NumPy array.
+    """
+    sums = []
+    for places in hosts.by_host(repl.devices):
+        sums.append(functools.reduce(np.add, [values[r] for r in places]))
+    return functools.reduce(np.add, sums)
 
 
 def opaque(value: Any, shape: Any = ()) -> tf.Tensor:

@@ -34,7 +34,7 @@ def connected(num_cpus: int) -> Iterator[None]:
     with servers.serving(NUM_HOSTS, f"--cpus={num_cpus}") as told:
         cluster = replicator.connect(servers.addresses(told))
         local = devices.resolve
-        token = helpers.SESSIONS.set(servers.session_arguments())
+        token = helpers.SESSIONS.set(cluster.session_arguments())
         devices.resolve = lambda names: local(mapped(names, num_cpus))
         yield
         devices.resolve = local

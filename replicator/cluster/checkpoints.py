@@ -13,7 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.cluster import faults, state
+from replicator.cluster import faults, peers, saving, state
 
 TERMINATED = 128 + signal.SIGTERM  # the status of shells for what SIGTERM has ended
 
@@ -56,17 +56,18 @@ class Checkpoint:
     ) -> None:
         _check(objects, keep)
         own = state.own_task().replace(device_type="CPU", device_index=0).to_string()
-        self._options = tf.train.CheckpointOptions(experimental_io_device=own)
         with tf.device(own):
             self._done = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         # Names of its own, which users' objects cannot have.
         saved = tf.train.Checkpoint(replicator_step=self._done, **objects)
-        self._manager = tf.train.CheckpointManager(
-            saved, os.fspath(directory), max_to_keep=keep
-        )
+        known = peers.facts()
+        self._peers = None if known is None else peers.Peers(known)
+        options = tf.train.CheckpointOptions(experimental_io_device=own)
         with faults.named():
-            if self.latest is not None:
-                saved.restore(self.latest, options=self._options)
+            self._files = saving.files(
+                self._peers, saved, os.fspath(directory), keep, options
+            )
+            self._files.restore()
             self.step = int(self._done)
         if self.latest is not None:
             logging.info("Restored %s: %d steps are done.", self.latest, self.step)
@@ -80,7 +81,7 @@ class Checkpoint:
             >>> checkpoint.latest is None
             True
         """
-        return self._manager.latest_checkpoint
+        return self._files.latest
 
     def save(self) -> str:
         """Writes a checkpoint, and removes the oldest; returns its path.
@@ -96,9 +97,7 @@ class Checkpoint:
         """
         with faults.named():
             self._done.assign(self.step)
-            return str(
-                self._manager.save(checkpoint_number=self.step, options=self._options)
-            )
+            return self._files.save(self.step)
 
     def steps(self, total: int, *, every: int = 100) -> Iterator[int]:
         """Yields the numbers of the steps that are left, and saves now and then.
@@ -131,10 +130,12 @@ class Checkpoint:
         return self._steps(total, every)
 
     def _steps(self, total: int, every: int) -> Iterator[int]:
-        with _termination() as came:
+        with _termination() as signals:
+            asked = saving.Asked(self._peers, self.step)
             while self.step < total:
                 yield self.step
                 self.step += 1
+                came = asked.stops(self.step, bool(signals))
                 if came or self.step % every == 0 or self.step == total:
                     self.save()
                 if came:

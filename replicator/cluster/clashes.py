@@ -79,10 +79,14 @@ class Doing(threading.Thread):
         finally:
             self._now = None
 
+    def next_number(self) -> int:
+        """Returns the number of what this process tells next; alike in all."""
+        self._told += 1
+        return self._told - 1
+
     @contextlib.contextmanager
-    def waiting(self, number: int, text: str) -> Iterator[None]:
+    def waiting(self, text: str) -> Iterator[None]:
         """Returns a block in which this process waits to be told something."""
-        self._told = number + 1
         place = (self._told, self._steps)
         self._now = _Now(_TALK, 0, text, time.monotonic(), place)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.cluster import checkpoints, description, faults, health, state
+from replicator.cluster import checkpoints, description, faults, health, sessions, state
 
 
 class Cluster:
@@ -125,13 +125,7 @@ class Cluster:
             HostLostError: Some are not, by their names.
             ClusterError: The connection was closed.
         """
-        if not self.connected:
-            raise errors.ClusterError(
-                errors.compose(
-                    f"{self!r} was asked for its hosts.",
-                    fix="connect again: cluster = replicator.connect().",
-                )
-            )
+        self._require("its hosts")
         problems = health.lost(self._hosts, self.heartbeat)
         if problems:
             raise errors.HostLostError(
@@ -163,6 +157,43 @@ class Cluster:
             A context manager.
         """
         return faults.named()
+
+    def session_arguments(
+        self, config: tf.compat.v1.ConfigProto | None = None
+    ) -> dict[str, Any]:
+        """Returns what a session of TensorFlow 1 is made with, to run on all hosts.
+
+        Its master is this process: inputs that call Python run here, and files of
+        Savers are here. What `tf.py_function` or `tf.numpy_function` call is not known
+        on other hosts: put these under `tf.device("/job:master/task:0")`.
+
+        Example:
+            >>> repl = replicator.Replicator(cluster.devices)
+            >>> arguments = cluster.session_arguments()
+            >>> with tf.Graph().as_default():
+            ...     sums = repl.run(lambda: repl.all_reduce(repl.replica_id))
+            ...     with tf.compat.v1.Session(**arguments) as session:
+            ...         print([int(x) for x in session.run(sums)])
+            [6, 6, 6, 6]
+
+        Monitored sessions call the first argument otherwise:
+
+            >>> creator = tf.compat.v1.train.ChiefSessionCreator(
+            ...     master=arguments["target"], config=arguments["config"]
+            ... )
+
+        Args:
+            config: What the session's ConfigProto is to say besides.
+
+        Returns:
+            The arguments `target` and `config`.
+
+        Raises:
+            ArgumentError: `config` is none, or describes a cluster itself.
+            ClusterError: The connection was closed.
+        """
+        self._require("session_arguments")
+        return sessions.arguments(self._token, config)
 
     def checkpoint(
         self, directory: str | os.PathLike[str], *, keep: int = 3, **objects: Any
@@ -200,6 +231,20 @@ class Cluster:
         """
         if self.connected:
             health.leave(self._hosts, health.lost(self._hosts, self.heartbeat))
+
+    def _require(self, what: str) -> None:
+        """Raises ClusterError if the connection was closed, or replaced.
+
+        Args:
+            what: What was asked for.
+        """
+        if not self.connected:
+            raise errors.ClusterError(
+                errors.compose(
+                    f"{self!r} was asked for {what}.",
+                    fix="connect again: cluster = replicator.connect().",
+                )
+            )
 
     def __enter__(self) -> Cluster:
         return self

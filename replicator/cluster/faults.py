@@ -133,8 +133,7 @@ def _place() -> list[str]:
 def _problems(watched: Sequence[watch.Watcher]) -> list[tuple[str, str]]:
     """Returns the hosts that are lost now, as the user wrote them, and why."""
     known = {w.host.address: w.problem for w in watched if w.problem is not None}
-    with tf.init_scope():
-        found = health.lost([watcher.host for watcher in watched], _QUICK, known)
+    found = health.lost([watcher.host for watcher in watched], _QUICK, known)
     return [
         (w.host.name, found[w.host.address]) for w in watched if w.host.address in found
     ]

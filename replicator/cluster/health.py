@@ -59,7 +59,11 @@ def _of_answering(task: int, address: str, silence: float) -> str | None:
 def _knows_us(task: int) -> bool:
     """Whether a server that answers is the one to which this process connected."""
     try:
-        with tf.device(f"/job:{state.WORKER}/task:{task}/device:CPU:0"):
+        # Not as part of a graph that is being built.
+        with (
+            tf.init_scope(),
+            tf.device(f"/job:{state.WORKER}/task:{task}/device:CPU:0"),
+        ):
             tf.identity(0)  # a server that was started again has no such client
     except tf.errors.OpError:
         return False

@@ -25,14 +25,13 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, errors
-from replicator.cluster import clashes, faults
+from replicator.cluster import clashes, differences, faults
 
 _PATIENCE = 600.0  # seconds for the slowest: input pipelines may take long to make
 _POLL = 0.25  # seconds until this process looks whether the others are still there
 _PROGRESS = 10.0  # seconds between two lines that say for whom this process waits
 _LARGEST = 1_000_000  # characters of one entry of the store
 _numbers = itertools.count()  # of the Replicators of this process, alike in all
-_exchanges = itertools.count()  # of all that is told, in the order of the program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +99,10 @@ class Peers:
 
     Args:
         known: Which of them this is.
+        doing: What this process does; that of the program, unless given.
     """
 
-    def __init__(self, known: Facts) -> None:
+    def __init__(self, known: Facts, doing: clashes.Doing | None = None) -> None:
         self._facts = known
         self._number = next(_numbers)
         self.failures: Iterator[int] = (
@@ -110,7 +110,8 @@ class Peers:
         )  # of steps that failed while they ran
         self._common: BaseException | None = None  # that all processes have raised
         self.keys = Keys(self._number)
-        self.doing = clashes.doing(known.own, [self.name(k) for k in known.everyone])
+        names = [self.name(k) for k in known.everyone]
+        self.doing = doing or clashes.doing(known.own, names)
 
     @property
     def number(self) -> int:
@@ -170,10 +171,11 @@ class Peers:
 
     def _alike(self, what: str, said: Any, line: str | None) -> list[dict[str, Any]]:
         """As `exchange`; returns all that each tells."""
+        said = json.loads(json.dumps(said))  # as the others will read it
         entry = self._entry(what, line or errors.user_line(), said)
         found = self._exchange(entry)
         if any(one["what"] != what or one["of"] != self.number for one in found):
-            self._common = self._difference(found)
+            self._common = self._refusal(found)
             raise self._common
         return found
 
@@ -190,9 +192,9 @@ class Peers:
         """
         found = self._alike(what, said, None)
         for process in self.everyone:
-            pair = [found[0]["said"], found[process]["said"]]
+            pair = found[0]["said"], found[process]["said"]
             if pair[0] != pair[1]:
-                shown = [errors.shown(one) for one in _differing(*pair)]
+                shown = differences.shown(*pair)
                 raise errors.MismatchError(
                     errors.compose(
                         f"every host {what}, and they differ.",
@@ -242,16 +244,16 @@ class Peers:
                     if isinstance(error, errors.ReplicatorError):  # without the fix
                         text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
                     entry = self._entry(None, line, text)
-                    self._tell(next(_exchanges), entry)
+                    self._tell(self.doing.next_number(), entry)
             raise
 
     def _entry(self, what: str | None, line: str, said: Any) -> dict[str, Any]:
         return {"of": self.number, "what": what, "line": line, "said": said}
 
     def _exchange(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        place = next(_exchanges)
+        place = self.doing.next_number()
         text = f"{entry['what']} at {entry['line']}"
-        with faults.named(), self.doing.waiting(place, text):
+        with faults.named(), self.doing.waiting(text):
             self._tell(place, entry)
             return [
                 entry if process == self.own else self._hear(place, process, entry)
@@ -301,7 +303,7 @@ class Peers:
             )
         return value
 
-    def _difference(self, found: Sequence[dict[str, Any]]) -> errors.MismatchError:
+    def _refusal(self, found: Sequence[dict[str, Any]]) -> errors.MismatchError:
         """Returns the error of processes that do not do the same."""
         failed = [k for k, one in enumerate(found) if one["what"] is None]
         sites = [
@@ -323,14 +325,6 @@ class Peers:
         )
 
 
-def _differing(one: Any, other: Any) -> tuple[Any, Any]:
-    """Returns what differs, of two dictionaries; else both as they are."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return one, other
-    names = [name for name in one if one[name] != other.get(name)]
-    return {n: one[n] for n in names}, {n: other.get(n) for n in names}
-
-
 def telling(peers: Peers | None) -> contextlib.AbstractContextManager[None]:
     """Returns the block that `Peers.telling` is, if there are other processes."""
     return contextlib.nullcontext() if peers is None else peers.telling()
@@ -345,7 +339,7 @@ class Keys:
         number: That of the Replicator; each has numbers of its own.
     """
 
-    _SHARE = 1 << 22  # instances of each Replicator; TensorFlow's keys have 31 bits
+    _SHARE = 1 << 23  # instances of each Replicator; TensorFlow's keys have 31 bits
     _GROUPS = 1 << 12
 
     def __init__(self, number: int) -> None:
@@ -353,7 +347,7 @@ class Keys:
             raise errors.ClusterError(
                 errors.compose(
                     f"this program makes its {number + 1}th Replicator, and there are "
-                    "numbers for 512.",
+                    "numbers for 256.",
                     fix="make one Replicator, and run all steps by it.",
                 )
             )

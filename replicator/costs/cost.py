@@ -197,15 +197,42 @@ def factors_pay(
         devices: Where the replicas run.
     """
     left, right = products[0].left, products[0].right
-    m, n = left.width, right.width
-    if policy.fusion and m * n * left.tensor.dtype.size < _BUCKET_BYTES:
+    return rows_pay(
+        sum(product.left.rows for product in products),
+        (left.width, right.width),
+        left.tensor.dtype.size,
+        len(products),
+        policy,
+        hosts.are_several(devices),
+    )
+
+
+def rows_pay(
+    rows: int,
+    widths: tuple[int, int],
+    size: int,
+    count: int,
+    policy: Policy,
+    crosses: bool,
+) -> bool:
+    """Decides whether to move the factors of products, and not the products.
+
+    Args:
+        rows: How many rows they have, of all replicas.
+        widths: Those of both factors.
+        size: Bytes of a number.
+        count: How many products there are.
+        policy: Whether small products would travel together.
+        crosses: Whether they go to other hosts.
+    """
+    m, n = widths
+    if policy.fusion and m * n * size < _BUCKET_BYTES:
         return False
-    rows = sum(product.left.rows for product in products)
-    if hosts.are_several(devices) and rows * (m + n) >= 2 * m * n:
+    if crosses and rows * (m + n) >= 2 * m * n:
         return False  # a host receives all others' rows; of products, two at most
     # Joining writes the factors and scaling one of them, where without it each replica
     # writes a product of its own and the hub passes over all of them.
-    return 2 * rows * (m + n) < len(products) * m * n
+    return 2 * rows * (m + n) < count * m * n
 
 
 def work(products: Sequence[Any]) -> int:

@@ -69,6 +69,10 @@ class Given:
         """Returns the nest of each replica, with these leaves in place of its own."""
         return [_filled(self._numbered, r, leaves) for r in range(self._num_local)]
 
+    def of_one_replica(self, leaves: Sequence[Any]) -> list[Any]:
+        """Returns those of the leaves that a replica is given for itself."""
+        return [leaves[number] for number in _own(self._numbered, inside=False)]
+
     def _taken(self, value: Any) -> tuple[Any, Hashable]:
         """Notes the leaves of a nest; returns it with their numbers, and its key."""
         kind = type(value)
@@ -155,6 +159,17 @@ def in_graph(leaves: Sequence[Any]) -> list[Any]:
     return [
         tf.nest.map_structure(taken, leaf, expand_composites=True) for leaf in leaves
     ]
+
+
+def _own(numbered: Any, inside: bool) -> list[int]:
+    """Returns the numbers of the leaves that are inside of a PerReplica."""
+    if numbered is None:
+        return []
+    if isinstance(numbered, int):
+        return [numbered] if inside else []
+    parts = numbered.values() if isinstance(numbered, Mapping) else numbered
+    inside = inside or isinstance(numbered, PerReplica)
+    return [number for part in parts for number in _own(part, inside)]
 
 
 def _is_variable(value: Any) -> bool:

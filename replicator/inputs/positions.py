@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import weakref
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import errors
+from replicator.cluster.peers import Peers
 from replicator.inputs import feeds, places
 
 _FAIL = 2  # for datasets with a state that cannot be saved; tf.data's own number
@@ -20,11 +24,16 @@ class Positions(tf.Module):
     What a checkpoint holds of it are the iterators of tf.data, in the order in which
     steps first used them; so a program that does what it did before finds its own. An
     iterator that is made after the checkpoint was restored begins where it was.
+
+    Args:
+        peers: The processes that feed the other replicas, if there are any: each has
+            iterators of its own, and a checkpoint holds those of all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Peers | None = None) -> None:
         super().__init__(name="inputs")
         self._count = 0
+        self._peers = peers
 
     def add(self, feed: feeds.Feed, user: Any) -> None:
         """Takes note of what feeds a step.
@@ -37,7 +46,7 @@ class Positions(tf.Module):
             return
         name = f"input_{self._count}"
         self._count += 1
-        setattr(self, name, Position(feed))
+        setattr(self, name, Position(feed, self._peers))
         weakref.finalize(user, self._forget, name)
 
     def _forget(self, name: str) -> None:
@@ -51,10 +60,12 @@ class Position(tf.train.experimental.PythonState):
 
     Args:
         feed: The feed, which is not kept: what it is made of knows the step.
+        peers: As of Positions.
     """
 
-    def __init__(self, feed: feeds.Feed) -> None:
+    def __init__(self, feed: feeds.Feed, peers: Peers | None = None) -> None:
         self._feed = weakref.ref(feed)
+        self._peers = peers
 
     @property
     def _iterators(self) -> tuple[Any, ...]:
@@ -84,7 +95,11 @@ class Position(tf.train.experimental.PythonState):
                         "dataset begin behind what was read: dataset.skip(...).",
                     )
                 ) from error
-        return bytes(tf.io.serialize_tensor(tf.stack(states)).numpy())
+        own = bytes(tf.io.serialize_tensor(tf.stack(states)).numpy())
+        if self._peers is None:
+            return own
+        text = base64.b64encode(own).decode()
+        return json.dumps(self._peers.exchange("saves inputs", text)).encode()
 
     def deserialize(self, string_value: bytes) -> None:
         """Has the iterators go on from where they were.
@@ -95,6 +110,8 @@ class Position(tf.train.experimental.PythonState):
         Raises:
             InputError: Others were there then.
         """
+        if self._peers is not None:
+            string_value = self._own_part(string_value)
         states = tf.io.parse_tensor(string_value, tf.string)
         if len(states) != len(self._iterators):
             raise errors.InputError(
@@ -112,6 +129,23 @@ class Position(tf.train.experimental.PythonState):
                     resource_handle=_resource(iterator),
                     serialized=tf.io.parse_tensor(state, tf.variant),
                 )
+
+    def _own_part(self, value: bytes) -> bytes:
+        """Returns what this process told when all of them saved their inputs."""
+        assert self._peers is not None
+        parts, count = [], len(self._peers.everyone)
+        with contextlib.suppress(ValueError):  # one process saved it
+            parts = json.loads(value)
+        if len(parts) != count:
+            raise errors.InputError(
+                errors.compose(
+                    f"a checkpoint holds the positions of inputs of "
+                    f"{len(parts) or 1} hosts, and the program runs on {count}.",
+                    fix="run it on as many hosts; or leave repl.inputs out of the "
+                    "checkpoint, and have the datasets begin behind what was read.",
+                )
+            )
+        return base64.b64decode(parts[self._peers.own])
 
 
 def _resource(iterator: Any) -> Any:

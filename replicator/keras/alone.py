@@ -35,7 +35,11 @@ def run(repl: Any, model: Any, name: str, data: Any) -> Any:
     """
     eager = tf.executing_eagerly()
     try:
-        with repl.context(), tf.device(repl.devices[0]), _accumulating(model):
+        with (
+            repl.context(),
+            tf.device(repl._settings.world.devices[0]),
+            _accumulating(model),
+        ):
             return getattr(model, name)(data)
     except errors.ContextError as error:
         outside = errors.called_outside(error)
@@ -54,7 +58,7 @@ def warn_of_run_eagerly(repl: Any, model: Any) -> None:
             "numbers. Compile it with run_eagerly=False to run on all %d replicas.",
             1,
             model.name,
-            repl.devices[0],
+            repl._settings.world.devices[0],
             repl.num_replicas,
         )
 

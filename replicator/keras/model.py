@@ -2,8 +2,8 @@
 
 A model asks its own `make_train_function`, `make_test_function` and
 `make_predict_function` for what it calls per batch: public methods, which models
-override. The model gets methods of its own; its class, its config and what it saves
-stay as they are.
+override. The model gets methods of its own, and those that write files (files.py); its
+class, its config and what it saves stay as they are.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from replicator import errors
-from replicator.keras import alone, compiled, executions, functions, state, steps
+from replicator.cluster.peers import Peers
+from replicator.keras import alone, compiled, executions, files, functions, state, steps
 from replicator.primitives import base
 
 _NAMES = ("train", "test", "predict")
@@ -27,10 +30,13 @@ def replicate(repl: Any, model: Any) -> Any:
         model: As there.
     """
     _check(model)
+    if repl._settings.peers is not None:
+        _check_seed(repl._settings.peers)
     state.prepare(repl, model)
     for name in _NAMES:
         setattr(model, f"make_{name}_function", _maker(repl, weakref.ref(model), name))
         setattr(model, f"{name}_function", None)
+    files.keep_whole(model)
     return model
 
 
@@ -43,6 +49,22 @@ def _check(model: Any) -> None:
             f"was given {errors.shown(model)}",
             "pass a model of Keras 3, made under `with repl.context():`.",
         )
+
+
+def _check_seed(peers: Peers) -> None:
+    """Raises unless Keras shuffles alike in all processes."""
+    seed, _ = tf.compat.v1.random.get_seed(None)
+    fix = "call keras.utils.set_random_seed(...) at the beginning of the program."
+    if seed is None:
+        raise errors.ContextError(
+            errors.compose(
+                "keras_model was called in between-graph mode without a random seed: "
+                "fit would shuffle in another way on every host.",
+                [f"at {errors.user_line()}"],
+                fix,
+            )
+        )
+    peers.same("shuffles by a random seed", int(seed), fix)
 
 
 def _maker(repl: Any, kept: Any, name: str) -> Callable[..., Any]:
@@ -86,7 +108,8 @@ def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
         build,
         repl._settings,
         eager=bool(model.run_eagerly),
-        needs_all=sums,
+        # Metrics that other processes know a part of cannot be read by one alone.
+        needs_all=sums or repl._settings.peers is not None,
     )
     if name == "predict":
         return functions.over_list(function)

@@ -160,11 +160,11 @@ def _check(repl: Any, what: str, variables: Any, fix: str) -> None:
                     fix,
                 )
             )
-        if len(inside.components) != len(repl.devices):
+        if inside.world != repl._settings.world:
             raise errors.ContextError(
                 errors.compose(
                     f"{what} was made under the context of another Replicator, of "
-                    f"{len(inside.components)} replicas.",
+                    f"{inside.world.num_replicas} replicas.",
                     [f"at {errors.user_line()}"],
                     "call keras_model of that Replicator.",
                 )

@@ -14,7 +14,7 @@ from absl import logging
 
 from replicator import context, errors
 from replicator.inputs import shards
-from replicator.keras import compiled, losses, metrics
+from replicator.keras import compiled, gathering, losses, metrics
 
 _do_not_convert = tf.autograph.experimental.do_not_convert  # as Keras does not
 
@@ -92,7 +92,7 @@ def train_or_test(
                 _warn_of_own_loss(model)
             return _equal_logs(logs, exact.results, shard, name)
 
-    return _run(repl, step_fn, tensors, lambda values: values[0])
+    return _run(repl, step_fn, tensors, _first)
 
 
 def _warn_of_own_loss(model: Any) -> None:
@@ -117,12 +117,20 @@ def predict(repl: Any, model: Any, batch: Any, tensors: Sequence[Any]) -> Any:
         batch: The structure of the global batch.
         tensors: Its tensors.
     """
+    # Where other processes have the rest of them, they come here within the step.
+    several = repl._settings.peers is not None
 
     def step_fn(shard: shards.Shard) -> Any:
         with compiled.forward(model):
-            return model.predict_step(batch.packed(shard.element))
+            outputs = model.predict_step(batch.packed(shard.element))
+        return gathering.whole(outputs, shard) if several else outputs
 
-    return _run(repl, step_fn, tensors, _joined)
+    combine = _first if several else _joined
+    return _run(repl, step_fn, tensors, combine)
+
+
+def _first(values: Sequence[Any]) -> Any:
+    return values[0]
 
 
 def _run(
@@ -156,7 +164,7 @@ def _run(
 
     # One after the other: all replicas' values of a leaf, then those of the next.
     flat = tf.nest.flatten(repl.run(_do_not_convert(noting), input_fn))
-    step = len(parts)
+    step = repl._settings.world.num_local
     leaves = [combine(flat[i : i + step]) for i in range(0, len(flat), step)]
     return tf.nest.pack_sequence_as(structures[-1], leaves)
 

@@ -1,4 +1,4 @@
-"""The program `python -m replicator.launch`: starts the servers and the program.
+"""The program `python -m replicator.launch`: starts servers and a program.
 
 Nothing here needs TensorFlow: what runs on it are other processes.
 """

@@ -1,5 +1,6 @@
-"""Starts servers on hosts, and a program: `python -m replicator.launch train.py`.
+"""Starts servers on hosts, and a program, or the program on all hosts.
 
+`python -m replicator.launch train.py` does the first, with --mode=between the second.
 `python -m replicator.launch --help` lists the flags.
 """
 

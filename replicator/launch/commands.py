@@ -14,6 +14,7 @@ from replicator.launch.hosts import Host
 CLUSTER = "REPLICATOR_CLUSTER"  # where `replicator.connect` reads what there is
 RESTARTS = "REPLICATOR_RESTARTS"  # how often the launcher has started all anew
 _ANY_PORT = 0
+_TAKEN = b"Could not start gRPC server"  # what TensorFlow says
 # The part of a heartbeat after which a server that is stopped is killed: the keeper
 # looks now and then, and the program is to know within the heartbeat.
 _STOPPED = 0.7
@@ -48,11 +49,11 @@ class Serving:
 
     Attributes:
         address: Where it listens, "host:port".
-        gpus: How many GPUs it has.
+        gpus: How many GPUs it has, if that is known.
     """
 
     address: str
-    gpus: int
+    gpus: int | None
 
 
 def server(job: Job, host: Host, listen: str, python: str, cwd: str) -> Command:
@@ -82,8 +83,13 @@ def server(job: Job, host: Host, listen: str, python: str, cwd: str) -> Command:
 
 def any_port(address: str) -> str:
     """Returns an address with whatever port is free; IPv6 ones are in brackets."""
+    return with_port(address, _ANY_PORT)
+
+
+def with_port(address: str, port: int) -> str:
+    """Returns "ADDRESS:PORT"; IPv6 addresses are in brackets."""
     bare = address.strip("[]")
-    return f"[{bare}]:{_ANY_PORT}" if ":" in bare else f"{bare}:{_ANY_PORT}"
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
 def program(
@@ -105,6 +111,26 @@ def program(
     return Command(argv, env, cwd, stdin, job.grace)
 
 
+def part(job: Job, cluster: str, restarts: int, python: str, cwd: str) -> Command:
+    """Returns the command that runs the user's program on one of the hosts, as on all.
+
+    Args:
+        job: What is launched.
+        cluster: The description of the cluster, with the host's number.
+        restarts: How often all was started anew before.
+        python: The interpreter.
+        cwd: The working directory.
+    """
+    told = {CLUSTER: cluster, RESTARTS: str(restarts)}
+    return Command(
+        (python, *job.program),
+        {"PYTHONUNBUFFERED": "1", **job.env, **told},
+        cwd,
+        grace=job.grace,
+        stopped=_STOPPED * job.heartbeat,
+    )
+
+
 def describe(
     job: Job,
     client: str,
@@ -119,26 +145,52 @@ def describe(
         servers: Those of the job's hosts; None: it is left out.
         file: Where to read this text again, as it is by then.
     """
-    listed = [
-        {
-            "name": host.name,
-            "address": up.address,
-            "cpus": host.slots,
-            "gpus": up.gpus,
-        }
-        for host, up in zip(job.hosts, servers, strict=True)
-        if up is not None
-    ]
-    facts = {
-        "version": 1,
-        "source": job.source,
-        "heartbeat": job.heartbeat,
-        "client": client,
-        "hosts": listed,
-    }
+    facts = {**_facts(job, servers), "client": client}
     if file is not None:
         facts["file"] = file
     return json.dumps(facts)
+
+
+def describe_part(job: Job, addresses: Sequence[str], task: int) -> str:
+    """Returns the value of REPLICATOR_CLUSTER where every host runs the program.
+
+    Args:
+        job: What is launched.
+        addresses: Where TensorFlow's server of each program listens. What GPUs it will
+            have, nobody knows before.
+        task: The number of the host.
+    """
+    listening = [Serving(address, None) for address in addresses]
+    return json.dumps({**_facts(job, listening), "task": task})
+
+
+def _facts(job: Job, servers: Sequence[Serving | None]) -> dict[str, Any]:
+    listed = [
+        {"name": host.name, "address": up.address, "cpus": host.slots, "gpus": up.gpus}
+        for host, up in zip(job.hosts, servers, strict=True)
+        if up is not None
+    ]
+    return {
+        "version": 1,
+        "source": job.source,
+        "heartbeat": job.heartbeat,
+        "hosts": listed,
+    }
+
+
+def is_port_taken(line: bytes, address: str) -> bool:
+    """Returns whether a program says that it cannot listen where it should.
+
+    `replicator.connect` raises an error then, which names the address and has
+    TensorFlow's words.
+
+    Example:
+        >>> from replicator.launch import commands
+        >>> text = b"host 0 (a:1) could not join: Could not start gRPC server."
+        >>> commands.is_port_taken(text, "a:1"), commands.is_port_taken(text, "a:2")
+        (True, False)
+    """
+    return _TAKEN in line and f"({address})".encode() in line
 
 
 def serving(line: bytes) -> Serving | None:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from replicator.launch import hosts
 from replicator.launch.hosts import Host, LaunchError
 
+IN_GRAPH, BETWEEN = "in-graph", "between"  # the modes
 _USAGE = "python -m replicator.launch [FLAGS] train.py|-m MODULE [ARGUMENTS]"
 
 
@@ -27,6 +28,7 @@ class Job:
     hosts: tuple[Host, ...]
     source: str  # the flag that named the hosts, for messages of the program
     program: tuple[str, ...]  # the script, or "-m" and a module, and its arguments
+    mode: str = IN_GRAPH
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     python: str | None = None
     max_restarts: int = 0
@@ -75,7 +77,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "nnodes": {
         "type": _COUNT,
         "metavar": "N",
-        "help": "How many servers on this host, or how many of the hosts are used.",
+        "help": "How many hosts this one plays, or how many of those named are used.",
     },
     "nproc-per-node": {
         "type": _COUNT,
@@ -83,16 +85,17 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "help": "Replicas on CPUs of each host that has no number of its own; 1.",
     },
     "mode": {
-        "choices": ("in-graph", "between"),
-        "default": "in-graph",
-        "help": "in-graph: the program runs once, here; the hosts run servers.",
+        "choices": (IN_GRAPH, BETWEEN),
+        "default": IN_GRAPH,
+        "help": "in-graph: the program runs once, here, and the hosts run servers; "
+        "between: every host runs the program, and no server.",
     },
     "python": {"metavar": "PATH", "help": "Python on other hosts; that of this host."},
     "env": {
         "action": "append",
         "metavar": "NAME[=VALUE]",
         "default": [],
-        "help": "A variable for the servers, with its value here unless given; repeat.",
+        "help": "A variable for the hosts, with its value here unless given; repeat.",
     },
     "sync": {**_SWITCH, "help": "Copy the working directory to the other hosts first."},
     "max-restarts": {
@@ -110,7 +113,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "type": _SECONDS,
         "default": 120.0,
         "metavar": "SECONDS",
-        "help": "How long the servers may take to start; 120.",
+        "help": "How long it may take until all hosts are ready; 120.",
     },
     "grace": {
         "type": _SECONDS,
@@ -187,19 +190,23 @@ def parse(
     flags, program = split([_dashes(argument) for argument in argv])
     program = list(argv[len(argv) - len(program) :])
     given = vars(_parser().parse_args(flags))
-    if given.pop("mode") == "between":
-        raise LaunchError("--mode=between is not there yet; leave it out for in-graph")
-    _check_program(program)
     found, source = _hosts(given, own)
+    # Where it runs on other hosts alone, they are asked.
+    _check_program(program, given["mode"] == IN_GRAPH or any(h.local for h in found))
     if given["tunnel"] and given["insecure"]:
         raise LaunchError("--tunnel and --insecure were both given; leave out one")
     if not any(not host.local for host in found):
         _refuse_ssh_flags(given)
     least = given["min_nodes"]
+    if least is not None and given["mode"] == BETWEEN:
+        raise LaunchError(
+            "--min-nodes is for --mode=in-graph: programs that have joined one another "
+            "go on with none less"
+        )
     if least is not None and least > len(found):
         raise LaunchError(f"--min-nodes={least}, and there are {len(found)} hosts")
     variables = dict(_variable(text, environment) for text in given.pop("env"))
-    return Job(tuple(found), source, tuple(program), variables, **given)
+    return Job(tuple(found), source, tuple(program), env=variables, **given)
 
 
 def _dashes(argument: str) -> str:
@@ -217,11 +224,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check_program(program: Sequence[str]) -> None:
+def _check_program(program: Sequence[str], here: bool) -> None:
     if not program or program == ["-m"]:
         raise LaunchError(f"there is no program to run; usage: {_USAGE}")
     script = pathlib.Path(program[0])
-    if program[0] != "-m" and not (program[0] and script.exists()):
+    if program[0] != "-m" and not (program[0] and (script.exists() or not here)):
         raise LaunchError(f"the program {program[0]} does not exist")
 
 

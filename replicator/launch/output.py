@@ -6,7 +6,7 @@ import contextlib
 import pathlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any, Protocol, TextIO
 
 from replicator.launch.hosts import LaunchError
@@ -65,12 +65,15 @@ class Output:
     Args:
         names: Those of the hosts.
         directory: Where the files go; None: nowhere.
+        more: Names of what has a file, too.
 
     Raises:
         LaunchError: There can be no files in the directory.
     """
 
-    def __init__(self, names: list[str], directory: str | None) -> None:
+    def __init__(
+        self, names: list[str], directory: str | None, more: Sequence[str] = ()
+    ) -> None:
         self._styles = {n: _STYLES[k % len(_STYLES)] for k, n in enumerate(names)}
         self._width = max(map(len, names), default=0)
         self._directory = directory and pathlib.Path(directory)
@@ -79,7 +82,7 @@ class Output:
         if self._directory:
             try:
                 self._directory.mkdir(parents=True, exist_ok=True)
-                for name in (*names, "program"):
+                for name in (*names, *more):
                     self._file(name)
             except OSError as error:
                 text = f"--output-dir: {error.filename or directory}: {error.strerror}"

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from replicator import arguments, errors
 from replicator.costs import cost, rates
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import arithmetic, base, levels, partials, reductions, rooted
 from replicator.primitives.job import Job
 from replicator.primitives.levels import Received

@@ -21,7 +21,7 @@ from replicator.graph.ir.placeholder import (
     Placeholder,
     Value,
 )
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import axes, base, groups, levels
 
 FACTS = Facts(algorithm="hub", same_for_all=True)

@@ -28,10 +28,9 @@ from replicator.graph.ir.placeholder import (
     OperandPolicy,
     Placeholder,
 )
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import (
     algorithms,
-    arithmetic,
     base,
     groups,
     levels,
@@ -346,7 +345,6 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
         matched.policy.factors
         and matched.options["op"] in ("sum", "mean")
         and when is None
-        and matched.crossing is None
     ):
         for k, received in sufficient.reduce(matched, columns).items():
             plain.remove(k)
@@ -384,7 +382,7 @@ def _reduce_one(
         k: Which operand it is, or the first of those that are packed in it.
     """
     if matched.crossing is not None:
-        return _reduce_across(matched, column, when, k)
+        return partials.across(matched, column, when, matched.owner(k))
     if when is None:
         return algorithms.reduce(matched, column, k)
     matched.notes.algorithms.append(levels.said(matched, "hub"))
@@ -396,29 +394,3 @@ def _reduce_one(
             lambda: [tf.zeros_like(column[0])],
         )
     return levels.hand_out(matched, parts, hub)
-
-
-def _reduce_across(
-    matched: Matched,
-    column: Sequence[tf.Tensor],
-    when: tf.Tensor | None,
-    k: int,
-) -> Received:
-    """Adds up what the local replicas have, and then that of all processes.
-
-    What may not be due is added up all the same: the processes would have to agree on
-    it first.
-    """
-    assert matched.crossing is not None
-    matched.notes.algorithms.append("collective of hosts")
-    group = matched.calls[0].group
-    steps = reductions.steps_of(matched.options["op"], column[0].dtype, len(group))
-    hub = matched.hub(cost.tensor_bytes(column[0]), matched.owner(k))
-    with tf.device(hub):
-        own = reductions.partial(matched.options["op"], column, steps)
-    total = matched.crossing.reduce(own)
-    with tf.device(hub):
-        result = arithmetic.ensure_shape(steps.finish(total), column[0].shape)
-        if when is not None:
-            result = tf.where(when, result, tf.zeros_like(result))
-    return levels.hand_out(matched, [result], hub)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import arithmetic, axes, base, groups, rooted
 
 FACTS = Facts(split="split_axis")

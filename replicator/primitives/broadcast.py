@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import all_reduce, base, groups, levels, rooted
 
 FACTS = Facts(same_for_all=True)

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import axes, base, groups, levels, rooted
 
 FACTS = Facts()

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator.costs import cost, hosts
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import arithmetic, axes
 
 # `received[n]` are the parts of the result that participant n receives, on its device

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from replicator import arguments, context, errors
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import arithmetic, base
 
 SEND, RECV = Facts(end="sends"), Facts(end="receives")

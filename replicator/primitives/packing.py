@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph.ir import shapes
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives.levels import Received
 
 Bucket = Sequence[int]  # the places of its tensors among the operands

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from replicator.costs import cost, hosts
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import arithmetic, levels, reductions
 from replicator.primitives.job import Job
 from replicator.primitives.levels import Received
@@ -114,3 +114,33 @@ def combine(matched: Matched, column: Sequence[tf.Tensor], at: str) -> list[tf.T
             return reductions.settle(op, values, owners)
         sums = [partial for (partial,) in partials]
         return reductions.combine(op, sums, matched.group, steps)
+
+
+def across(
+    matched: Matched,
+    column: Sequence[tf.Tensor],
+    when: tf.Tensor | None,
+    owner: int | None,
+) -> Received:
+    """Adds up what the local replicas have, and then that of all processes.
+
+    Args:
+        matched: The communication, whose option "op" says "sum" or "mean".
+        column: `column[n]` is the tensor of the n-th local participant.
+        when: Whether it is due; None: it always is. What is not is added up all the
+            same: the processes would have to agree on it first.
+        owner: The participant that needs the result, if only one does.
+    """
+    assert matched.crossing is not None
+    matched.notes.algorithms.append("collective of hosts")
+    op, group = matched.options["op"], matched.calls[0].group
+    steps = reductions.steps_of(op, column[0].dtype, len(group))
+    hub = matched.hub(cost.tensor_bytes(column[0]), owner)
+    with tf.device(hub):
+        own = reductions.partial(op, column, steps)
+    total = matched.crossing.reduce(own)
+    with tf.device(hub):
+        result = arithmetic.ensure_shape(steps.finish(total), column[0].shape)
+        if when is not None:
+            result = tf.where(when, result, tf.zeros_like(result))
+    return levels.hand_out(matched, [result], hub)

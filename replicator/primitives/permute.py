@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator import arguments, context, errors
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import base, groups, rooted
 
 FACTS = Facts()

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator import context
 from replicator.graph.ir.placeholder import Facts, Placeholder, Value
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import (
     all_gather,
     arithmetic,

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator.graph.ir.placeholder import Value
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import arithmetic, base
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from replicator import context
 from replicator.graph.ir.placeholder import Facts, Placeholder
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import axes, base, gather, groups, rooted
 
 FACTS = Facts(split="axis")

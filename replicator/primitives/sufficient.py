@@ -19,9 +19,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator.costs import cost, hosts
 from replicator.graph.ir import shapes
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.graph.matching import factors
 from replicator.graph.matching.factors import After, Factor, Product, RowSum
 from replicator.primitives import base, levels
@@ -40,16 +41,19 @@ def reduce(
         By k, what each participant receives. What is left out is to be reduced as it
         is.
     """
+    way = matched.crossing
     found = {
         k: factors.find(column)
         for k, column in enumerate(columns)
-        if matched.algorithm(k) is None
+        if (matched.algorithm(k) is None if way is None else k in way.factors)
     }
     joiner = _Joiner(matched)
     made: dict[int, list[tf.Tensor]] = {}
     for k, own in found.items():
         if own and isinstance(own[0], Product):
-            if cost.factors_pay(own, matched.policy, matched.devices):
+            if way is not None:
+                joiner.note_rows(own, way.factors[k])
+            if way or cost.factors_pay(own, matched.policy, matched.devices):
                 devices = joiner.devices(own, matched.owner(k))
                 made[k] = joiner.for_all(devices, joiner.multiply, own)
     for k, own in found.items():
@@ -57,6 +61,14 @@ def reduce(
             devices = joiner.holders([Factor(one.rows, 0) for one in own])
             if devices:
                 made[k] = joiner.for_all(devices, joiner.add_rows, own)
+    if way and set(made) != set(way.factors):
+        raise errors.InternalError(
+            errors.compose(
+                "what was told other processes of factors is not so.",
+                [call.site() for call in matched.calls],
+                "say factors=False, and report this.",
+            )
+        )
     if made:
         matched.notes.algorithms.append("factors")
     return made
@@ -75,9 +87,17 @@ class _Joiner:
     def __init__(self, matched: Matched) -> None:
         self._matched = matched
         mean = matched.options["op"] == "mean"
-        self._constant = 1.0 / len(matched.group) if mean else 1.0
+        self._constant = 1.0 / len(matched.calls[0].group) if mean else 1.0
+        self._rows: dict[Any, Sequence[int | None]] = {}
         self._joined: dict[Any, _Joined] = {}
         self._holders: dict[Any, Sequence[str]] = {}
+
+    def note_rows(
+        self, products: Sequence[Product], counts: Sequence[int | None]
+    ) -> None:
+        """Notes how many rows of factors each process has, where there are several."""
+        for side in ([p.left for p in products], [p.right for p in products]):
+            self._rows[_key(side)] = counts
 
     def devices(self, products: Sequence[Product], owner: int | None) -> Sequence[str]:
         """Returns the devices that multiply: where a factor is already, if any is."""
@@ -200,6 +220,11 @@ class _Joiner:
             self._matched.notes.moved.extend(enumerate(parts))
             axis = column[0].axis
             joined = levels.join_each(self._matched, parts, axis, places)
+            if self._matched.crossing is not None:
+                here = joined[places[0]]
+                counts = self._rows[_key(column)]
+                whole = self._matched.crossing.rows(here, axis, counts)
+                joined = dict.fromkeys(places, whole)
             for place, tensor in joined.items():
                 if tensor.dtype in base.HALF:
                     with tf.device(place):

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.graph.ir import placeholder
-from replicator.graph.lowering.rewrite import Lowering
+from replicator.graph.lowering.matched import Lowering
 from replicator.primitives import (
     all_gather,
     all_reduce,

@@ -89,6 +89,20 @@ class Handed:
         sources = self._element.of_each_replica(own)
         return feeds.values_feed(sources, world, self._mode)
 
+    def of_one_replica(self, leaves: Sequence[Any]) -> list[Any]:
+        """Returns those of the leaves that a replica is given for itself.
+
+        Args:
+            leaves: What stands for the leaves in the graph that is being built.
+        """
+        own: list[Any] = []
+        begin = 0
+        for part in (self._element, self._args):
+            if part is not None:
+                own += part.of_one_replica(leaves[begin : begin + len(part.leaves)])
+                begin += len(part.leaves)
+        return own
+
     def args(self, leaves: Sequence[Any], devices: Sequence[str]) -> list[Any]:
         """Returns the further arguments of step_fn, a tuple for each replica."""
         if self._args is None:

@@ -29,6 +29,7 @@ def build_step(
     graph: tf.Graph,
     step_key: Any,
     args: Callable[[], Sequence[Any]],
+    own: Sequence[Any] = (),
 ) -> Built:
     """Builds a step into `graph`, with all of its communication in place.
 
@@ -39,9 +40,10 @@ def build_step(
         graph: The default graph.
         step_key: Stands for step_fn in all builds of it, and goes with it.
         args: Returns the further arguments of step_fn, a tuple for each replica.
+        own: Those of the tensors behind them that a replica is given for itself.
     """
     with peers.telling(settings.peers), _collecting_later():
-        built = _build_until_known(settings, step_fn, feed, graph, step_key, args)
+        built = _build_until_known(settings, step_fn, feed, graph, step_key, args, own)
         if settings.peers is not None:  # else one would run what another cannot
             settings.peers.exchange(f"has built {checks.name_of(step_fn)}", None)
         return built
@@ -54,6 +56,7 @@ def _build_until_known(
     graph: tf.Graph,
     step_key: Any,
     args: Callable[[], Sequence[Any]],
+    own: Sequence[Any],
 ) -> Built:
     """Builds, once more whenever an attempt learns what the next has to know."""
     knowledge: dict[Any, Any] = {}
@@ -76,7 +79,7 @@ def _build_until_known(
         )
         try:
             with _creating_variables(settings.factory), _tf.ordered_branches(graph):
-                return passes.run(settings, step_fn, feed, build, args)
+                return passes.run(settings, step_fn, feed, build, args, own)
         except context.BuildAgain:
             _abandon(graph, start)
             assert knowledge != known, "a build that learned nothing asked for another"

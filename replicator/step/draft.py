@@ -72,6 +72,7 @@ class Draft:
         feed: Gives each replica its element.
         build: What the replicas of this build share.
         args: Returns the further arguments of step_fn, a tuple for each replica.
+        own_args: Those of the tensors behind them that a replica is given for itself.
         previous: The ops that were in the graph before the step.
         earlier: Those and the ops of the inputs.
         elements: What each replica is fed, if there is a feed.
@@ -98,6 +99,7 @@ class Draft:
     feed: feeds.Feed | None
     build: context.Build
     args: Callable[[], Sequence[Any]]
+    own_args: Sequence[Any] = ()
     previous: list[tf.Operation] = dataclasses.field(default_factory=list)
     earlier: list[tf.Operation] = dataclasses.field(default_factory=list)
     elements: Any = None

@@ -36,8 +36,12 @@ from replicator.step import (
     tracing,
 )
 from replicator.step.draft import Built, Draft, Settings
-from replicator.variables import drift, python_calls, storage, unbuilt
+from replicator.variables import drift, elsewhere, python_calls, storage, unbuilt
 
+_SAME_WRITES = (
+    "let all hosts write the same values, computed from the same constants; values "
+    "that differ are made equal by repl.all_reduce or repl.broadcast."
+)
 _WRITTEN_TOGETHER = "written by one op together with what is elsewhere"
 
 
@@ -47,6 +51,7 @@ def run(
     feed: feeds.Feed | None,
     build: context.Build,
     args: Callable[[], Sequence[Any]],
+    own: Sequence[Any] = (),
 ) -> Built:
     """Builds a step by all passes.
 
@@ -56,8 +61,9 @@ def run(
         feed: Gives each replica its element.
         build: What the replicas of this build share.
         args: Returns the further arguments of step_fn, a tuple for each replica.
+        own: Those of the tensors behind them that a replica is given for itself.
     """
-    draft = Draft(settings, step_fn, feed, build, args)
+    draft = Draft(settings, step_fn, feed, build, args, own)
     for apply in PASSES:
         apply(draft)
     used = {id(one): one for one in build.aliases.noted().values()}
@@ -191,7 +197,23 @@ def check_equality(draft: Draft) -> None:
         draft.replicas, draft.handles, draft.settings.peers, what
     )
     if draft.several:
-        drift.check(factory, build, draft.active, draft.initializers, draft.flow)
+        equal = drift.check(
+            *(factory, build, draft.active, draft.initializers, draft.flow),
+            _own_inputs(draft),
+        )
+        if draft.settings.peers is not None:
+            draft.settings.peers.same("writes variables", equal, _SAME_WRITES)
+            used = {id(one): one for one in build.aliases.noted().values()}
+            elsewhere.check_equal(draft.settings.peers, used.values())
+
+
+def _own_inputs(draft: Draft) -> set[int] | None:
+    """Returns the ids of what a replica is given for itself, if it is alone here."""
+    world = draft.build.world
+    if world.num_local > 1 or world.num_replicas == 1:
+        return None
+    given = (draft.elements, list(draft.own_args))
+    return set(map(id, tf.nest.flatten(given, expand_composites=True)))
 
 
 # --- Communication, and what it makes possible ----------------------------------------

@@ -36,7 +36,7 @@ class Steps:
         self._builds = cache.Counts()  # of step_fns
         self._lock = threading.RLock()  # of what is above, held for moments
         self._said_whole = False
-        self.inputs = positions.Positions()
+        self.inputs = positions.Positions(settings.peers)
 
     def run(self, asked: Asked) -> Any:
         """Calls a step; quickly, if it is ready to run."""

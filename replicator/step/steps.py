@@ -281,12 +281,13 @@ class Step:
                 tf.compat.v1.get_default_graph(),
                 self._function,
                 lambda: job.handed.args(job.leaves, devices),
+                job.handed.of_one_replica(job.leaves),
             )
         for variable in built.variables:
             job.use(variable.storage)
         plan = plans.make_plan(
             built.communications,
-            devices,
+            self._settings.world.everywhere,
             table.DEFAULT_ALGORITHMS,
             storage.notes(built.variables),
         )

@@ -10,13 +10,13 @@ a method of the variable's, is equal on all of them by construction.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.graph.equal import equality
+from replicator.graph.equal import digests, equality
 from replicator.graph.equal.equality import Level, Ops
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of
@@ -38,7 +38,8 @@ def check(
     replicas: Sequence[Sequence[tf.Operation]],
     initializers: Set[tf.Operation],
     flow: switching.Flow = switching.NONE,
-) -> None:
+    own: Container[int] | None = None,
+) -> list[tuple[str, str, str]]:
     """Raises if a step could make the replicas' variables drift apart.
 
     Args:
@@ -47,6 +48,12 @@ def check(
         replicas: Those ops of each replica that may use resources or have effects.
         initializers: Ops that initialise variables, which are no part of the step.
         flow: What is in control flow of TensorFlow 1.
+        own: Where other processes build all other replicas: the ids of the tensors that
+            the only one here is given for itself.
+
+    Returns:
+        For each write the name of the variable, the line, and a digest of what is
+        written: alike in all processes.
 
     Raises:
         ContextError: A write is not equal on all replicas by construction.
@@ -64,13 +71,19 @@ def check(
             return None
         return variables.setdefault(variable.key, variable)
 
-    own = [[op for op in ops if op not in initializers] for ops in replicas]
-    level = equality.of_step(own, variable_of, flow)
-    checker = _Checker(build)
+    acting = [[op for op in ops if op not in initializers] for ops in replicas]
+    level = equality.of_step(acting, variable_of, flow, own)
+
+    def key_of(handle: tf.Tensor) -> str | None:
+        variable = variable_of(handle)
+        return None if variable is None else variable.key
+
+    checker = _Checker(build, digests.Digests(key_of))
     checker.compare(level, None)
     if checker.uneven:
         build.knowledge.update(dict.fromkeys(checker.uneven, True))
         raise context.BuildAgain
+    return checker.equal
 
 
 class _Checker:
@@ -78,10 +91,13 @@ class _Checker:
 
     Attributes:
         uneven: What has to be known for writes that differ to be aggregated.
+        equal: What `check` returns.
     """
 
-    def __init__(self, build: context.Build) -> None:
+    def __init__(self, build: context.Build, made: digests.Digests) -> None:
         self._build = build
+        self._digests = made
+        self.equal: list[tuple[str, str, str]] = []
         self._claims: dict[tf.Graph, dict[tf.Operation, effects.Claim | None]] = {}
         self.uneven: set[Any] = set()
 
@@ -124,6 +140,9 @@ class _Checker:
         ops: Ops,
         around: effects.Claim | None,
     ) -> None:
+        if self._build.world.processes:
+            digest = self._digests.of_inputs(ops[0])
+            self.equal.append((variable.name, errors.line_of(ops[0]), digest))
         claims = [self._claim(op, around) for op in ops]
         if all(agreed for agreed, _ in claims):
             return

@@ -7,7 +7,9 @@ is read by all processes at once.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -53,23 +55,56 @@ def adopt(peers: Peers, variable: tf.Variable) -> None:
         variable.assign(mine)
 
 
-def all_values(peers: Peers, name: str, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def check_equal(peers: Peers, variables: Iterable[Any]) -> None:
+    """Raises unless mirrored variables hold the same in all processes.
+
+    What is written outside of steps each process writes by itself, a restored
+    checkpoint say, so they are compared whenever a step that uses them is built.
+
+    Args:
+        peers: The processes.
+        variables: Those that a step uses.
+
+    Raises:
+        MismatchError: One holds something else.
+    """
+    with tf.init_scope():
+        sums = {
+            variable.key: [variable.name, _checksum(variable.components[0])]
+            for variable in variables
+            if variable.placement.is_copied and variable.dtype.size
+        }
+    peers.same(
+        "holds variables",
+        [sums[key] for key in sorted(sums)],
+        "write the same on every host: assign from equal values, restore the same "
+        "checkpoint; or write in a step, by what was reduced over all replicas.",
+    )
+
+
+def _checksum(variable: tf.Variable) -> int:
+    return zlib.crc32(variable.read_value().numpy().tobytes())
+
+
+def all_values(variable: Any, peers: Peers | None) -> list[tf.Tensor]:
     """Returns the values of all components, in the order of the processes.
 
     Args:
-        peers: The processes; all of them read the variable.
-        name: The variable's.
-        values: Those of the local components, of one dtype and shape, small ones.
+        variable: Is read outside of steps; a small one, where all have to be known.
+        peers: The processes that hold some, and all read it; None: all are here.
 
     Raises:
         MismatchError: A process does something else meanwhile.
         ContextError: It is read in a graph.
     """
+    values = [component.read_value() for component in variable.outside]
+    if peers is None or not variable.placement.is_aggregated:
+        return values
     if not tf.executing_eagerly():
         raise errors.ContextError(
             errors.compose(
-                f"variable {name}, which holds another value on each replica, is read "
-                "outside of a step in a graph.",
+                f"variable {variable.name}, which holds another value on each replica, "
+                "is read outside of a step in a graph.",
                 [f"at {errors.user_line()}"],
                 "in between-graph mode, read it eagerly, on every host; or in a step, "
                 "and reduce it there: repl.all_reduce(variable).",
@@ -77,11 +112,7 @@ def all_values(peers: Peers, name: str, values: Sequence[tf.Tensor]) -> list[tf.
         )
     arrays = [value.numpy() for value in values]
     said = [base64.b64encode(array.tobytes()).decode() for array in arrays]
-    like = arrays[0]
-    return [
-        tf.constant(
-            np.frombuffer(base64.b64decode(data), like.dtype).reshape(like.shape)
-        )
-        for told in peers.exchange(f"reads variable {name}", said)
-        for data in told
-    ]
+    dtype, shape = arrays[0].dtype, arrays[0].shape
+    heard = peers.exchange(f"reads variable {variable.name}", said)
+    found = [base64.b64decode(data) for told in heard for data in told]
+    return [tf.constant(np.frombuffer(x, dtype).reshape(shape)) for x in found]

@@ -79,8 +79,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
     ) -> None:
         super().__init__(like=storage.components[0], **facts)
         self._key, self._peers = key, peers
-        self.storage = storage
-        self.world = world
+        self.storage, self.world = storage, world
         self._lock = lock  # no step runs amid an assignment
         self.unbuilt: tuple[str, Sequence[str], str] | None = None
         if self._in_graph_mode and storage.placement.differs:
@@ -236,10 +235,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
 
     def _aggregated(self) -> tf.Tensor:
         """What the components are together, read outside a step."""
-        values = [one.read_value() for one in self.outside]
-        if self._peers is not None and self.placement.is_aggregated:
-            values = elsewhere.all_values(self._peers, self.name, values)
-        return self.placement.read(values)
+        return self.placement.read(elsewhere.all_values(self, self._peers))
 
     # --- Writing ----------------------------------------------------------------------
 

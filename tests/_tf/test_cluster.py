@@ -8,6 +8,7 @@ import sys
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.cluster import addresses
 from tests.cluster import servers
 
 _PROGRAM = """
@@ -55,3 +56,58 @@ def test_connecting_again_and_to_nobody():
         timeout=servers.LIMIT,
     )
     assert done.stdout == "done\n", done.stderr[-4000:]
+
+
+_JOINED = """
+import sys
+import tensorflow as tf
+from replicator import _tf
+task, addresses = int(sys.argv[1]), sys.argv[2:]
+assert _tf.joined() is None and _tf.joined_server() is None
+_tf.join(addresses, task, 10.0, 60.0)
+assert _tf.joined() == (task, tuple(addresses))
+assert tf.constant(1).device == f"/job:worker/replica:0/task:{task}/device:CPU:0"
+assert _tf.store_get("nobody tells", 0.1) is None
+_tf.store_put(f"told by {task}", f"value {task}")
+assert [_tf.store_get(f"told by {k}", 60.0) for k in (0, 1)] == ["value 0", "value 1"]
+keys = {"group_size": 2, "group_key": 1, "ordering_token": []}
+x = tf.raw_ops.CollectiveGatherV2(input=[task], instance_key=1, **keys)
+assert sorted(x.numpy()) == [0, 1], x
+assert _tf.joined_server().task_index == task
+_tf.store_delete(f"told by {task}")
+assert _tf.store_get(f"told by {task}", 0.1) is None
+_tf.store_put(f"waits {task}", "")
+_tf.store_get(f"waits {1 - task}", 60.0)
+if task:
+    _tf.abort_everywhere("this host failed")
+try:
+    tf.raw_ops.CollectiveGatherV2(input=[task], instance_key=2, **keys)
+except tf.errors.AbortedError as error:
+    assert "this host failed" in str(error)
+_tf.abort_collectives("again")
+try:
+    tf.raw_ops.CollectiveGatherV2(input=[task], instance_key=3, **keys)
+except tf.errors.OpError as error:
+    assert "Collective ops is aborted" in str(error)
+else:
+    raise AssertionError
+print("done", flush=True)
+"""
+
+
+def test_processes_join():
+    ports = [addresses.free_port() for _ in range(2)]
+    listed = [f"127.0.0.1:{port}" for port in ports]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _JOINED, str(task), *listed],
+            env=servers.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for task in (0, 1)
+    ]
+    for process in started:
+        out, said = process.communicate(timeout=servers.LIMIT)
+        assert (process.returncode, out) == (0, "done\n"), said[-4000:]

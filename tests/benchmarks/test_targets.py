@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks import at_work, build, fit, memory, steps, targets
+from benchmarks import at_work, build, fit, hosts, memory, steps, targets
 from benchmarks.contenders import BASELINE, CLONED, MIRRORED, ONE_REPLICA, OURS, RIVAL
 from tests.benchmarks.helpers import as_dict
 
@@ -15,7 +15,7 @@ def judged(found):
 
 def test_without_results_no_target_is_reached():
     lines = judged({})
-    assert len(lines) == 2 * 3 * len(targets.STEPS) + 9 + 2 * 2 * len(fit.BATCHES)
+    assert len(lines) == 2 * 3 * len(targets.STEPS) + 9 + 2 * 2 * len(fit.BATCHES) + 5
     assert all(target.reached is None for target in lines.values())
     rows = targets.table(list(lines.values())).rows
     assert {row[-1] for row in rows} == {"not measured"}
@@ -96,3 +96,26 @@ def test_epochs_of_fit_are_judged(plain, rival, reached):
     found = {fit.NAME: {"on": {"lstm": {n: as_dict(t) for n, t in times.items()}}}}
     lines = [t for t in targets.judge(found) if t.values]
     assert [target.reached for target in lines] == reached
+
+
+@pytest.mark.parametrize(("ours", "reached"), [(0.06, True), (0.1, False)])
+def test_hosts_are_judged_by_the_link_that_was_measured(ours, reached):
+    times = {hosts.ONE_REMOTE: 0.03, OURS: ours, hosts.DDP: 0.48}
+    alone = {OURS: ours, hosts.SOCKETS: 0.055, hosts.GLOO: 0.045}
+    found = {
+        hosts.WIRE: {
+            "large": {n: as_dict(t) for n, t in times.items()},
+            "64MiB": {n: as_dict(t) for n, t in alone.items()},
+        },
+        hosts.LOOPBACK: {"64MiB": {n: as_dict(t) for n, t in alone.items()}},
+    }
+    lines = [t for t in targets.judge({hosts.NAME: found}) if t.values]
+    assert [target.reached for target in lines] == [reached] * 4
+    assert lines[1].values == {OURS: 0.48 / ours}
+
+
+def test_without_torch_the_targets_that_need_it_are_not_measured():
+    by_name = {hosts.ONE_REMOTE: as_dict(0.03), OURS: as_dict(0.06)}
+    found = {hosts.NAME: {hosts.WIRE: {"large": by_name}}}
+    (line,) = [target for target in targets.judge(found) if target.values]
+    assert line.what == "1024-2048x3-10 MLP, two hosts, 1 Gbit/s: of one device"

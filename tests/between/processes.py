@@ -13,13 +13,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 import replicator
 from replicator.cluster import addresses
-from tests.between import ending, faulty, mismatched, programs
+from tests.between import ending, faulty, mismatched, programs, proven
 from tests.cluster import servers
+from tests.keras import test_programs, worlds
 
 
 def start(name: str, cpus: Sequence[int], *arguments: str) -> list[subprocess.Popen]:
@@ -81,17 +83,62 @@ def _plain(value: Any) -> Any:
     return value.numpy() if tf.is_tensor(value) else np.asarray(value)
 
 
+def fits(cluster: Any, folder: str, *names: str) -> None:
+    """Leaves in a folder what programs with Keras' fit come to."""
+    made = {}
+    for name in names:
+        keras.backend.clear_session()
+        world = worlds.World(replicator.Replicator(cluster.devices))
+        made[name] = _plain(getattr(test_programs, name)(world))
+    pathlib.Path(folder, str(cluster.host_id)).write_bytes(pickle.dumps(made))
+
+
+def resumed(cluster: Any, folder: str, until: str, with_inputs: str) -> Any:
+    """Trains until a step, from the newest checkpoint on; each host has a folder."""
+    repl = replicator.Replicator(cluster.devices)
+    with repl.context():
+        v = tf.Variable([1.0, 2.0, 3.0])
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.Adam(0.1))
+        seen = tf.Variable(
+            0.0,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+    def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
+        own = tf.data.Dataset.range(100).shard(ctx.num_pipelines, ctx.pipeline_id)
+        return own.shuffle(100, seed=ctx.pipeline_id).map(
+            lambda n: tf.cast(n, tf.float32) / 50.0
+        )
+
+    def step_fn(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((v - x) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+        seen.assign_add(1.0)
+        return repl.all_reduce(loss, "mean")
+
+    own = pathlib.Path(folder, f"host-{cluster.host_id}")
+    objects: dict[str, Any] = {"v": v, "optimizer": optimizer, "seen": seen}
+    if with_inputs == "inputs":
+        objects["inputs"] = repl.inputs
+    checkpoint = cluster.checkpoint(own, **objects)
+    begun = checkpoint.step
+    losses = [
+        float(repl.run(step_fn, input_fn))
+        for _ in checkpoint.steps(int(until), every=2)
+    ]
+    there = sorted(path.name for path in own.glob("*.index"))
+    return [begun, losses, v.numpy().tolist(), float(seen), there]
+
+
 PROGRAMS = {
     function.__name__: function
     for function in (
-        *(
-            all_steps,
-            mismatched.mismatches,
-            mismatched.clash,
-            ending.input_ends,
-            faulty.lost,
-        ),
-        *(faulty.ends_by_an_error, faulty.ends_at_different_times, faulty.a_step_fails),
+        *(all_steps, fits, resumed, proven.proofs, ending.input_ends, faulty.lost),
+        *(mismatched.mismatches, mismatched.clash, faulty.a_step_fails),
+        *(faulty.ends_by_an_error, faulty.ends_at_different_times),
     )
 }
 

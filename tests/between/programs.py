@@ -93,6 +93,18 @@ def all_gather(repl: Replicator) -> Any:
     return repl.run(step_fn)
 
 
+def changing(repl: Replicator) -> Any:
+    """Sizes that are others in each step of one graph."""
+
+    def step_fn(x: tf.Tensor) -> Any:
+        return repl.all_gather(x[: x[0] + repl.replica_id], axis=0)
+
+    sizes = tf.data.Dataset.from_tensor_slices([3, 1, 40, 0, 9]).map(
+        lambda n: tf.range(n, n + 50)
+    )
+    return [repl.run(step_fn, lambda ctx: sizes) for _ in range(5)]
+
+
 def all_to_all(repl: Replicator) -> Any:
     def step_fn() -> Any:
         splits = [(repl.replica_id + n) % 3 for n in range(REPLICAS)]
@@ -250,6 +262,23 @@ def barriers(repl: Replicator) -> Any:
     return repl.run(step_fn)
 
 
+def factors(repl: Replicator) -> Any:
+    """Products of which the factors move, with rows in any number, and sums of rows."""
+
+    def step_fn() -> Any:
+        rows = 3 + repl.replica_id
+        layers = []
+        for shape in ([rows, 400], [None, 400]):
+            x = tf.compat.v1.placeholder_with_default(_own(repl, (rows, 400)), shape)
+            layers.append((x, _own(repl, (rows, 500)) * 0.5))
+        products = [tf.matmul(x, y, transpose_a=True) for x, y in layers]
+        sums = [tf.reduce_sum(y, 0) for _, y in layers]
+        return repl.all_reduce([*products, *sums], "mean")
+
+    means = repl.run(step_fn)
+    return [means, any("factors" in row.algorithm for row in repl.plan)]
+
+
 def variables(repl: Replicator) -> Any:
     with repl.context():
         v = tf.Variable([1.0, 2.0])
@@ -333,9 +362,10 @@ def training(repl: Replicator) -> Any:
 STEPS: dict[str, Callable[[Replicator], Any]] = {
     function.__name__: function
     for function in (
-        *(all_reduce, many_tensors, weighted, sparse, dtypes, all_gather, all_to_all),
+        *(all_reduce, many_tensors, weighted, sparse, dtypes, all_gather, changing),
+        all_to_all,
         *(rooted, reduce_scatter, permute, messages, groups, algorithms, gradients),
         *(message_gradients, conditionals, loops, functions, objects, barriers),
-        *(variables, random_numbers, inputs, training),
+        *(factors, variables, random_numbers, inputs, training),
     )
 }

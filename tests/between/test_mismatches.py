@@ -25,7 +25,7 @@ _SAID: dict[str, tuple[str, list[str]]] = {
     "variable": ("MismatchError", ["v:0.assign_add and w:0.assign_add"]),
     "new_variable": (
         "MismatchError",
-        ["every host creates a variable", "'(3,)'] at", "'(4,)'] at", "Fix: make the"],
+        ["every host creates a variable", ": '(3,)' at ", ": '(4,)' at ", "Fix: make the"],
     ),
     "one_step_more": (
         "MismatchError",
@@ -34,9 +34,9 @@ _SAID: dict[str, tuple[str, list[str]]] = {
     "another_step": ("MismatchError", ["builds first at", "builds second at"]),
     "options": (
         "MismatchError",
-        [": {'fusion': True} at ", ": {'fusion': False} at ", "the same arguments"],
+        [": fusion=True at ", ": fusion=False at ", "the same arguments"],
     ),
-    "dataset": ("MismatchError", ["reads a dataset, and they differ", "4, []] at "]),
+    "dataset": ("MismatchError", ["reads a dataset, and they differ", ": 4 at ", ": 6 at "]),
     "strings": ("ReplicatorError", ["string cannot cross hosts in between-graph mode"]),
     "unknown_rank": (
         "ReplicatorError",

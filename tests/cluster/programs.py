@@ -280,6 +280,61 @@ def faults(addresses: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+# --- Sessions -------------------------------------------------------------------------
+
+
+def sessions(addresses: Sequence[str]) -> dict[str, Any]:
+    """Sessions on all hosts, one of which is killed; `addresses` is one more."""
+    v1 = tf.compat.v1
+    server = servers.start("--cpus=2", "--watch=stdin")
+    both = [*addresses, servers.facts(server)["address"]]
+    cluster = replicator.connect(both, heartbeat=3.0)
+    config = v1.ConfigProto(log_device_placement=False, operation_timeout_in_ms=60000)
+    given = cluster.session_arguments(config)
+    own = cluster.session_arguments()
+    found: dict[str, Any] = {
+        "kept": given["config"].operation_timeout_in_ms,
+        "untouched": [len(config.cluster_def.job), sorted(given) == sorted(own)],
+        "not one": message(lambda: cluster.session_arguments("grpc://mine")),
+        "two": message(lambda: cluster.session_arguments(given["config"])),
+    }
+    repl = replicator.Replicator(cluster.devices)
+    with tf.Graph().as_default():
+        with repl.context():
+            v = v1.get_variable("v", initializer=1.0)
+
+        def step_fn() -> tf.Tensor:
+            with tf.device("/job:master/task:0"):
+                (number,) = tf.numpy_function(lambda x: [x], [2.0], [tf.float32])
+            return v.assign_add(repl.all_reduce(number))
+
+        fetches = repl.run(step_fn)
+        before = len(v1.get_default_graph().get_operations())
+        found["check"] = message(cluster.check)
+        after = len(v1.get_default_graph().get_operations())
+        found["ops of check"] = after - before
+        with v1.Session(**given) as session:
+            session.run(v1.global_variables_initializer())
+            found["values"] = [session.run(fetches)[:1], session.run(fetches)[-1:]]
+            found["values"] = np.asarray(found["values"]).tolist()
+            found["held by"] = {d.name for d in session.list_devices()}
+            found["held by"] = sorted(
+                name for name in found["held by"] if "CPU" in name
+            )
+            server.kill()
+            server.wait()
+
+            def run() -> None:
+                with cluster.named():
+                    session.run(fetches)
+
+            began = time.monotonic()
+            found["lost"] = [message(run), both[1], time.monotonic() - began]
+    cluster.close()
+    found["closed"] = message(cluster.session_arguments)
+    return found
+
+
 def examples(addresses: Sequence[str]) -> list[str]:
     """Runs the examples of connect and Cluster; returns what they printed wrongly."""
     from tests import test_docstrings

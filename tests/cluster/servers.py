@@ -11,10 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import tensorflow as tf
-
-from replicator import _tf
-
 ROOT = pathlib.Path(__file__).parents[2]
 LIMIT = 240  # seconds; machines may be busy
 
@@ -77,7 +73,10 @@ def addresses(told: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def run_module(
-    module: str, *arguments: str, folder: pathlib.Path = ROOT
+    module: str,
+    *arguments: str,
+    folder: pathlib.Path = ROOT,
+    limit: float = LIMIT,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a module as a client in a folder; returns what it wrote."""
     done = subprocess.run(
@@ -86,25 +85,11 @@ def run_module(
         env=environment(TF_CPP_MIN_LOG_LEVEL="2"),
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=limit,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]
     return done
-
-
-def session_arguments() -> dict[str, Any]:
-    """Returns what a session on all hosts is made with, of which this is the master.
-
-    Called in a process that is connected. What calls Python runs in the master.
-    """
-    made = tf.train.ClusterSpec(_tf.connection().cluster)
-    (own,) = made.job_tasks("client")
-    # No server may have the name there that it was started with.
-    jobs = {"worker": made.job_tasks("worker"), "master": [own]}
-    config = tf.compat.v1.ConfigProto()
-    config.cluster_def.CopyFrom(tf.train.ClusterSpec(jobs).as_cluster_def())
-    return {"target": f"grpc://{own}", "config": config}
 
 
 def run_client(program: str, addresses: Sequence[str], **variables: str) -> Any:

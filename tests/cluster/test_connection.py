@@ -175,3 +175,27 @@ def test_nothing_is_connected_where_nothing_answers():
     with pytest.raises(replicator.ClusterError, match="1 of 1 hosts did not answer"):
         replicator.connect(["localhost:1"], timeout=0.1)
     assert replicator.Replicator(["CPU:0"]).devices[0].startswith("/job:localhost/")
+
+
+# --- Sessions -------------------------------------------------------------------------
+
+
+def test_sessions_run_on_all_hosts(addresses):
+    found = servers.run_client("sessions", addresses[:1])
+    assert found["kept"] == 60000
+    assert found["untouched"] == [0, True]
+    for case, what in (("not one", "'grpc://mine'"), ("two", "one with a cluster_def")):
+        kind, said = found[case]
+        assert kind == "ArgumentError"
+        assert said.startswith(f"session_arguments was given config={what}")
+        assert "Fix: pass a tf.compat.v1.ConfigProto without a cluster_def" in said
+    assert found["values"] == [[9.0], [17.0]]  # v = 1, and four replicas add up 2
+    assert set(_ALL) <= set(found["held by"])
+    assert found["check"] == ["nothing", ""]
+    assert found["ops of check"] == 0
+    (kind, said), name, _ = found["lost"]
+    assert kind == "HostLostError"
+    assert said.startswith(f"1 of 2 hosts is lost: {name}.")
+    kind, said = found["closed"]
+    assert kind == "ClusterError"
+    assert "was asked for session_arguments" in said

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from tests.cluster import servers
+from tests import helpers
 
 CHECKS: dict[str, Callable[[replicator.Replicator], Any]] = {}
 DATA = "data.txt"  # each host has its own, of six lines; the client too
@@ -77,17 +77,8 @@ def files_in_one_call_of_several_steps(repl):
 def files_in_a_session(repl):
     with tf.Graph().as_default():
         fetches = repl.run(same, lines)
-        with session() as running:
+        with helpers.monitored_session() as running:
             return [texts(running.run(fetches)) for _ in range(2)]
-
-
-def session() -> Any:
-    """Returns a session on all hosts, with this process as the master."""
-    made = servers.session_arguments()
-    creator = tf.compat.v1.train.ChiefSessionCreator(
-        master=made["target"], config=made["config"]
-    )
-    return tf.compat.v1.train.MonitoredSession(creator)
 
 
 @check
@@ -151,7 +142,7 @@ def python_in_a_session_stays(repl):
 
     with tf.Graph().as_default():
         fetches = repl.run(same, in_session)
-        with session() as running:
+        with helpers.monitored_session() as running:
             return [int(value) - os.getpid() for value in running.run(fetches)]
 
 
@@ -251,6 +242,7 @@ def functions_run_on_the_device_of_the_replica(repl):
 def main(addresses: list[str]) -> None:
     """Runs all checks."""
     cluster = replicator.connect(addresses)
+    helpers.SESSIONS.set(cluster.session_arguments())
     repl = replicator.Replicator(cluster.devices)
     for name, function in CHECKS.items():
         print(f"--- {name}", file=sys.stderr, flush=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -45,15 +44,5 @@ def remote(place: Place, tmp_path: pathlib.Path) -> Iterator[sshd.Server]:
         found.bind((sshd.ADDRESS, 0))
         port = found.getsockname()[1]
     config = sshd.configure(tmp_path, port, place.mark)
-    with subprocess.Popen(
-        [sshd.PATH, "-D", "-e", "-f", config], stderr=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            assert server.stderr
-            said = [server.stderr.readline()]
-            while "listening" not in said[-1]:
-                assert said[-1], f"sshd does not start: {said}"
-                said.append(server.stderr.readline())
-            yield sshd.Server(tmp_path, port, server.pid)
-        finally:
-            server.kill()
+    with sshd.running([sshd.PATH, "-D", "-e", "-f", config]) as pid:
+        yield sshd.Server(tmp_path, port, pid)

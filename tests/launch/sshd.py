@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import getpass
 import os
 import pathlib
 import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 
 from tests.launch.stub import MARK
 
 ADDRESS = "127.0.0.2"  # this host, by an address that the launcher does not know
 PATH = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
+_PORT = 22  # which known_hosts leaves out
 _CONFIG = """
 ListenAddress {address}:{port}
 HostKey {root}/host_key
@@ -21,7 +25,7 @@ UsePAM no
 PasswordAuthentication no
 PidFile none
 PermitRootLogin yes
-SetEnv {mark_name}={mark}
+SetEnv {variables}
 """
 
 
@@ -33,25 +37,46 @@ class Server:
         root: Where its files are; the launcher's HOME.
         port: Where it listens.
         pid: Its process.
+        address: Of its host.
     """
 
     root: pathlib.Path
     port: int
     pid: int
+    address: str = ADDRESS
 
     @property
     def flags(self) -> tuple[str, ...]:
         """The launcher's, so that it finds the server and its stub of replicator."""
         return (
-            f"--hosts={getpass.getuser()}@{ADDRESS}:2",
+            f"--hosts={getpass.getuser()}@{self.address}:2",
             f"--ssh-port={self.port}",
             f"--identity={self.root}/key",
             "--env=PYTHONPATH",
         )
 
+    def connections(self) -> list[int]:
+        """Returns the processes of sshd that serve connections."""
+        children = pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        return [int(pid) for pid in children.read_text().split()]
 
-def configure(root: pathlib.Path, port: int, mark: str) -> str:
-    """Makes keys and a configuration; returns its path."""
+
+def configure(
+    root: pathlib.Path,
+    port: int,
+    mark: str,
+    address: str = ADDRESS,
+    variables: Mapping[str, str] | None = None,
+) -> str:
+    """Makes keys and a configuration; returns its path.
+
+    Args:
+        root: Where files are made.
+        port: Where the server listens.
+        mark: Of all processes of the test.
+        address: Where the server listens.
+        variables: Of the sessions, in addition.
+    """
     import asyncssh
 
     host_key, key = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
@@ -60,14 +85,38 @@ def configure(root: pathlib.Path, port: int, mark: str) -> str:
     _write(root / "authorized_keys", key.export_public_key())
     (root / ".ssh").mkdir()
     known = host_key.export_public_key().decode()
-    _write(root / ".ssh" / "known_hosts", f"[{ADDRESS}]:{port} {known}".encode())
+    name = address if port == _PORT else f"[{address}]:{port}"
+    _write(root / ".ssh" / "known_hosts", f"{name} {known}".encode())
     if os.getuid() == 0:  # where sshd puts the part of itself without rights
         pathlib.Path("/run/sshd").mkdir(exist_ok=True)
+    named = {MARK: mark, **(variables or {})}
     config = _CONFIG.format(
-        address=ADDRESS, port=port, root=root, mark_name=MARK, mark=mark
+        address=address,
+        port=port,
+        root=root,
+        variables=" ".join(f'"{name}={value}"' for name, value in named.items()),
     )
     _write(root / "sshd_config", config.encode())
     return str(root / "sshd_config")
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str]) -> Iterator[int]:
+    """Runs a server in this block; yields its process once it listens.
+
+    Args:
+        command: What runs it, with -D and -e, perhaps on another network.
+    """
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr
+            said = [server.stderr.readline()]
+            while "listening" not in said[-1]:
+                assert said[-1], f"sshd does not start: {said}"
+                said.append(server.stderr.readline())
+            yield server.pid
+        finally:
+            server.kill()
 
 
 def _write(path: pathlib.Path, data: bytes) -> None:

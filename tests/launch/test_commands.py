@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 from hypothesis import given
@@ -31,6 +32,21 @@ def test_connect_reads_what_the_launcher_describes() -> None:
     )
 
 
+def test_connect_reads_which_of_the_programs_it_is() -> None:
+    text = commands.describe_part(_JOB, ["10.0.0.1:41273", "10.0.0.2:5"], 1)
+    read = description.from_json(text, "REPLICATOR_CLUSTER")
+    assert read == description.Description(
+        (
+            description.Host("a", "10.0.0.1:41273", 2, None),
+            description.Host("b", "10.0.0.2:5", 1, None),
+        ),
+        "--hosts=a:2,b",
+        None,
+        10.0,
+        1,
+    )
+
+
 def test_commands() -> None:
     command = commands.server(_JOB, _JOB.hosts[0], "10.0.0.1:0", "/python", "/cwd")
     assert command.argv == (
@@ -41,9 +57,21 @@ def test_commands() -> None:
     command = commands.program(_JOB, "{}", 3, "null", "/cwd")
     assert command.argv[1:] == ("train.py", "--x")
     assert command.env == {"REPLICATOR_CLUSTER": "{}", "REPLICATOR_RESTARTS": "3"}
+    job = dataclasses.replace(_JOB, env={"A": "b", "REPLICATOR_RESTARTS": "9"})
+    command = commands.part(job, "{}", 3, "/python", "/cwd")
+    assert command.argv == ("/python", "train.py", "--x")
+    assert command.env == {
+        "A": "b",
+        "PYTHONUNBUFFERED": "1",
+        "REPLICATOR_CLUSTER": "{}",
+        "REPLICATOR_RESTARTS": "3",
+    }
+    assert (command.stdin, command.stopped) == ("null", 0.7 * job.heartbeat)
 
 
-def test_addresses_with_any_port() -> None:
+def test_addresses_with_ports() -> None:
+    assert commands.with_port("10.0.0.1", 7) == "10.0.0.1:7"
+    assert commands.with_port("fe80::1", 7) == "[fe80::1]:7"
     assert commands.any_port("10.0.0.1") == "10.0.0.1:0"
     assert (
         commands.any_port("fe80::1") == commands.any_port("[fe80::1]") == "[fe80::1]:0"

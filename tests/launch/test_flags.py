@@ -73,6 +73,14 @@ def test_flags_are_the_job(script: str) -> None:
     )
 
 
+def test_modes(script: str) -> None:
+    assert _parse(script).mode == "in-graph"
+    assert _parse("--mode=between", script).mode == "between"
+    # Where it runs on other hosts alone, it may be there alone.
+    job = _parse("--mode=between", "--hosts=a,b", "there.py")
+    assert job.program == ("there.py",)
+
+
 def test_hosts_of_a_file_and_of_numbers(script: str) -> None:
     job = _parse("--hostfile=hosts", "--nnodes=2", "--nproc-per-node=4", script)
     assert [(host.name, host.slots) for host in job.hosts] == [("a", 2), ("b", 4)]
@@ -102,7 +110,8 @@ _BAD = [
     (["--max-restarts=1.5", "train.py"], "'1.5' is no number from 0"),
     (["--what", "train.py"], "unrecognized arguments: --what"),
     (["--host=a", "train.py"], "unrecognized arguments: --host=a"),
-    (["--mode=between", "train.py"], "--mode=between is not there yet"),
+    (["--mode=between", "none.py"], "the program none.py does not exist"),
+    (["--mode=between", "--min-nodes=1", "train.py"], "--min-nodes is for --mode=in-g"),
     (["--mode=x", "train.py"], "argument --mode: invalid choice: 'x'"),
     (["--hosts=a", "--hostfile=hosts", "train.py"], "leave out one"),
     (["--hosts=a,a", "train.py"], "a is named twice"),

@@ -15,7 +15,7 @@ import sys
 
 import pytest
 
-from replicator.launch import servers, ssh, sync
+from replicator.launch import machines, ssh, sync
 from replicator.launch.flags import Job
 from replicator.launch.hosts import Host, LaunchError
 from tests.launch import sshd
@@ -92,19 +92,13 @@ def test_signals_leave_nothing_there(
     place.expect_nothing_left()
 
 
-def _connection(remote: sshd.Server) -> list[int]:
-    """Returns the processes of sshd that serve the connection."""
-    task = pathlib.Path(f"/proc/{remote.pid}/task/{remote.pid}/children")
-    return [int(pid) for pid in task.read_text().split()]
-
-
 def test_a_cut_connection_is_found_on_both_sides(
     place: Place, remote: sshd.Server
 ) -> None:
     place.program(_WAIT)
     with place.start(*remote.flags, "--heartbeat=0.5", "train.py") as started:
         _cluster(started)
-        connection = _connection(remote)
+        connection = remote.connections()
         for pid in connection:  # it neither answers nor closes
             os.kill(pid, signal.SIGSTOP)
         _, stderr = started.communicate(timeout=60)
@@ -122,7 +116,7 @@ def test_a_closed_connection_is_lost(place: Place, remote: sshd.Server) -> None:
     place.program(_WAIT)
     with place.start(*remote.flags, "train.py") as started:
         _cluster(started)
-        for pid in _connection(remote):
+        for pid in remote.connections():
             os.kill(pid, signal.SIGKILL)
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 255
@@ -139,7 +133,7 @@ def test_a_host_that_comes_back_is_used_again(
     )
     with place.start(*remote.flags, "--max-restarts=1", "train.py") as started:
         _cluster(started)
-        for pid in _connection(remote):
+        for pid in remote.connections():
             os.kill(pid, signal.SIGKILL)
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 0, stderr
@@ -253,13 +247,13 @@ def test_exposed_servers_are_refused() -> None:
 
     job = Job((Far.host,), "--hosts=host-b", ("train.py",))
     with pytest.raises(LaunchError) as raised:
-        servers.refuse_exposed(job, [Far])
+        machines.refuse_exposed(job, [Far])
     for said in ("host-b: whoever reaches 192.0.2.7 could run", "--tunnel", "--insec"):
         assert said in str(raised.value)
-    servers.refuse_exposed(dataclasses.replace(job, tunnel=True), [Far])
-    servers.refuse_exposed(dataclasses.replace(job, insecure=True), [Far])
+    machines.refuse_exposed(dataclasses.replace(job, tunnel=True), [Far])
+    machines.refuse_exposed(dataclasses.replace(job, insecure=True), [Far])
     Far.address = "::1"
-    servers.refuse_exposed(job, [Far])
+    machines.refuse_exposed(job, [Far])
 
 
 def test_versions_that_differ_are_refused() -> None:

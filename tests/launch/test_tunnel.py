@@ -12,6 +12,7 @@ import pytest
 from replicator.launch import relay
 from tests.launch import sshd
 from tests.launch.stub import Place
+from tests.launch.test_between import MEET
 
 # Asks each server by its address, and for each other's and the program's own.
 _ASK = """
@@ -171,3 +172,13 @@ def test_a_system_without_namespaces_is_one_line(place: Place) -> None:
         "replicator.launch: --tunnel: this system lets no process have a network of its"
     )
     assert done.stderr.count("\n") == 1
+
+
+def test_programs_of_all_hosts_meet(place: Place, remote: sshd.Server) -> None:
+    place.program(MEET + "say('networks', *dict(socket.if_nameindex()).values())\n")
+    hosts, *flags = remote.flags
+    more = ("--mode=between", "--tunnel", f"{hosts},localhost", *flags)
+    done = place.launch(*more, "train.py")
+    assert done.returncode == 0, done.stderr
+    said = [line.partition("] ")[2] for line in done.stdout.splitlines()]
+    assert {*said} == {"heard 0", "heard 1", "networks lo"}

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from replicator.costs import cost
 from replicator.graph.ir.placeholder import Call, OperandPolicy
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import packing
 from tests import helpers
 

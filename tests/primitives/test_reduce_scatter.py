@@ -33,7 +33,7 @@ def test_each_replica_receives_its_slice_of_the_sum(axis: int) -> None:
             product = tf.reduce_sum(gathered * tf.gather(values, repl.replica_id))
         return tape.gradient(product, x)
 
-    total = (values[0] + values[1]) + values[2]
+    total = helpers.added_up(repl, values)
     expected = np.split(total, np.cumsum(SIZES)[:-1], axis)
     for piece, slice_ in zip(repl.run(step), expected, strict=True):
         np.testing.assert_array_equal(piece, slice_)

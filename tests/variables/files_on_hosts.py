@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from tests.cluster import servers
+from tests import helpers
 
 _v1 = tf.compat.v1
 
@@ -23,6 +23,7 @@ _v1 = tf.compat.v1
 def main(addresses: list[str]) -> None:
     """Saves and restores in all ways, mirrored and sharded."""
     cluster = replicator.connect(addresses)
+    helpers.SESSIONS.set(cluster.session_arguments())
     read: dict[str, Any] = {}
     for variables in ("mirrored", "sharded"):
         pathlib.Path(variables).mkdir()
@@ -88,7 +89,7 @@ def saver(repl: replicator.Replicator, path: str) -> Any:
         with repl.context():
             v = _v1.get_variable("v", initializer=[9.0, 10.0])
         saves, change = _v1.train.Saver(), v.assign([0.0, 0.0])
-        with _v1.Session(**servers.session_arguments()) as session:
+        with helpers.session() as session:
             session.run(_v1.global_variables_initializer())
             saves.save(session, path)
             session.run(change)

@@ -17,7 +17,7 @@ Zadeck 1988, Detecting equality of variables in programs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -293,6 +293,7 @@ def of_step(
     replicas: Sequence[Iterable[tf.Operation]],
     variable_of: Callable[[tf.Tensor], Any],
     flow: switching.Flow = switching.NONE,
+    own: Container[int] | None = None,
 ) -> Level:
     """Returns the outermost level of a step.
 
@@ -301,8 +302,9 @@ def of_step(
             have effects, in build order.
         variable_of: Returns the replicated variable behind a handle, or None.
         flow: What is in control flow of TensorFlow 1.
+        own: As of `Inputs`.
     """
-    return Level(replicas, Inputs(variable_of, flow))
+    return Level(replicas, Inputs(variable_of, flow, own))
 
 
 def _key(column: Column) -> tuple[int, ...]:

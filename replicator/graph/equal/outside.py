@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
@@ -37,14 +37,20 @@ class Inputs:
     Args:
         variable_of: Returns the replicated variable behind a handle, or None.
         flow: What is in control flow of TensorFlow 1.
+        own: Where other processes build all other replicas: the ids of the tensors that
+            the only one here is given for itself.
     """
 
     flow = switching.NONE
 
     def __init__(
-        self, variable_of: Callable[[tf.Tensor], Any], flow: switching.Flow
+        self,
+        variable_of: Callable[[tf.Tensor], Any],
+        flow: switching.Flow,
+        own: Container[int] | None = None,
     ) -> None:
         self.flow = flow
+        self._own = own
         self._variable_of = variable_of
         self._captures = Captures()
 
@@ -60,10 +66,19 @@ class Inputs:
 
     def difference(self, column: Column) -> tuple[bool, Ops | None]:
         """Returns whether something is known, and by what the values differ if so."""
+        if self._own is not None:
+            return self._of_others(column[0])
         if all(tensor is column[0] for tensor in column):
             return True, None
         outside = [self._captures.outermost(tensor) for tensor in column]
         return hold_the_same(outside), None
+
+    def _of_others(self, tensor: tf.Tensor) -> tuple[bool, Ops | None]:
+        """As `difference`, of the tensors that other processes have in its place."""
+        if self._own is not None and id(tensor) in self._own:
+            return True, (tensor.op,)
+        shared = not tf.is_symbolic_tensor(tensor) or tensor.op.type == "Placeholder"
+        return shared, None
 
 
 class Arguments(Inputs):

@@ -132,7 +132,7 @@ class Labels:
         if call is not None and tensor.value_index < call.same_for_all(len(op.outputs)):
             return (call.key, call.group), ()
         given = determined_by(op, self._flow)
-        return (id(op), ()) if given is None else (_description(op), given)
+        return (id(op), ()) if given is None else (description(op), given)
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -163,7 +163,7 @@ def is_pure(op: tf.Operation) -> bool:
     return not (kind.stateful or kind.calls)
 
 
-def _description(op: tf.Operation) -> Hashable:
+def description(op: tf.Operation) -> Hashable:
     """Returns what an op does, and on what kind of device, but not where."""
     node = op.node_def
     attributes = sorted(

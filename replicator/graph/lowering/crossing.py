@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import errors
 from replicator.graph.ir.placeholder import Call, Value
-from replicator.graph.matching.elsewhere import Elsewhere
+from replicator.graph.matching.elsewhere import DYNAMIC, Elsewhere
 
 _WORD = 4  # bytes: everything is gathered as int32
 # Pieces in which TensorFlow reduces, of which one is computed while another travels:
@@ -42,6 +42,8 @@ class Crossing:
         key: The next of the numbers for collectives.
         sent: How many bytes this process passes to each other one, for plans.
         messages: In how many collectives.
+        factors: Which operands are moved by their factors, and how many rows of these
+            each process has.
     """
 
     processes: tuple[int, ...]
@@ -52,29 +54,75 @@ class Crossing:
     key: int
     sent: int = 0
     messages: int = 0
+    factors: Mapping[int, Sequence[int | None]] = dataclasses.field(
+        default_factory=dict
+    )
 
-    def _next(self, nbytes: int) -> dict[str, Any]:
-        """Returns what each collective is told, and counts it."""
-        self.key += 1
+    def _next(self, nbytes: int, count: int = 1) -> dict[str, Any]:
+        """Returns what each collective is told, and counts it.
+
+        Args:
+            nbytes: How much it sends.
+            count: How many numbers it needs.
+        """
+        self.key += count
         self.sent += nbytes
         self.messages += 1
         return {
             "group_size": len(self.processes),
             "group_key": self.group_key,
-            "instance_key": self.key - 1,
+            "instance_key": self.key - count,
             "ordering_token": [],
         }
 
     def gather(self, bits: tf.Tensor) -> dict[int, tf.Tensor]:
-        """Returns an int32 vector of each process, which are of one size in all."""
-        size = bits.shape.num_elements()
+        """Returns an int32 vector of each process, all of one size, which is known."""
+        told = self._next(bits.shape.num_elements() * _WORD)
         with tf.device(self.device):
-            joined = tf.raw_ops.CollectiveGatherV2(
-                input=bits, **self._next((size or 0) * _WORD)
-            )
-            parts = tf.split(joined, len(self.processes))
+            return self._parts(tf.raw_ops.CollectiveGatherV2(input=bits, **told))
+
+    def gather_any(self, bits: tf.Tensor, most: tf.Tensor) -> dict[int, tf.Tensor]:
+        """Returns an int32 vector of each process, padded to one size.
+
+        TensorFlow wants one size in all executions of a collective of one number. So
+        there are numbers for all powers of two.
+
+        Args:
+            bits: That of this process.
+            most: The size of the largest, alike in all processes.
+        """
+        told = self._next(0, DYNAMIC)
+        with tf.device(self.device):
+            powers = tf.constant([1 << k for k in range(DYNAMIC)])
+            step = tf.reduce_sum(tf.cast(powers < most, tf.int32))
+            padded = tf.pad(bits, [[0, powers[step] - tf.size(bits)]])
+            told["instance_key"] += step
+            return self._parts(tf.raw_ops.CollectiveGatherV2(input=padded, **told))
+
+    def _parts(self, joined: tf.Tensor) -> dict[int, tf.Tensor]:
+        """Splits what was gathered."""
+        parts = tf.split(joined, len(self.processes))
         order = [process for process in self.order if process in self.processes]
         return dict(zip(order, parts, strict=True))
+
+    def rows(self, x: tf.Tensor, axis: int, counts: Sequence[int | None]) -> tf.Tensor:
+        """Returns the rows of all processes, in their order.
+
+        Args:
+            x: A matrix, those of this one.
+            axis: Along which the rows stand, 0 or 1.
+            counts: How many rows each process has; None where that is unknown.
+        """
+        width = x.shape[1 - axis]
+        shapes = [(c, width) if axis == 0 else (width, c) for c in counts]
+        passed = exchanged(
+            self,
+            self.processes,
+            [[Value(x.dtype.name, shape)] for shape in shapes],
+            [(x,) if process == self.own else None for process in self.processes],
+        )
+        with tf.device(self.device):
+            return tf.concat([part for (part,) in passed], axis)
 
     def reduce(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the sum over the processes, the same bits in all of them."""
@@ -198,14 +246,13 @@ def exchanged(
             shapes: Any = [[value.shape for value in one] for one in values]
         else:
             sizes, shapes = _dynamic(crossing, processes, values, operands, mine)
-        most = max(sizes.values()) if known else tf.reduce_max(list(sizes.values()))
-        if known and not most:
-            arrived = dict.fromkeys(crossing.processes, mine)
-        else:
+        if not known:
+            arrived = crossing.gather_any(mine, tf.reduce_max(list(sizes.values())))
+        elif most := max(sizes.values()):
             padded = tf.pad(mine, [[0, most - sizes[crossing.own]]])
-            if known:
-                padded = tf.ensure_shape(padded, [most])
-            arrived = crossing.gather(padded)
+            arrived = crossing.gather(tf.ensure_shape(padded, [most]))
+        else:
+            arrived = dict.fromkeys(crossing.processes, mine)
         passed: list[list[tf.Tensor]] = []
         taken: dict[int, Any] = dict.fromkeys(crossing.processes, 0)
         for n, process in enumerate(processes):

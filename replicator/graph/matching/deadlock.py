@@ -35,16 +35,52 @@ def check(
     Raises:
         DeadlockError: It cannot; the message lists the circle.
     """
-    node_of = {id(site): n for n, node in enumerate(nodes) for site in node}
+    if one_order(nodes, sites):
+        return  # which is nearly always so
+    pairs = [
+        (own[one], own[two])
+        for own, ops in zip(sites, replicas, strict=True)
+        for one, two in waits(own, ops)
+    ]
+    refuse(nodes, pairs)
+
+
+def one_order(nodes: Sequence[Node], sites: Sequence[Sequence[Site]]) -> bool:
+    """Whether one order of the communication suits all replicas.
+
+    Args:
+        nodes: The sets of ops that become one.
+        sites: `sites[n]` are the ops of one replica that communicate, in order.
+    """
     in_order = [
         (one, two) for own in sites for one, two in zip(own, own[1:], strict=False)
     ]
-    if _find_circle(len(nodes), in_order, node_of) is None:
-        return  # one order suits all replicas, which is nearly always so
-    waits = [pair for own in sites for pair in _program_order(own)]
-    for own, ops in zip(sites, replicas, strict=True):
-        waits += _data_order(own, ops)
-    circle = _find_circle(len(nodes), waits, node_of)
+    return _find_circle(nodes, in_order) is None
+
+
+def waits(sites: Sequence[Site], ops: Sequence[tf.Operation]) -> list[tuple[int, int]]:
+    """Returns which of a replica's ops that communicate have to wait for which.
+
+    Args:
+        sites: Those ops, in order.
+        ops: All ops of the replica on this level, in order.
+
+    Returns:
+        (before, after), by their places.
+    """
+    place = {id(site): n for n, site in enumerate(sites)}
+    pairs = [*_program_order(sites), *_data_order(sites, ops)]
+    return [(place[id(one)], place[id(two)]) for one, two in pairs]
+
+
+def refuse(nodes: Sequence[Node], pairs: Sequence[tuple[Site, Site]]) -> None:
+    """Raises DeadlockError if there is a circle.
+
+    Args:
+        nodes: The sets of ops that become one.
+        pairs: (before, after), of all replicas.
+    """
+    circle = _find_circle(nodes, pairs)
     if circle is not None:
         _raise(circle)
 
@@ -92,11 +128,13 @@ def _data_order(
 
 
 def _find_circle(
-    count: int, waits: Sequence[tuple[Site, Site]], node_of: dict[int, int]
+    nodes: Sequence[Node], pairs: Sequence[tuple[Site, Site]]
 ) -> list[tuple[Site, Site]] | None:
     """Returns links (before, after) that lead from a node back to it, or None."""
+    node_of = {id(site): n for n, node in enumerate(nodes) for site in node}
+    count = len(nodes)
     after: list[list[tuple[Site, Site]]] = [[] for _ in range(count)]
-    for one, two in waits:
+    for one, two in pairs:
         after[node_of[id(one)]].append((one, two))
     state = [0] * count  # 0: not seen, 1: on the path, 2: done
     for start in range(count):

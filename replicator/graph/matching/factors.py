@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -116,6 +116,30 @@ class RowSum:
         return (self.rows.dtype, shapes.sizes(self.rows)[-1], self.after.steps)
 
 
+class Facts(NamedTuple):
+    """What is told of an operand that is moved by its factors.
+
+    Attributes:
+        form: What must be alike on all replicas.
+        known: The number of rows; None where it is only known when the step runs.
+        rows: The same, or a guess. 0 for a sum of rows, which move anyway.
+        widths: Those of both factors.
+        size: Bytes of a number.
+        of: For a sum of rows: the place of the product with which they move.
+    """
+
+    form: str
+    known: int | None = None
+    rows: int = 0
+    widths: tuple[int, int] = (0, 0)
+    size: int = 0
+    of: int | None = None
+
+    def alike(self, other: Facts) -> bool:
+        """Whether both replicas' operands can be moved alike."""
+        return (self.form, self.of) == (other.form, other.of)
+
+
 def find(column: Sequence[tf.Tensor]) -> list[Any] | None:
     """Splits what all replicas pass into its factors, if it is alike.
 
@@ -132,6 +156,39 @@ def find(column: Sequence[tf.Tensor]) -> list[Any] | None:
             if len({own.form for own in found if own is not None}) == 1:
                 return found
     return None
+
+
+def facts(operands: Sequence[tf.Tensor]) -> dict[int, Facts]:
+    """Returns what other processes have to know of the factors of one replica.
+
+    Args:
+        operands: What it passes to a communication.
+
+    Returns:
+        By their places, of those operands that are products; and of those that are sums
+        of rows which move with one of the products anyway.
+    """
+    found = {k: _split_product(tensor) for k, tensor in enumerate(operands)}
+    told: dict[int, Facts] = {}
+    sides: dict[tuple[int, int], int] = {}
+    for k, own in found.items():
+        if isinstance(own, Product):
+            count = shapes.sizes(own.left.tensor)[own.left.axis]
+            widths = (own.left.width, own.right.width)
+            size = own.left.tensor.dtype.size
+            told[k] = Facts(_shown(own), count, own.left.rows, widths, size)
+            for side in (own.left, own.right):
+                rows = origin(side.tensor) if side.axis == 0 else side.tensor
+                sides[id(rows), side.axis] = k
+    for k, own in found.items():
+        if isinstance(own, RowSum) and (id(origin(own.rows)), 0) in sides:
+            told[k] = Facts(_shown(own), of=sides[id(origin(own.rows)), 0])
+    return told
+
+
+def _shown(own: Product | RowSum) -> str:
+    scales = [kind for kind, _ in own.after.scales]
+    return repr((type(own).__name__, own.form, scales))
 
 
 def origin(tensor: tf.Tensor) -> tf.Tensor:

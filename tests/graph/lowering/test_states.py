@@ -18,7 +18,7 @@ import tensorflow as tf
 import replicator
 from replicator import context
 from replicator.graph.ir.placeholder import Facts
-from replicator.graph.lowering.rewrite import Matched
+from replicator.graph.lowering.matched import Matched
 from replicator.primitives import base, rooted, table
 from tests import helpers
 

@@ -1,0 +1,255 @@
+"""Two hosts: `python -m benchmarks.hosts [--links=1gbit,loopback] [--only=64MiB]`.
+
+The hosts are network namespaces of this machine, joined by a link of 1 Gbit/s, which
+needs root; or two processes on loopback. One program uses the devices of both, by
+`python -m replicator.serve` on each. Compared are plain TensorFlow on one remote
+device, torch's DistributedDataParallel and gloo, and plain sockets, which all take
+turns; torch is in an environment of its own, which `make bench-hosts` makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from absl import app, flags
+
+from benchmarks import allreduce, cli, results, timing
+from benchmarks.contenders import MIRRORED, OURS
+from benchmarks.on_hosts import namespaces, turns
+from benchmarks.on_hosts.in_graph import ONE_REMOTE, WORKLOADS
+from benchmarks.on_hosts.namespaces import Host
+from benchmarks.tables import Table, milliseconds
+
+_LINKS = flags.DEFINE_list("links", None, "Which links; by default all.")
+_TORCH = flags.DEFINE_string(
+    "torch", None, "The Python that has torch; by default torch is left out."
+)
+
+NAME = "hosts"
+WIRE, LOOPBACK = "1gbit", "loopback"
+LINKS = {WIRE: "1 Gbit/s", LOOPBACK: "loopback"}
+NETWORKS = ("small", "large")
+SIZES = {name: allreduce.SIZES[name] for name in ("4KiB", "1MiB", "64MiB")}
+DEFAULT = ("large", *SIZES)
+QUICK = ("small", "4KiB", "1MiB")
+DDP, GLOO = "torch DDP", "gloo"
+SOCKETS = "plain sockets"
+# What in-graph contenders of a network compute is the same.
+IN_GRAPH = (ONE_REMOTE, OURS, MIRRORED)
+_WARM_UP = 3
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
+_TORCH_PORT, _WIRE_PORT = 29500, 29501  # in namespaces, where all are free
+
+# By the name of a cell and of a contender.
+Runs = dict[str, dict[str, timing.Run]]
+
+
+# --- The programs ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def in_graph(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
+    """Gives Replicator in one program, with a server on each host."""
+    serve = (sys.executable, "-m", "replicator.serve", "--watch=stdin")
+    exposed = [] if hosts[0].namespace is None else ["--insecure"]
+    commands = [(*serve, f"--host={host.address}", *exposed) for host in hosts]
+    with turns.running("replicator.serve", hosts, commands, _ENVIRONMENT) as servers:
+        given = {
+            "hosts": [facts["address"] for facts in servers.said()],
+            "client": f"{hosts[0].address}:0",
+            "cells": list(cells),
+        }
+        module = "benchmarks.on_hosts.in_graph"
+        command = (sys.executable, "-m", module, json.dumps(given))
+        with turns.running(OURS, hosts[:1], [command], _ENVIRONMENT) as program:
+            yield _runs(program, cells, IN_GRAPH, (OURS,))
+
+
+@contextlib.contextmanager
+def sockets(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
+    """Gives plain sockets."""
+    port = str(_free_port(hosts, _WIRE_PORT))
+    sizes = [f"{c}/{SOCKETS}={n}" for c, n in SIZES.items() if c in cells]
+    module = ("-m", "benchmarks.on_hosts.wire")
+    commands = [
+        (sys.executable, *module, str(rank), hosts[0].address, port, *sizes)
+        for rank in range(len(hosts))
+    ]
+    with turns.running(SOCKETS, hosts, commands) as program:
+        yield _runs(program, cells, (), (SOCKETS,))
+
+
+@contextlib.contextmanager
+def torch(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
+    """Gives torch, if there is one."""
+    if _TORCH.value is None:
+        yield {}
+        return
+    given = {
+        "meet": f"tcp://{hosts[0].address}:{_free_port(hosts, _TORCH_PORT)}",
+        "networks": [cell for cell in cells if cell in NETWORKS],
+        "sizes": {cell: SIZES[cell] for cell in cells if cell in SIZES},
+    }
+    python = str(cli.REPOSITORY / _TORCH.value)
+    module = (python, "-m", "benchmarks.peers.torch_hosts")
+    commands = [
+        (*module, json.dumps({**given, "rank": rank})) for rank in range(len(hosts))
+    ]
+    environment = {"GLOO_SOCKET_IFNAME": hosts[0].interface}
+    with turns.running("torch", hosts, commands, environment) as program:
+        yield _runs(program, cells, (DDP,), (GLOO,))
+
+
+# Each gives what its processes can run, on these hosts, of these cells.
+PROGRAMS = (in_graph, sockets, torch)
+
+
+def _runs(
+    program: turns.Program,
+    cells: Sequence[str],
+    trained: Sequence[str],
+    added: Sequence[str],
+) -> Runs:
+    """Returns the contenders of a program, for networks and for sums."""
+    return {
+        cell: {
+            name: program.run(f"{cell}/{name}")
+            for name in (added if cell in SIZES else trained)
+        }
+        for cell in cells
+    }
+
+
+def _free_port(hosts: Sequence[Host], within: int) -> int:
+    """Returns a port of the first host that is free."""
+    if hosts[0].namespace is not None:
+        return within
+    with socket.socket() as found:
+        found.bind((hosts[0].address, 0))
+        return int(found.getsockname()[1])
+
+
+# --- Measuring ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def joined(link: str) -> Iterator[Sequence[Host]]:
+    """Gives the two hosts of a link."""
+    if link == LOOPBACK:
+        yield namespaces.LOOPBACK
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(namespaces.linked(link))
+        except namespaces.Unavailable as error:
+            cli.fail(
+                f"no hosts joined by {LINKS[link]} here: {error}; "
+                f"--links={LOOPBACK} needs none"
+            )
+        yield hosts
+
+
+def measure(link: str, cells: Sequence[str]) -> dict[str, Any]:
+    """Measures all contenders on a link.
+
+    Returns:
+        `found[cell][contender]`, each a Measured as a dict.
+    """
+    found = {}
+    with contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(joined(link))
+        programs = [stack.enter_context(make(hosts, cells)) for make in PROGRAMS]
+        for cell in cells:
+            cli.progress(f"hosts: measuring {cell}, {LINKS[link]} ...")
+            runs = {n: r for runs in programs for n, r in runs.get(cell, {}).items()}
+            by_default = (
+                allreduce.steps(SIZES[cell]) if cell in SIZES else WORKLOADS[cell].steps
+            )
+            measured = timing.measure(
+                runs, cli.steps(by_default), cli.rounds(), _WARM_UP
+            )
+            ours = [name for name in IN_GRAPH if name in measured]
+            if not timing.agree(measured, ours):
+                losses = {name: measured[name].losses for name in ours}
+                cli.fail(f"{cell}: different losses, {losses}")
+            found[cell] = {k: dataclasses.asdict(one) for k, one in measured.items()}
+    return found
+
+
+# --- The tables -----------------------------------------------------------------------
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Returns a table of steps and one of sums, for each link.
+
+    Args:
+        found: `found[link][cell][contender]` is a Measured as a dict.
+    """
+    made = []
+    for link, by_cell in found.items():
+        measured = {
+            cell: {n: timing.Measured.from_json(m) for n, m in by_name.items()}
+            for cell, by_name in by_cell.items()
+        }
+        trained = {WORKLOADS[c].title: m for c, m in measured.items() if c in NETWORKS}
+        summed = {cell: m for cell, m in measured.items() if cell in SIZES}
+        if trained:
+            title = f"A step on two hosts, {LINKS[link]}, in ms"
+            ratios = [(OURS, ONE_REMOTE), (MIRRORED, ONE_REMOTE), (DDP, OURS)]
+            made.append(_table(title, trained, (*IN_GRAPH, DDP), ratios, ONE_REMOTE))
+        if summed:
+            title = f"All-reduce between two hosts, {LINKS[link]}, in ms"
+            ratios = [(OURS, SOCKETS), (OURS, GLOO)]
+            made.append(_table(title, summed, (SOCKETS, OURS, GLOO), ratios, SOCKETS))
+    return made
+
+
+def _table(
+    title: str,
+    rows: Mapping[str, Mapping[str, timing.Measured]],
+    names: Sequence[str],
+    ratios: Sequence[tuple[str, str]],
+    noise: str,
+) -> Table:
+    every = [n for n in names if any(n in row for row in rows.values())]
+    ratios = [(a, b) for a, b in ratios if {a, b} <= set(every)]
+    return Table(
+        title,
+        ["", *every, *(f"{a} / {b}" for a, b in ratios), "noise"],
+        [
+            [
+                row,
+                *(f"{milliseconds(m[name].median)}" for name in every),
+                *(f"{timing.ratio(m[a], m[b]):.2f}" for a, b in ratios),
+                f"{m[noise].spread:.1%}",
+            ]
+            for row, m in rows.items()
+        ],
+        f"Medians. All share the cores of this machine. Noise: of {noise}.",
+    )
+
+
+def main(argv: list[str]) -> None:
+    """Measures what the flags ask for, prints the tables and writes the JSON file."""
+    cli.refuse_arguments(argv)
+    # Namespaces outlive whoever makes them, so this ends in order.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    by_default = QUICK if cli.QUICK.value else DEFAULT
+    cells = cli.choose(cli.ONLY.value or by_default, (*NETWORKS, *SIZES))
+    links = cli.choose(_LINKS.value, LINKS)
+    if _TORCH.value is not None and not (cli.REPOSITORY / _TORCH.value).exists():
+        cli.fail(f"--torch={_TORCH.value} does not exist; `make bench-hosts` makes it")
+    about = results.facts()
+    found = {link: measure(link, cells) for link in links}
+    cli.finish(NAME, about, found, tables(found))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,91 @@
+"""Replicator on two hosts, and plain TensorFlow on one of them, in one program.
+
+Run by `benchmarks.hosts` on the first host, beside the servers:
+`python -m benchmarks.on_hosts.in_graph '{"hosts": [...], "client": "host:0"}'`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+import replicator
+from benchmarks import allreduce, contenders, timing, workloads
+from benchmarks.contenders import MIRRORED, OURS
+from benchmarks.on_hosts import turns
+
+ONE_REMOTE = "one remote device"
+WORKLOADS = {workload.name: workload for workload in workloads.WORKLOADS}
+
+Make = Callable[[], timing.Run]
+
+
+def steps(name: str, devices: Sequence[str]) -> dict[str, Make]:
+    """Returns how to make the contenders that train a network, by name.
+
+    Args:
+        name: Of the network.
+        devices: One of each host.
+    """
+    workload = WORKLOADS[name]
+    weights = functools.cache(lambda: contenders.initial_weights(workload))
+
+    def one() -> timing.Run:
+        # That of the host on which this program is not.
+        step = contenders.one_device(workload, 1, weights(), devices[-1])
+        return timing.in_turn(lambda: float(step()))
+
+    def ours(contender: str) -> timing.Run:
+        step = contenders.replicated(
+            workload, 2, weights(), devices, **contenders.OPTIONS[contender]
+        )
+        return timing.in_turn(lambda: float(step()))
+
+    return {
+        ONE_REMOTE: one,
+        OURS: functools.partial(ours, OURS),
+        MIRRORED: functools.partial(ours, MIRRORED),
+    }
+
+
+def sums(nbytes: int, devices: Sequence[str]) -> dict[str, Make]:
+    """Returns how to make the contenders of an all-reduce, by name.
+
+    Args:
+        nbytes: Of each replica's tensor.
+        devices: One of each host.
+    """
+
+    def ours() -> timing.Run:
+        values = allreduce.operands(nbytes, len(devices), devices)
+        reduce = allreduce.replicated(values, names=devices)
+        return allreduce.checked(reduce, values, OURS)
+
+    return {OURS: ours}
+
+
+def names(cells: Sequence[str], devices: Sequence[str]) -> Mapping[str, Make]:
+    """Returns all that can be run: "CELL/CONTENDER"."""
+    made: dict[str, Make] = {}
+    for cell in cells:
+        size = allreduce.SIZES.get(cell)
+        of_cell = sums(size, devices) if size else steps(cell, devices)
+        made |= {f"{cell}/{contender}": make for contender, make in of_cell.items()}
+    return made
+
+
+def main(arguments: str) -> None:
+    """Connects, and takes turns."""
+    given = json.loads(arguments)
+    tf.get_logger().setLevel("ERROR")
+    cluster = replicator.connect(given["hosts"], client=given["client"])
+    turns.answer(names(given["cells"], cluster.devices))
+    cluster.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,103 @@
+"""Hosts: network namespaces of this machine, joined by a link of limited rate.
+
+Needs root, `ip` and `tc` of iproute2, and a kernel that has them do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+# What a switch holds back before it drops, and what may pass at once.
+_LATENCY, _BURST = "50ms", "256kb"
+_INTERFACE = "link0"
+
+
+class Unavailable(Exception):
+    """There can be no such hosts here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """Where processes run.
+
+    Attributes:
+        address: By which the other host reaches it.
+        interface: The network device with that address.
+        namespace: Of `ip netns`; None: that of this process.
+    """
+
+    address: str
+    interface: str
+    namespace: str | None = None
+
+    def command(self, *words: str) -> list[str]:
+        """Returns what runs a command on this host."""
+        if self.namespace is None:
+            return [*words]
+        return ["ip", "netns", "exec", self.namespace, *words]
+
+
+LOOPBACK = (Host("127.0.0.1", "lo"), Host("127.0.0.1", "lo"))
+
+
+@contextlib.contextmanager
+def linked(rate: str) -> Iterator[tuple[Host, Host]]:
+    """Gives two hosts that are joined by a cable, and removes them.
+
+    Args:
+        rate: Bits per second in each direction, as tc has it, e.g. "1gbit".
+
+    Raises:
+        Unavailable: By the name of what is missing.
+    """
+    _refuse_missing()
+    number = os.getpid()
+    net = f"10.{200 + number % 50}.{number // 50 % 250}"
+    one, other = hosts = [
+        Host(f"{net}.{k + 1}", _INTERFACE, f"replicator-{number}-{k}") for k in range(2)
+    ]
+    try:
+        for host in hosts:
+            _run(f"ip netns add {host.namespace}")
+        _run(
+            f"ip link add {one.interface} netns {one.namespace} type veth "
+            f"peer name {other.interface} netns {other.namespace}"
+        )
+        for host in hosts:
+            _join(host, rate)
+        yield one, other
+    finally:
+        for host in hosts:
+            with contextlib.suppress(Unavailable):  # it was not made
+                _run(f"ip netns del {host.namespace}")
+
+
+def _join(host: Host, rate: str) -> None:
+    inside = f"ip -n {host.namespace}"
+    _run(f"{inside} addr add {host.address}/24 dev {host.interface}")
+    _run(f"{inside} link set lo up")
+    _run(f"{inside} link set {host.interface} up")
+    _run(
+        f"tc -n {host.namespace} qdisc add dev {host.interface} root tbf "
+        f"rate {rate} burst {_BURST} latency {_LATENCY}"
+    )
+
+
+def _refuse_missing() -> None:
+    if os.geteuid() != 0:
+        raise Unavailable("only root makes network namespaces")
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            raise Unavailable(f"there is no {program}: apt-get install iproute2")
+
+
+def _run(words: str) -> None:
+    done = subprocess.run(words.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"status {done.returncode}"
+        raise Unavailable(f"{words}: {said}")

@@ -1,0 +1,168 @@
+"""One life of all that a job runs: what every mode does to begin and to end it."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from replicator.launch import keeper
+from replicator.launch.flags import Job
+from replicator.launch.hosts import LaunchError
+from replicator.launch.machines import Machines
+from replicator.launch.output import Output
+from replicator.launch.processes import Process, exit_status
+from replicator.launch.signals import Signals
+
+_OVER = 5.0  # seconds in addition to all grace times, after which nobody waits
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How one attempt ended.
+
+    Attributes:
+        status: The exit status.
+        final: Whether it is not to be tried again: it went well, or was called off.
+        text: What failed, for people.
+        port: Whether it was a port that somebody else had taken.
+    """
+
+    status: int
+    final: bool = False
+    text: str = ""
+    port: bool = False
+
+
+class Attempt(abc.ABC):
+    """One life of all that runs; each mode has a subclass.
+
+    Args:
+        job: What is launched.
+        out: Where output goes.
+        signals: What calls it off.
+        restarts: How many lives there were before.
+
+    Attributes:
+        restarts: That, and how many servers were started again alone.
+    """
+
+    def __init__(self, job: Job, out: Output, signals: Signals, restarts: int) -> None:
+        self._job, self._out, self._signals = job, out, signals
+        self.restarts = self._before = restarts
+        self._at_once = False  # whether whoever waits has lost patience
+
+    async def run(self) -> Outcome:
+        """Starts all, waits for the first that ends, and ends the others."""
+        async with contextlib.AsyncExitStack() as stack:
+            self._machines = Machines(self._job, self._out, stack)
+            try:
+                outcome = await self._live(stack)
+            finally:
+                await self._end()
+        if self._signals.first is None:
+            return outcome
+        return Outcome(self._status_after_signal(self._signals.first), final=True)
+
+    @property
+    @abc.abstractmethod
+    def _programs(self) -> Sequence[Process]:
+        """The user's programs that were started."""
+
+    @property
+    def _servers(self) -> Sequence[Process]:
+        """What these need to the last."""
+        return ()
+
+    @property
+    @abc.abstractmethod
+    def _count(self) -> int:
+        """How many programs there are once all were started."""
+
+    @abc.abstractmethod
+    async def _live(self, stack: contextlib.AsyncExitStack) -> Outcome:
+        """Starts all, and waits until something is to be ended; or for a signal."""
+
+    async def _drain(self) -> None:
+        """Shows what processes that have ended said last."""
+        await self._machines.finish()
+
+    def _status_after_signal(self, number: int) -> int:
+        ended = [p.status.result() for p in self._programs if p.status.done()]
+        if len(ended) < self._count:
+            return 128 + number
+        failed = [status for status in ended if status != 0]
+        return exit_status(failed[0]) if failed else 0  # they may have ended well
+
+    async def _begin(self, starting: Coroutine[Any, Any, None]) -> Outcome | None:
+        """Waits until all is started.
+
+        Returns:
+            The end, if it has come to that already.
+
+        Raises:
+            LaunchError: The very first attempt fails to.
+        """
+        try:
+            await self._until_signal(starting)
+        except LaunchError as error:
+            if self._before == 0:
+                raise
+            return Outcome(error.status, text=str(error))
+        if self._signals.first is not None:
+            return Outcome(1)  # of no matter: it is called off
+        return None
+
+    async def _until_signal(self, waited: Coroutine[Any, Any, None]) -> None:
+        """Runs something, and cancels it where a signal comes first."""
+        task = asyncio.create_task(waited)
+        await self._first([task])
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        elif self._signals.first is None:
+            task.result()
+
+    async def _first(
+        self, waited: Sequence[asyncio.Future[Any]], limit: float | None = None
+    ) -> None:
+        """Waits for the first of several, or for a signal."""
+        if self._signals.first is None:
+            await asyncio.wait(
+                [*waited, self._signals.next()],
+                timeout=limit,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+
+    async def _end(self) -> None:
+        """Ends the programs, and then the servers."""
+        interrupted = self._signals.first == signal.SIGINT
+        first = signal.SIGINT if interrupted else signal.SIGTERM
+        await self._end_these(self._programs, first)
+        await self._end_these(self._servers, signal.SIGTERM)
+        for pid in keeper.descendants():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await self._drain()
+        for process in (*self._servers, *self._programs):
+            process.abandon()
+
+    async def _end_these(self, processes: Sequence[Process], number: int) -> None:
+        """Ends some, and kills them when another signal comes."""
+        if self._at_once:
+            number = signal.SIGKILL
+        limit = 3 * self._job.grace + _OVER
+        ended = asyncio.gather(*(process.end(number, limit) for process in processes))
+        while not ended.done():
+            signalled = self._signals.next()
+            either: list[asyncio.Future[Any]] = [ended, signalled]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if signalled.done():
+                self._at_once = True
+                for process in processes:
+                    process.send(f"end {int(signal.SIGKILL)}")

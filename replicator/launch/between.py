@@ -1,0 +1,68 @@
+"""Between-graph mode: every host runs the program, and no server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from replicator.launch.attempt import Attempt, Outcome
+from replicator.launch.flags import Job
+from replicator.launch.output import Output
+from replicator.launch.processes import LOST, Process, ending, exit_status
+from replicator.launch.programs import Programs
+from replicator.launch.signals import Signals
+
+_CAUSES = 0.5  # seconds in which the loss of a host may become known after a failure
+
+
+class Between(Attempt):
+    """One life of the programs of all hosts."""
+
+    def __init__(self, job: Job, out: Output, signals: Signals, restarts: int) -> None:
+        super().__init__(job, out, signals, restarts)
+        self._running: Programs | None = None
+
+    @property
+    def _programs(self) -> Sequence[Process]:
+        return self._running.processes if self._running else ()
+
+    @property
+    def _count(self) -> int:
+        return len(self._job.hosts)
+
+    async def _live(self, stack: contextlib.AsyncExitStack) -> Outcome:
+        self._running = programs = Programs(self._job, self._machines, self._before)
+        if ended := await self._begin(programs.start(retry=self._before > 0)):
+            return ended
+        await self._first_failure(programs)
+        if not programs.failed:  # all have ended well, or a signal has come
+            return Outcome(0, final=True)
+        cause = await self._cause(programs)
+        await self._machines.finish(cause)  # it may say that its port is taken
+        status = cause.status.result()
+        return Outcome(
+            exit_status(status),
+            text=f"{cause.name}: the program has ended: {ending(status)}",
+            port=programs.port_taken,
+        )
+
+    async def _first_failure(self, programs: Programs) -> None:
+        """Waits for it, or until all have ended, or for a signal."""
+        while not programs.failed and self._signals.first is None:
+            if not programs.left:
+                return
+            await self._first(programs.left)
+
+    async def _cause(self, programs: Programs) -> Process:
+        """Returns what has failed first; where a host is lost, the others fail, too."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + _CAUSES
+        while True:
+            for process in programs.failed:
+                if process.status.result() == LOST:
+                    return process
+            left = until - clock()
+            if not programs.left or left <= 0 or self._signals.first is not None:
+                return programs.failed[0]
+            await self._first(programs.left, left)

@@ -1,0 +1,255 @@
+"""The hosts of a job: how they are reached, and what runs on them under keepers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import pathlib
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
+
+from replicator.launch import commands, local, output, ssh, sync, tunnel
+from replicator.launch.commands import Command
+from replicator.launch.flags import Job
+from replicator.launch.hosts import Host, LaunchError
+from replicator.launch.output import Lines, Output
+from replicator.launch.processes import Process
+from replicator.launch.ssh import Remote
+
+_HERE = "127.0.0.1"
+_LAST_LINES = 1.0  # seconds for what processes that have ended said last
+_PACKAGE = str(pathlib.Path(__file__).parent.parent)
+# Sees a line before it is shown; returns whether it keeps the line to itself.
+Look = Callable[[bytes], bool]
+
+
+def _pass(_: bytes) -> bool:
+    return False
+
+
+class Machines:
+    """The hosts of a job, by their numbers.
+
+    Args:
+        job: What is launched.
+        out: Where their output goes.
+        stack: Closes connections and forwards, once all has ended.
+
+    Attributes:
+        remotes: The connections, once `reach` has returned; None: this host.
+        addresses: By which the hosts reach one another, without ports.
+        client: By which they reach this host, "host:port"; port 0 is any.
+        tunnel: If there is one.
+        last: By name, what each has written last to its standard error.
+        waiting: The names of those that are not ready yet; for messages.
+    """
+
+    def __init__(self, job: Job, out: Output, stack: contextlib.AsyncExitStack) -> None:
+        self._job, self._out, self._stack = job, out, stack
+        self._pumps: dict[Process, list[asyncio.Task[None]]] = {}
+        self.remotes: list[Remote | None] = []
+        self.addresses: list[str] = []
+        self.client = ""
+        self.tunnel: tunnel.Tunnel | None = None
+        self.last: dict[str, bytes] = {}
+        self.waiting = [host.name for host in job.hosts]
+
+    @contextlib.asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Limits how long all may take to be ready.
+
+        Raises:
+            LaunchError: Some are not in time.
+        """
+        limit = self._job.start_timeout
+        try:
+            async with asyncio.timeout(limit):
+                yield
+        except TimeoutError as error:
+            raise LaunchError(
+                f"{', '.join(self.waiting)}: not up after {limit:g} seconds; "
+                "--start-timeout allows more",
+                1,
+            ) from error
+
+    async def reach(self, retry: bool) -> None:
+        """Connects to all, copies files to them, and checks what they have.
+
+        Args:
+            retry: Whether a host that cannot be reached may come back in time.
+
+        Raises:
+            LaunchError: One cannot be reached or used.
+        """
+        job = self._job
+        remotes = await together([self._connect(host, retry) for host in job.hosts])
+        found = [remote for remote in remotes if remote]
+        if job.sync and found:
+            names, which = await sync.choose(os.getcwd())
+            packed = await asyncio.to_thread(sync.pack, os.getcwd(), names)
+            said = f"{len(names)} {which}, {len(packed) / 1e6:.1f} MB packed"
+            await together([self._copy(remote, packed, said) for remote in found])
+        await together([remote.check(job, os.getcwd()) for remote in found])
+        self.client = commands.any_port(
+            found[0].own_address or _HERE if found else _HERE
+        )
+        refuse_exposed(job, found)
+        if job.tunnel:
+            self.tunnel = await tunnel.open_tunnel(remotes, self._stack)
+            self.client = self.tunnel.client
+        own = self.client.rpartition(":")[0].strip("[]")
+        self.addresses = [remote.address if remote else own for remote in remotes]
+        self.remotes = remotes
+
+    async def reach_again(self, index: int) -> None:
+        """Connects to a host to which the connection was lost.
+
+        Raises:
+            LaunchError: It cannot be used.
+        """
+        self.remotes[index] = await self._connect(self._job.hosts[index], retry=True)
+
+    def python(self, index: int) -> str:
+        """Returns the Python of a host."""
+        remote = self.remotes[index]
+        return remote.python if remote else sys.executable
+
+    async def start(self, index: int, command: Command) -> Process:
+        """Starts a command on a host, within the tunnel if there is one."""
+        remote = self.remotes[index]
+        if self.tunnel:
+            package = remote.package if remote else _PACKAGE
+            command = self.tunnel.wrap(index, command, package)
+        if remote:
+            return await remote.start(command)
+        return await local.start(self._job.hosts[index].name, command, capture=True)
+
+    def follow(
+        self, process: Process, on_output: Look = _pass, on_error: Look = _pass
+    ) -> None:
+        """Shows what a process writes, and keeps it in the host's file.
+
+        Args:
+            process: One that `start` has returned.
+            on_output: Looks at the lines of its standard output.
+            on_error: Looks at the lines of its standard error.
+        """
+
+        def show_output(line: bytes) -> None:
+            if not on_output(line):
+                self._out.line(process.name, line, sys.stdout)
+
+        def show_error(line: bytes) -> None:
+            self.last[process.name] = line
+            if on_error(line):
+                return
+            if self._job.verbose or not output.is_information(line):
+                self._out.line(process.name, line, sys.stderr)
+            else:
+                self._out.keep(process.name, line)
+
+        for reader, show in zip(
+            process.outputs, (show_output, show_error), strict=True
+        ):
+            assert reader
+            pump = asyncio.create_task(_lines(reader, show))
+            self._pumps.setdefault(process, []).append(pump)
+
+    async def finish(self, process: Process | None = None) -> None:
+        """Shows what a process that has ended said last; all of them, unless given."""
+        chosen = self._pumps if process is None else [process]
+        pumps = [pump for one in chosen for pump in self._pumps.get(one, ())]
+        if pumps:
+            await asyncio.wait(pumps, timeout=_LAST_LINES)
+
+    def is_ready(self, name: str) -> None:
+        """Notes that a host is ready."""
+        if name in self.waiting:
+            self.waiting.remove(name)
+
+    def note(self, text: str) -> None:
+        """Says what was done, where the user wants to know."""
+        if self._job.verbose:
+            self._out.say(text)
+
+    async def _connect(self, host: Host, retry: bool) -> Remote | None:
+        """Connects to a host; returns None for this one."""
+        if host.local:
+            return None
+        python = self._job.python or sys.executable
+        while True:
+            try:
+                remote = await ssh.connect(host, self._job, python)
+                break
+            except LaunchError:
+                if not retry:
+                    raise
+                await asyncio.sleep(1)  # it may be starting
+        self._stack.push_async_callback(_close, remote)
+        self.note(f"{host.name}: connected")
+        return remote
+
+    async def _copy(self, remote: Remote, packed: bytes, said: str) -> None:
+        await remote.send(sync.unpacker(), os.getcwd(), packed)
+        self._out.say(f"{remote.host.name}: {said}, copied to {os.getcwd()}")
+
+
+async def together(waited: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Returns the results of all; the first error cancels the others."""
+    tasks = [asyncio.ensure_future(one) for one in waited]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def refuse_exposed(job: Job, remotes: Sequence[Remote]) -> None:
+    """Refuses servers that others reach, unless they are accepted.
+
+    Raises:
+        LaunchError: One would be, or cannot be reached at all.
+    """
+    for remote in remotes:
+        if not (job.tunnel or (remote.address and remote.own_address)):
+            raise LaunchError(
+                f"{remote.host.name} is reached by way of another host, which only "
+                "--tunnel can do"
+            )
+        if not (job.tunnel or job.insecure or is_loopback(remote.address)):
+            raise LaunchError(
+                f"{remote.host.name}: whoever reaches {remote.address} could run code "
+                "there, as TensorFlow's servers ask for no password; --tunnel lets "
+                "nobody reach them, --insecure accepts it in a network that you trust"
+            )
+
+
+def is_loopback(address: str) -> bool:
+    """Returns whether an address is one that no other host reaches."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:  # a name
+        return address == "localhost"
+
+
+async def _lines(reader: output.Reader, show: Callable[[bytes], None]) -> None:
+    lines = Lines()
+
+    def take(data: bytes) -> None:
+        for line in lines.feed(data):
+            show(line)
+
+    await output.pump(reader, take)
+    for line in lines.rest():
+        show(line)
+
+
+async def _close(remote: Remote) -> None:
+    remote.connection.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(2):
+            await remote.connection.wait_closed()

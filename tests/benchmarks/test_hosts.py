@@ -1,0 +1,163 @@
+"""The benchmark of hosts runs on loopback, and between namespaces if there are any."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from benchmarks import hosts
+from benchmarks.on_hosts import namespaces, turns, wire
+from tests.benchmarks.helpers import as_dict, refusal, results
+
+
+def _skip_without_namespaces():
+    try:
+        with namespaces.linked("1gbit"):
+            pass
+    except namespaces.Unavailable as error:
+        pytest.skip(f"no hosts but this one: {error}")
+
+
+@pytest.mark.slow
+@pytest.mark.gate
+def test_all_run_on_loopback(tmp_path):
+    printed, facts = results(
+        "benchmarks.hosts", tmp_path, "--links=loopback", "--only=small,4KiB"
+    )
+    found = facts["results"]["loopback"]
+    assert list(found["small"]) == list(hosts.IN_GRAPH)
+    losses = [one["losses"] for one in found["small"].values()]
+    assert losses[0][-1] < losses[0][0]
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], rel=1e-4)
+    assert list(found["4KiB"]) == [hosts.OURS, hosts.SOCKETS]
+    for title in ("A step on two hosts, loopback", "All-reduce between two hosts"):
+        assert title in printed
+
+
+@pytest.mark.slow
+def test_all_run_between_namespaces(tmp_path):
+    _skip_without_namespaces()
+    _, facts = results("benchmarks.hosts", tmp_path, "--links=1gbit", "--only=1MiB")
+    found = facts["results"]["1gbit"]["1MiB"]
+    assert list(found) == [hosts.OURS, hosts.SOCKETS]
+    for one in found.values():  # 8 Mbit, of which a part may pass at once
+        assert min(one["rounds"]) > 0.5 * 8 * 2**20 / 1e9
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
+    assert not [n for n in listed.stdout.split() if n.startswith("replicator-")]
+
+
+def test_hosts_are_on_networks_of_their_own():
+    _skip_without_namespaces()
+    with namespaces.linked("1gbit") as made:
+        inside = [
+            subprocess.run(
+                host.command("ip", "-o", "-4", "addr"), capture_output=True, text=True
+            ).stdout
+            for host in made
+        ]
+        for host, other, said in zip(made, made[::-1], inside, strict=True):
+            assert f"{host.interface}" in said and host.address in said
+            assert other.address not in said
+
+
+def test_what_is_missing_is_one_line(monkeypatch):
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    said = refusal(hosts, links=["1gbit"])
+    assert said == (
+        "error: no hosts joined by 1 Gbit/s here: only root makes network namespaces; "
+        "--links=loopback needs none"
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(
+        namespaces.shutil, "which", lambda name: None if name == "tc" else name
+    )
+    said = refusal(hosts, links=["1gbit"])
+    assert "here: there is no tc: apt-get install iproute2; " in said
+
+
+def test_a_torch_that_is_not_there_is_one_line():
+    said = refusal(hosts, links=["loopback"], only=["4KiB"], torch="none/python")
+    expected = "--torch=none/python does not exist; `make bench-hosts` makes it"
+    assert said == f"error: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"links": ["1mbit"]}, "error: unknown: 1mbit; have 1gbit, loopback"),
+        ({"only": ["2GiB"]}, "error: unknown: 2GiB; have small, large, 4KiB, "),
+    ],
+)
+def test_what_there_is_not_is_refused(values, said):
+    assert refusal(hosts, **values).startswith(said)
+
+
+def test_the_wire_carries_all_bytes_both_ways():
+    one, other = socket.socketpair()
+    sent = [bytes([k]) * 10**6 for k in range(2)]
+    received = [bytearray(10**6) for _ in range(2)]
+    beside = threading.Thread(target=wire.exchange, args=(other, sent[1], received[1]))
+    beside.start()
+    wire.exchange(one, sent[0], received[0])
+    beside.join()
+    assert [bytes(data) for data in received] == sent[::-1]
+    one.close()
+    other.close()
+
+
+_ANSWERS = """
+import sys
+from benchmarks import timing
+from benchmarks.on_hosts import turns
+def make():
+    print("not an answer")
+    return lambda count: [timing.Sample(RANK + 1.0, RANK + 3.0)] * count
+turns.answer({"it": make})
+"""
+
+
+def _running(*texts: str):
+    commands = [(sys.executable, "-c", text) for text in texts]
+    return turns.running("a program", namespaces.LOOPBACK, commands)
+
+
+def test_times_are_the_first_hosts_and_losses_the_mean():
+    texts = [_ANSWERS.replace("RANK", str(rank)) for rank in range(2)]
+    with _running(*texts) as program:
+        run = program.run("it")
+        for count in (2, 1):
+            assert [tuple(sample) for sample in run(count)] == [(1.0, 3.5)] * count
+
+
+def test_a_process_that_fails_ends_all_with_what_it_said(capfd):
+    text = "import sys; sys.stdin.readline(); sys.exit('no luck')"
+    with _running(_ANSWERS.replace("RANK", "0"), text) as program:
+        with pytest.raises(SystemExit, match="a process of a program has ended with"):
+            program.run("it")(1)
+    assert "no luck" in capfd.readouterr().err
+
+
+def test_tables_show_ratios_of_what_was_measured():
+    found = {
+        "1gbit": {
+            "large": {
+                hosts.ONE_REMOTE: as_dict(0.03, 0.03),
+                hosts.OURS: as_dict(0.06, 0.06),
+                hosts.MIRRORED: as_dict(0.09, 0.09),
+                hosts.DDP: as_dict(0.48, 0.48),
+            },
+            "64MiB": {hosts.OURS: as_dict(0.6), hosts.SOCKETS: as_dict(0.5)},
+        }
+    }
+    steps, sums = hosts.tables(found)
+    assert steps.title == "A step on two hosts, 1 Gbit/s, in ms"
+    times = ["1024-2048x3-10 MLP", "30.0", "60.0", "90.0", "480.0"]
+    assert steps.rows == [[*times, "2.00", "3.00", "8.00", "0.0%"]]
+    assert sums.columns == ["", "plain sockets", "Replicator", sums.columns[3], "noise"]
+    assert sums.rows == [["64MiB", "500.0", "600.0", "1.20", "0.0%"]]

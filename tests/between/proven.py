@@ -1,0 +1,86 @@
+"""What steps of several processes may write, and how they may communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import replicator
+from replicator import Replicator
+
+
+def proofs(cluster: Any) -> dict[str, list[str]]:
+    """Returns the kind of error, if any, and the text that each of these raises."""
+    repl = replicator.Replicator(cluster.devices)
+    with repl.context():
+        v, count = tf.Variable([1.0, 2.0]), tf.Variable(0)
+        wrapped = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+        plain = keras.optimizers.SGD(0.1)
+    host = cluster.host_id
+    found = {}
+
+    def tried(name: str, run: Callable[[], Any]) -> None:
+        try:
+            run()
+            found[name] = ["", ""]
+        except (replicator.ReplicatorError, tf.errors.OpError) as error:
+            found[name] = [type(error).__name__, str(error)]
+
+    def update(gradient: Any) -> None:
+        plain.apply_gradients([(gradient, v)])
+
+    def wrapped_update() -> None:
+        wrapped.apply_gradients([(tf.constant([1.0, 2.0]) * repl.replica_id, v)])
+
+    own = tf.data.Dataset.from_tensors([1.0, 2.0]).repeat()
+    mine = replicator.PerReplica(tf.constant([1.0, float(host)]))
+    tried("wrapped", lambda: repl.run(wrapped_update))
+    tried("own data", lambda: repl.run(update, lambda ctx: own))
+    tried("own argument", lambda: repl.run(update, args=(mine,)))
+    tried("argument", lambda: repl.run(update, args=(tf.constant([1.0, 2.0]),)))
+    tried("constant", lambda: repl.run(lambda: update(tf.fill([2], host + 1.0))))
+    tried(
+        "reduced",
+        lambda: repl.run(lambda: update(repl.all_reduce(tf.fill([2], host + 1.0)))),
+    )
+    tried("count", lambda: repl.run(lambda: [count.assign_add(host + 1)]))
+    v.assign([5.0, 6.0 + host])
+    tried("written outside", lambda: repl.run(lambda: v * 2.0))
+    v.assign([5.0, 6.0])
+    tried("equal again", lambda: repl.run(lambda: v * 3.0))
+    _orders(repl, tried)
+    return found
+
+
+def _orders(repl: Replicator, tried: Callable[[str, Callable[[], Any]], None]) -> None:
+    """Replicas that would wait for one another, and a right step behind each."""
+    one, scalar = tf.constant(1.0), tf.TensorSpec([])
+
+    def circle() -> Any:
+        other = 1 - repl.replica_id
+        received = repl.recv(scalar, source=other)
+        repl.send(received + 1.0, destination=other)
+        return received
+
+    def crossed() -> Any:
+        if repl.replica_id == 0:
+            total = repl.all_reduce(one)
+            repl.send(total, destination=1)
+            return total
+        return repl.all_reduce(repl.recv(scalar, source=0))
+
+    def places() -> Any:
+        if repl.replica_id == 0:
+            return repl.all_reduce(one)
+        return tf.cond(one > 0, lambda: repl.all_reduce(one), lambda: one)
+
+    def disagree() -> Any:
+        mine = tf.constant(repl.replica_id) > 0
+        return tf.cond(mine, lambda: repl.all_reduce(one), lambda: one)
+
+    for step_fn in (circle, crossed, places, disagree):
+        tried(step_fn.__name__, lambda step_fn=step_fn: repl.run(step_fn))
+    tried("right", lambda: repl.run(lambda: repl.all_reduce(one)))

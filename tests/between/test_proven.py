@@ -1,0 +1,44 @@
+"""What would make replicas drift apart, or wait forever, is an error on all hosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.between import processes
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, list[str]]]:
+    return processes.run("proofs", [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "parts"),
+    [
+        ("wrapped", "", ()),
+        ("own data", "ContextError", ("not equal on all", "IteratorGetNext")),
+        ("own argument", "ContextError", ("not equal on all replicas", "proven.py")),
+        ("argument", "", ()),
+        ("constant", "MismatchError", ("writes variables", "host 0 (", "host 1 (")),
+        ("reduced", "", ()),
+        ("count", "MismatchError", ("writes variables", "proven.py")),
+        ("written outside", "MismatchError", ("holds variables", "host 1 (")),
+        ("equal again", "", ()),
+        ("circle", "DeadlockError", ("in a circle", "replica 0", "replica 1")),
+        ("crossed", "DeadlockError", ("in a circle", "send source=0", "all_reduce")),
+        ("places", "MismatchError", ("at the top level", "inside a conditional")),
+        (
+            "disagree",
+            "InvalidArgumentError",
+            ("replicas disagree in a conditional", "replica 1 takes the true branch"),
+        ),
+        ("right", "", ()),
+    ],
+)
+def test_all_hosts_say_the_same(found, name, kind, parts):
+    for own in found:
+        assert own[name][0] == kind, own[name]
+        for part in parts:
+            assert part in own[name][1], own[name]
+    fixed = kind in ("", "InvalidArgumentError") or "Fix: " in found[0][name][1]
+    assert fixed

@@ -1,0 +1,156 @@
+"""What processes tell one another, with a store in place of TensorFlow's."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import replicator
+from replicator import _tf
+from replicator.cluster import clashes, peers
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A store that all threads share, one for each process."""
+    kept: dict[str, str] = {}
+
+    def get(key: str, seconds: float) -> str | None:
+        until = time.monotonic() + seconds
+        while key not in kept and time.monotonic() < until:
+            time.sleep(0.002)
+        return kept.get(key)
+
+    def put(key: str, value: str) -> None:
+        assert key not in kept, "TensorFlow takes a key once"
+        kept[key] = value
+
+    monkeypatch.setattr(_tf, "store_get", get)
+    monkeypatch.setattr(_tf, "store_put", put)
+    return kept
+
+
+def _together(*does: Callable[[peers.Peers], Any]) -> list[Any]:
+    """Has each process do something; returns what each returns, or raises."""
+    facts = [peers.Facts(k, ("a:1", "b:2")[: len(does)]) for k in (0, 1)]
+    made = [peers.Peers(known, clashes.Doing(known.own, [])) for known in facts]
+    for one in made:
+        one._number = 0
+    found: list[Any] = [None] * len(does)
+
+    def run(k: int) -> None:
+        try:
+            found[k] = does[k](made[k])
+        except replicator.ReplicatorError as error:
+            found[k] = error
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(len(does))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_all_hear_what_all_say() -> None:
+    said = [{"x": [1, "ä"]}, None]
+    heard = _together(*(lambda p, s=s: p.exchange("builds f", s) for s in said))
+    assert heard == [said, said]
+
+
+def test_long_texts_come_in_parts(store: dict[str, str]) -> None:
+    import random
+
+    text = "".join(chr(random.Random(k).randrange(32, 120)) for k in range(1_500_000))
+    heard = _together(*(lambda p: p.exchange("says", text),) * 2)
+    assert heard == [[text, text]] * 2
+    assert len(store) > 2 and max(map(len, store.values())) < 1_100_000
+
+
+def test_those_who_do_something_else_are_named_in_all_processes() -> None:
+    found = _together(
+        lambda p: p.exchange("builds f", 1, "train.py:3"),
+        lambda p: p.exchange("builds g", 1, "train.py:4"),
+    )
+    for error in found:
+        assert isinstance(error, replicator.MismatchError)
+        for part in ("host 0 (a:1): builds f at train.py:3", "host 1 (b:2): builds g"):
+            assert part in str(error)
+
+
+def test_a_process_that_fails_is_named_by_those_that_wait() -> None:
+    def fails(p: peers.Peers) -> None:
+        with p.telling():
+            raise replicator.InputError("no such file\nFix: make one.")
+
+    found = _together(lambda p: p.exchange("builds f", 1), fails)
+    assert isinstance(found[0], replicator.MismatchError)
+    assert "host 1 (b:2) failed where the others go on" in str(found[0])
+    assert "InputError: no such file\n" in str(found[0])
+
+
+def test_after_an_error_all_go_on_together() -> None:
+    """One fails, which the other hears; what they do next pairs."""
+
+    def does(p: peers.Peers, fails: bool) -> Any:
+        with contextlib.suppress(replicator.ReplicatorError), p.telling():
+            if fails:
+                raise replicator.InputError("no such file")
+            p.exchange("builds f", 1)
+        with contextlib.suppress(replicator.MismatchError), p.telling(), p.telling():
+            p.exchange("builds g" if fails else "builds h", 1)
+        return p.exchange("builds f", p.own)
+
+    heard = _together(lambda p: does(p, False), lambda p: does(p, True))
+    assert heard == [[0, 1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "parts"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1, "b": 3}, ("b=2", "b=3")),
+        ([["v", 1], ["w", 1]], [["v", 1], ["w", 2]], ("w, 1", "w, 2")),
+        ([1], [1, 2], ("1 of them", "2 of them")),
+        ("x", "y", ("'x'", "'y'")),
+    ],
+)
+def test_the_first_difference_is_shown(one: Any, other: Any, parts: Any) -> None:
+    found = _together(
+        lambda p: p.same("makes a thing", one, "make one."),
+        lambda p: p.same("makes a thing", other, "make one."),
+    )
+    for error in found:
+        text = str(error)
+        assert "every host makes a thing, and they differ" in text
+        assert f"host 0 (a:1): {parts[0]}" in text
+        assert f"host 1 (b:2): {parts[1]}" in text
+        assert "Fix: make one." in text
+
+
+def test_keys_of_two_replicators_never_meet() -> None:
+    one, two = peers.Keys(0), peers.Keys(1)
+    taken = {one.take(one.next, 5) + k for k in range(5)}
+    taken |= {one.take(one.next, 3) + k for k in range(3)}
+    assert len(taken) == 8
+    assert not taken & {two.take(two.next, 9) + k for k in range(9)}
+    groups = [(0, 1), (0, 2), (0, 1)]
+    assert [one.group(g) for g in groups][0::2] == [one.group((0, 1))] * 2
+    assert len({keys.group(g) for keys in (one, two) for g in groups}) == 4
+
+
+def test_keys_come_to_an_end() -> None:
+    with pytest.raises(replicator.ClusterError, match="256"):
+        peers.Keys(256)
+    keys = peers.Keys(255)
+    assert keys.take(0, 1 << 23) + (1 << 23) <= 1 << 31
+    with pytest.raises(replicator.ClusterError, match="communicate too often"):
+        keys.take(keys.next, 1)
+
+
+def test_a_process_that_is_alone_has_no_peers() -> None:
+    assert peers.facts() is None

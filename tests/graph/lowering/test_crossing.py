@@ -1,0 +1,89 @@
+"""What crosses between processes is exact to the bit; what cannot cross, and how."""
+
+from __future__ import annotations
+
+import hypothesis
+import hypothesis.extra.numpy as arrays
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.graph.ir.placeholder import Call, Value
+from replicator.graph.lowering import crossing
+from replicator.graph.matching.elsewhere import Elsewhere
+from replicator.world import World
+
+_DTYPES = (
+    *(np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64),
+    *(np.complex128, np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32),
+    *(np.uint32, np.int64, np.uint64),
+)
+
+
+def _call(*shapes, dtype="float32", primitive="all_reduce", op="sum"):
+    values = tuple(Value(dtype, shape) for shape in shapes)
+    where = ("/device:CPU:0", (0, 1), "0")
+    return Call(primitive, {"op": op}, 0, *where, values, values, "train.py:3")
+
+
+@hypothesis.given(
+    shape=arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
+    dtype=hypothesis.strategies.sampled_from(_DTYPES),
+    seed=hypothesis.strategies.integers(0, 99),
+    known=hypothesis.strategies.booleans(),
+)
+def test_words_hold_every_bit(shape, dtype, seed, known):
+    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    data = np.random.default_rng(seed).integers(0, 256, count, np.uint8)
+    if dtype is np.bool_:
+        data %= 2
+    x = np.frombuffer(data.tobytes(), dtype).reshape(shape)
+    words = crossing.words(tf.constant(x))
+    assert words.dtype == tf.int32 and words.shape == [-(-count // 4)]
+    value = Value(tf.as_dtype(dtype).name, shape if known else (None,) * len(shape))
+    given = shape if known else tf.constant(shape, tf.int32, [len(shape)])
+    again = crossing.from_words(words, value, given)
+    assert again.dtype == x.dtype and again.shape == x.shape
+    assert again.numpy().tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (_call((2, 3)), True),
+        (_call((2, 3), op="mean"), True),
+        (_call((2, None)), False),  # TensorFlow wants to know how much it adds up
+        (_call((2,), op="max"), False),
+        (_call((2,), dtype="int8"), False),
+        (_call((2,), dtype="bfloat16"), True),
+        (_call((2,), primitive="reduce"), False),
+    ],
+)
+def test_what_is_added_up_between_processes(call, expected):
+    assert crossing.adds_up([call]) is expected
+    assert not crossing.adds_up([call, _call((None,))])
+
+
+@pytest.mark.parametrize("call", [_call((2,), dtype="string"), _call(None)])
+def test_what_cannot_cross_is_refused_by_name(call):
+    with pytest.raises(
+        replicator.ReplicatorError, match=r"(?s)cannot cross.*train\.py:3.*Fix: "
+    ):
+        crossing.check(call)
+    crossing.check(_call((2, None)))
+
+
+def test_ways_lead_to_other_processes_only_and_have_numbers_of_their_own():
+    world = World.divided((0, 0, 1), 0, ["/device:CPU:0", "/device:CPU:1", "x"])
+    call = _call((2,))
+    found = Elsewhere(world, {"0": {0: call, 2: call}}, {"0": 7}, {(0, 1): 5}, [{}] * 3)
+    ways = crossing.Ways(found, 0, (1, 0))
+    assert ways.of(Call(**{**call.__dict__, "group": (0, 1)})) is None
+    way = ways.of(Call(**{**call.__dict__, "group": (0, 2)}))
+    assert (way.processes, way.key, way.group_key) == ((0, 1), 7, 5)
+    inside = ways.of_region(call, (0, 2), 0)
+    assert inside.key > 7
+    with pytest.raises(replicator.ReplicatorError, match="called twice"):
+        ways.of(Call(**{**call.__dict__, "group": (0, 2)}))

@@ -1,0 +1,387 @@
+"""Every host runs the program, and no server; the programs are stubs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from tests.launch import sshd
+from tests.launch.stub import Place
+
+_FLAGS = ("--mode=between", "--nnodes=2")
+# What programs begin with. `say` writes a line at once, whoever else writes.
+_BEGIN = """
+import json, os, signal, socket, sys, time
+cluster = json.loads(os.environ["REPLICATOR_CLUSTER"])
+task, hosts = cluster["task"], cluster["hosts"]
+own, other = hosts[task]["address"], hosts[-1 - task]["address"]
+restarts = int(os.environ["REPLICATOR_RESTARTS"])
+
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
+
+def wait(condition):
+    while not condition():
+        time.sleep(0.02)
+"""
+_WAIT = _BEGIN + "say('ready', os.getpid())\nsignal.pause()\n"
+_STUBBORN = _BEGIN + (
+    "import subprocess\n"
+    "signal.signal(15, lambda *_: say('no'))\n"
+    "ignore = 'import signal,time;signal.signal(15,signal.SIG_IGN);time.sleep(1000)'\n"
+    "subprocess.Popen([sys.executable, '-c', ignore], start_new_session=True)\n"
+    "say('ready', os.getpid())\n"
+    "while True:\n"
+    "    time.sleep(100)\n"
+)
+
+
+def _ready(started: subprocess.Popen[str], count: int = 2) -> dict[str, int]:
+    """Waits until so many programs run; returns their ids, by their hosts."""
+    assert started.stdout
+    found: dict[str, int] = {}
+    while len(found) < count:
+        line = started.stdout.readline()
+        assert line, started.stderr and started.stderr.read()
+        if " ready " in line:
+            found[line[1 : line.index("]")]] = int(line.split()[-1])
+    return found
+
+
+def _of(stdout: str, word: str) -> list[str]:
+    """Returns the lines that begin so, after the prefix, in order of the hosts."""
+    return sorted(line for line in stdout.splitlines() if f"] {word}" in line)
+
+
+def _only(stderr: str) -> str:
+    """Returns the only line that the launcher has said."""
+    assert "Traceback" not in stderr
+    (line,) = [line for line in stderr.splitlines() if "replicator.launch:" in line]
+    return line
+
+
+def test_every_program_is_told_of_all(place: Place) -> None:
+    place.program(
+        _BEGIN + "say('told', json.dumps([sys.argv[1:], os.getcwd(), restarts,"
+        " sys.stdin.read(), os.environ['STUB'], cluster]))\n"
+    )
+    flags = (*_FLAGS, "--nproc-per-node=3", "--heartbeat=4.5", "--env=STUB=of the flag")
+    done = place.launch(*flags, "train.py", "--nnodes=7", "-m")
+    assert done.returncode == 0, done.stderr
+    lines = _of(done.stdout, "told")
+    told = [json.loads(line.partition("told ")[2]) for line in lines]
+    assert [line[:13] for line in lines] == ["[localhost-0]", "[localhost-1]"]
+    for task, (*facts, cluster) in enumerate(told):
+        own = ["--nnodes=7", "-m"]
+        assert facts == [own, str(place.folder), 0, "", "of the flag"]
+        assert cluster.pop("task") == task
+    assert told[0][-1] == (cluster := told[1][-1])
+    addresses = [host.pop("address") for host in cluster["hosts"]]
+    assert len({*addresses}) == 2
+    assert all(address.startswith("127.0.0.1:") for address in addresses)
+    assert cluster == {
+        "version": 1,
+        "source": "--nnodes=2 --nproc-per-node=3",
+        "heartbeat": 4.5,
+        "hosts": [
+            {"name": f"localhost-{task}", "cpus": 3, "gpus": None} for task in (0, 1)
+        ],
+    }
+
+
+# Each listens where it was told to, and reaches the other.
+MEET = (
+    _BEGIN
+    + """
+name, _, port = own.rpartition(":")
+listening = socket.create_server((name, int(port)))
+
+def reach():
+    name, _, port = other.rpartition(":")
+    try:
+        with socket.create_connection((name, int(port)), timeout=5) as connection:
+            connection.sendall(str(task).encode())
+            connection.shutdown(socket.SHUT_WR)
+            return connection.recv(100)
+    except OSError:
+        return b""
+
+if os.fork() == 0:
+    wait(reach)
+    os._exit(0)
+heard = b""
+while not heard:  # a tunnel connects before anybody listens
+    connection, _ = listening.accept()
+    heard = connection.recv(100)
+    connection.sendall(b"yes")
+    connection.close()
+say("heard", heard.decode())
+os.wait()
+"""
+)
+
+
+def test_the_ports_are_free_and_lead_to_the_programs(place: Place) -> None:
+    place.program(MEET)
+    done = place.launch(*_FLAGS, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert _of(done.stdout, "heard") == [
+        "[localhost-0] heard 1",
+        "[localhost-1] heard 0",
+    ]
+
+
+def test_lines_have_the_hosts_names_and_files(place: Place) -> None:
+    place.program("import sys\nprint('out')\nprint('err', file=sys.stderr)\n", "m.py")
+    done = place.launch(*_FLAGS, "--output-dir=logs", "-m", "m")
+    assert done.returncode == 0
+    both = [f"[localhost-{k}]" for k in (0, 1)]
+    assert sorted(done.stdout.splitlines()) == [f"{name} out" for name in both]
+    assert sorted(done.stderr.splitlines()) == [f"{name} err" for name in both]
+    logs = (place.folder / "logs").iterdir()
+    assert {path.name: {*path.read_text().split("\n")} for path in logs} == {
+        f"localhost-{k}.log": {"out", "err", ""} for k in (0, 1)
+    }
+
+
+def test_the_first_that_fails_ends_all(place: Place) -> None:
+    place.program(
+        _BEGIN + "if task == 1:\n"
+        "    wait(lambda: os.path.exists('up'))\n"
+        "    sys.exit(7)\n"
+        "signal.signal(15, lambda *_: (say('ended by SIGTERM'), sys.exit(3)))\n"
+        "open('up', 'w')\n"
+        "signal.pause()\n"
+    )
+    done = place.launch(*_FLAGS, "train.py")
+    assert done.returncode == 7
+    assert _of(done.stdout, "ended") == ["[localhost-0] ended by SIGTERM"]
+    assert _only(done.stderr) == (
+        "replicator.launch: localhost-1: the program has ended: status 7"
+    )
+
+
+def test_what_does_not_end_is_killed(place: Place) -> None:
+    place.program(_STUBBORN)
+    with place.start(*_FLAGS, "--grace=0.3", "train.py") as started:
+        os.kill(_ready(started)["localhost-0"], 9)
+        stdout, stderr = started.communicate(timeout=60)
+    assert started.returncode == 137
+    assert _of(stdout, "no") == ["[localhost-1] no"]
+    assert "localhost-0: the program has ended: killed by SIGKILL" in _only(stderr)
+    place.expect_nothing_left()
+
+
+def test_a_program_that_ends_well_leaves_others_alone(place: Place) -> None:
+    place.program(
+        _BEGIN + "if task == 0:\n"
+        "    open('pid', 'w').write(str(os.getpid()))\n"
+        "    sys.exit()\n"
+        "wait(lambda: os.path.exists('pid') and open('pid').read())\n"
+        "wait(lambda: not os.path.exists('/proc/' + open('pid').read()))\n"
+        "time.sleep(0.5)\n"
+        "say('went on')\n"
+    )
+    done = place.launch(*_FLAGS, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert _of(done.stdout, "went") == ["[localhost-1] went on"]
+
+
+def test_failures_start_all_anew_on_other_ports(place: Place) -> None:
+    place.program(
+        _BEGIN + "say('attempt', restarts, own)\n"
+        "if restarts == 2:\n"
+        "    sys.exit()\n"
+        "if task == 0:\n"
+        "    sys.exit(4)\n"
+        "signal.pause()\n"
+    )
+    done = place.launch(*_FLAGS, "--max-restarts=2", "train.py")
+    assert done.returncode == 0, done.stderr
+    own = [line for line in _of(done.stdout, "attempt") if "localhost-0" in line]
+    assert [line.split()[2] for line in own] == ["0", "1", "2"]
+    assert len({line.split()[3] for line in own}) == 3
+    assert "starting anew, 2 of 2" in done.stderr
+    done = place.launch(*_FLAGS, "--max-restarts=1", "train.py")
+    assert done.returncode == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("status", [0, 3])
+def test_signals_reach_all(place: Place, number: int, status: int) -> None:
+    place.program(
+        _BEGIN + "def end(number, _):\n"
+        "    say('heard', number)\n"
+        f"    sys.exit({status} if task else 0)\n"
+        f"signal.signal({int(number)}, end)\n"
+        "say('ready', os.getpid())\n"
+        "signal.pause()\n"
+    )
+    with place.start(*_FLAGS, "--max-restarts=3", "train.py") as started:
+        _ready(started)
+        started.send_signal(number)
+        stdout, stderr = started.communicate(timeout=60)
+    assert started.returncode == status
+    number = int(number)
+    heard = [f"[localhost-{k}] heard {number}" for k in (0, 1)]
+    assert _of(stdout, "heard") == heard
+    assert stderr == ""
+    place.expect_nothing_left()
+
+
+def test_the_second_signal_kills(place: Place) -> None:
+    place.program(_STUBBORN)
+    with place.start(*_FLAGS, "--grace=1000", "train.py") as started:
+        _ready(started)
+        started.terminate()
+        assert started.stdout
+        while "no" not in started.stdout.readline():
+            pass
+        started.terminate()
+        started.communicate(timeout=60)
+    assert started.returncode == 137
+    place.expect_nothing_left()
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(place: Place) -> None:
+    place.program(_STUBBORN)
+    with place.start(*_FLAGS, "--grace=0.3", "train.py") as started:
+        _ready(started)
+        assert len(place.processes()) >= 7
+        started.kill()
+    place.expect_nothing_left()
+
+
+def test_a_program_that_is_stopped_is_ended(place: Place) -> None:
+    place.program(_WAIT)
+    with place.start(*_FLAGS, "--heartbeat=1", "train.py") as started:
+        os.kill(_ready(started)["localhost-1"], signal.SIGSTOP)
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 137
+    said = "silent for 0.7 seconds (it was stopped): killed"
+    assert f"[localhost-1] replicator.launch: {said}" in stderr
+    assert "localhost-1: the program has ended: killed by SIGKILL" in stderr
+    place.expect_nothing_left()
+
+
+# What replicator.connect raises where a port is taken, here by the words alone.
+_TAKEN = (
+    _BEGIN
+    + """
+if task == 1:
+    wait(lambda: os.path.exists("well"))
+    sys.exit()
+attempt = len([name for name in os.listdir() if name.startswith("attempt")])
+open(f"attempt{attempt}", "w").write(f"{restarts} {own}")
+if attempt == FREE:
+    open("well", "w")
+    sys.exit()
+address = ADDRESS
+sys.exit(f"ClusterError: host 0 ({address}) could not join the others: "
+         "UnknownError: Could not start gRPC server.")
+"""
+)
+
+
+def _attempts(place: Place) -> list[list[str]]:
+    found = sorted(place.folder.glob("attempt*"))
+    return [path.read_text().split() for path in found]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_other_ports_are_tried_where_one_is_taken(place: Place, count: int) -> None:
+    place.program(_TAKEN.replace("FREE", "2").replace("ADDRESS", "own"))
+    done = place.launch("--mode=between", f"--nnodes={count}", "train.py")
+    assert done.returncode == 0, done.stderr
+    attempts = _attempts(place)
+    assert [restarts for restarts, _ in attempts] == ["0", "0", "0"]
+    assert len({address for _, address in attempts}) == 3
+    assert done.stderr.count("a port was taken: starting anew with others") == 2
+
+
+def test_no_more_than_three_times(place: Place) -> None:
+    place.program(_TAKEN.replace("FREE", "9").replace("ADDRESS", "own"))
+    done = place.launch(*_FLAGS, "train.py")
+    assert done.returncode == 1
+    assert [restarts for restarts, _ in _attempts(place)] == ["0", "0", "0"]
+
+
+def test_what_others_say_of_their_ports_is_of_no_matter(place: Place) -> None:
+    place.program(_TAKEN.replace("FREE", "9").replace("ADDRESS", "other"))
+    done = place.launch(*_FLAGS, "train.py")
+    assert done.returncode == 1
+    assert len(_attempts(place)) == 1
+
+
+# --- Over SSH -------------------------------------------------------------------------
+
+
+def _here_and_there(remote: sshd.Server) -> tuple[str, ...]:
+    hosts, *flags = remote.flags
+    return ("--mode=between", f"{hosts},localhost", *flags)
+
+
+def test_programs_here_and_there(place: Place, remote: sshd.Server) -> None:
+    place.program(MEET)
+    flags = _here_and_there(remote)
+    done = place.launch(*flags, "--verbose", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert _of(done.stdout, "heard") == [
+        "[127.0.0.2] heard 1",
+        "[localhost] heard 0",
+    ]
+    said = "127.0.0.2: the program is started; it listens at 127.0.0.2:"
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signals_leave_nothing_there(
+    place: Place, remote: sshd.Server, number: int
+) -> None:
+    place.program(_WAIT)
+    with place.start(*_here_and_there(remote), "train.py") as started:
+        _ready(started)
+        started.send_signal(number)
+        started.communicate(timeout=60)
+    place.expect_nothing_left()
+
+
+def test_a_program_that_fails_there(place: Place, remote: sshd.Server) -> None:
+    place.program(_WAIT)
+    with place.start(*_here_and_there(remote), "train.py") as started:
+        os.kill(_ready(started)["127.0.0.2"], 9)
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 137
+    assert "127.0.0.2: the program has ended: killed by SIGKILL" in _only(stderr)
+    place.expect_nothing_left()
+
+
+def test_a_host_that_is_lost_is_why_others_fail(
+    place: Place, remote: sshd.Server
+) -> None:
+    place.program(_WAIT)
+    with place.start(*_here_and_there(remote), "train.py") as started:
+        here = _ready(started)["localhost"]
+        os.kill(here, 9)  # as TensorFlow ends it, a moment before
+        for pid in remote.connections():
+            os.kill(pid, 9)
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 255
+    said = "127.0.0.2: the program has ended: the connection to its host is lost"
+    assert said in _only(stderr)
+    place.expect_nothing_left()
+
+
+def test_a_program_that_is_not_there_is_one_line(
+    place: Place, remote: sshd.Server
+) -> None:
+    (hosts, *flags), folder = remote.flags, place.folder
+    done = place.launch("--mode=between", hosts, *flags, "train.py")
+    assert done.returncode == 2
+    said = f"127.0.0.2: there is no train.py in {folder}; --sync copies the working"
+    assert said in _only(done.stderr)

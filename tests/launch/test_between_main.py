@@ -1,0 +1,145 @@
+"""Real programs on every host: they train as one process does, and end together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+
+import replicator
+from tests import helpers
+from tests.between import programs
+from tests.launch import sshd
+from tests.launch.stub import Place
+
+pytestmark = pytest.mark.slow
+_ROOT = str(pathlib.Path(replicator.__file__).parent.parent)
+_TRAIN = """
+import json
+import replicator
+from tests.launch import test_between_main
+
+cluster = replicator.connect()
+told = test_between_main.train(replicator.Replicator(cluster.devices))
+print("trained", json.dumps(told), flush=True)
+"""
+_FLAGS = ("--mode=between", "--nnodes=2", "--nproc-per-node=2")
+
+
+def train(repl: replicator.Replicator) -> tuple[list[list[float]], str]:
+    """Returns the losses of each step, by replica, and what tells weights apart."""
+    losses, weights = programs.training(repl)
+    bits = b"".join(weight.tobytes() for weight in weights)
+    told = [[float(own) for own in step] for step in losses]
+    return told, hashlib.sha256(bits).hexdigest()
+
+
+def _trained(done: subprocess.CompletedProcess[str]) -> dict[str, tuple]:
+    """Returns what each host has trained."""
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "trained" in line]
+    return {
+        line[1 : line.index("]")]: json.loads(line.split("trained")[1])
+        for line in lines
+    }
+
+
+def _expect_equal(found: dict[str, tuple]) -> None:
+    """Fails unless two hosts have trained alike, and as one process does."""
+    (losses, weights), (others, other_weights) = found.values()
+    assert losses == others
+    assert weights == other_weights
+    wanted, _ = train(helpers.make(programs.REPLICAS, variables="mirrored"))
+    assert [len(step) for step in losses] == [2] * len(wanted)
+    np.testing.assert_allclose(
+        np.array(losses), np.array(wanted)[:, :2], rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.gate
+def test_hosts_train_alike(place: Place) -> None:
+    place.program(_TRAIN)
+    found = _trained(place.launch(*_FLAGS, "train.py", PYTHONPATH=_ROOT))
+    assert {*found} == {"localhost-0", "localhost-1"}
+    _expect_equal(found)
+
+
+@pytest.mark.parametrize("tunnel", [False, True])
+def test_hosts_train_alike_over_ssh(
+    place: Place, remote: sshd.Server, tunnel: bool
+) -> None:
+    place.program(_TRAIN)
+    hosts, *flags = remote.flags
+    more = ("--mode=between", *(["--tunnel"] if tunnel else []))
+    done = place.launch(
+        *more, f"{hosts},localhost:2", *flags, "train.py", PYTHONPATH=_ROOT
+    )
+    found = _trained(done)
+    assert {*found} == {"127.0.0.2", "localhost"}
+    _expect_equal(found)
+
+
+_STEPS = """
+import json, os
+import replicator
+import tensorflow as tf
+
+cluster = replicator.connect()
+repl = replicator.Replicator(cluster.devices)
+step_fn = lambda: repl.all_reduce(tf.constant(10.0 ** repl.replica_id))
+print("sum", float(repl.run(step_fn)[0]), flush=True)
+if os.environ["REPLICATOR_RESTARTS"] == "0":
+    print("ready", os.getpid(), flush=True)
+    while True:
+        repl.run(step_fn)
+"""
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_program_that_is_killed_in_a_step(place: Place, killed: int) -> None:
+    place.program(_STEPS)
+    more = ("--heartbeat=5", "--max-restarts=1", "train.py")
+    with place.start(*_FLAGS, *more, PYTHONPATH=_ROOT) as started:
+        assert started.stdout
+        pids: dict[str, int] = {}
+        while len(pids) < 2:
+            line = started.stdout.readline()
+            assert line, started.stderr and started.stderr.read()
+            if "ready" in line:
+                pids[line[1 : line.index("]")]] = int(line.split()[-1])
+        os.kill(pids[f"localhost-{killed}"], 9)
+        stdout, stderr = started.communicate(timeout=300)
+    assert started.returncode == 0, stderr
+    said = f"localhost-{killed}: the program has ended: killed by SIGKILL"
+    assert said in stderr
+    assert "starting anew, 1 of 1" in stderr
+    sums = [line for line in stdout.splitlines() if "sum" in line]
+    assert sorted(sums) == [f"[localhost-{k}] sum 1111.0" for k in (0, 1)]
+    place.expect_nothing_left()
+
+
+_TAKES = """
+import json, os, pathlib, socket
+cluster = json.loads(os.environ["REPLICATOR_CLUSTER"])
+first = pathlib.Path("first")
+if cluster["task"] == TASK and not first.exists():
+    first.touch()
+    port = int(cluster["hosts"][TASK]["address"].rpartition(":")[2])
+    taken = socket.create_server(("", port))
+"""
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_other_ports_where_one_is_taken(place: Place, task: int) -> None:
+    program = _TAKES.replace("TASK", str(task)) + _STEPS.partition("if os")[0]
+    place.program(program)
+    done = place.launch(*_FLAGS, "train.py", PYTHONPATH=_ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("a port was taken: starting anew with others") == 1
+    sums = [line for line in done.stdout.splitlines() if "sum" in line]
+    assert sorted(sums) == [f"[localhost-{k}] sum 1111.0" for k in (0, 1)]
