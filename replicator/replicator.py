@@ -95,23 +95,24 @@ class Replicator(running.Running, methods.InStep):
         build: str = "trace",
         calibration: str | os.PathLike[str] | None = None,
     ) -> None:
-        distribute.refuse_strategy("the constructor")
-        chosen = Options(
-            check=check,
-            variables=variables,
-            algorithm=algorithm,
-            fusion=fusion,
-            factors=factors,
-            kernels=kernels,
-            build=build,
-            calibration=rates.load(calibration),
-        )
-        self._devices = _resolve(devices)
         known = peers.facts()
         together = None if known is None else peers.Peers(known)
-        world = _world([own[0] for own in self._devices], together)
-        if together is not None:
-            chosen = between.checked(together, self._devices, chosen)
+        with peers.telling(together):
+            distribute.refuse_strategy("the constructor")
+            chosen = Options(
+                check=check,
+                variables=variables,
+                algorithm=algorithm,
+                fusion=fusion,
+                factors=factors,
+                kernels=kernels,
+                build=build,
+                calibration=rates.load(calibration),
+            )
+            self._devices = _resolve(devices)
+            world = _world([own[0] for own in self._devices], together)
+            if together is not None:
+                chosen = between.checked(together, self._devices, chosen)
         lock, sharded = locks.StepLock(), cost.shards(chosen.variables, world.devices)
         self._settings = draft.Settings(
             world=world,

@@ -40,11 +40,15 @@ from replicator._tf.choice import (
     write_quickly,
 )
 from replicator._tf.cluster import (
+    abort_collectives,
+    abort_everywhere,
     connect,
     connection,
     has_started,
     join,
     joined,
+    joined_server,
+    store_delete,
     store_get,
     store_put,
 )
@@ -139,6 +143,8 @@ from replicator._tf.variables import (
 )
 
 __all__ = [
+    "abort_collectives",
+    "abort_everywhere",
     "CombinedContext",
     "HandleVariable",
     "Nodes",
@@ -187,6 +193,7 @@ __all__ = [
     "is_watched",
     "join",
     "joined",
+    "joined_server",
     "keras_loop",
     "last_variable_creator",
     "leave_out_unused",
@@ -225,6 +232,7 @@ __all__ = [
     "stack_since",
     "stands_in",
     "stop_recording",
+    "store_delete",
     "store_get",
     "store_put",
     "strategy_asked_by_library",

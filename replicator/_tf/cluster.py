@@ -121,12 +121,31 @@ def joined() -> tuple[int, tuple[str, ...]] | None:
 
     None: it did not join any.
     """
-    existing = context.context_safe()
-    made = None if existing is None else existing._collective_ops_server_def
+    made = joined_server()
     if made is None:
         return None
     spec = tf.train.ClusterSpec(made.cluster)
     return made.task_index, tuple(spec.job_tasks("worker"))
+
+
+def joined_server() -> Any:
+    """Returns the tf.train.ServerDef by which this process joined others, or None."""
+    existing = context.context_safe()
+    return None if existing is None else existing._collective_ops_server_def
+
+
+def abort_collectives(text: str) -> None:
+    """Ends the collectives that wait in this process, and all later ones.
+
+    TensorFlow ends them by itself where a connection breaks, but not where they wait
+    for a process to begin, which the first one arranges.
+    """
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, text)
+
+
+def abort_everywhere(text: str) -> None:
+    """Ends the collectives of all processes, and tells them why."""
+    context.context().report_error_to_cluster(tf.errors.ABORTED, text)
 
 
 def store_put(key: str, value: str) -> None:
@@ -142,3 +161,8 @@ def store_get(key: str, seconds: float) -> str | None:
         )
     except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
         return None
+
+
+def store_delete(key: str) -> None:
+    """Takes back what was told."""
+    context.context().delete_config_key_value(key)

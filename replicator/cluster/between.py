@@ -1,7 +1,7 @@
 """Between-graph mode: every host runs the program, and builds a graph of its own.
 
-TensorFlow's coordination service watches over the processes: one that ends, or is
-silent for longer than the heartbeat, is an error in all others.
+A process that ends, or is silent for longer than the heartbeat, is an error in all
+others: TensorFlow's coordination service and our own lookout.py see to that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, devices, errors
-from replicator.cluster import description, peers
+from replicator.cluster import description, faults, lookout, peers
 from replicator.cluster.cluster import Cluster
 from replicator.options import Options
 
@@ -41,7 +41,14 @@ class JoinedCluster(Cluster):
         return True
 
     def check(self) -> None:
-        """Does nothing: TensorFlow watches over the hosts, and ends what waits."""
+        """Asks all other hosts whether they are there.
+
+        Takes milliseconds, or `heartbeat` seconds if one is silent.
+
+        Raises:
+            HostLostError: One is not, or its program has ended.
+        """
+        faults.ask(self.heartbeat)
 
     def close(self) -> None:
         """Does nothing: the end of the process ends the connection."""
@@ -94,8 +101,11 @@ def join(
         ) from error
     known = peers.facts()
     assert known is not None, "it has joined"
-    peers.tell_devices(task, _own_devices(task))
-    return JoinedCluster(described, task, peers.devices(known, limit), silence)
+    lookout.begin(described.hosts, task, silence)
+    with faults.named():
+        peers.tell_devices(task, _own_devices(task))
+        names = peers.devices(known, limit)
+    return JoinedCluster(described, task, names, silence)
 
 
 def _make_devices(cpus: int) -> None:

@@ -8,14 +8,26 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from replicator import errors
-from replicator.cluster import health, state, watch
+from replicator import _tf, errors
+from replicator.cluster import health, lookout, state, waiting, watch
 
 _QUICK = 0.5  # seconds for an answer; who is silent for longer, the watch finds
-_TASK = re.compile(rf"/job:{state.WORKER}/replica:0/task:(\d+)")
+_TASK = re.compile(rf"/job:{state.WORKER}/(?:replica:0/)?task:(\d+)")
+_OF_OTHERS = (  # what calls to other processes raise
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.UnknownError,
+    tf.errors.InternalError,
+)
 _FIX = (
     "connect again and restore a checkpoint, as replicator.resilient(train) does by "
     "itself; variables on a lost host are gone, those on others may be half written."
+)
+_FIX_BETWEEN = (
+    "end all processes, and start them again from the last checkpoint: TensorFlow "
+    "cannot go on with those that are left."
 )
 
 
@@ -37,21 +49,60 @@ def lost(error: BaseException) -> errors.HostLostError | None:
     watched = watch.watchers()
     if not watched:
         return None
+    if _tf.joined() is not None:
+        problems = _between(error, watched)
+        return _named(problems, len(watched) + 1, "lost", _FIX_BETWEEN)
     problems, what = _problems(watched), "lost"
     if not problems and isinstance(error, tf.errors.UnavailableError):
         problems, what = _told_by(error, watched), "there, but connections broke"
+    return _named(problems, len(watched), what, _FIX)
+
+
+def _named(
+    problems: Sequence[tuple[str, str]], count: int, what: str, fix: str
+) -> errors.HostLostError | None:
+    """Returns the error that names hosts, None if nothing is wrong with any."""
     if not problems:
         return None
     names = [name for name, _ in problems]
     verb = "is" if len(names) == 1 else "are"
     return errors.HostLostError(
         errors.compose(
-            f"{len(names)} of {len(watched)} hosts {verb} {what}: {', '.join(names)}.",
+            f"{len(names)} of {count} hosts {verb} {what}: {', '.join(names)}.",
             [*(f"{name}: {problem}" for name, problem in problems), *_place()],
-            _FIX,
+            fix,
         ),
         tuple(names),
     )
+
+
+def check() -> None:
+    """Raises if another process is known to be gone, in between-graph mode.
+
+    Raises:
+        HostLostError: One is.
+    """
+    watched = watch.watchers()
+    gone = [(w.host.name, w.problem) for w in watched if w.problem is not None]
+    error = _named(gone, len(watched) + 1, "lost", _FIX_BETWEEN)
+    if error is not None:
+        raise error
+
+
+def ask(seconds: float) -> None:
+    """Asks all other processes whether they are there, in between-graph mode.
+
+    Args:
+        seconds: That one may be silent.
+
+    Raises:
+        HostLostError: One does not answer, or has told that it ended.
+    """
+    check()
+    watched = watch.watchers()
+    error = _named(_asked(watched, seconds), len(watched) + 1, "lost", _FIX_BETWEEN)
+    if error is not None:
+        raise error
 
 
 @contextlib.contextmanager
@@ -86,6 +137,39 @@ def _problems(watched: Sequence[watch.Watcher]) -> list[tuple[str, str]]:
     return [
         (w.host.name, found[w.host.address]) for w in watched if w.host.address in found
     ]
+
+
+def _between(
+    error: tf.errors.OpError, watched: Sequence[watch.Watcher]
+) -> list[tuple[str, str]]:
+    """Returns the other processes that are gone or have failed, and why."""
+    told = lookout.read(str(error.message))
+    problems = [(w.host.name, told[w.task]) for w in watched if w.task in told]
+    if told and not problems:
+        problems = [("this host", text) for text in told.values()]
+    if problems:
+        return problems
+    problems = [(w.host.name, w.problem) for w in watched if w.problem is not None]
+    if problems:
+        return problems
+    if not _is_about_others(error):
+        return []
+    return _asked(watched, _QUICK) or _told_by(error, watched)
+
+
+def _asked(watched: Sequence[watch.Watcher], seconds: float) -> list[tuple[str, str]]:
+    found = waiting.ask_all([w.host.address for w in watched], seconds)
+    problems = []
+    for w in watched:
+        if w.host.address in found:
+            note = lookout.ended(w.task)
+            problems.append((w.host.name, note or found[w.host.address]))
+    return problems
+
+
+def _is_about_others(error: tf.errors.OpError) -> bool:
+    """Whether an error may come of another process, and not of the step itself."""
+    return isinstance(error, _OF_OTHERS)
 
 
 def _told_by(

@@ -33,7 +33,7 @@ _CUTS_AT_ONCE = 10  # between two questions
 SILENT = "accepts connections but does not answer: its process is stopped or hangs"
 
 
-def ask(host: str, port: int, limit: float) -> str | None:
+def ask(host: str, port: int, limit: float, stay: float = 0.0) -> str | None:
     """Returns what is wrong with a server, None if it answers.
 
     gRPC answers the first bytes of HTTP/2 with its settings.
@@ -42,6 +42,8 @@ def ask(host: str, port: int, limit: float) -> str | None:
         host: Where it is.
         port: Where it listens.
         limit: Seconds that it may take.
+        stay: For how many seconds to hold the connection then; less if it is ended on
+            the other side, as it is when that process is.
     """
     until = time.monotonic() + limit
     try:
@@ -54,6 +56,8 @@ def ask(host: str, port: int, limit: float) -> str | None:
                 return SILENT
             if not answer and _is_cut(peer):
                 return SILENT
+            if stay:
+                _hold(peer, stay)
     except socket.gaierror as error:
         return f"nobody knows its name ({error.strerror})"
     except TimeoutError:
@@ -63,6 +67,16 @@ def ask(host: str, port: int, limit: float) -> str | None:
     if len(answer) < 4 or answer[3] != _SETTINGS:
         return "something listens there, but no TensorFlow server"
     return None
+
+
+def _hold(peer: socket.socket, seconds: float) -> None:
+    """Holds a connection for so long, or until it is ended on the other side."""
+    until = time.monotonic() + seconds
+    with contextlib.suppress(OSError):
+        while (left := until - time.monotonic()) > 0:
+            peer.settimeout(left)
+            if not peer.recv(4096):
+                return
 
 
 def _is_cut(peer: socket.socket) -> bool:

@@ -11,22 +11,24 @@ Nothing is kept between programs: what TensorFlow was told says who the peers ar
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, errors
-from replicator.cluster import faults
+from replicator.cluster import clashes, differences, faults
 
 _PATIENCE = 600.0  # seconds for the slowest: input pipelines may take long to make
+_POLL = 0.25  # seconds until this process looks whether the others are still there
 _PROGRESS = 10.0  # seconds between two lines that say for whom this process waits
 _LARGEST = 1_000_000  # characters of one entry of the store
 _numbers = itertools.count()  # of the Replicators of this process, alike in all
@@ -74,8 +76,11 @@ def devices(known: Facts, seconds: float) -> list[str]:
     until = time.monotonic() + seconds
     names: list[str] = []
     for process in known.everyone:
-        left = max(0.1, until - time.monotonic())
-        told = _tf.store_get(f"replicator/devices/{process}", left)
+        told = None
+        while told is None and time.monotonic() < until:
+            told = _tf.store_get(f"replicator/devices/{process}", _POLL)
+            if told is None:
+                faults.check()
         if told is None:
             raise errors.ClusterError(
                 errors.compose(
@@ -94,13 +99,24 @@ class Peers:
 
     Args:
         known: Which of them this is.
+        doing: What this process does; that of the program, unless given.
     """
 
-    def __init__(self, known: Facts) -> None:
+    def __init__(self, known: Facts, doing: clashes.Doing | None = None) -> None:
         self._facts = known
         self._number = next(_numbers)
-        self._count = itertools.count()
+        self.failures: Iterator[int] = (
+            itertools.count()
+        )  # of steps that failed while they ran
+        self._common: BaseException | None = None  # that all processes have raised
         self.keys = Keys(self._number)
+        names = [self.name(k) for k in known.everyone]
+        self.doing = doing or clashes.doing(known.own, names)
+
+    @property
+    def number(self) -> int:
+        """That of the Replicator, which is the same in all processes."""
+        return self._number
 
     @property
     def own(self) -> int:
@@ -151,13 +167,17 @@ class Peers:
             MismatchError: Another process does something else, or has failed.
             HostLostError: One was lost.
         """
+        return [one["said"] for one in self._alike(what, said, line)]
+
+    def _alike(self, what: str, said: Any, line: str | None) -> list[dict[str, Any]]:
+        """As `exchange`; returns all that each tells."""
         said = json.loads(json.dumps(said))  # as the others will read it
-        entry = {"what": what, "line": line or errors.user_line(), "said": said}
+        entry = self._entry(what, line or errors.user_line(), said)
         found = self._exchange(entry)
-        others = [one for one in found if one["what"] != what]
-        if others:
-            self._refuse(found)
-        return [one["said"] for one in found]
+        if any(one["what"] != what or one["of"] != self.number for one in found):
+            self._common = self._refusal(found)
+            raise self._common
+        return found
 
     def same(self, what: str, said: Any, fix: str) -> None:
         """Raises unless all processes say the same.
@@ -170,15 +190,16 @@ class Peers:
         Raises:
             MismatchError: One says something else.
         """
-        found = self.exchange(what, said)
+        found = self._alike(what, said, None)
         for process in self.everyone:
-            if found[process] != found[0]:
-                shown = _difference(found[0], found[process])
+            pair = found[0]["said"], found[process]["said"]
+            if pair[0] != pair[1]:
+                shown = differences.shown(*pair)
                 raise errors.MismatchError(
                     errors.compose(
                         f"every host {what}, and they differ.",
                         [
-                            f"{self.name(k)}: {text}"
+                            f"{self.name(k)}: {text} at {found[k]['line']}"
                             for k, text in zip((0, process), shown, strict=True)
                         ],
                         fix,
@@ -202,21 +223,44 @@ class Peers:
                 T=words.dtype, shape=words.shape, **keys
             )
 
-    def fail(self, error: BaseException) -> None:
-        """Tells the others, who wait for what this process builds, that it cannot."""
-        entry = {"what": None, "line": errors.user_line(), "said": errors.told(error)}
-        self._tell(f"{self._number}/{next(self._count)}", entry)
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Returns a block of which an error is told to the others: all do what it does.
+
+        They wait for what this process was to say next. What all have learned together
+        is an error in all of them, and nobody waits.
+        """
+        try:
+            yield
+        except errors.HostLostError:
+            raise
+        except Exception as error:
+            if error is not self._common:
+                self._common = error  # blocks may be inside of one another
+                line = errors.line_of(error)
+                line = errors.user_line() if line == errors.UNKNOWN else line
+                with faults.named():
+                    text = errors.told(error)
+                    if isinstance(error, errors.ReplicatorError):  # without the fix
+                        text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                    entry = self._entry(None, line, text)
+                    self._tell(self.doing.next_number(), entry)
+            raise
+
+    def _entry(self, what: str | None, line: str, said: Any) -> dict[str, Any]:
+        return {"of": self.number, "what": what, "line": line, "said": said}
 
     def _exchange(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        place = f"{self._number}/{next(self._count)}"
-        with faults.named():
+        place = self.doing.next_number()
+        text = f"{entry['what']} at {entry['line']}"
+        with faults.named(), self.doing.waiting(text):
             self._tell(place, entry)
             return [
                 entry if process == self.own else self._hear(place, process, entry)
                 for process in self.everyone
             ]
 
-    def _tell(self, place: str, entry: dict[str, Any]) -> None:
+    def _tell(self, place: int, entry: dict[str, Any]) -> None:
         data = zlib.compress(json.dumps(entry).encode())
         text = base64.b64encode(data).decode()
         parts = [text[k : k + _LARGEST] for k in range(0, len(text), _LARGEST)]
@@ -225,7 +269,7 @@ class Peers:
         # The first comes last: with it, all are there.
         _tf.store_put(f"replicator/{place}/{self.own}/0", f"{len(parts)} {parts[0]}")
 
-    def _hear(self, place: str, process: int, entry: dict[str, Any]) -> dict[str, Any]:
+    def _hear(self, place: int, process: int, entry: dict[str, Any]) -> dict[str, Any]:
         key = f"replicator/{place}/{process}"
         count, _, text = self._wait(f"{key}/0", process, entry).partition(" ")
         for k in range(1, int(count)):
@@ -234,9 +278,15 @@ class Peers:
         return heard
 
     def _wait(self, key: str, process: int, entry: dict[str, Any]) -> str:
-        start = time.monotonic()
-        while (value := _tf.store_get(key, _PROGRESS)) is None:
-            passed = time.monotonic() - start
+        start = said = time.monotonic()
+        while (value := _tf.store_get(key, _POLL)) is None:
+            faults.check()
+            self.doing.check()
+            now = time.monotonic()
+            passed = now - start
+            if now - said < _PROGRESS:
+                continue
+            said = now
             doing = f"{entry['what']} at {entry['line']}"
             if passed > _PATIENCE:
                 raise errors.MismatchError(
@@ -253,7 +303,8 @@ class Peers:
             )
         return value
 
-    def _refuse(self, found: Sequence[dict[str, Any]]) -> None:
+    def _refusal(self, found: Sequence[dict[str, Any]]) -> errors.MismatchError:
+        """Returns the error of processes that do not do the same."""
         failed = [k for k, one in enumerate(found) if one["what"] is None]
         sites = [
             f"{self.name(k)}: failed at {one['line']}: {one['said']}"
@@ -264,7 +315,7 @@ class Peers:
         problem = "the hosts do not do the same."
         if failed:
             problem = f"{self.name(failed[0])} failed where the others go on."
-        raise errors.MismatchError(
+        return errors.MismatchError(
             errors.compose(
                 problem,
                 sites,
@@ -274,25 +325,9 @@ class Peers:
         )
 
 
-def _difference(one: Any, other: Any) -> tuple[str, str]:
-    """Returns the parts by which two JSON values differ, for people."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        names = [key for key in one if one[key] != other.get(key)]
-        if names:
-            shown = (errors.shown(facts.get(names[0])) for facts in (one, other))
-            first, second = (f"{names[0]}={text}" for text in shown)
-            return first, second
-    if isinstance(one, list) and isinstance(other, list):
-        for a, b in zip(one, other, strict=False):
-            if a != b:
-                return _listed(a), _listed(b)
-        if len(one) != len(other):
-            return f"{len(one)} of them", f"{len(other)} of them"
-    return errors.shown(one), errors.shown(other)
-
-
-def _listed(part: Any) -> str:
-    return ", ".join(map(str, part)) if isinstance(part, list) else errors.shown(part)
+def telling(peers: Peers | None) -> contextlib.AbstractContextManager[None]:
+    """Returns the block that `Peers.telling` is, if there are other processes."""
+    return contextlib.nullcontext() if peers is None else peers.telling()
 
 
 class Keys:

@@ -20,15 +20,16 @@ _PROGRESS = 5.0  # seconds between two lines
 SILENT = lifeline.SILENT
 
 
-def ask(address: str, limit: float) -> str | None:
+def ask(address: str, limit: float, stay: float = 0.0) -> str | None:
     """Returns what is wrong with a server, None if it answers.
 
     Args:
         address: "host:port".
         limit: Seconds that it may take.
+        stay: As `lifeline.ask` has it.
     """
     host, port = addresses.split(address)
-    return lifeline.ask(host, port or 0, limit)
+    return lifeline.ask(host, port or 0, limit, stay)
 
 
 def ask_all(asked: Sequence[str], limit: float) -> dict[str, str]:

@@ -137,7 +137,12 @@ class Watcher(threading.Thread):
 
     def _over(self, seconds: float) -> bool:
         """Waits; returns whether nobody needs this any more."""
-        return self._ended.wait(seconds) or _tf.connection() is not self.token
+        return self._ended.wait(seconds) or current() is not self.token
+
+
+def current() -> Any:
+    """Returns the connection there is, or by what this process joined others."""
+    return _tf.connection() or _tf.joined_server()
 
 
 def begin(hosts: Sequence[description.Host], token: Any, heartbeat: float) -> None:
@@ -156,9 +161,10 @@ def begin(hosts: Sequence[description.Host], token: Any, heartbeat: float) -> No
 def watchers() -> list[Watcher]:
     """Returns those of the connection there is, by task.
 
-    There are none unless `connect` made it.
+    There are none unless `connect` made it. In between-graph mode they watch over the
+    other processes.
     """
-    token = _tf.connection()
+    token = current()
     if token is None:
         return []
     found = [

@@ -128,6 +128,16 @@ class Lengths:
                 self._counter = _tf.ResourceVariable(tf.constant(0, tf.int64))
                 self.datasets = [_counted(sited[0].dataset, self._counter)]
 
+    @property
+    def rounds(self) -> int | None:
+        """For how many steps there are elements; -1: without end, None: unknown."""
+        if min(self._known) < -1:
+            return None
+        if len(self._known) == 1:
+            (length,) = self._known
+            return length if length < 0 else length // self._num_replicas
+        return min((length for length in self._known if length >= 0), default=-1)
+
     def start_over(self) -> None:
         """Begins to count at zero."""
         self.certain = True

@@ -18,6 +18,7 @@ import tensorflow as tf
 from replicator import errors
 from replicator.cluster.peers import Peers
 from replicator.inputs import (
+    agreed_ends,
     checks,
     ends,
     iterators,
@@ -43,6 +44,9 @@ class Feed(abc.ABC):
     def ready(self, elements: Sequence[Any]) -> list[tf.Operation]:
         """Returns the ops after which every replica has its element, which may fail."""
         return list(dict.fromkeys(op for own in elements for op in _ops_of(own)))
+
+    def agree(self, peers: Peers) -> None:  # noqa: B027, most have no end
+        """Has the inputs of all processes end together; all of them call it."""
 
     @abc.abstractmethod
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
@@ -127,12 +131,22 @@ class DatasetFeed(Feed):
                     self._datasets.append(ahead)
                     self._iterators.append(iterators.make(ahead))
         self._warner = ends.Warner(self._lengths, len(devices))
+        self._end: agreed_ends.AgreedEnd | None = None
+
+    def agree(self, peers: Peers) -> None:
+        """Has the inputs of all processes end together."""
+        self._end = agreed_ends.agree(peers, self._lengths.rounds)
 
     def pull(self) -> list[Any]:
         """Takes the next element of each replica."""
         times = len(self._devices) if self._dealt else 1
+        sources = [*zip(self._iterators, self._homes, strict=True)] * times
+        if self._end is not None:
+            return self._end.elements(
+                [iterator.get_next_as_optional for iterator, _ in sources]
+            )
         elements: list[Any] = []
-        for iterator, home in [*zip(self._iterators, self._homes, strict=True)] * times:
+        for iterator, home in sources:
             # One after the other: pulled at once, an iterator that ends would cancel
             # the others, and their CancelledError could hide its OutOfRangeError.
             before = _ops_of(elements[-1]) if elements else []
@@ -192,6 +206,10 @@ class ShardsFeed(Feed):
     ) -> None:
         self._whole, self._divide, self._device = whole, divide, device
 
+    def agree(self, peers: Peers) -> None:
+        """As the whole does."""
+        self._whole.agree(peers)
+
     def pull(self) -> list[Any]:
         """Pulls the whole, and divides it."""
         with tf.device(self._device):
@@ -229,6 +247,10 @@ class PartFeed(Feed):
 
     def __init__(self, whole: Feed, local: Sequence[int]) -> None:
         self._whole, self._local = whole, tuple(local)
+
+    def agree(self, peers: Peers) -> None:
+        """As the whole does."""
+        self._whole.agree(peers)
 
     def pull(self) -> list[Any]:
         """Pulls all elements; returns those of the local replicas."""
@@ -298,12 +320,19 @@ def make_feed(
     if not isinstance(sources[0], checks.DATASETS):
         return values_feed(sources, world, input_mode)
     checks.check_alike([source.element_spec for source in sources])
-    if not shared or peers is None:
+    if peers is None:
         return _datasets_feed(inputs, sources, world.devices, input_mode, remainder)
-    together.check(inputs, sources[0], peers)
-    devices = together.devices(world)
-    whole = _datasets_feed(inputs, sources, devices, input_mode, remainder)
-    return PartFeed(whole, world.local)
+    if shared:
+        together.check(inputs, sources[0], peers)
+        devices = together.devices(world)
+        whole = _datasets_feed(inputs, sources, devices, input_mode, remainder)
+        feed: Feed = PartFeed(whole, world.local)
+    else:
+        if remainder == "pad":
+            agreed_ends.refuse_padding()
+        feed = _datasets_feed(inputs, sources, world.devices, input_mode, remainder)
+    feed.agree(peers)
+    return feed
 
 
 def values_feed(sources: Sequence[Any], world: World, input_mode: str) -> Feed:

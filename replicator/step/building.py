@@ -13,8 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context
+from replicator.cluster import peers
 from replicator.graph.passes import owners
-from replicator.inputs import feeds
+from replicator.inputs import checks, feeds
 from replicator.primitives import table
 from replicator.step import passes
 from replicator.step.draft import Built, Settings
@@ -41,15 +42,11 @@ def build_step(
         args: Returns the further arguments of step_fn, a tuple for each replica.
         own: Those of the tensors behind them that a replica is given for itself.
     """
-    try:
-        with _collecting_later():
-            return _build_until_known(
-                settings, step_fn, feed, graph, step_key, args, own
-            )
-    except Exception as error:
-        if settings.peers is not None:
-            settings.peers.fail(error)  # they wait for what this process builds
-        raise
+    with peers.telling(settings.peers), _collecting_later():
+        built = _build_until_known(settings, step_fn, feed, graph, step_key, args, own)
+        if settings.peers is not None:  # else one would run what another cannot
+            settings.peers.exchange(f"has built {checks.name_of(step_fn)}", None)
+        return built
 
 
 def _build_until_known(

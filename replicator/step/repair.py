@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.cluster import faults
+from replicator.cluster import failures, faults
+from replicator.cluster.peers import Peers
 from replicator.variables.replicated import ReplicatedVariable
 
 
@@ -57,13 +58,14 @@ def mirrored(
 
 
 def equal_after_errors(
-    run: Callable[..., Any], variables: Sequence[Mirrored]
+    run: Callable[..., Any], variables: Sequence[Mirrored], peers: Peers | None = None
 ) -> Callable[..., Any]:
     """Returns what runs a step, and leaves variables equal if it fails.
 
     Args:
         run: Runs the step, eagerly.
         variables: Those that it uses.
+        peers: The processes that hold other components, if there are any.
     """
 
     def call(*args: Any) -> Any:
@@ -72,9 +74,13 @@ def equal_after_errors(
         except tf.errors.OutOfRangeError:
             raise  # nothing is written before all inputs have arrived
         except tf.errors.OpError as error:
+            if peers is not None:
+                peers.doing.check()
             lost = faults.lost(error)
             if lost is not None:  # with what was on the host: there is nothing to mend
                 raise lost from error
+            if peers is not None:
+                failures.agree(peers, error)
             for variable in variables:
                 variable.mend()
             raise

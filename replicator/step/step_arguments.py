@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,3 +152,23 @@ def check_session(session: Any) -> None:
 
 def _run_of(session: Any) -> Any:
     return None if tf.is_tensor(session) else getattr(session, "run", None)
+
+
+def refuse_session(step_fn: Callable[..., Any]) -> None:
+    """Refuses a plain tf.Graph in between-graph mode.
+
+    Raises:
+        ContextError: The step would be built into one.
+    """
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return
+    raise errors.ContextError(
+        errors.compose(
+            "a step was built into a tf.Graph, which a session runs; in between-graph "
+            "mode, hosts communicate in eager programs only.",
+            errors.sites_of("step_fn", step_fn),
+            "run the step eagerly or in a tf.function; or run the program in-graph, "
+            "which needs no --mode=between.",
+        )
+    )

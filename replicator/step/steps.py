@@ -15,6 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, devices, errors, values
+from replicator.cluster import clashes, peers
 from replicator.costs import cost
 from replicator.graph.order import ordering
 from replicator.inputs import feeds
@@ -209,8 +210,10 @@ class Step:
             on_cpus = cost.share_memory(self._settings.world.devices)
             owners = self._settings.factory.owners()
             variables = repair.mirrored(function.captured_inputs, owners)
-            run = _tf.prepare_call(function, on_cpus)
-        run = repair.equal_after_errors(_warning_of_rest(run, feed), variables)
+            run = self._noted(_tf.prepare_call(function, on_cpus), function)
+        run = repair.equal_after_errors(
+            _warning_of_rest(run, feed), variables, self._settings.peers
+        )
         run = devices.ordered(run, self._settings.world.devices)
         packed = _packed_call(run, function, structures[-1])
         if not handed.leaves:
@@ -222,9 +225,27 @@ class Step:
 
         return call
 
+    def _noted(self, run: Callable[[], Any], function: Any) -> Callable[[], Any]:
+        """Returns what runs a traced step, and notes for how long; see clashes.py."""
+        together = self._settings.peers
+        if together is None:
+            return run
+        which = clashes.of_all(function, len(together.everyone))
+        if which is None:
+            return run
+        text = f"runs {errors.definition(self._asked.step_fn)}"
+
+        def call() -> Any:
+            with together.doing.running(which, text):
+                return run()
+
+        return call
+
     def _build(self, graph: tf.Graph, handed: Handed) -> Any:
         """Builds the step into the graph at hand; returns symbolic values."""
         distribute.refuse_strategy("run")
+        if self._settings.peers is not None:
+            step_arguments.refuse_session(self._asked.step_fn)
         step_arguments.check_takes(self._asked, handed.num_args)
         with self._settings.lock:  # threads have one feed in a graph, too
             feed = self._feed()
@@ -284,7 +305,7 @@ class Step:
         known = self._state.feed if eager else self._state.feed_in(graph)
         if known is not None:
             return known
-        with tf.init_scope():
+        with peers.telling(self._settings.peers), tf.init_scope():
             feed = feeds.make_feed(
                 self._asked.source,
                 self._settings.world,

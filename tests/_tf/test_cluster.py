@@ -63,7 +63,7 @@ import sys
 import tensorflow as tf
 from replicator import _tf
 task, addresses = int(sys.argv[1]), sys.argv[2:]
-assert _tf.joined() is None
+assert _tf.joined() is None and _tf.joined_server() is None
 _tf.join(addresses, task, 10.0, 60.0)
 assert _tf.joined() == (task, tuple(addresses))
 assert tf.constant(1).device == f"/job:worker/replica:0/task:{task}/device:CPU:0"
@@ -73,6 +73,24 @@ assert [_tf.store_get(f"told by {k}", 60.0) for k in (0, 1)] == ["value 0", "val
 keys = {"group_size": 2, "group_key": 1, "ordering_token": []}
 x = tf.raw_ops.CollectiveGatherV2(input=[task], instance_key=1, **keys)
 assert sorted(x.numpy()) == [0, 1], x
+assert _tf.joined_server().task_index == task
+_tf.store_delete(f"told by {task}")
+assert _tf.store_get(f"told by {task}", 0.1) is None
+_tf.store_put(f"waits {task}", "")
+_tf.store_get(f"waits {1 - task}", 60.0)
+if task:
+    _tf.abort_everywhere("this host failed")
+try:
+    tf.raw_ops.CollectiveGatherV2(input=[task], instance_key=2, **keys)
+except tf.errors.AbortedError as error:
+    assert "this host failed" in str(error)
+_tf.abort_collectives("again")
+try:
+    tf.raw_ops.CollectiveGatherV2(input=[task], instance_key=3, **keys)
+except tf.errors.OpError as error:
+    assert "Collective ops is aborted" in str(error)
+else:
+    raise AssertionError
 print("done", flush=True)
 """
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.cluster import addresses
-from tests.between import programs, proven
+from tests.between import ending, faulty, mismatched, programs, proven
 from tests.cluster import servers
 from tests.keras import test_programs, worlds
 
@@ -135,7 +135,11 @@ def resumed(cluster: Any, folder: str, until: str, with_inputs: str) -> Any:
 
 PROGRAMS = {
     function.__name__: function
-    for function in (all_steps, fits, resumed, proven.proofs)
+    for function in (
+        *(all_steps, fits, resumed, proven.proofs, ending.input_ends, faulty.lost),
+        *(mismatched.mismatches, mismatched.clash, faulty.a_step_fails),
+        *(faulty.ends_by_an_error, faulty.ends_at_different_times),
+    )
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 import replicator
 from replicator import _tf
-from replicator.cluster import peers
+from replicator.cluster import clashes, peers
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def _together(*does: Callable[[peers.Peers], Any]) -> list[Any]:
     """Has each process do something; returns what each returns, or raises."""
-    made = [peers.Peers(peers.Facts(k, ("a:1", "b:2")[: len(does)])) for k in (0, 1)]
+    facts = [peers.Facts(k, ("a:1", "b:2")[: len(does)]) for k in (0, 1)]
+    made = [peers.Peers(known, clashes.Doing(known.own, [])) for known in facts]
     for one in made:
         one._number = 0
     found: list[Any] = [None] * len(does)
@@ -82,13 +84,30 @@ def test_those_who_do_something_else_are_named_in_all_processes() -> None:
 
 
 def test_a_process_that_fails_is_named_by_those_that_wait() -> None:
-    found = _together(
-        lambda p: p.exchange("builds f", 1),
-        lambda p: p.fail(ValueError("no such file")),
-    )
+    def fails(p: peers.Peers) -> None:
+        with p.telling():
+            raise replicator.InputError("no such file\nFix: make one.")
+
+    found = _together(lambda p: p.exchange("builds f", 1), fails)
     assert isinstance(found[0], replicator.MismatchError)
     assert "host 1 (b:2) failed where the others go on" in str(found[0])
-    assert "no such file" in str(found[0])
+    assert "InputError: no such file\n" in str(found[0])
+
+
+def test_after_an_error_all_go_on_together() -> None:
+    """One fails, which the other hears; what they do next pairs."""
+
+    def does(p: peers.Peers, fails: bool) -> Any:
+        with contextlib.suppress(replicator.ReplicatorError), p.telling():
+            if fails:
+                raise replicator.InputError("no such file")
+            p.exchange("builds f", 1)
+        with contextlib.suppress(replicator.MismatchError), p.telling(), p.telling():
+            p.exchange("builds g" if fails else "builds h", 1)
+        return p.exchange("builds f", p.own)
+
+    heard = _together(lambda p: does(p, False), lambda p: does(p, True))
+    assert heard == [[0, 1]] * 2
 
 
 @pytest.mark.parametrize(

@@ -305,3 +305,25 @@ def test_lengths_of_a_dataset_are_counted_where_they_are_unknown() -> None:
     assert lengths.dropped(ended=True) == 1
     lengths.start_over()
     assert lengths.dropped(ended=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "replicas", "rounds"),
+    [
+        ([7], 2, 3),  # is dealt
+        ([5, 3], 2, 3),
+        ([5, -1], 2, 5),
+        ([-1, -1], 2, -1),
+        ([-1], 3, -1),
+        ([4, None], 2, None),
+        ([None], 2, None),
+    ],
+)
+def test_rounds(sizes: list[int | None], replicas: int, rounds: int | None) -> None:
+    made = []
+    for size in sizes:
+        data = tf.data.Dataset.range(9 if size is None else abs(size))
+        data = data.repeat() if size == -1 else data
+        made.append(data.filter(lambda x: x < 4) if size is None else data)
+    sited = [moving.Sited(data, None) for data in made]
+    assert ends.Lengths(sited, replicas).rounds == rounds

@@ -1,0 +1,180 @@
+"""Processes that do different things and so would wait for one another for ever.
+
+What is built is told before it runs. What runs is not told, for that would cost time in
+every step: a process that runs one step, while another runs another or waits to be told
+something, would wait in a collective. So a process that waits for long tells at which
+place of its program it is, and whether another is where the two can never meet.
+
+A place is told by two numbers: how much was told until there, and how many steps were
+begun in which all processes communicate. Both are the same in all at the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.cluster import watch
+
+_LONG = 0.5  # seconds that something takes before others are asked
+_QUICK = 0.05  # seconds for the store to answer
+_STEP, _TALK = "runs", "waits"
+_FIX = (
+    "let the program run the same steps on every host, in the same order; all "
+    "processes have to start again."
+)
+
+
+class _Now(NamedTuple):
+    """What a process does.
+
+    Attributes:
+        kind: Whether it runs a step, or waits to be told something.
+        which: Tells the step from others.
+        text: Both, for messages, with a line.
+        since: When that began.
+        place: Where in the program it is.
+    """
+
+    kind: str
+    which: int
+    text: str
+    since: float
+    place: tuple[int, int]
+
+
+class Doing(threading.Thread):
+    """Knows what this process does, and tells the others if it takes long.
+
+    Args:
+        own: The number of this process.
+        names: What all are called.
+    """
+
+    def __init__(self, own: int, names: list[str]) -> None:
+        super().__init__(name="replicator looks for clashes", daemon=True)
+        self._own, self._names, self._token = own, names, watch.current()
+        self._told = self._steps = 0
+        self._usual = 0.0  # seconds of the longest step so far
+        self._now: _Now | None = None
+        self._said: tuple[int, int] | None = None
+        self._clash: str | None = None
+
+    @contextlib.contextmanager
+    def running(self, which: int, text: str) -> Iterator[None]:
+        """Returns a block in which a step runs, of which all processes are a part."""
+        self._steps += 1
+        place, since = (self._told, self._steps), time.monotonic()
+        self._now = _Now(_STEP, which, text, since, place)
+        try:
+            yield
+            self._usual = max(self._usual, time.monotonic() - since)
+        finally:
+            self._now = None
+
+    def next_number(self) -> int:
+        """Returns the number of what this process tells next; alike in all."""
+        self._told += 1
+        return self._told - 1
+
+    @contextlib.contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Returns a block in which this process waits to be told something."""
+        place = (self._told, self._steps)
+        self._now = _Now(_TALK, 0, text, time.monotonic(), place)
+        try:
+            yield
+        finally:
+            self._now = None
+
+    def check(self) -> None:
+        """Raises MismatchError if this process and another can never meet."""
+        if self._clash is not None:
+            raise errors.MismatchError(self._clash)
+
+    def run(self) -> None:
+        """Looks now and then, until the process ends."""
+        while watch.current() is self._token and self._clash is None:
+            time.sleep(_LONG / 2)
+            now = self._now
+            if now is None:
+                continue
+            usual = self._usual if now.kind == _STEP else 0.0
+            if time.monotonic() - now.since > max(_LONG, 2 * usual):
+                with contextlib.suppress(tf.errors.OpError):
+                    self._look(now)
+
+    def _look(self, now: _Now) -> None:
+        if self._said != now.place:
+            if self._said is not None:
+                _tf.store_delete(_key(self._said, self._own))
+            self._said = now.place
+            _tf.store_put(_key(now.place, self._own), json.dumps(now))
+        for process, name in enumerate(self._names):
+            for place in _rivals(now) if process != self._own else ():
+                text = _tf.store_get(_key(place, process), _QUICK)
+                other = None if text is None else _Now(*json.loads(text))
+                if other is not None and _clash(now, other) and self._now is now:
+                    self._give_up(now, name, other)
+                    return
+
+    def _give_up(self, now: _Now, name: str, other: _Now) -> None:
+        self._clash = errors.compose(
+            "the hosts do not do the same, and would wait for one another for ever.",
+            [f"{self._names[self._own]}: {now.text}", f"{name}: {other.text}"],
+            _FIX,
+        )
+        _tf.abort_collectives("the hosts do not do the same")
+
+
+def _rivals(now: _Now) -> list[tuple[int, int]]:
+    """Returns the places at which another process can never meet this one."""
+    told, steps = now.place
+    if now.kind == _TALK:
+        return [(told - 1, steps + 1)]
+    return [(told, steps), (told + 1, steps - 1)]
+
+
+def _clash(now: _Now, other: _Now) -> bool:
+    if now.kind == other.kind:
+        return now.kind == _STEP and now.which != other.which
+    return list(now.place) != list(other.place)
+
+
+def _key(place: tuple[int, int], process: int) -> str:
+    return f"replicator/doing/{place[0]}/{place[1]}/{process}"
+
+
+def doing(own: int, names: list[str]) -> Doing:
+    """Returns the one of this process, which is begun if there is none."""
+    for thread in threading.enumerate():
+        if isinstance(thread, Doing):
+            return thread
+    begun = Doing(own, names)
+    begun.start()
+    return begun
+
+
+def of_all(function: Any, count: int) -> int | None:
+    """Returns what tells a step from others; None if not all processes are part of it.
+
+    Args:
+        function: A traced step.
+        count: How many processes there are.
+    """
+    for op in function.graph.get_operations():
+        if op.type.startswith("Collective") and len(op.inputs) > _KEY:
+            sizes = [tf.get_static_value(op.inputs[k]) for k in (_SIZE, _KEY)]
+            if sizes[0] == count and sizes[1] is not None:
+                return int(sizes[1])
+    return None
+
+
+_SIZE, _KEY = 1, 3  # inputs of collectives: how many take part, and the instance

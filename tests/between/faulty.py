@@ -1,0 +1,118 @@
+"""Programs of several hosts of which one is lost, fails or ends before the others."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+import replicator
+from replicator import Replicator
+
+_LONG = 600.0  # seconds that a host does nothing, for the test to end it
+
+
+def _ready() -> None:
+    print("READY", flush=True)
+
+
+@contextlib.contextmanager
+def _noted(found: list[Any]) -> Iterator[None]:
+    """In this block, a lost host is noted, and when that was."""
+    try:
+        yield
+        found.append("nothing")
+    except replicator.HostLostError as error:
+        found.append([time.time(), str(error), list(error.hosts)])
+
+
+def lost(cluster: Any, moment: str, which: str) -> list[Any]:
+    """Returns what is said of a host that the test kills or stops.
+
+    Args:
+        cluster: All hosts.
+        moment: What the others do then: run steps, run the first after it was built,
+            build one, or make a variable.
+        which: The host.
+    """
+    repl = Replicator(cluster.devices)
+    with repl.context():
+        v = tf.Variable(tf.zeros([1000]))
+
+    def step_fn() -> tf.Tensor:
+        return v.assign_add(repl.all_reduce(tf.ones([1000])))
+
+    repl.run(step_fn)
+    new = repl.build(lambda: repl.all_reduce(tf.ones([10]), "max"))
+    if moment == "first":
+        assert len(new.plan)  # which builds it
+    found: list[Any] = []
+    _ready()
+    if moment != "step" and cluster.host_id == int(which):
+        time.sleep(_LONG)
+    with _noted(found):
+        while moment == "step":
+            repl.run(step_fn)
+        if moment == "variable":
+            with repl.context():
+                tf.Variable(1.0)
+        new()
+    with _noted(found):
+        repl.run(step_fn)
+    with _noted(found):
+        cluster.check()
+    cluster.close()
+    return found
+
+
+def ends_by_an_error(cluster: Any) -> list[Any]:
+    """Host 1 raises while the others are in a step."""
+    repl = Replicator(cluster.devices)
+    step_fn = lambda: repl.all_reduce(1.0)  # noqa: E731
+    repl.run(step_fn)
+    if cluster.host_id == 1:
+        raise ValueError("no more memory")
+    found: list[Any] = []
+    with _noted(found):
+        repl.run(step_fn)
+    return found
+
+
+def ends_at_different_times(cluster: Any) -> float:
+    """Each host computes by itself after the last step, the later ones longer."""
+    repl = Replicator(cluster.devices)
+    total = repl.run(lambda: repl.all_reduce(1.0))
+    time.sleep((0.0, 1.0, 2.5)[cluster.host_id])
+    cluster.close()
+    return float(total[0])
+
+
+def a_step_fails(cluster: Any) -> dict[str, Any]:
+    """A step fails while it runs: first on both hosts, then on host 1 alone."""
+    repl = Replicator(cluster.devices)
+    with repl.context():
+        v = tf.Variable(1.0)
+
+    def step_fn(limit: tf.Tensor) -> tf.Tensor:
+        total = repl.all_reduce(v * 1.0)
+        tf.debugging.assert_less(limit, 2.0, message="above two")
+        return v.assign_add(repl.all_reduce(total + limit))
+
+    said: dict[str, Any] = {"right": float(repl.run(step_fn, args=(1.0,))[0])}
+    try:
+        repl.run(step_fn, args=(3.0,))
+    except tf.errors.InvalidArgumentError as error:
+        said["both"] = "above two" in str(error)
+    said["again"] = float(repl.run(step_fn, args=(1.0,))[0])
+    began = time.monotonic()
+    for attempt in ("alone", "after"):
+        try:
+            repl.run(step_fn, args=(1.0 + 2 * cluster.host_id,))
+        except tf.errors.OpError as error:
+            said[attempt] = [type(error).__name__, str(error)]
+    said["seconds"] = time.monotonic() - began
+    said["v"] = float(v)
+    return said

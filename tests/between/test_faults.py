@@ -1,0 +1,129 @@
+"""Hosts that are lost, fail or end: the others are told which one, in time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from tests.between import processes
+from tests.cluster import servers
+
+_HEARTBEAT = 5.0  # as processes.start has it
+_BUSY = 4.0  # how many times as long it may take on a busy machine
+_NAMES = ["host-0", "host-1", "host-2"]
+
+
+def _wait_until_ready(started: list[subprocess.Popen]) -> None:
+    for process in started:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        while line and line != "READY\n":
+            line = process.stdout.readline()
+
+
+def _lose(kind: int, moment: str, which: int, count: int) -> list[tuple[float, Any]]:
+    """Has a host be killed or stopped; returns when, and what each other one said."""
+    started = processes.start("lost", [1] * count, moment, str(which))
+    try:
+        _wait_until_ready(started)
+        time.sleep(1.0)  # the others wait for it by now
+        began = time.time()
+        started[which].send_signal(kind)
+        others = [process for k, process in enumerate(started) if k != which]
+        said = [process.communicate(timeout=servers.LIMIT) for process in others]
+    finally:
+        for process in started:
+            process.kill()
+    for process, (_, text) in zip(others, said, strict=True):
+        assert process.returncode == 0, text[-6000:]
+        assert "Traceback" not in text
+    return [(began, json.loads(out.splitlines()[-1])) for out, _ in said]
+
+
+def _check(kind: int, moment: str, which: int, count: int = 2) -> None:
+    limit = 1.0 if kind == signal.SIGKILL else _HEARTBEAT
+    for began, (first, *later) in _lose(kind, moment, which, count):
+        seconds, text, names = first[0] - began, first[1], first[2]
+        assert names == [_NAMES[which]], text
+        assert seconds < _BUSY * limit, text
+        assert text.startswith(f"1 of {count} hosts is lost: {_NAMES[which]}.\n")
+        assert f"  {_NAMES[which]}: " in text
+        assert "tests/between/faulty.py:" in text
+        assert "Fix: end all processes, and start them again" in text
+        for _, text, names in later:  # another step, and cluster.check()
+            assert _NAMES[which] in names, text
+
+
+@pytest.mark.slow
+@pytest.mark.gate
+@pytest.mark.parametrize(
+    ("kind", "moment", "which"),
+    [(signal.SIGKILL, "first", 1), (signal.SIGSTOP, "build", 0)],
+)
+def test_a_lost_host_is_named(kind: int, moment: str, which: int) -> None:
+    _check(kind, moment, which)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("moment", ["step", "first", "build", "variable"])
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
+def test_faults(kind: int, moment: str, which: int) -> None:
+    _check(kind, moment, which, count=3)
+
+
+@pytest.mark.slow
+@pytest.mark.gate
+def test_a_program_that_ends_by_an_error_frees_the_others() -> None:
+    started = processes.start("ends_by_an_error", [1, 1])
+    try:
+        said = [process.communicate(timeout=servers.LIMIT) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 1], said[0][1][-4000:]
+    assert said[1][1].count("Traceback") == 1
+    assert "Traceback" not in said[0][1]
+    ((_, text, names),) = json.loads(said[0][0].splitlines()[-1])
+    assert names == ["host-1"]
+    assert "  host-1: its program ended by ValueError: no more memory\n" in text
+    assert "tests/between/faulty.py:" in text
+
+
+@pytest.mark.slow
+def test_programs_end_at_different_times() -> None:
+    started = processes.start("ends_at_different_times", [1, 1, 1])
+    try:
+        said = [process.communicate(timeout=servers.LIMIT) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, (out, text) in zip(started, said, strict=True):
+        assert process.returncode == 0, text[-4000:]
+        assert float(out.splitlines()[-1]) == 3.0
+        assert "Traceback" not in text
+        assert "StartAbort" not in text  # TensorFlow takes nobody for lost
+
+
+@pytest.mark.slow
+def test_a_step_that_fails() -> None:
+    """On all hosts: they go on. On one: the others are told, and nobody goes on."""
+    first, second = processes.run("a_step_fails", [1, 1])
+    for own in (first, second):
+        # v is 1, then 1 + (2 + 2), and so on; the step that failed changed nothing.
+        assert (own["right"], own["both"], own["again"]) == (5.0, True, 17.0)
+        assert own["v"] == 17.0
+        assert own["seconds"] < 10.0
+    assert second["alone"][0] == "InvalidArgumentError"
+    assert "above two" in second["alone"][1]
+    kind, text = first["alone"]
+    assert kind == "HostLostError"
+    assert "  host-1: a step failed there: InvalidArgumentError: " in text
+    assert "above two" in text
+    assert first["after"][0] == second["after"][0] == "HostLostError"
+    assert "this host: a step failed there" in second["after"][1]

@@ -1,0 +1,90 @@
+"""At which places processes can never meet; that they are told is in tests/between."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import _tf
+from replicator.cluster import clashes
+
+
+def _now(kind: str, place: tuple[int, int], which: int = 0) -> clashes._Now:
+    return clashes._Now(kind, which, f"{kind} f at train.py:1", 0.0, place)
+
+
+def _never_meet(one: clashes._Now, other: clashes._Now) -> bool:
+    return other.place in clashes._rivals(one) and clashes._clash(one, other)
+
+
+def test_a_step_and_the_talk_in_place_of_it_never_meet() -> None:
+    # Both had told 3 things and begun 5 steps.
+    runs, waits = _now(clashes._STEP, (3, 6)), _now(clashes._TALK, (4, 5))
+    assert _never_meet(runs, waits) and _never_meet(waits, runs)
+
+
+def test_two_steps_at_one_place_never_meet() -> None:
+    one, other = (_now(clashes._STEP, (3, 6), k) for k in (1, 2))
+    assert _never_meet(one, other) and not _never_meet(one, one)
+
+
+def test_a_process_that_is_ahead_is_waited_for() -> None:
+    """Whatever one does, the others may come to it as long as they are behind."""
+    kinds = (clashes._STEP, clashes._TALK)
+    for one, other in itertools.product(kinds, kinds):
+        behind = _now(one, (4, 5))
+        for place in ((4, 6), (5, 5), (5, 6)):
+            ahead = _now(other, place)
+            if (one, other, place) != (clashes._TALK, clashes._STEP, (3, 6)):
+                assert not _never_meet(behind, ahead), (behind, ahead)
+                assert not _never_meet(ahead, behind), (behind, ahead)
+
+
+def test_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, str] = {}
+    ended: list[str] = []
+    monkeypatch.setattr(_tf, "store_put", kept.__setitem__)
+    monkeypatch.setattr(_tf, "store_delete", kept.__delitem__)
+    monkeypatch.setattr(_tf, "store_get", lambda key, _: kept.get(key))
+    monkeypatch.setattr(_tf, "abort_collectives", ended.append)
+    names = ["host 0 (a:1)", "host 1 (b:2)"]
+    one, other = (clashes.Doing(k, names) for k in (0, 1))
+    for doing in (one, other):
+        assert doing.next_number() == 0
+    with one.running(7, "runs f at train.py:1"):
+        assert other.next_number() == 1
+        with other.waiting("builds g at train.py:2"):
+            assert one._now is not None and other._now is not None
+            one._look(one._now)
+            one.check()  # nobody has told anything else yet
+            other._look(other._now)
+            one._look(one._now)
+    assert ended and len(kept) == 2
+    for doing, first, second in ((one, 0, 1), (other, 1, 0)):
+        with pytest.raises(replicator.MismatchError) as caught:
+            doing.check()
+        lines = str(caught.value).splitlines()
+        assert "would wait for one another for ever" in lines[0]
+        said = ("host 0 (a:1): runs f at", "host 1 (b:2): builds g at")
+        assert said[first] in lines[1] and said[second] in lines[2]
+
+
+def test_steps_of_all_are_told_apart() -> None:
+    def gather(size: int, key: int) -> int | None:
+        @tf.function
+        def step() -> tf.Tensor:
+            return tf.raw_ops.CollectiveGatherV2(
+                input=[1],
+                group_size=size,
+                group_key=1,
+                instance_key=key,
+                ordering_token=[],
+            )
+
+        return clashes.of_all(step.get_concrete_function(), 3)
+
+    assert gather(3, 17) == 17
+    assert gather(2, 17) is None, "of some"

@@ -1,0 +1,51 @@
+"""Steps that fail in one process, or in all; with a store in place of TensorFlow's."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.cluster import clashes, failures, lookout, peers
+
+_ERROR = tf.errors.InvalidArgumentError(
+    None, None, 'Graph\n  File "train.py", line 3, in f\n\nx > 2\n\t [[{{node a}}]] [O]'
+)
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Which processes ended all others, and why."""
+    kept: dict[str, str] = {}
+    found: list[tuple[int, str]] = []
+    monkeypatch.setattr(_tf, "store_put", kept.__setitem__)
+    monkeypatch.setattr(_tf, "store_get", lambda key, _: kept.get(key))
+    monkeypatch.setattr(lookout, "fail", lambda own, text: found.append((own, text)))
+    monkeypatch.setattr(failures, "_GRACE", 0.2)
+    return found
+
+
+def _peers() -> list[peers.Peers]:
+    made = []
+    for k in (0, 1):
+        made.append(peers.Peers(peers.Facts(k, ("a:1", "b:2")), clashes.Doing(k, [])))
+        made[k]._number = 0
+    return made
+
+
+def test_one_ends_the_others(ended: list[tuple[int, str]]) -> None:
+    failures.agree(_peers()[1], _ERROR)
+    assert ended == [(1, "a step failed there: InvalidArgumentError: x > 2")]
+
+
+def test_all_go_on(ended: list[tuple[int, str]]) -> None:
+    threads = [
+        threading.Thread(target=failures.agree, args=(own, _ERROR)) for own in _peers()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended == []

@@ -1,0 +1,18 @@
+"""What processes tell of their ends; that they are found is in tests/between."""
+
+from __future__ import annotations
+
+from replicator.cluster import lookout
+
+
+def test_what_is_told_is_read_out_of_tensorflows_errors() -> None:
+    text = lookout.told(3, "a step failed there:\n \"x\" > 'y' at \\train.py:3")
+    around = f'Graph error: Collective ops is aborted by: {text}\\nThe error {{"a": 1}}'
+    told = {3: "a step failed there: x y at train.py:3"}
+    assert lookout.read(around) == told
+    assert lookout.read(f"{around} and {lookout.told(0, 'b')}") == {**told, 0: "b"}
+    assert lookout.read("Socket closed") == {}
+
+
+def test_what_is_told_is_not_long() -> None:
+    assert len(lookout.told(1, "text " * 1000)) < 400
