@@ -6,8 +6,11 @@ silent for longer than the heartbeat, is an error in all others.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -81,7 +84,8 @@ def join(
     _make_devices(described.hosts[task].cpus or 1)
     addresses = [host.address for host in described.hosts]
     try:
-        _tf.join(addresses, task, silence, limit)
+        with _own_sigterm():
+            _tf.join(addresses, task, silence, limit)
     except (tf.errors.OpError, RuntimeError) as error:
         raise errors.ClusterError(
             errors.compose(
@@ -96,6 +100,22 @@ def join(
     assert known is not None, "it has joined"
     peers.tell_devices(task, _own_devices(task))
     return JoinedCluster(described, task, peers.devices(known, limit), silence)
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Has SIGTERM do afterwards what it did before.
+
+    TensorFlow, when it joins, has itself told of it in place of the program, which then
+    neither ends nor saves. Python changes this in its main thread only.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _make_devices(cpus: int) -> None:
