@@ -6,8 +6,11 @@ others: TensorFlow's coordination service and our own lookout.py see to that.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -88,7 +91,8 @@ def join(
     _make_devices(described.hosts[task].cpus or 1)
     addresses = [host.address for host in described.hosts]
     try:
-        _tf.join(addresses, task, silence, limit)
+        with _own_sigterm():
+            _tf.join(addresses, task, silence, limit)
     except (tf.errors.OpError, RuntimeError) as error:
         raise errors.ClusterError(
             errors.compose(
@@ -106,6 +110,22 @@ def join(
         peers.tell_devices(task, _own_devices(task))
         names = peers.devices(known, limit)
     return JoinedCluster(described, task, names, silence)
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Has SIGTERM do afterwards what it did before.
+
+    TensorFlow, when it joins, has itself told of it in place of the program, which then
+    neither ends nor saves. Python changes this in its main thread only.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _make_devices(cpus: int) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 
 import pytest
 
 from tests.launch import sshd
-from tests.launch.stub import Place
+from tests.launch.stub import Place, wait_until
 
 _FLAGS = ("--mode=between", "--nnodes=2")
 # What programs begin with. `say` writes a line at once, whoever else writes.
@@ -367,7 +368,9 @@ def test_a_host_that_is_lost_is_why_others_fail(
     place.program(_WAIT)
     with place.start(*_here_and_there(remote), "train.py") as started:
         here = _ready(started)["localhost"]
-        os.kill(here, 9)  # as TensorFlow ends it, a moment before
+        keeper = pathlib.Path(f"/proc/{here}/stat").read_text().split()[3]
+        os.kill(here, 9)  # it ends a moment before, as TensorFlow has it
+        wait_until(lambda: not os.path.exists(f"/proc/{keeper}"))
         for pid in remote.connections():
             os.kill(pid, 9)
         _, stderr = started.communicate(timeout=60)

@@ -143,3 +143,35 @@ def test_other_ports_where_one_is_taken(place: Place, task: int) -> None:
     assert done.stderr.count("a port was taken: starting anew with others") == 1
     sums = [line for line in done.stdout.splitlines() if "sum" in line]
     assert sorted(sums) == [f"[localhost-{k}] sum 1111.0" for k in (0, 1)]
+
+
+_ENDS = """
+import signal, sys, time
+import replicator
+
+BEFORE
+cluster = replicator.connect()
+print("ready", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+_SAVES = "signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(5)))"
+
+
+@pytest.mark.parametrize(("before", "status"), [("", 143), (_SAVES, 5)])
+def test_joining_leaves_sigterm_to_the_program(
+    place: Place, before: str, status: int
+) -> None:
+    place.program(_ENDS.replace("BEFORE", before))
+    with place.start(*_FLAGS, "--grace=1000", "train.py", PYTHONPATH=_ROOT) as started:
+        assert started.stdout
+        count = 0
+        while count < 2:
+            line = started.stdout.readline()
+            assert line, started.stderr and started.stderr.read()
+            count += "ready" in line
+        started.terminate()
+        stdout, _ = started.communicate(timeout=300)
+    assert started.returncode == status
+    assert stdout.count("saved") == (2 if before else 0)
+    place.expect_nothing_left()

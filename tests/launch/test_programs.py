@@ -1,0 +1,74 @@
+"""Addresses that all programs are told; the hosts are none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from replicator.launch import ports
+from replicator.launch.commands import Command
+from replicator.launch.flags import Job
+from replicator.launch.hosts import Host
+from replicator.launch.programs import Programs
+
+
+class _Process:
+    """A process that goes on."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.status = asyncio.get_running_loop().create_future()
+
+
+class _Machines:
+    """Hosts that have one address."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.remotes = [None for _ in job.hosts]
+        self.addresses = ["10.0.0.1" for _ in job.hosts]
+        self.tunnel = None
+        self.told: list[Any] = []
+
+    @contextlib.asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        yield
+
+    async def reach(self, retry: bool) -> None: ...
+
+    def python(self, index: int) -> str:
+        return "python"
+
+    async def start(self, index: int, command: Command) -> _Process:
+        self.told.append(json.loads(command.env["REPLICATOR_CLUSTER"]))
+        return _Process(self._job.hosts[index].name)
+
+    def follow(self, process: _Process, on_error: Any) -> None: ...
+
+    def is_ready(self, name: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+def test_no_port_is_given_to_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([5, 5, 6, 7])
+    monkeypatch.setattr(ports, "free_port", lambda: next(found))
+    job = Job((Host("a"), Host("b")), "", ("train.py",))
+
+    async def start() -> list[Any]:
+        made: Any = _Machines(job)
+        await Programs(job, made, 0).start(retry=False)
+        return made.told
+
+    told = asyncio.run(start())
+    assert [one["task"] for one in told] == [0, 1]
+    for one in told:
+        assert [host["address"] for host in one["hosts"]] == [
+            "10.0.0.1:6",
+            "10.0.0.1:7",
+        ]
