@@ -40,6 +40,7 @@ def test_all_run_on_loopback(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.root
 def test_all_run_between_namespaces(tmp_path):
     _skip_without_namespaces()
     _, facts = results("benchmarks.hosts", tmp_path, "--links=1gbit", "--only=1MiB")
@@ -51,6 +52,7 @@ def test_all_run_between_namespaces(tmp_path):
     assert not [n for n in listed.stdout.split() if n.startswith("replicator-")]
 
 
+@pytest.mark.root
 def test_hosts_are_on_networks_of_their_own():
     _skip_without_namespaces()
     with namespaces.linked("1gbit") as made:
