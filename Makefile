@@ -25,7 +25,8 @@ help:
 	@echo "make test-options  run the suite again with each option of Replicator; hours"
 	@echo "make test-plain  run the core of the suite without what is only for speed"
 	@echo "make test-v1  run the tests in sessions as programs of TensorFlow 1"
-	@echo "make test-hosts  run the core of the suite on two other processes, and faults"
+	@echo "make test-hosts  run the core of the suite on two other processes, faults, and"
+	@echo "                 what needs root: hosts that are network namespaces"
 	@echo "make test-clients  train other libraries' models, in an environment of their own"
 	@echo "make test-nightly  run the fast tests with pre-releases of TensorFlow and Keras"
 	@echo "make lint     check formatting, lint rules and types"
@@ -78,6 +79,7 @@ test-hosts: $(VENV)/.test
 		tests/primitives tests/control_flow tests/optimizers tests/test_checkpoints.py \
 		tests/test_savers.py tests/test_saved_model.py
 	$(BIN)/python -m pytest --numprocesses=0 --faults=10 tests/cluster/test_faults.py
+	$(BIN)/python -m pytest --numprocesses=0 -m root tests
 
 # Some stand on Keras 3 and others on tf_keras, as tf.keras.
 test-clients: $(CLIENTS)/.clients

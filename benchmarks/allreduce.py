@@ -63,14 +63,14 @@ def operands(
     return values
 
 
-def added(values: list[tf.Tensor]) -> Reduce:
+def added(values: list[tf.Tensor], device: str = contenders.DEVICES[0]) -> Reduce:
     """Plain TensorFlow: one device adds up all tensors, which lie there."""
-    with tf.device(contenders.DEVICES[0]):
+    with tf.device(device):
         tensors = [tf.identity(value) for value in values]
 
     @tf.function
     def step() -> tf.Tensor:
-        with tf.device(contenders.DEVICES[0]):
+        with tf.device(device):
             return tf.add_n(tensors)
 
     return lambda: [step()]

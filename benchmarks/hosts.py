@@ -69,7 +69,7 @@ def in_graph(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
         module = "benchmarks.on_hosts.in_graph"
         command = (sys.executable, "-m", module, json.dumps(given))
         with turns.running(OURS, hosts[:1], [command], _ENVIRONMENT) as program:
-            yield _runs(program, cells, IN_GRAPH, (OURS,))
+            yield _runs(program, cells, IN_GRAPH, (ONE_REMOTE, OURS))
 
 
 @contextlib.contextmanager
@@ -146,6 +146,9 @@ def joined(link: str) -> Iterator[Sequence[Host]]:
         yield namespaces.LOOPBACK
         return
     with contextlib.ExitStack() as stack:
+        # Namespaces outlive whoever makes them, so this ends in order.
+        before = signal.signal(signal.SIGTERM, lambda n, _: sys.exit(128 + n))
+        stack.callback(signal.signal, signal.SIGTERM, before)
         try:
             hosts = stack.enter_context(namespaces.linked(link))
         except namespaces.Unavailable as error:
@@ -207,7 +210,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         if summed:
             title = f"All-reduce between two hosts, {LINKS[link]}, in ms"
             ratios = [(OURS, SOCKETS), (OURS, GLOO)]
-            made.append(_table(title, summed, (SOCKETS, OURS, GLOO), ratios, SOCKETS))
+            names = (ONE_REMOTE, SOCKETS, OURS, GLOO)
+            made.append(_table(title, summed, names, ratios, SOCKETS))
     return made
 
 
@@ -239,8 +243,6 @@ def _table(
 def main(argv: list[str]) -> None:
     """Measures what the flags ask for, prints the tables and writes the JSON file."""
     cli.refuse_arguments(argv)
-    # Namespaces outlive whoever makes them, so this ends in order.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     by_default = QUICK if cli.QUICK.value else DEFAULT
     cells = cli.choose(cli.ONLY.value or by_default, (*NETWORKS, *SIZES))
     links = cli.choose(_LINKS.value, LINKS)

@@ -217,7 +217,9 @@ def _hosts(found: Mapping[str, Any]) -> list[Target]:
     ours = [v for v in VARIANTS if {v, hosts.DDP} <= set(measured)]
     faster = {v: timing.ratio(measured[hosts.DDP], measured[v]) for v in ours}
     targets = [
-        Target(f"{title}: of one device", of_one, _of(measured, hosts.ONE_REMOTE)),
+        Target(
+            f"{title}: of {hosts.ONE_REMOTE}", of_one, _of(measured, hosts.ONE_REMOTE)
+        ),
         Target(f"{title}: times faster than {hosts.DDP}", times, faster, False),
     ]
     for link, size, other, bound in HOSTS_SUMS:

@@ -36,11 +36,17 @@ class Pair:
     there: namespaces.Host
     server: sshd.Server
 
-    def set_link(self, state: str) -> None:
-        """Has the link between them be "up" or "down", on both sides."""
-        for host in (self.here, self.there):
-            words = ["ip", "-n", str(host.namespace), "link", "set", host.interface]
-            subprocess.run([*words, state], check=True)
+    def set_link(self, state: str, far: bool = False) -> None:
+        """Has the link between them be "up" or "down".
+
+        Args:
+            state: Which.
+            far: Whether that happens at the other end, so that nobody here is told:
+                what is sent is lost.
+        """
+        host = self.there if far else self.here
+        words = ["ip", "-n", str(host.namespace), "link", "set", host.interface]
+        subprocess.run([*words, state], check=True)
 
 
 @contextlib.contextmanager

@@ -59,13 +59,20 @@ def sums(nbytes: int, devices: Sequence[str]) -> dict[str, Make]:
         nbytes: Of each replica's tensor.
         devices: One of each host.
     """
+    operands = functools.cache(
+        lambda: allreduce.operands(nbytes, len(devices), devices)
+    )
+
+    def one() -> timing.Run:
+        # What a call takes that reaches another host, and communicates nothing there.
+        reduce = allreduce.added(operands(), devices[-1])
+        return allreduce.checked(reduce, operands(), ONE_REMOTE)
 
     def ours() -> timing.Run:
-        values = allreduce.operands(nbytes, len(devices), devices)
-        reduce = allreduce.replicated(values, names=devices)
-        return allreduce.checked(reduce, values, OURS)
+        reduce = allreduce.replicated(operands(), names=devices)
+        return allreduce.checked(reduce, operands(), OURS)
 
-    return {OURS: ours}
+    return {ONE_REMOTE: one, OURS: ours}
 
 
 def names(cells: Sequence[str], devices: Sequence[str]) -> Mapping[str, Make]:

@@ -20,7 +20,9 @@ from replicator.launch.servers import Servers
 from replicator.launch.shared import Shared
 from replicator.launch.signals import Signals
 
-_LAST_WORDS = 1.0  # seconds that the program has to say what a server's death means
+# Seconds that the program has to say what a server's death means; at most so large a
+# part of a heartbeat, within which the host is to be named.
+_LAST_WORDS, _LAST_WORDS_PART = 1.0, 0.2
 _CAUSES = 0.5  # seconds in which a server's death may become known after that
 
 
@@ -59,7 +61,8 @@ class InGraph(Attempt):
             return failed
         serving = [process.status for process in servers.processes]
         if any(status.done() for status in serving):
-            await self._first([self._program.status], _LAST_WORDS)
+            limit = min(_LAST_WORDS, _LAST_WORDS_PART * self._job.heartbeat)
+            await self._first([self._program.status], limit)
         elif self._program.status.done() and self._program.status.result() != 0:
             await self._first(serving, _CAUSES)
         return self._outcome(servers)

@@ -19,6 +19,8 @@ from replicator.launch.processes import LOST, Process
 _FAILED = 255  # the status of ssh where it cannot do what it should
 _NOT_FOUND = (126, 127)  # a shell's status for a command that does not exist
 _BEATS = 3  # heartbeats are sent, and expected, so often in their time
+# The part of a heartbeat after which a silent host is lost: it is to be named within.
+_SILENT = 0.7
 _MOST_SAID = 300
 
 
@@ -171,7 +173,7 @@ async def connect(host: Host, job: Job, python: str) -> Remote:
         connection = await asyncssh.connect(
             host.name,
             # A silent host is lost after one interval and so many without an answer.
-            keepalive_interval=job.heartbeat / (_BEATS + 1),
+            keepalive_interval=_SILENT * job.heartbeat / (_BEATS + 1),
             keepalive_count_max=_BEATS,
             connect_timeout=job.start_timeout,
             login_timeout=job.start_timeout,

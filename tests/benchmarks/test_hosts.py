@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import pathlib
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from benchmarks import hosts
 from benchmarks.on_hosts import namespaces, turns, wire
-from tests.benchmarks.helpers import as_dict, refusal, results
+from tests.benchmarks.helpers import REPOSITORY, as_dict, refusal, results
 
 
 def _skip_without_namespaces():
@@ -34,23 +37,25 @@ def test_all_run_on_loopback(tmp_path):
     assert losses[0][-1] < losses[0][0]
     for other in losses[1:]:
         assert other == pytest.approx(losses[0], rel=1e-4)
-    assert list(found["4KiB"]) == [hosts.OURS, hosts.SOCKETS]
+    assert list(found["4KiB"]) == [hosts.ONE_REMOTE, hosts.OURS, hosts.SOCKETS]
     for title in ("A step on two hosts, loopback", "All-reduce between two hosts"):
         assert title in printed
 
 
 @pytest.mark.slow
+@pytest.mark.root
 def test_all_run_between_namespaces(tmp_path):
     _skip_without_namespaces()
     _, facts = results("benchmarks.hosts", tmp_path, "--links=1gbit", "--only=1MiB")
     found = facts["results"]["1gbit"]["1MiB"]
-    assert list(found) == [hosts.OURS, hosts.SOCKETS]
-    for one in found.values():  # 8 Mbit, of which a part may pass at once
-        assert min(one["rounds"]) > 0.5 * 8 * 2**20 / 1e9
+    assert list(found) == [hosts.ONE_REMOTE, hosts.OURS, hosts.SOCKETS]
+    for name in list(found)[1:]:  # 8 Mbit, of which a part may pass at once
+        assert min(found[name]["rounds"]) > 0.5 * 8 * 2**20 / 1e9
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
     assert not [n for n in listed.stdout.split() if n.startswith("replicator-")]
 
 
+@pytest.mark.root
 def test_hosts_are_on_networks_of_their_own():
     _skip_without_namespaces()
     with namespaces.linked("1gbit") as made:
@@ -63,6 +68,23 @@ def test_hosts_are_on_networks_of_their_own():
         for host, other, said in zip(made, made[::-1], inside, strict=True):
             assert f"{host.interface}" in said and host.address in said
             assert other.address not in said
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_namespaces_are_removed_when_it_is_ended():
+    _skip_without_namespaces()
+    flags = ["--quick", "--links=1gbit", "--only=4KiB"]
+    command = [sys.executable, "-m", "benchmarks.hosts", *flags]
+    folder = pathlib.Path("/run/netns")
+    with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE) as started:
+        own = f"replicator-{started.pid}-*"
+        while not list(folder.glob(own)):
+            assert started.poll() is None
+            time.sleep(0.05)
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(300) == 128 + signal.SIGTERM
+    assert not list(folder.glob(own))
 
 
 def test_what_is_missing_is_one_line(monkeypatch):

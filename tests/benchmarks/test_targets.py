@@ -118,4 +118,4 @@ def test_without_torch_the_targets_that_need_it_are_not_measured():
     by_name = {hosts.ONE_REMOTE: as_dict(0.03), OURS: as_dict(0.06)}
     found = {hosts.NAME: {hosts.WIRE: {"large": by_name}}}
     (line,) = [target for target in targets.judge(found) if target.values]
-    assert line.what == "1024-2048x3-10 MLP, two hosts, 1 Gbit/s: of one device"
+    assert line.what == "1024-2048x3-10 MLP, two hosts, 1 Gbit/s: of one remote device"

@@ -95,7 +95,7 @@ def test_losses_are_those_of_one_device(finished, example):
     tf.keras.utils.set_random_seed(1)
     with tf.device("CPU:0"):
         model = example.make_model()
-        optimizer = tf.keras.optimizers.Adam(2e-3)
+        optimizer = tf.keras.optimizers.SGD(0.05, 0.9)
         optimizer.build(model.trainable_variables)
     loss_fn = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -117,7 +117,9 @@ def test_losses_are_those_of_one_device(finished, example):
             batch = order[number * 64 : (number + 1) * 64]
             losses.append(float(step(train.images[batch], train.labels[batch])))
     found = history(finished[0])["loss"]
-    np.testing.assert_allclose(found, losses, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[:10], losses[:10], rtol=1e-5)
+    # Rounding grows: by 2e-3 until here where one device takes the batch in two parts.
+    np.testing.assert_allclose(found, losses, rtol=1e-2)
 
 
 @pytest.mark.slow

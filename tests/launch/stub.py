@@ -61,6 +61,7 @@ class Place:
         folder: Where programs are, and the working directory.
         env: The environment of launchers.
         mark: The value of MARK.
+        prefix: What launchers are run by, where that is on another network.
     """
 
     def __init__(self, root: pathlib.Path) -> None:
@@ -73,6 +74,7 @@ class Place:
         self.folder = root / "work"
         self.folder.mkdir()
         self.mark = uuid.uuid4().hex
+        self.prefix: list[str] = []
         self.env = {
             **os.environ,
             "PYTHONPATH": str(root / "path"),
@@ -98,7 +100,7 @@ class Place:
     def start(self, *arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
         """Starts the launcher; kills it in the end."""
         with subprocess.Popen(
-            [sys.executable, "-m", "replicator.launch", *arguments],
+            [*self.prefix, sys.executable, "-m", "replicator.launch", *arguments],
             cwd=self.folder,
             env={**self.env, **env},
             stdin=subprocess.DEVNULL,
