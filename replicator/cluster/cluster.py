@@ -165,7 +165,8 @@ class Cluster:
 
         Its master is this process: inputs that call Python run here, and files of
         Savers are here. What `tf.py_function` or `tf.numpy_function` call is not known
-        on other hosts: put these under `tf.device("/job:master/task:0")`.
+        on other hosts: put these under `tf.device("/job:master/task:0")`. Once a host
+        is lost, `run` fails and `close` waits until its server is started again.
 
         Example:
             >>> repl = replicator.Replicator(cluster.devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -58,12 +59,15 @@ def _of_answering(task: int, address: str, silence: float) -> str | None:
 
 def _knows_us(task: int) -> bool:
     """Whether a server that answers is the one to which this process connected."""
+    # In a thread of its own, which executes eagerly: here a graph may be being built,
+    # to which nothing must be added, or which is finalized.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(_computes, task).result()
+
+
+def _computes(task: int) -> bool:
     try:
-        # Not as part of a graph that is being built.
-        with (
-            tf.init_scope(),
-            tf.device(f"/job:{state.WORKER}/task:{task}/device:CPU:0"),
-        ):
+        with tf.device(f"/job:{state.WORKER}/task:{task}/device:CPU:0"):
             tf.identity(0)  # a server that was started again has no such client
     except tf.errors.OpError:
         return False

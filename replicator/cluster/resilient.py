@@ -87,7 +87,7 @@ def resilient(
             _let_go(error)
         restarts += 1
         logging.warning("%s Connecting again, %d of %d.", found, restarts, max_restarts)
-        cluster = _connect(hosts, timeout, options)
+        cluster = _connect(cluster, hosts, timeout, options)
     cluster.close()
     return result
 
@@ -101,12 +101,15 @@ def _let_go(error: BaseException | None) -> None:
     gc.collect()
 
 
-def _connect(hosts: Any, timeout: float, options: dict[str, Any]) -> Cluster:
+def _connect(
+    before: Cluster, hosts: Any, timeout: float, options: dict[str, Any]
+) -> Cluster:
     """Connects anew, to whichever hosts there are by the time they all answer."""
     until = time.monotonic() + timeout
     while True:
         left = until - time.monotonic()
         try:
+            before.close()  # hosts that were only silent, or cut off, still know us
             return connection.connect(
                 hosts, timeout=max(0.1, min(_AT_ONCE, left)), **options
             )

@@ -25,7 +25,12 @@ _SAID: dict[str, tuple[str, list[str]]] = {
     "variable": ("MismatchError", ["v:0.assign_add and w:0.assign_add"]),
     "new_variable": (
         "MismatchError",
-        ["every host creates a variable", ": '(3,)' at ", ": '(4,)' at ", "Fix: make the"],
+        [
+            "every host creates a variable",
+            ": '(3,)' at ",
+            ": '(4,)' at ",
+            "Fix: make the",
+        ],
     ),
     "one_step_more": (
         "MismatchError",
@@ -36,7 +41,10 @@ _SAID: dict[str, tuple[str, list[str]]] = {
         "MismatchError",
         [": fusion=True at ", ": fusion=False at ", "the same arguments"],
     ),
-    "dataset": ("MismatchError", ["reads a dataset, and they differ", ": 4 at ", ": 6 at "]),
+    "dataset": (
+        "MismatchError",
+        ["reads a dataset, and they differ", ": 4 at ", ": 6 at "],
+    ),
     "strings": ("ReplicatorError", ["string cannot cross hosts in between-graph mode"]),
     "unknown_rank": (
         "ReplicatorError",

@@ -1,9 +1,10 @@
 """A training over two hosts in which faults happen, in a process of its own.
 
 `python -m tests.cluster.faulty KIND MOMENT HOST COUNT` prints, as JSON, how long it
-took to name the host, whom, and what became of the losses. KIND is kill, stop or cut
-(the link, which needs root); MOMENT is build, step, function (a tf.function of the
-user's) or checkpoint.
+took to name the host, whom, and what became of the losses. KIND is kill, stop, pause (a
+stop that ends) or cut (the link, which needs root); HOST is 0, 1, or 2 for both, which
+is this process' own link; MOMENT is build, step, function (a tf.function of the user's)
+or checkpoint.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ HEARTBEAT = 3.0
 _STEPS, _EVERY = 24, 4
 _FAULT_AT = 10  # in the middle between two checkpoints
 NAMES = ("host-a", "host-b")
+CLIENT = 2  # in place of a host's number
 
 
 class Hosts:
@@ -59,20 +61,30 @@ class Hosts:
 
     def fail(self, which: int) -> None:
         """Makes one fail; called from whichever thread."""
-        server = self.active[which]
-        if self._kind == "kill":
-            server.kill()
-        elif self._kind == "stop":
-            server.send_signal(signal.SIGSTOP)
-        else:
-            _ip(f"link set rv{server.number} down")
+        for server in self._chosen(which):
+            if self._kind == "kill":
+                server.kill()
+            elif self._kind in ("stop", "pause"):
+                server.send_signal(signal.SIGSTOP)
+            else:
+                _ip(f"link set rv{server.number} down")
 
     def replace(self, which: int) -> None:
-        """Has another take its place; called from the main thread, their parent."""
+        """Has another take its place, or mends it; called from the main thread."""
+        if self._kind == "pause" or which == CLIENT:
+            for server in self._chosen(which):
+                if self._kind == "pause":
+                    server.send_signal(signal.SIGCONT)
+                else:
+                    _ip(f"link set rv{server.number} up")
+            return
         self._end(self.active[which])
         self.active[which] = self._started.pop(0)
         self._started.append(self._start())
         self.describe()
+
+    def _chosen(self, which: int) -> list[Any]:
+        return self.active if which == CLIENT else [self.active[which]]
 
     def end(self) -> None:
         """Ends all."""

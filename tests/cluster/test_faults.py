@@ -35,14 +35,18 @@ def _train(kind, moment, which, count, patience=1.0):
     )
     assert done.returncode == 0, done.stderr[-6000:]
     found = json.loads(done.stdout.splitlines()[-1])
+    print(kind, moment, which, found["seconds"])  # for those who collect them
+    lost = list(faulty.NAMES if which == faulty.CLIENT else [faulty.NAMES[which]])
     assert (
         found["wrong"] == [[]] * count
     )  # losses are those of an uninterrupted run, to the bit
-    assert found["named"] == [[faulty.NAMES[which]]] * count
+    assert found["named"] == [lost] * count
     limit = 1.0 if kind == "kill" else faulty.HEARTBEAT
     assert max(found["seconds"]) < patience * limit, found["seconds"]
     (text,) = found["errors"]
-    assert text.startswith(f"1 of 2 hosts is lost: {faulty.NAMES[which]}.\n")
+    verb = "is" if len(lost) == 1 else "are"
+    beginning = f"{len(lost)} of 2 hosts {verb} lost: {', '.join(lost)}.\n"
+    assert text.startswith(beginning)
     assert "Fix: connect again and restore a checkpoint" in text
 
 
@@ -58,9 +62,27 @@ def test_a_step_is_freed_and_the_training_goes_on(kind, which):
 @pytest.mark.parametrize("moment", _MOMENTS)
 @pytest.mark.parametrize("kind", ["kill", "stop", "cut"])
 def test_faults(kind, moment, which, request):
-    if kind == "cut" and (os.geteuid() != 0 or shutil.which("ip") is None):
-        pytest.skip("only root can cut links, by ip of iproute2")
+    if kind == "cut":
+        _need_links()
     _train(kind, moment, which, request.config.getoption("--faults"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_host_that_comes_back_is_used_again(which, request):
+    _train("pause", "step", which, request.config.getoption("--faults"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", _MOMENTS)
+def test_a_client_that_is_cut_off(moment, request):
+    _need_links()
+    _train("cut", moment, faulty.CLIENT, request.config.getoption("--faults"))
+
+
+def _need_links():
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("only root can cut links, by ip of iproute2")
 
 
 def test_without_a_cluster_errors_stay_what_they_are():
