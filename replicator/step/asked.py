@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from replicator.inputs import checks, feeds
+from replicator.inputs import checks, feeds, making
 from replicator.inputs.given import Given, in_graph
 from replicator.world import World
 
@@ -87,7 +87,7 @@ class Handed:
             return None
         own = in_graph(leaves[: len(self._element.leaves)])
         sources = self._element.of_each_replica(own)
-        return feeds.values_feed(sources, world, self._mode)
+        return making.values_feed(sources, world, self._mode)
 
     def of_one_replica(self, leaves: Sequence[Any]) -> list[Any]:
         """Returns those of the leaves that a replica is given for itself.

@@ -18,7 +18,7 @@ from replicator import _tf, context, devices, errors, values
 from replicator.cluster import clashes, peers
 from replicator.costs import cost
 from replicator.graph.order import ordering
-from replicator.inputs import feeds
+from replicator.inputs import feeds, making
 from replicator.interop import distribute
 from replicator.plan import plan as plans
 from replicator.primitives import table
@@ -306,7 +306,7 @@ class Step:
         if known is not None:
             return known
         with peers.telling(self._settings.peers), tf.init_scope():
-            feed = feeds.make_feed(
+            feed = making.make_feed(
                 self._asked.source,
                 self._settings.world,
                 self._asked.input_mode,

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import InputContext, InputError
-from replicator.inputs import feeds, iterators
+from replicator.inputs import iterators, making
 from replicator.world import World
 from tests import helpers
 
@@ -205,7 +205,7 @@ def test_tensors_are_fed_as_they_are(mode):
 def test_nothing_waits_for_values_that_are_there(function):
     """Waiting would take each step through all devices before it starts."""
     value = tf.constant(1.0)
-    feed = feeds.make_feed(
+    feed = making.make_feed(
         lambda: (lambda: value) if function else value,
         World.all_here(helpers.make(2).devices),
         "per_replica",

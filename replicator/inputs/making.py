@@ -1,0 +1,214 @@
+"""Makes a feed of what a user gives: a Dataset, an input_fn, or values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.cluster.peers import Peers
+from replicator.inputs import (
+    agreed_ends,
+    checks,
+    ends,
+    iterators,
+    moving,
+    places,
+    shards,
+    together,
+)
+from replicator.inputs.feeds import DatasetFeed, Feed, PartFeed, ShardsFeed, ValuesFeed
+from replicator.inputs.input_context import InputContext
+from replicator.world import World
+
+_CONTEXT_NAMES = ("ctx", "context", "input_context")  # asked for, even with a default
+
+
+def make_feed(
+    inputs: Any,
+    world: World,
+    input_mode: str,
+    remainder: str = "drop",
+    peers: Peers | None = None,
+) -> Feed:
+    """Makes a Dataset, or what an input_fn returns, feed the replicas.
+
+    Args:
+        inputs: A Dataset; or an input_fn, which takes an InputContext, or nothing, and
+            returns a Dataset, a function that returns an element, or an element (a nest
+            of tensors).
+        world: All replicas there are, and those that are built here, which are fed.
+        input_mode: "per_replica": input_fn is called once per replica; a Dataset made
+            without an InputContext is dealt, element by element, since every replica
+            would see all of it. "per_worker": it is called once, and dealt.
+            "global_batch": it is called once, and each element is split.
+        remainder: What becomes of a last round that has not an element for each
+            replica, "drop" or "pad".
+        peers: The processes that build the other replicas, if there are any.
+
+    Raises:
+        InputError: What it returns cannot feed a step.
+    """
+    shared = True
+    if isinstance(inputs, checks.DATASETS):
+        checks.check_here(inputs)
+        # A copy: what is kept for a dataset may not hold it, or both would stay.
+        sources: list[Any] = [copy.copy(inputs)]
+    else:
+        sources, shared = _sources(inputs, world, input_mode)
+    if not isinstance(sources[0], checks.DATASETS):
+        return values_feed(sources, world, input_mode)
+    checks.check_alike([source.element_spec for source in sources])
+    if peers is None:
+        return _datasets_feed(inputs, sources, world.devices, input_mode, remainder)
+    if shared:
+        together.check(inputs, sources[0], peers)
+        devices = together.devices(world)
+        whole = _datasets_feed(inputs, sources, devices, input_mode, remainder)
+        feed: Feed = PartFeed(whole, world.local)
+    else:
+        if remainder == "pad":
+            agreed_ends.refuse_padding()
+        feed = _datasets_feed(inputs, sources, world.devices, input_mode, remainder)
+    feed.agree(peers)
+    return feed
+
+
+def values_feed(sources: Sequence[Any], world: World, input_mode: str) -> Feed:
+    """Makes functions or tensors feed the replicas; see `make_feed`.
+
+    Args:
+        sources: One per local replica; or one that is split.
+        world: All replicas there are, and those that are built here, which are fed.
+        input_mode: As there.
+    """
+    if input_mode != "global_batch":
+        return ValuesFeed(sources, world.devices)
+    host = places.middle(world.devices)
+    feed = ShardsFeed(
+        ValuesFeed(sources[:1], [host]),
+        lambda whole: shards.split(whole[0], world.num_replicas),
+        host,
+    )
+    return PartFeed(feed, world.local) if world.processes else feed
+
+
+def _host_id(hosts: Sequence[int], world: World, replica_id: int | None) -> int:
+    """Returns the host of a replica, or of the one pipeline there is."""
+    if world.processes:
+        return hosts[world.local[0]]
+    return hosts[0 if replica_id is None else world.place(replica_id)]
+
+
+def _sources(
+    input_fn: Callable[..., Any], world: World, input_mode: str
+) -> tuple[list[Any], bool]:
+    """Calls an input_fn.
+
+    Returns:
+        What feeds each local replica, or one source for all replicas; and whether it is
+        the latter.
+    """
+    takes_context = _takes_context(input_fn)
+    per_replica = input_mode == "per_replica"
+    count = world.num_replicas if per_replica else 1
+    number = 0  # of the pipeline, if it is not that of one replica
+    if input_mode == "per_worker" and world.processes:
+        number, count = world.processes[world.local[0]], len(set(world.processes))
+    hosts = world.processes or places.hosts(world.devices)
+    sources: list[Any] = []
+    for pipeline_id in world.local if per_replica else (number,):
+        info = InputContext(
+            pipeline_id if per_replica else world.local[0],
+            world.num_replicas,
+            pipeline_id,
+            count,
+            host_id=_host_id(hosts, world, pipeline_id if per_replica else None),
+            num_hosts=max(hosts) + 1,
+        )
+        source = checks.called(input_fn, (info,) if takes_context else ())
+        checks.check_source(source, input_fn, input_mode)
+        sources.append(source)
+        if not takes_context and isinstance(source, tf.data.Dataset):
+            break  # one pipeline, dealt: each element once, however it is shuffled
+    kinds = {checks.source_kind(source) for source in sources}
+    if len(kinds) > 1:
+        raise errors.InputError(
+            errors.compose(
+                f"input_fn {checks.name_of(input_fn)} returns different kinds of input "
+                f"for different replicas: {', '.join(sorted(kinds))}.",
+                errors.sites_of("input_fn", input_fn),
+                "return the same kind for every replica.",
+            )
+        )
+    shared = input_mode == "global_batch" or (per_replica and not takes_context)
+    return sources, shared or not (per_replica or world.processes)
+
+
+def _datasets_feed(
+    made_by: Any,
+    datasets: Sequence[tf.data.Dataset],
+    devices: Sequence[str],
+    input_mode: str,
+    remainder: str,
+) -> Feed:
+    """Makes datasets, one for each replica or for all of them, feed the replicas.
+
+    A pipeline for replicas of several hosts stays in this process: it has one state.
+    """
+    middle, count = places.middle(devices), len(devices)
+    if remainder == "pad" and input_mode != "global_batch" and len(datasets) > 1:
+        rounds = _sited(made_by, [ends.together(datasets)], devices)
+        return ShardsFeed(
+            DatasetFeed(rounds, [places.cpu_beside(devices[0])]),
+            lambda whole: ends.weighed(whole[0]),
+            middle,
+        )
+    if remainder == "pad" and input_mode != "global_batch":
+        filled = ends.padded(datasets[0], count - 1)
+        sited = _sited(made_by, [filled], devices)
+        return ShardsFeed(DatasetFeed(sited, devices), ends.weighed, middle)
+    sited = _sited(made_by, datasets, devices)
+    if input_mode == "global_batch":
+        return ShardsFeed(
+            DatasetFeed(sited, [places.cpu_beside(devices[0])]),
+            lambda whole: shards.split(whole[0], count),
+            middle,
+        )
+    return DatasetFeed(sited, devices)
+
+
+def _sited(
+    made_by: Any, datasets: Sequence[tf.data.Dataset], devices: Sequence[str]
+) -> list[moving.Sited]:
+    """Moves datasets to the hosts of the replicas that they feed."""
+    fed = [devices] if len(datasets) == 1 else [[device] for device in devices]
+    with tf.init_scope():
+        sited = [
+            moving.moved(iterators.without_autotuner(dataset), places.home(own))
+            for dataset, own in zip(datasets, fed, strict=True)
+        ]
+    moving.warn_of_those_that_stay(sited, made_by)
+    return sited
+
+
+def _takes_context(input_fn: Callable[..., Any]) -> bool:
+    """Whether an input_fn has a parameter for the InputContext."""
+    required = checks.required(input_fn)
+    if len(required) > 1 or any(p.kind == p.KEYWORD_ONLY for p in required):
+        names = ", ".join(p.name for p in required)
+        raise errors.InputError(
+            errors.compose(
+                f"input_fn {checks.name_of(input_fn)} must be given {names}.",
+                errors.sites_of("input_fn", input_fn),
+                "let it take an InputContext, or nothing.",
+            )
+        )
+    named = any(
+        p.name in _CONTEXT_NAMES and p.kind != p.KEYWORD_ONLY
+        for p in checks.parameters(input_fn)[:1]
+    )
+    return bool(required) or named
