@@ -23,6 +23,7 @@ from absl import app, flags
 from benchmarks import allreduce, cli, results, timing
 from benchmarks.contenders import MIRRORED, OURS
 from benchmarks.on_hosts import namespaces, turns
+from benchmarks.on_hosts.between import BETWEEN
 from benchmarks.on_hosts.in_graph import ONE_REMOTE, WORKLOADS
 from benchmarks.on_hosts.namespaces import Host
 from benchmarks.tables import Table, milliseconds
@@ -45,7 +46,8 @@ SOCKETS = "plain sockets"
 IN_GRAPH = (ONE_REMOTE, OURS, MIRRORED)
 _WARM_UP = 3
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
-_TORCH_PORT, _WIRE_PORT = 29500, 29501  # in namespaces, where all are free
+_TORCH_PORT, _WIRE_PORT, _BETWEEN_PORT = 29500, 29501, 29510
+# In namespaces all ports are free.
 
 # By the name of a cell and of a contender.
 Runs = dict[str, dict[str, timing.Run]]
@@ -70,6 +72,23 @@ def in_graph(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
         command = (sys.executable, "-m", module, json.dumps(given))
         with turns.running(OURS, hosts[:1], [command], _ENVIRONMENT) as program:
             yield _runs(program, cells, IN_GRAPH, (ONE_REMOTE, OURS))
+
+
+@contextlib.contextmanager
+def between(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
+    """Gives Replicator in a program on each host."""
+    addresses = [
+        f"{host.address}:{_free_port([host], _BETWEEN_PORT + k)}"
+        for k, host in enumerate(hosts)
+    ]
+    given = {"hosts": addresses, "cells": list(cells)}
+    module = ("-m", "benchmarks.on_hosts.between")
+    commands = [
+        (sys.executable, *module, json.dumps({**given, "task": task}))
+        for task in range(len(hosts))
+    ]
+    with turns.running(BETWEEN, hosts, commands, _ENVIRONMENT) as program:
+        yield _runs(program, cells, (BETWEEN,), (BETWEEN,))
 
 
 @contextlib.contextmanager
@@ -108,7 +127,7 @@ def torch(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
 
 
 # Each gives what its processes can run, on these hosts, of these cells.
-PROGRAMS = (in_graph, sockets, torch)
+PROGRAMS = (in_graph, between, sockets, torch)
 
 
 def _runs(
@@ -205,12 +224,14 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         summed = {cell: m for cell, m in measured.items() if cell in SIZES}
         if trained:
             title = f"A step on two hosts, {LINKS[link]}, in ms"
-            ratios = [(OURS, ONE_REMOTE), (MIRRORED, ONE_REMOTE), (DDP, OURS)]
-            made.append(_table(title, trained, (*IN_GRAPH, DDP), ratios, ONE_REMOTE))
+            ratios = [(name, ONE_REMOTE) for name in (OURS, MIRRORED, BETWEEN)]
+            ratios += [(DDP, OURS), (DDP, BETWEEN)]
+            names = (*IN_GRAPH, BETWEEN, DDP)
+            made.append(_table(title, trained, names, ratios, ONE_REMOTE))
         if summed:
             title = f"All-reduce between two hosts, {LINKS[link]}, in ms"
-            ratios = [(OURS, SOCKETS), (OURS, GLOO)]
-            names = (ONE_REMOTE, SOCKETS, OURS, GLOO)
+            ratios = [(a, b) for a in (OURS, BETWEEN) for b in (SOCKETS, GLOO)]
+            names = (ONE_REMOTE, SOCKETS, OURS, BETWEEN, GLOO)
             made.append(_table(title, summed, names, ratios, SOCKETS))
     return made
 

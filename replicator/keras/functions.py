@@ -140,7 +140,7 @@ class BatchFunction:
         """
         owners = self._settings.factory.owners()
         variables = repair.mirrored(function.captured_inputs, owners)
-        return repair.equal_after_errors(function, variables)
+        return repair.equal_after_errors(function, variables, self._settings.peers)
 
     def is_of(self, kind: str, size: tf.Tensor) -> tf.Tensor:
         """Returns whether a batch of a size that a graph knows is of a kind.

@@ -15,7 +15,7 @@ def judged(found):
 
 def test_without_results_no_target_is_reached():
     lines = judged({})
-    assert len(lines) == 2 * 3 * len(targets.STEPS) + 9 + 2 * 2 * len(fit.BATCHES) + 5
+    assert len(lines) == 2 * 3 * len(targets.STEPS) + 9 + 2 * 2 * len(fit.BATCHES) + 7
     assert all(target.reached is None for target in lines.values())
     rows = targets.table(list(lines.values())).rows
     assert {row[-1] for row in rows} == {"not measured"}
