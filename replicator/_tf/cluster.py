@@ -131,7 +131,12 @@ def joined() -> tuple[int, tuple[str, ...]] | None:
 def joined_server() -> Any:
     """Returns the tf.train.ServerDef by which this process joined others, or None."""
     existing = context.context_safe()
-    return None if existing is None else existing._collective_ops_server_def
+    made = None if existing is None else existing._collective_ops_server_def
+    if made is None:
+        return None
+    # Strategies of tf.distribute join others as well, and set no limit for that.
+    told = made.default_session_config.experimental.coordination_config
+    return made if told.cluster_register_timeout_in_ms else None
 
 
 def abort_collectives(text: str) -> None:

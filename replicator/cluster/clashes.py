@@ -65,7 +65,7 @@ class Doing(threading.Thread):
         self._usual = 0.0  # seconds of the longest step so far
         self._now: _Now | None = None
         self._said: tuple[int, int] | None = None
-        self._clash: str | None = None
+        self._clash: errors.MismatchError | None = None
 
     @contextlib.contextmanager
     def running(self, which: int, text: str) -> Iterator[None]:
@@ -97,7 +97,7 @@ class Doing(threading.Thread):
     def check(self) -> None:
         """Raises MismatchError if this process and another can never meet."""
         if self._clash is not None:
-            raise errors.MismatchError(self._clash)
+            raise self._clash
 
     def run(self) -> None:
         """Looks now and then, until the process ends."""
@@ -126,10 +126,12 @@ class Doing(threading.Thread):
                     return
 
     def _give_up(self, now: _Now, name: str, other: _Now) -> None:
-        self._clash = errors.compose(
-            "the hosts do not do the same, and would wait for one another for ever.",
-            [f"{self._names[self._own]}: {now.text}", f"{name}: {other.text}"],
-            _FIX,
+        self._clash = errors.MismatchError(
+            errors.compose(
+                "the hosts do not do the same, and would wait for one another forever.",
+                [f"{self._names[self._own]}: {now.text}", f"{name}: {other.text}"],
+                _FIX,
+            )
         )
         _tf.abort_collectives("the hosts do not do the same")
 

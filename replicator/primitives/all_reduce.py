@@ -42,7 +42,7 @@ from replicator.primitives import (
 )
 from replicator.primitives.levels import Received
 
-FACTS = Facts(algorithm="hub", same_for_all=True)
+FACTS = Facts(algorithm="hub", same_for_all=True, reduces_for_all=True)
 
 
 def all_reduce(

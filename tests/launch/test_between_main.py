@@ -61,7 +61,6 @@ def _expect_equal(found: dict[str, tuple]) -> None:
     )
 
 
-@pytest.mark.gate
 def test_hosts_train_alike(place: Place) -> None:
     place.program(_TRAIN)
     found = _trained(place.launch(*_FLAGS, "train.py", PYTHONPATH=_ROOT))

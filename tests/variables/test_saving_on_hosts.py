@@ -19,6 +19,9 @@ _EXPECTED = {
 }
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
     """The folders in which the two servers and the client run."""

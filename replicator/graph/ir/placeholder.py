@@ -82,6 +82,8 @@ class Facts:
         split: The option that names the axis along which operands are split, if any.
         end: Of a message, "sends" or "receives".
         orders_effects: Whether what is behind a call waits for what is before it.
+        reduces_for_all: Whether its option "op" says how each operand is reduced, and
+            all that take part receive the result.
     """
 
     algorithm: str = "direct"
@@ -89,6 +91,7 @@ class Facts:
     split: str | None = None
     end: str | None = None
     orders_effects: bool = False
+    reduces_for_all: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

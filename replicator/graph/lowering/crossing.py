@@ -213,7 +213,7 @@ def adds_up(calls: Sequence[Call]) -> bool:
         calls: Those of all participants.
     """
     call = calls[0]
-    if call.primitive != "all_reduce" or call.options["op"] not in ("sum", "mean"):
+    if not call.facts.reduces_for_all or call.options["op"] not in ("sum", "mean"):
         return False
     flag = 1 if call.options.get("when") else 0
     return all(

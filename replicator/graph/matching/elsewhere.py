@@ -179,7 +179,7 @@ def own(sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]) -> O
     found = {
         site.call.key: factors.facts(site.operands)
         for site in sites
-        if isinstance(site, Placeholder) and site.call.primitive == "all_reduce"
+        if isinstance(site, Placeholder) and site.call.facts.reduces_for_all
     }
     return Own(list(calls.values()), paths, stops, waits, found)
 

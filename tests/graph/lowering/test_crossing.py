@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.graph.ir.placeholder import Call, Value
+from replicator.graph.ir.placeholder import Call, Facts, Value
 from replicator.graph.lowering import crossing
 from replicator.graph.matching.elsewhere import Elsewhere
 from replicator.world import World
@@ -24,8 +24,11 @@ _DTYPES = (
 
 def _call(*shapes, dtype="float32", primitive="all_reduce", op="sum"):
     values = tuple(Value(dtype, shape) for shape in shapes)
+    facts = Facts(reduces_for_all=primitive == "all_reduce")
     where = ("/device:CPU:0", (0, 1), "0")
-    return Call(primitive, {"op": op}, 0, *where, values, values, "train.py:3")
+    return Call(
+        primitive, {"op": op}, 0, *where, values, values, "train.py:3", facts=facts
+    )
 
 
 @hypothesis.settings(deadline=None)
