@@ -67,7 +67,7 @@ def test_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(replicator.MismatchError) as caught:
             doing.check()
         lines = str(caught.value).splitlines()
-        assert "would wait for one another for ever" in lines[0]
+        assert "would wait for one another forever" in lines[0]
         said = ("host 0 (a:1): runs f at", "host 1 (b:2): builds g at")
         assert said[first] in lines[1] and said[second] in lines[2]
 
