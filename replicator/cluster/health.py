@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.cluster import description, state, waiting
+from replicator.cluster import description, state, waiting, watch
 
 CHANNELS = 2  # to each server; two carry a third more than one, more bring nothing
 START = (
@@ -109,4 +109,7 @@ def leave(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> Non
             )
         )
     client = tf.train.ClusterSpec(_tf.connection().cluster).job_tasks(state.CLIENT)
+    watchers = watch.watchers()  # which free what follows, should a host fall silent
     _tf.connect({state.CLIENT: client}, state.CLIENT, CHANNELS)
+    for watcher in watchers:
+        watcher.end()

@@ -66,6 +66,10 @@ class Lifeline:
             descriptors = [connection.fileno() for connection in found]
             lifeline.hand_over(self._control, task, descriptors)
 
+    def end(self) -> None:
+        """Has it shut nothing down from now on."""
+        self._process.kill()
+
     def release(self) -> None:
         """Has it end once all have called this."""
         with self._lock:
@@ -101,7 +105,7 @@ class Watcher(threading.Thread):
         super().__init__(name=f"replicator watches {host.name}", daemon=True)
         self.host, self.task, self.token = host, task, token
         self._heartbeat, self._beside = heartbeat, beside
-        self._ended = threading.Event()
+        self._ended, self._cutting = threading.Event(), threading.Lock()
         self.problem: str | None = None
         self.last: str | None = None
 
@@ -114,8 +118,14 @@ class Watcher(threading.Thread):
                 self._beside.release()
 
     def end(self) -> None:
-        """Has it end soon."""
-        self._ended.set()
+        """Has it end soon, and shut nothing down from now on.
+
+        A connection that is made next may be to a host that was silent a moment ago.
+        """
+        with self._cutting:
+            self._ended.set()
+        if self._beside is not None:
+            self._beside.end()
 
     def _watch(self) -> None:
         while True:
@@ -131,7 +141,10 @@ class Watcher(threading.Thread):
 
     def _free(self) -> None:
         for _ in range(_CUTS_AT_ONCE):
-            cutting.cut(self.host.address)
+            with self._cutting:
+                if self._ended.is_set():
+                    return
+                cutting.cut(self.host.address)
             if self._over(_CUTS):
                 return
 
