@@ -77,7 +77,9 @@ def test_who_comes_late_is_waited_for():
             server = stack.enter_context(socket.create_server(("127.0.0.1", port)))
             _answer(server, _SETTINGS)
 
-        threading.Timer(0.5, come).start()
+        timer = threading.Timer(0.5, come)
+        timer.daemon = True  # closing a socket wakes nobody who waits for it
+        timer.start()
         address = f"127.0.0.1:{port}"
         assert waiting.wait_for([address], 30.0, 5.0, lambda *_: None) == {}
 
