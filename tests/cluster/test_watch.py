@@ -97,6 +97,33 @@ def test_a_watch_ends_with_its_connection(server):
     assert not watcher.is_alive()
 
 
+def test_a_watch_that_is_ended_cuts_nothing(server, watcher):
+    server.silent = True
+    _until(lambda: watcher.problem is not None)  # it cuts ten times from now on
+    watcher.end()
+    with socket.create_connection(server.socket.getsockname()) as connection:
+        connection.settimeout(1.5 * _HEARTBEAT)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)  # b"" if it was cut
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_neither_does_the_process_beside_it(server, ended):
+    server.silent = True
+    beside = watch.Lifeline([description.Host("host-b", server.address)], _HEARTBEAT)
+    with socket.create_connection(server.socket.getsockname()) as connection:
+        beside.hand_over(0, server.address)
+        if ended:
+            beside.end()
+        connection.settimeout(2.0 if ended else 20.0)
+        if ended:
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+        else:
+            assert connection.recv(1) == b""  # it was cut
+    beside.release()
+
+
 def test_nobody_watches_without_a_connection(watcher):
     assert watcher.is_alive()
     assert watch.watchers() == []
