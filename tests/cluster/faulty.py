@@ -259,12 +259,14 @@ def once(hosts: Hosts, moment: str, which: int, losses: dict[int, str]) -> Train
 def main(kind: str, moment: str, which: int, count: int) -> dict[str, Any]:
     """Trains without a fault, and then `count` times with one."""
     hosts = Hosts(kind)
-    plain = Training("never", lambda: None)
-    with replicator.connect() as cluster, tempfile.TemporaryDirectory() as folder:
-        plain.train(cluster, folder)
-    assert len(plain.losses) == _STEPS
-    trained = [once(hosts, moment, which, plain.losses) for _ in range(count)]
-    hosts.end()
+    try:
+        plain = Training("never", lambda: None)
+        with replicator.connect() as cluster, tempfile.TemporaryDirectory() as folder:
+            plain.train(cluster, folder)
+        assert len(plain.losses) == _STEPS
+        trained = [once(hosts, moment, which, plain.losses) for _ in range(count)]
+    finally:
+        hosts.end()
     return {
         "seconds": [round(training.at, 2) for training in trained],
         "named": [training.named for training in trained],
