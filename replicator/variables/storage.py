@@ -21,7 +21,7 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator.variables import locks
 from replicator.variables.placement import Mirrored, Placement
-from replicator.variables.synchronizer import AllReduce
+from replicator.variables.synchronizer import AllReduce, Synchronizer
 
 _MOST_NAMES = 3  # that a note lists
 _NEEDS = "components needed"  # a finding of builds
@@ -65,7 +65,7 @@ class Storage:
         self.components = tuple(components)
         self.first = self.components[0]
         self.placement = placement
-        self.synchronizer = AllReduce()
+        self.synchronizer: Synchronizer = AllReduce()
         self.why_mirrored: str | None = None
         self.settled_at: str | None = None
         self._mirrored = mirrored
