@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicator import devices, methods, optimizers, running
+from replicator.asynchronous import membership
 from replicator.cluster import between, peers
 from replicator.costs import cost, rates
 from replicator.graph.order.effects import Ledger
@@ -114,13 +115,17 @@ class Replicator(running.Running, methods.InStep):
             if together is not None:
                 chosen = between.checked(together, self._devices, chosen)
         lock, sharded = locks.StepLock(), cost.shards(chosen.variables, world.devices)
+        member = membership.member()
         self._settings = draft.Settings(
             world=world,
             options=chosen,
-            factory=VariableFactory(world, lock, sharded, together),
+            factory=VariableFactory(
+                world, lock, sharded, together, None if member is None else member.store
+            ),
             ledger=Ledger(),
             lock=lock,
             peers=together,
+            clock=None if member is None else member.clock(None),
         )
         self._steps = registry.Steps(self._settings, self._keep_plan)
 

@@ -138,8 +138,10 @@ from replicator._tf.variables import (
     HandleVariable,
     ResourceVariable,
     UnliftableError,
+    is_initialized,
     last_variable_creator,
     lift_initial_value,
+    shared_variable,
 )
 
 __all__ = [
@@ -188,6 +190,7 @@ __all__ = [
     "in_loop_of",
     "in_save_context",
     "is_abandoned",
+    "is_initialized",
     "is_stateful",
     "is_step",
     "is_watched",
@@ -228,6 +231,7 @@ __all__ = [
     "set_int_attr",
     "set_read_only_inputs",
     "set_text_attr",
+    "shared_variable",
     "stack_depth",
     "stack_since",
     "stands_in",

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import lift_to_graph as _lift
+from tensorflow.python.ops import handle_data_util as _handles
 from tensorflow.python.ops import resource_variable_ops as _rvo
 
 # tf.Variable(...) asks the creator scopes again, ours too. The `next_creator` that it
@@ -28,6 +29,42 @@ def last_variable_creator(creator: Any) -> contextlib.AbstractContextManager[Non
     priority = 100 if tf.distribute.has_strategy() else 75
     graph = tf.compat.v1.get_default_graph()
     return graph._variable_creator_scope(creator, priority=priority)
+
+
+def shared_variable(
+    name: str,
+    dtype: tf.DType,
+    shape: Any,
+    device: str,
+    like: tf.Variable | None = None,
+) -> tf.Variable:
+    """Returns the variable of a name on a server, which all of its clients share.
+
+    tf.Variable gives each variable a name of its own, and deletes it with the object.
+
+    Args:
+        name: The name; who asks for it first creates it, without a value.
+        dtype: Of its values.
+        shape: Of its values.
+        device: Of the server.
+        like: A variable whose name in messages and checkpoints it takes over.
+    """
+    with tf.device(device):
+        handle = tf.raw_ops.VarHandleOp(
+            container="", shared_name=name, dtype=dtype, shape=shape
+        )
+    handle._handle_data = _handles.create_handle_data(tf.TensorShape(shape), dtype)
+    shared = ResourceVariable(handle=handle, dtype=dtype, shape=shape, trainable=False)
+    shared._handle_name = f"{name}:0" if like is None else like._handle_name
+    shared._unique_id = name if like is None else like._unique_id
+    shared._in_graph_mode = False
+    return shared
+
+
+def is_initialized(variable: tf.Variable) -> bool:
+    """Whether a variable has a value."""
+    op = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+    return bool(op)
 
 
 class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context
+from replicator.asynchronous.clock import Clock
 from replicator.cluster.peers import Peers
 from replicator.graph.ir import switching
 from replicator.graph.lowering import record
@@ -34,6 +35,7 @@ class Settings:
         ledger: Where writes that keep replicas equal are entered.
         lock: Held while a step is built or run.
         peers: The processes that build the other replicas, if there are any.
+        clock: Of steps, if programs train the same variables asynchronously.
     """
 
     world: World
@@ -42,6 +44,7 @@ class Settings:
     ledger: effects.Ledger
     lock: locks.StepLock
     peers: Peers | None = None
+    clock: Clock | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +56,13 @@ class Built:
         communications: What the replicas communicate, calls before gradients on each
             level of the graph.
         variables: What it uses, those of other Replicators too.
+        writes: Whether it writes variables that have an owner.
     """
 
     returned: list[Any]
     communications: tuple[record.Communication, ...]
     variables: tuple[ReplicatedVariable, ...]
+    writes: bool = False
 
 
 @dataclasses.dataclass
@@ -92,6 +97,7 @@ class Draft:
         communications: What the replicas communicate.
         sharing: The handles of variables that replicas use of one another.
         done: In a plain tf.Graph, an op that runs when all effects have happened.
+        writes: Whether variables that have an owner are written.
     """
 
     settings: Settings
@@ -118,6 +124,7 @@ class Draft:
     communications: tuple[record.Communication, ...] = ()
     sharing: Any = ()
     done: tf.Operation | None = None
+    writes: bool = False
 
     @property
     def several(self) -> bool:

@@ -67,7 +67,8 @@ def run(
     for apply in PASSES:
         apply(draft)
     used = {id(one): one for one in build.aliases.noted().values()}
-    return Built(draft.returned, draft.communications, tuple(used.values()))
+    variables = tuple(used.values())
+    return Built(draft.returned, draft.communications, variables, draft.writes)
 
 
 # --- Building the replicas ------------------------------------------------------------
@@ -192,6 +193,8 @@ def check_equality(draft: Draft) -> None:
     labels = value_numbering.Labels(draft.flow)
     owned = build.aliases.label(labels)
     draft.handles = owners.Handles(labels, owned, build.world)
+    ops = set(draft.replicas[0]).difference(draft.initializers)
+    draft.writes = any(draft.handles.written(op) for op in ops)
     what = f"builds {input_checks.name_of(draft.step_fn)}"
     draft.elsewhere = rewrite.check(
         draft.replicas, draft.handles, draft.settings.peers, what

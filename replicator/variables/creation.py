@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
+from replicator.asynchronous.store import Store
 from replicator.cluster.peers import Peers
 from replicator.variables import elsewhere, initial_values, locks
 from replicator.variables.placement import (
@@ -64,8 +65,10 @@ class VariableFactory:
         lock: locks.StepLock,
         sharded: bool = False,
         peers: Peers | None = None,
+        store: Store | None = None,
     ) -> None:
         self._world = world
+        self._store = store  # what this program shares with others, asynchronously
         self._peers = peers  # the processes that build the other replicas
         self._count = itertools.count()
         self._lock = lock  # of the steps that the variables are used in
@@ -231,6 +234,9 @@ class VariableFactory:
             first = _tf.ResourceVariable(trainable=False, collections=[], **own)
         if self._peers is not None:
             elsewhere.adopt(self._peers, first)
+        if self._store is not None and self._store.takes(placement, first):
+            first = self._store.share(first)
+            placement = Owned(self._world.local[0], first.device, shared=True)
         if placement.owner is not None:
             return [first] * self._world.num_local, placement
         seed = Seed.of(first)
@@ -278,6 +284,16 @@ class VariableFactory:
         Args:
             variable: Has an owner.
         """
+        if self._store is not None:
+            raise errors.UnsupportedError(
+                errors.compose(
+                    f"variable {variable.name}, which several programs share, is "
+                    "needed on each replica: by a function with jit_compile=True, or "
+                    "by an op that writes several variables.",
+                    [f"at {errors.user_line()}"],
+                    "in asynchronous mode, do without.",
+                )
+            )
         first, owner = variable.components[0], variable.placement.owner
         with self._creating():
             eager = tf.executing_eagerly()

@@ -66,6 +66,11 @@ class Placement:
         return False
 
     @property
+    def shared(self) -> bool:
+        """Whether other programs write the variable, too."""
+        return False
+
+    @property
     def grows(self) -> bool:
         """Whether what is read outside may have any number of rows."""
         return False
@@ -138,10 +143,14 @@ class Owned(Placement):
     the state of the optimizer and the gradients like this.
 
     Attributes:
-        replica: The owner.
+        replica: The owner, which computes what is written.
+        on: The device that has it, if that is none of the owner's.
+        shared: Whether other programs read and write it, too, at any time.
     """
 
     replica: int
+    on: str = ""
+    shared: bool = False
 
     @property
     def owner(self) -> int | None:
@@ -149,8 +158,8 @@ class Owned(Placement):
         return self.replica
 
     def device(self, world: World) -> str:
-        """Returns the device of the owner."""
-        return world.device(self.replica)
+        """Returns the device that has it."""
+        return self.on or world.device(self.replica)
 
     def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:
         """Returns the one component."""
@@ -274,6 +283,11 @@ class Rows(Placement):
     def differs(self) -> bool:
         """They are meant to."""
         return True
+
+    @property
+    def shared(self) -> bool:
+        """Whether other programs write the variable, too."""
+        return False
 
     @property
     def grows(self) -> bool:

@@ -29,6 +29,7 @@ from replicator.cluster.peers import Peers
 from replicator.graph.ir.placeholder import OperandPolicy
 from replicator.graph.order import effects
 from replicator.variables import (
+    additions,
     agreement,
     compiled,
     elsewhere,
@@ -248,6 +249,10 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         read_value: bool = True,
     ) -> Any:
         """Sets the value; see the module's docstring for what happens inside a step."""
+        if self.placement.shared:
+            added = additions.addend(self, value)
+            if added is not None:
+                return self._write("assign_add", added, name, read_value)
         return self._write("assign", value, name, read_value)
 
     @_do_not_convert
