@@ -209,6 +209,7 @@ def _wait(described: description.Description, limit: float, silence: float) -> N
 def _connected(described: description.Description, client: str | None) -> Any:
     """Has TensorFlow connect; returns the token of the connection."""
     servers = dict(enumerate(host.address for host in described.hosts))
+    listed = servers.values()
     job, task = (TRAINER, described.task or 0) if described.programs else (CLIENT, 0)
     for attempt in range(_ATTEMPTS):
         own = _own_address(client, described)
@@ -228,7 +229,7 @@ def _connected(described: description.Description, client: str | None) -> Any:
                 errors.compose(
                     problem,
                     [
-                        f"the hosts of {described.source}: {', '.join(servers.values())}",
+                        f"the hosts of {described.source}: {', '.join(listed)}",
                         f"at {errors.user_line()}",
                     ],
                     "see that every host has the same version of TensorFlow, and that "
