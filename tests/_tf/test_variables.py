@@ -124,3 +124,16 @@ def test_replicated_variables_are_handle_variables():
         variable = tf.Variable(1.0)
     assert isinstance(variable, replicator.ReplicatedVariable)
     assert isinstance(variable, _tf.HandleVariable)
+
+
+def test_who_asks_for_a_name_shares_the_variable() -> None:
+    like = tf.Variable([1.0, 2.0], name="like")
+    one = _tf.shared_variable("shared/1", tf.float32, [2], "CPU:0", like)
+    assert not _tf.is_initialized(one)
+    one.assign(like)
+    other = _tf.shared_variable("shared/1", tf.float32, [2], "CPU:0")
+    assert _tf.is_initialized(other)
+    other.assign_add([1.0, 1.0])
+    del other  # which takes nothing from those that are left
+    assert one.numpy().tolist() == [2.0, 3.0]
+    assert (one.name, one.shape, one.dtype) == (like.name, [2], tf.float32)
