@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicator import devices, methods, optimizers, running
@@ -16,6 +16,7 @@ from replicator.interop import distribute
 from replicator.keras import model as keras_model
 from replicator.options import Options
 from replicator.primitives import groups
+from replicator.stages import writing
 from replicator.step import building, draft, registry
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
@@ -150,6 +151,36 @@ class Replicator(running.Running, methods.InStep):
             '/job:localhost/replica:0/task:0/device:CPU:1'
         """
         return tuple(own[0] for own in self._devices)
+
+    @contextlib.contextmanager
+    def stages(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """In this block, the graphs of steps are written down while they are built.
+
+        For each step there is a folder, and in it the graph after each stage:
+        "0-original" is what step_fn builds for one device, "1-after-partition" has
+        variables in parts, "2-after-in-graph" has all replicas, with placeholders for
+        what they communicate, and "3-transformed" real ops in their places. Each is a
+        picture, an SVG with devices as columns, and a folder for TensorBoard, whose
+        graph dashboard shows every op.
+
+        Example:
+            >>> with repl.stages("stages"):
+            ...     _ = repl.run(lambda: repl.all_reduce(1.0))
+            >>> print(*sorted(p.name for p in pathlib.Path("stages").glob("*/*.svg")))
+            0-original.svg 1-after-partition.svg 2-after-in-graph.svg 3-transformed.svg
+
+        Args:
+            path: A folder, which is made.
+
+        Raises:
+            DependencyError: matplotlib is not installed.
+        """
+        stages = writing.Stages(path)
+        self._settings.stages.append(stages)
+        try:
+            yield
+        finally:
+            self._settings.stages.remove(stages)
 
     # --- Variables and optimizers -----------------------------------------------------
 

@@ -18,6 +18,7 @@ from replicator.graph.order import effects
 from replicator.graph.passes import owners
 from replicator.inputs import feeds
 from replicator.options import Options
+from replicator.stages.writing import Stages
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 from replicator.variables.replicated import ReplicatedVariable
@@ -36,6 +37,7 @@ class Settings:
         lock: Held while a step is built or run.
         peers: The processes that build the other replicas, if there are any.
         clock: Of steps, if programs train the same variables asynchronously.
+        stages: Where the graphs of steps that are being built are written down.
     """
 
     world: World
@@ -45,6 +47,7 @@ class Settings:
     lock: locks.StepLock
     peers: Peers | None = None
     clock: Clock | None = None
+    stages: list[Stages] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)

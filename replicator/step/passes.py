@@ -26,6 +26,7 @@ from replicator.inputs import checks as input_checks
 from replicator.inputs import feeds
 from replicator.inputs.shards import Shard
 from replicator.primitives import table
+from replicator.stages import writing
 from replicator.step import (
     checks,
     constants,
@@ -64,11 +65,42 @@ def run(
         own: Those of the tensors behind them that a replica is given for itself.
     """
     draft = Draft(settings, step_fn, feed, build, args, own)
+    written = [s.begin(input_checks.name_of(step_fn)) for s in settings.stages]
     for apply in PASSES:
         apply(draft)
+        for graphs in written:
+            _write_down(graphs, apply, draft)
     used = {id(one): one for one in build.aliases.noted().values()}
     variables = tuple(used.values())
     return Built(draft.returned, draft.communications, variables, draft.writes)
+
+
+def _write_down(
+    graphs: writing.Build, done: Callable[[Draft], None], draft: Draft
+) -> None:
+    """Writes down what a pass has made of the step, if it ends a stage."""
+    graph = draft.build.graph
+    if done is divide_ops:
+        graphs.traced(graph, draft.replicas[0])
+    elif done is copy_replicas:
+        graphs.copied(graph, [op for ops in draft.replicas for op in ops])
+    elif done is check_leftovers:
+        graphs.done(graph, _running(draft))
+
+
+def _running(draft: Draft) -> set[tf.Operation]:
+    """Returns the ops of a step that is built which will run."""
+    ops = [op for op in draft.ops() if not _tf.is_abandoned(op)]
+    leaves = [leaf for leaf in draft.leaves() if leaf is not None]
+    stack = [leaf.op if tf.is_tensor(leaf) else leaf for leaf in leaves]
+    stack += [op for op in ops if has_effect(op) and op not in draft.initializers]
+    known, running = set(ops), set()
+    while stack:
+        op = stack.pop()
+        if op in known and op not in running:
+            running.add(op)
+            stack += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return running
 
 
 # --- Building the replicas ------------------------------------------------------------

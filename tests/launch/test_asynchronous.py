@@ -67,9 +67,7 @@ def test_others_go_on_when_one_fails_and_its_status_is_the_launchers(
     place: Place,
 ) -> None:
     place.program(
-        _BEGIN + "if task == 1:\n    sys.exit(7)\n"
-        "time.sleep(1)\n"
-        "say('done', task)\n"
+        _BEGIN + "if task == 1:\n    sys.exit(7)\ntime.sleep(1)\nsay('done', task)\n"
     )
     done = place.launch(*_FLAGS, "train.py")
     assert done.returncode == 7
