@@ -1,1 +1,1 @@
-"""The graph of a step after each stage of its build, to look at: `Replicator.stages`."""
+"""The graph of a step after each stage of its build: `Replicator.stages`."""

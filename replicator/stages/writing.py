@@ -95,7 +95,7 @@ class Build:
 
 
 def _part(graph: Any, names: Collection[str]) -> tf.compat.v1.GraphDef:
-    """Returns the part of a graph with some ops, and what they are given from outside."""
+    """Returns the part of a graph with some ops, and what they are given."""
     whole = graph.as_graph_def()
     part = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
     known = {node.name for node in whole.node if node.name in names}
