@@ -17,6 +17,7 @@ from replicator.graph.order import effects
 from replicator.graph.passes import owners
 from replicator.inputs import feeds
 from replicator.options import Options
+from replicator.strategy.choosing import StrategyChooser
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 from replicator.variables.replicated import ReplicatedVariable
@@ -34,6 +35,7 @@ class Settings:
         ledger: Where writes that keep replicas equal are entered.
         lock: Held while a step is built or run.
         peers: The processes that build the other replicas, if there are any.
+        chooser: Decides on variables by a strategy, if there is one.
     """
 
     world: World
@@ -42,6 +44,7 @@ class Settings:
     ledger: effects.Ledger
     lock: locks.StepLock
     peers: Peers | None = None
+    chooser: StrategyChooser | None = None
 
 
 @dataclasses.dataclass(frozen=True)

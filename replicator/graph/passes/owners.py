@@ -95,7 +95,7 @@ class Aliases:
                 self._graph.colocate_with(None, ignore_existing=True),
                 tf.control_dependencies(None),
                 tf.device(None),
-                tf.device(self._world.device(variable.placement.owner)),
+                tf.device(variable.placement.device(self._world)),
                 tf.name_scope("alias"),
                 _tf.stop_recording(),
             ):
@@ -115,7 +115,7 @@ class Aliases:
         for variable in variables:
             handle = variable.components[0].handle
             inside = graph.capture(handle) if graph.building_function else handle
-            device = self._world.device(variable.placement.owner)
+            device = variable.placement.device(self._world)
             for r in replica_ids:
                 if (id(variable.components[0]), r) not in self._made:
                     nodes.add("Identity", [inside], device, T=tf.resource)
@@ -159,7 +159,7 @@ class Aliases:
         for _, tensor in resource_inputs(op):
             variable = self._variables.get(id(self._captures.outermost(tensor)))
             if variable is not None:
-                return self._world.device(variable.placement.owner)
+                return variable.placement.device(self._world)
         return None
 
     def label(self, labels: Labels) -> dict[int, Shared]:
