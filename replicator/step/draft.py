@@ -19,6 +19,7 @@ from replicator.graph.passes import owners
 from replicator.inputs import feeds
 from replicator.options import Options
 from replicator.stages.writing import Stages
+from replicator.strategy.choosing import StrategyChooser
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 from replicator.variables.replicated import ReplicatedVariable
@@ -38,6 +39,7 @@ class Settings:
         peers: The processes that build the other replicas, if there are any.
         clock: Of steps, if programs train the same variables asynchronously.
         stages: Where the graphs of steps that are being built are written down.
+        chooser: Decides on variables by a strategy, if there is one.
     """
 
     world: World
@@ -48,6 +50,7 @@ class Settings:
     peers: Peers | None = None
     clock: Clock | None = None
     stages: list[Stages] = dataclasses.field(default_factory=list)
+    chooser: StrategyChooser | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -147,6 +147,12 @@ def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
     return step_arguments.arranged(draft.step_fn, element, further), shard
 
 
+def follow_strategy(draft: Draft) -> None:
+    """Checks that a strategy's rules are of variables that there are."""
+    if draft.settings.chooser is not None:
+        draft.settings.chooser.check()
+
+
 def check_results(draft: Draft) -> None:
     """Checks what the replicas exchanged while they were built, and returned."""
     objects.check(draft.build, draft.settings.peers)
@@ -383,6 +389,7 @@ def check_leftovers(draft: Draft) -> None:
 PASSES: tuple[Callable[[Draft], None], ...] = (
     pull_inputs,
     call_step_fn,
+    follow_strategy,
     check_results,
     divide_ops,
     copy_replicas,

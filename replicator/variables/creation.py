@@ -22,13 +22,9 @@ from replicator import _tf, context, errors
 from replicator.asynchronous.store import Store
 from replicator.cluster.peers import Peers
 from replicator.variables import elsewhere, initial_values, locks
-from replicator.variables.placement import (
-    Aggregated,
-    Mirrored,
-    Owned,
-    Placement,
-    Seeded,
-)
+from replicator.variables.chooser import Chooser, Chosen
+from replicator.variables.decisions import Decisions
+from replicator.variables.placement import Owned, Placement, Seeded
 from replicator.variables.replicated import ReplicatedVariable, plain
 from replicator.variables.seeds import Seed
 from replicator.variables.storage import Storage, User
@@ -43,12 +39,18 @@ class _Kept:
         made: The variables made inside step_fns, by what stands for each and goes with
             it, and by their places.
         initializers: All ops made for the creation of variables.
+        asked: Counts the variables that a strategy is asked for.
+        paths: Those that are there, by their paths.
     """
 
     made: weakref.WeakKeyDictionary[Any, dict[Any, ReplicatedVariable]] = (
         dataclasses.field(default_factory=weakref.WeakKeyDictionary)
     )
     initializers: set[tf.Operation] = dataclasses.field(default_factory=set)
+    asked: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    paths: weakref.WeakValueDictionary[str, ReplicatedVariable] = dataclasses.field(
+        default_factory=weakref.WeakValueDictionary
+    )
 
 
 class VariableFactory:
@@ -65,6 +67,7 @@ class VariableFactory:
         lock: locks.StepLock,
         sharded: bool = False,
         peers: Peers | None = None,
+        strategy: Chooser | None = None,
         store: Store | None = None,
     ) -> None:
         self._world = world
@@ -72,9 +75,7 @@ class VariableFactory:
         self._peers = peers  # the processes that build the other replicas
         self._count = itertools.count()
         self._lock = lock  # of the steps that the variables are used in
-        self._sharded = sharded and world.num_replicas > 1
-        self._bytes = dict.fromkeys(world.local, 0)  # that each replica owns
-        self._last_owner: int | None = None
+        self._decisions = Decisions(world, sharded, strategy)
         self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
         self._all = weakref.WeakValueDictionary()
@@ -126,6 +127,14 @@ class VariableFactory:
             for component in variable.components
         }
 
+    def trained(self) -> dict[str, ReplicatedVariable]:
+        """Returns the variables that strategies decide on, by their paths."""
+        return {
+            path: variable
+            for path, variable in self._kept().paths.items()
+            if variable.dtype.is_floating and variable.shape.is_fully_defined()
+        }
+
     def _variables(self) -> list[ReplicatedVariable]:
         with self._all_lock:
             return list(self._all.values())
@@ -174,60 +183,37 @@ class VariableFactory:
             name_scope = tf.name_scope(scope if scope != "/" else "")
         with self._creating():
             with name_scope:
-                components, placement = self._components(kwargs, primary)
+                chosen, path = self._chosen(kwargs, primary)
+                components, placement = self._components(kwargs, chosen.placement)
             variable = self._combine(components, kwargs, collections, placement)
+            variable.storage.synchronizer = chosen.synchronizer
+            if path:
+                variable.storage.path = path
+                self._kept().paths[path] = variable
         if isinstance(primary, ReplicatedVariable):
             primary.storage.add_slot(variable)
         return variable
 
-    def _owner(self, kwargs: dict[str, Any], primary: Any) -> int | None:
-        """Returns the replica that shall own a variable; None if each gets its own.
-
-        Replicas own about the same number of bytes, and what is an optimizer's slot is
-        owned with its variable, what is a vector with the variable before it: a bias
-        with its layer's weights, whose gradient is computed from the same. What is not
-        shared are integers, which a step may count with in its own way, and scalars,
-        which would cost a transfer to save a few bytes.
-        """
-        if not self._sharded:
-            return None
-        value = kwargs.get("initial_value")
-        if callable(value):
-            value = value()
-            if not hasattr(value, "checkpoint_position"):
-                kwargs["initial_value"] = value
-        value = tf.convert_to_tensor(
-            getattr(value, "wrapped_value", value), kwargs.get("dtype")
-        )
-        inexact = value.dtype.is_floating or value.dtype.is_complex
-        if not inexact or not value.shape.rank:
-            return None
-        owner = self._last_owner if value.shape.rank == 1 else None
-        if isinstance(primary, ReplicatedVariable):
-            owner = primary.placement.owner
-            if owner is None:
-                return None
-        if owner is None:
-            owner = min(self._bytes, key=self._bytes.__getitem__)
-        self._bytes[owner] += (value.shape.num_elements() or 0) * value.dtype.size
-        self._last_owner = owner
-        return owner
-
-    def _placement(self, kwargs: dict[str, Any], primary: Any) -> Placement:
-        """Returns how a variable is placed that is about to be created."""
-        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            return Aggregated(kwargs.get("aggregation", tf.VariableAggregation.NONE))
-        owner = self._owner(kwargs, primary)
-        return Mirrored() if owner is None else Owned(owner)
+    def _chosen(self, kwargs: dict[str, Any], primary: Any) -> tuple[Chosen, str]:
+        """Returns what is decided on a variable, and its path; "" if it needs none."""
+        kept = self._kept()
+        if primary is not None or not self._decisions.has_path(kwargs):
+            return self._decisions.on(kwargs, primary, "", kept.asked), ""
+        scope, name = tf.get_current_name_scope(), kwargs.get("name", "Variable")
+        path = f"{scope}/{name}" if scope else name
+        for number in itertools.count(1):
+            if path not in kept.paths:
+                break
+            path = f"{path.rpartition('_')[0] if number > 1 else path}_{number}"
+        return self._decisions.on(kwargs, None, path, kept.asked), path
 
     def _components(
-        self, kwargs: dict[str, Any], primary: Any
+        self, kwargs: dict[str, Any], placement: Placement
     ) -> tuple[list[tf.Variable], Placement]:
         """Creates one plain variable per device, or one in place of all.
 
         They begin with what each gets of component 0's initial value.
         """
-        placement = self._placement(kwargs, primary)
         names = ("initial_value", "name", "dtype", "shape", "validate_shape")
         own = {k: kwargs[k] for k in names if k in kwargs}
         with tf.device(placement.device(self._world)):

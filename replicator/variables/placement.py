@@ -51,6 +51,16 @@ class Placement:
         return False
 
     @property
+    def slot(self) -> Placement:
+        """The placement of what optimizers create to go with the variable."""
+        return Mirrored()
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether replicas have copies of what one of them owns."""
+        return False
+
+    @property
     def is_copied(self) -> bool:
         """Whether there are several components, and any is as good as another."""
         return self.owner is None and not self.differs
@@ -136,29 +146,42 @@ class Mirrored(Placement):
 
 @dataclasses.dataclass(frozen=True)
 class Owned(Placement):
-    """One component in place of all, on the device of one replica.
+    """One component in place of all, on the device of one replica, or on another.
 
     The others reach it by aliases of its handle; of the writes of all replicas the
     owner's is kept. See ZeRO (Rajbhandari et al., 2020), whose first two stages divide
     the state of the optimizer and the gradients like this.
 
     Attributes:
-        replica: The owner, which computes what is written.
-        on: The device that has it, if that is none of the owner's.
+        replica: The owner. On its device gradients are reduced, by its writes the
+            variable is updated, where that is.
+        on: Where the variable is, if that is no replica's device.
+        proxies: Whether each replica has a copy, which follows each write.
         shared: Whether other programs read and write it, too, at any time.
     """
 
     replica: int
     on: str = ""
+    proxies: bool = False
     shared: bool = False
 
     @property
     def owner(self) -> int | None:
-        """The replica that has it."""
+        """The replica that has it, or stands for the device that has."""
         return self.replica
 
+    @property
+    def slot(self) -> Placement:
+        """They are where it is."""
+        return Owned(self.replica, self.on)
+
+    @property
+    def has_copies(self) -> bool:
+        """They may."""
+        return self.proxies
+
     def device(self, world: World) -> str:
-        """Returns the device that has it."""
+        """Returns where the one component is."""
         return self.on or world.device(self.replica)
 
     def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:

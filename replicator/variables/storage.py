@@ -48,6 +48,7 @@ class Storage:
 
     Attributes:
         synchronizer: How gradients, and what is assigned in steps, are made equal.
+        path: By which a strategy knows the variable; "" if it was not asked.
         first: The component that the variable was created with, and whose handle it has
             outside of steps, wherever others are.
         why_mirrored: For a variable that was to have one owner: what has been found to
@@ -66,6 +67,7 @@ class Storage:
         self.first = self.components[0]
         self.placement = placement
         self.synchronizer: Synchronizer = AllReduce()
+        self.path = ""
         self.why_mirrored: str | None = None
         self.settled_at: str | None = None
         self._mirrored = mirrored

@@ -159,7 +159,7 @@ class Aliases:
         for _, tensor in resource_inputs(op):
             variable = self._variables.get(id(self._captures.outermost(tensor)))
             if variable is not None:
-                return str(variable.placement.device(self._world))
+                return variable.placement.device(self._world)
         return None
 
     def label(self, labels: Labels) -> dict[int, Shared]:
