@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.plan.plan import needing
+from replicator.plan import files
 from replicator.stages import sketch
 
 STAGES = ("0-original", "1-after-partition", "2-after-in-graph", "3-transformed")
@@ -35,7 +35,7 @@ class Stages:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = pathlib.Path(path)
         self._numbers = itertools.count()
-        with needing("matplotlib", "draw the stages of a step"):
+        with files.needing("matplotlib", "draw the stages of a step"):
             from replicator.stages import drawing  # what plots is not needed elsewhere
         self._draw: Callable[..., None] = drawing.draw
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping
 
 from replicator import errors
+from replicator.plan import files as plan_files
 from replicator.strategy import display, files
 from replicator.strategy.nodes import Node, error
 
@@ -193,6 +194,27 @@ class Strategy:
             StrategyError: It holds none.
         """
         return cls(**files.from_json(text))
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws devices as columns, and what they have of variables as blocks by bytes.
+
+        Example:
+            >>> with repl.context():
+            ...     v = tf.Variable([1.0, 2.0])
+            >>> repl.strategy.plot("strategy.svg")
+
+        Args:
+            path: A file name that ends in .png or .svg.
+
+        Raises:
+            ArgumentError: It ends otherwise, or cannot be written.
+            DependencyError: matplotlib is not installed.
+        """
+        plan_files.check_picture("a strategy", path)
+        with plan_files.needing("matplotlib", "plot a strategy"):
+            from replicator.strategy import picture  # which tables do not need
+        with plan_files.writing("a strategy cannot be plotted to", path):
+            picture.draw(self, path)
 
     def __str__(self) -> str:
         return display.table(self)

@@ -29,8 +29,8 @@ def table(strategy: Any) -> str:
     sent = [node.sent for node in strategy.nodes if node.sent is not None]
     seconds = [node.seconds for node in strategy.nodes if node.seconds is not None]
     total = ["all", "", "", "", "", "", "", ""]
-    total[2] = _size(sum(known)) if known else ""
-    total[6] = _size(sum(sent)) if sent else ""
+    total[2] = size(sum(known)) if known else ""
+    total[6] = size(sum(sent)) if sent else ""
     total[7] = _duration(sum(seconds)) if seconds else ""
     title = f"Strategy {strategy.id} for {len(strategy.replicas)} replicas"
     try:
@@ -77,11 +77,11 @@ def _row(node: Node) -> list[str]:
     return [
         node.name,
         "?" if node.shape is None else f"{node.dtype}{list(node.shape)}",
-        "?" if node.nbytes is None else _size(node.nbytes),
+        "?" if node.nbytes is None else size(node.nbytes),
         placement,
         ", ".join(dict.fromkeys(map(_synchronizer, known))),
         ", ".join(sorted(compressors)),
-        "?" if node.sent is None else _size(node.sent),
+        "?" if node.sent is None else size(node.sent),
         "?" if node.seconds is None else _duration(node.seconds),
     ]
 
@@ -110,7 +110,8 @@ def _synchronizer(how: Synchronizer) -> str:
     return f"all-reduce {how.spec}, group {how.group}"
 
 
-def _size(nbytes: int) -> str:
+def size(nbytes: int) -> str:
+    """Returns a size in words, "1.5 KiB"."""
     number, unit = float(nbytes), 0
     while number >= 1024 and unit < 4:
         number, unit = number / 1024, unit + 1
