@@ -140,6 +140,7 @@ from replicator._tf.variables import (
     UnliftableError,
     last_variable_creator,
     lift_initial_value,
+    stand_for,
 )
 
 __all__ = [
@@ -198,6 +199,7 @@ __all__ = [
     "last_variable_creator",
     "leave_out_unused",
     "lift_initial_value",
+    "stand_for",
     "lower_in_place",
     "mark_python_function",
     "move_control_outputs",

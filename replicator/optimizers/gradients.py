@@ -21,6 +21,7 @@ from replicator.optimizers import accumulators
 from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
 from replicator.optimizers.sparsity import Layout, as_layout, merge_all
 from replicator.primitives import all_gather, all_reduce, sparse
+from replicator.variables import copies
 from replicator.variables.replicated import ReplicatedVariable, plain
 
 
@@ -105,7 +106,11 @@ class Combiner:
             # Keras would sum them over the replicas of tf.distribute once more.
             combined_already = _tf.distribution_mode(_tf.CombinedContext())
             with replica.equal_updates(self.name), combined_already:
-                return apply(everyone)
+                done = apply(everyone)
+            refreshed = copies.refresh(list(map(plain, variables)), replica)
+            if refreshed and isinstance(done, tf.Operation):
+                return tf.group(done, *refreshed)
+            return done
 
         if own:
             needed = [variables[k] for k in used]

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.cluster.peers import Peers
-from replicator.variables import elsewhere, initial_values, locks
+from replicator.variables import initial_values, locks
 from replicator.variables.chooser import Chooser, Chosen
+from replicator.variables.components import Components
 from replicator.variables.decisions import Decisions
-from replicator.variables.placement import Placement, Seeded
+from replicator.variables.placement import Placement
 from replicator.variables.replicated import ReplicatedVariable, plain
-from replicator.variables.seeds import Seed
 from replicator.variables.storage import Storage, User
 from replicator.world import World
 
@@ -73,6 +72,7 @@ class VariableFactory:
         self._count = itertools.count()
         self._lock = lock  # of the steps that the variables are used in
         self._decisions = Decisions(world, sharded, strategy)
+        self._components = Components(world, peers)
         self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
         self._all = weakref.WeakValueDictionary()
@@ -181,7 +181,7 @@ class VariableFactory:
         with self._creating():
             with name_scope:
                 chosen, path = self._chosen(kwargs, primary)
-                components, placement = self._components(kwargs, chosen.placement)
+                components, placement = self._components.new(kwargs, chosen.placement)
             variable = self._combine(components, kwargs, collections, placement)
             variable.storage.synchronizer = chosen.synchronizer
             if path:
@@ -204,80 +204,20 @@ class VariableFactory:
             path = f"{path.rpartition('_')[0] if number > 1 else path}_{number}"
         return self._decisions.on(kwargs, None, path, kept.asked), path
 
-    def _components(
-        self, kwargs: dict[str, Any], placement: Placement
-    ) -> tuple[list[tf.Variable], Placement]:
-        """Creates one plain variable per device, or one in place of all.
-
-        They begin with what each gets of component 0's initial value.
-        """
-        names = ("initial_value", "name", "dtype", "shape", "validate_shape")
-        own = {k: kwargs[k] for k in names if k in kwargs}
-        with tf.device(placement.device(self._world)):
-            first = _tf.ResourceVariable(trainable=False, collections=[], **own)
-        if self._peers is not None:
-            elsewhere.adopt(self._peers, first)
-        if placement.owner is not None:
-            return [first] * self._world.num_local, placement
-        seed = Seed.of(first)
-        if seed is not None:
-            placement = Seeded(seed)
-        del own["initial_value"]
-
-        def initial_value(r: int) -> Any:
-            eager = tf.executing_eagerly()
-            value = first.read_value() if eager else first.initial_value
-            return placement.written(value, first, r)
-
-        others = [
-            self._component(first, functools.partial(initial_value, r), r, **own)
-            for r in self._world.local[1:]
-        ]
-        if self._peers is not None and placement.differs:
-            value = first.read_value()  # which would be that of replica 0
-            first.assign(placement.written(value, first, self._world.local[0]))
-        return [first, *others], placement
-
-    def _component(
-        self,
-        first: tf.Variable,
-        initial_value: Callable[[], Any],
-        replica_id: int,
-        **own: Any,
-    ) -> tf.Variable:
-        """Creates a replica's component of a variable that has one already."""
-        name = first.name.partition(":")[0].split("/")[-1]
-        own.update(name=f"{name}/replica_{replica_id}", dtype=first.dtype)
-        with tf.device(self._world.device(replica_id)):
-            return _tf.ResourceVariable(
-                lambda: tf.identity(initial_value()),
-                trainable=False,
-                collections=[],
-                **own,
-            )
-
-    def mirrored(self, variable: ReplicatedVariable) -> list[tf.Variable]:
-        """Creates the components of a variable that one replica has owned so far.
-
-        They begin with what that one holds, or in a tf.Graph will hold at first.
+    def move(
+        self, variable: ReplicatedVariable, placement: Placement
+    ) -> tuple[list[tf.Variable], tf.Variable]:
+        """Creates the components of a variable that is to be elsewhere.
 
         Args:
-            variable: Has an owner.
+            variable: Has equal components.
+            placement: Where it will be.
+
+        Returns:
+            The components, and which of them is the first.
         """
-        first, owner = variable.components[0], variable.placement.owner
         with self._creating():
-            eager = tf.executing_eagerly()
-            value = first.read_value() if eager else first.initial_value
-            components = [
-                first
-                if r == owner
-                else self._component(first, lambda: value, r, shape=first.shape)
-                for r in self._world.local
-            ]
-            if not eager:  # what initializes the variable may be known elsewhere by now
-                added = [one.initializer for one in components if one is not first]
-                _tf.add_control_inputs(variable.initializer, added)
-        return components
+            return self._components.moved(variable, placement)
 
     @contextlib.contextmanager
     def _creating(self) -> Iterator[None]:
@@ -308,8 +248,9 @@ class VariableFactory:
         graph_mode = not tf.executing_eagerly()
         if graph_mode:
             facts["initializer_op"] = _initializer(components)
+        first = placement.first(components, self._world)
         variable = ReplicatedVariable(
-            storage=Storage(components, placement, self.mirrored),
+            storage=Storage(components, placement, self.move, first),
             world=self._world,
             lock=self._lock,
             # Alike in all processes, as TensorFlow's own is not.

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol
 
 import tensorflow as tf
 
-from replicator import context, errors
+from replicator import _tf, context, errors
 from replicator.variables import locks
 from replicator.variables.placement import Mirrored, Placement
 from replicator.variables.synchronizer import AllReduce, Synchronizer
@@ -42,9 +42,11 @@ class Storage:
     """The components of one variable, and their placement.
 
     Args:
-        components: `components[r]` is replica r's plain variable.
+        components: `components[r]` is replica r's plain variable. What they are copies
+            of comes last, if it is on another device than theirs.
         placement: What they hold, and all that follows from it.
-        mirrored: Makes a component per replica in place of the only one.
+        move: Makes the components of another placement, and says which is the first.
+        first: The component that was created first, by default number 0's.
 
     Attributes:
         synchronizer: How gradients, and what is assigned in steps, are made equal.
@@ -61,16 +63,17 @@ class Storage:
         self,
         components: Sequence[tf.Variable],
         placement: Placement,
-        mirrored: Callable[[Any], Sequence[tf.Variable]],
+        move: Callable[[Any, Placement], tuple[Sequence[tf.Variable], tf.Variable]],
+        first: tf.Variable | None = None,
     ) -> None:
         self.components = tuple(components)
-        self.first = self.components[0]
+        self.first = self.components[0] if first is None else first
         self.placement = placement
         self.synchronizer: Synchronizer = AllReduce()
         self.path = ""
         self.why_mirrored: str | None = None
         self.settled_at: str | None = None
-        self._mirrored = mirrored
+        self._move = move
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self._slots: list[weakref.ref[Any]] = []
 
@@ -99,12 +102,25 @@ class Storage:
             variable: The variable that this is the storage of.
             why: What needs it, and where, for plans.
         """
+        self.move(variable, Mirrored())
+        self.why_mirrored = why
+
+    def move(self, variable: Any, placement: Placement) -> None:
+        """Makes the components of another placement, which begin with what is held now.
+
+        Args:
+            variable: The variable that this is the storage of.
+            placement: Where it will be.
+        """
         users = list(self._users)
         with contextlib.ExitStack() as stack:  # steps of other Replicators, too
             for lock in dict.fromkeys([variable.lock, *(user.lock for user in users)]):
                 stack.enter_context(lock.also_held())
-            self.components = tuple(self._mirrored(variable))
-            self.placement, self.why_mirrored = Mirrored(), why
+            components, first = self._move(variable, placement)
+            self.components, self.placement = tuple(components), placement
+            if first is not self.first:
+                self.first = first
+                _tf.stand_for(variable, first)
             for user in users:
                 user.trace_again()
             self._users.clear()
@@ -123,6 +139,17 @@ class Need:
     variable: Any
     why: str
     line: str
+
+
+def need_of(variable: Any, why: str, op: tf.Operation) -> Need:
+    """Returns the need of a variable that an op was found to write.
+
+    Args:
+        variable: The variable.
+        why: As for `Need`.
+        op: The op.
+    """
+    return Need(variable, why, errors.line_of(op))
 
 
 def need_components(variable: Any, why: str) -> None:
