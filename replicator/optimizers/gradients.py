@@ -22,6 +22,7 @@ from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
 from replicator.optimizers.sparsity import Layout, as_layout, merge_all
 from replicator.primitives import all_gather, all_reduce, sparse
 from replicator.variables import copies
+from replicator.variables.chooser import SPARSE
 from replicator.variables.replicated import ReplicatedVariable, plain
 
 
@@ -90,6 +91,11 @@ class Combiner:
         layouts = self._agree_on_layouts(replica, grads, variables, weight is not None)
         if layouts is None:
             return tf.no_op()
+        sparse = replica.build.findings.setdefault(SPARSE, {})
+        for variable, layout in zip(variables, layouts, strict=True):
+            if layout is not None:
+                key = getattr(plain(variable), "key", None)
+                sparse[key] = layout.index_dtype is not None
         grads = [
             as_layout(gradient, variable, layout)
             for gradient, variable, layout in zip(

@@ -37,6 +37,7 @@ from replicator.step import (
 )
 from replicator.step.draft import Built, Draft, Settings
 from replicator.variables import drift, elsewhere, python_calls, storage, unbuilt
+from replicator.variables.chooser import SPARSE
 
 _SAME_WRITES = (
     "let all hosts write the same values, computed from the same constants; values "
@@ -75,6 +76,9 @@ def run(
 
 def pull_inputs(draft: Draft) -> None:
     """Pulls what each replica is fed, before all else."""
+    if draft.settings.chooser is not None:
+        trained = draft.settings.factory.trained().items()
+        draft.settled = {path: v.storage.settled_at for path, v in trained}
     ops = draft.build.graph.get_operations()
     draft.previous = [op for op in ops if not _tf.is_abandoned(op)]
     with tf.name_scope("inputs"):
@@ -115,9 +119,33 @@ def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
 
 
 def follow_strategy(draft: Draft) -> None:
-    """Checks that a strategy's rules are of variables that there are."""
-    if draft.settings.chooser is not None:
-        draft.settings.chooser.check()
+    """Has a strategy decide on variables that it could not decide on before.
+
+    Raises:
+        BuildAgain: Some are elsewhere now, or kept equal in another way.
+        StrategyError: A rule of the strategy is of no variable that there is.
+    """
+    chooser = draft.settings.chooser
+    if chooser is None:
+        return
+    chooser.check()
+    if not chooser.undecided:
+        return
+    variables = draft.settings.factory.trained()
+    sparse = draft.build.findings.get(SPARSE, {})
+    known = {p: sparse[v.key] for p, v in variables.items() if v.key in sparse}
+    for path in chooser.undecided.intersection(variables):
+        # An optimizer has read them where it created its slots: in this step.
+        variables[path].storage.settled_at = draft.settled.get(path)
+    decided = chooser.decide(known)
+    changed = [
+        path
+        for path, chosen in decided.items()
+        if path in variables and storage.follow(variables[path], chosen)
+    ]
+    if changed:
+        draft.build.knowledge.update({("decided", path): True for path in changed})
+        raise context.BuildAgain
 
 
 def check_results(draft: Draft) -> None:

@@ -184,6 +184,7 @@ class VariableFactory:
                 components, placement = self._components.new(kwargs, chosen.placement)
             variable = self._combine(components, kwargs, collections, placement)
             variable.storage.synchronizer = chosen.synchronizer
+            variable.storage.undecided = chosen.later
             if path:
                 variable.storage.path = path
                 self._kept().paths[path] = variable

@@ -45,6 +45,7 @@ class Decisions:
             return Chosen(Aggregated(aggregation))
         if isinstance(primary, ReplicatedVariable):
             return Chosen(self._of_slot(kwargs, primary))
+        later = False
         if self._strategy is not None and self.has_path(kwargs):
             value = _initial_value(kwargs)
             if value.dtype.is_floating and value.shape.is_fully_defined():
@@ -54,10 +55,12 @@ class Decisions:
                     path, shape, value.dtype.name, order=next(order), nbytes=nbytes
                 )
                 chosen = self._strategy.choose(facts)
-                if chosen is not None:
+                if chosen is not None and not chosen.later:
                     return chosen
+                later = chosen is not None
         owner = self._owner(_initial_value(kwargs)) if self._sharded else None
-        return Chosen(Mirrored() if owner is None else Owned(owner))
+        placement = Mirrored() if owner is None else Owned(owner)
+        return Chosen(placement, later=later)
 
     def has_path(self, kwargs: dict[str, Any]) -> bool:
         """Whether a strategy may be asked for a variable, by its path."""

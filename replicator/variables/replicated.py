@@ -130,6 +130,7 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
             if _tf.asked_by_writer():
                 python_calls.refuse_write(self)
                 self._settle_in_graph()
+            self.settle_if_undecided()
             compiled_for = compiled.outside_handle(self)
             return self._handle if compiled_for is None else compiled_for
         if replica.build.world != self.world:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.variables import locks
+from replicator.variables.chooser import Chosen
 from replicator.variables.placement import Mirrored, Placement
 from replicator.variables.synchronizer import AllReduce, Synchronizer
 
@@ -51,6 +52,7 @@ class Storage:
     Attributes:
         synchronizer: How gradients, and what is assigned in steps, are made equal.
         path: By which a strategy knows the variable; "" if it was not asked.
+        undecided: Whether a strategy will decide on it when a step is built.
         first: The component that the variable was created with, and whose handle it has
             outside of steps, wherever others are.
         why_mirrored: For a variable that was to have one owner: what has been found to
@@ -71,6 +73,7 @@ class Storage:
         self.placement = placement
         self.synchronizer: Synchronizer = AllReduce()
         self.path = ""
+        self.undecided = False
         self.why_mirrored: str | None = None
         self.settled_at: str | None = None
         self._move = move
@@ -87,12 +90,13 @@ class Storage:
 
     def add_user(self, user: User) -> None:
         """Notes what has to be traced again if the components move."""
-        if self.placement.owner is not None:
+        if self.placement.owner is not None or self.undecided:
             self._users.add(user)
 
     def settle(self) -> None:
         """Notes that code of the user's reaches the components as they are now."""
-        if self.placement.owner is not None and self.settled_at is None:
+        may_move = self.placement.owner is not None or self.undecided
+        if may_move and self.settled_at is None:
             self.settled_at = errors.user_line()
 
     def mirror(self, variable: Any, why: str) -> None:
@@ -221,6 +225,49 @@ def mirror_all(needs: Iterable[Need]) -> list[Any]:
     for variable, need in owned.values():
         variable.storage.mirror(variable, f"{need.why}, at {need.line}")
     return [variable for variable, _ in owned.values()]
+
+
+def follow(variable: Any, chosen: Chosen) -> bool:
+    """Moves a variable and its slots to where a strategy has decided that they are.
+
+    Args:
+        variable: Was created before that.
+        chosen: What was decided.
+
+    Returns:
+        Whether anything has changed.
+
+    Raises:
+        StrategyError: It cannot be moved any more.
+    """
+    storage = variable.storage
+    storage.undecided = False
+    moves: list[tuple[Any, Placement]] = []
+    if storage.placement != chosen.placement:
+        moves = [(variable, chosen.placement)]
+        moves += [
+            (slot, chosen.placement.slot)
+            for slot in storage.slots()
+            if slot.dtype.is_floating and (slot.shape.rank or not variable.shape.rank)
+        ]
+    settled = storage.settled_at
+    if chosen.parts or (moves and settled is not None):
+        where = f"in {len(chosen.parts)} parts" if chosen.parts else chosen.placement
+        relies = "it is created whole" if settled is None else f"built at {settled}"
+        raise errors.StrategyError(
+            errors.compose(
+                f"the strategy decides that variable {variable.name} is {where} when a "
+                "step is built, but what was built before relies on where it is.",
+                [f"at {errors.user_line()}", relies],
+                "build this step first; or use a strategy that decides where the "
+                "variable is created.",
+            )
+        )
+    for one, placement in moves:
+        one.storage.move(one, placement)
+    changed = bool(moves) or storage.synchronizer != chosen.synchronizer
+    storage.synchronizer = chosen.synchronizer
+    return changed
 
 
 def notes(variables: Iterable[Any]) -> tuple[str, ...]:
