@@ -140,6 +140,8 @@ from replicator._tf.variables import (
     UnliftableError,
     last_variable_creator,
     lift_initial_value,
+    note_access,
+    unfilled,
 )
 
 __all__ = [
@@ -202,6 +204,7 @@ __all__ = [
     "mark_python_function",
     "move_control_outputs",
     "new_function_graph",
+    "note_access",
     "older_optimizer_asks",
     "only_reads",
     "operation_count",
@@ -239,6 +242,7 @@ __all__ = [
     "trace",
     "tracing_apart",
     "track",
+    "unfilled",
     "user_frames",
     "v1_optimizer_applying",
     "variable_of_slot",

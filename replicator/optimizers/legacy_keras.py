@@ -62,11 +62,12 @@ class LegacyKerasAdapter(LaterSlots):
             with tf.name_scope(name or _scope_of(inner)), tf.init_scope():
                 _create_variables(inner, variables, used)
 
-        def apply(combined: Sequence[Any]) -> Any:
+        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
             _set_back(inner)
-            return base_apply(list(zip(combined, variables, strict=True)), **options)
+            apply = base_apply if own is None else own.apply_gradients
+            return apply(list(zip(combined, updated, strict=True)), **options)
 
-        return self._combined(grads, variables, weight, prepare, apply)
+        return self._combined(grads, variables, weight, prepare, update)
 
 
 def _scope_of(optimizer: Any) -> str:

@@ -33,6 +33,7 @@ class SonnetAdapter(Wrapped):
             if initialize is not None:
                 initialize(parameters)
 
-        return self._combined(
-            updates, parameters, weight, prepare, lambda g: base_apply(g, parameters)
-        )
+        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
+            return (base_apply if own is None else own.apply)(combined, updated)
+
+        return self._combined(updates, parameters, weight, prepare, update)

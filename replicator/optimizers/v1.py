@@ -49,13 +49,14 @@ class V1Adapter(LaterSlots):
             with tf.init_scope():
                 self._create_slots(used)
 
-        def apply(combined: Sequence[Any]) -> Any:
-            pairs = list(zip(combined, variables, strict=True))
+        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
+            pairs = list(zip(combined, updated, strict=True))
+            apply = base_apply if own is None else own.apply_gradients
             if global_step is None:
-                return base_apply(pairs, name=name)
+                return apply(pairs, name=name)
             # TensorFlow would count by the type of the variable, and keep what it gets
             # of any other than its own in a collection that compares by value.
-            with tf.control_dependencies([base_apply(pairs)]):
+            with tf.control_dependencies([apply(pairs)]):
                 return global_step.assign_add(1, name=name, read_value=False)
 
-        return self._combined(grads, variables, weight, prepare, apply)
+        return self._combined(grads, variables, weight, prepare, update)

@@ -21,7 +21,7 @@ from replicator.graph.ir.kinds import acting, has_effect
 from replicator.graph.lowering import crossing, rewrite
 from replicator.graph.matching import control_flow, leftover, numbering, unanswered
 from replicator.graph.order import ordering, phases
-from replicator.graph.passes import kernels, owners, random, reads
+from replicator.graph.passes import kernels, owners, random, reads, ties
 from replicator.inputs import checks as input_checks
 from replicator.inputs import feeds
 from replicator.inputs.shards import Shard
@@ -130,6 +130,7 @@ def divide_ops(draft: Draft) -> None:
         [op for op in ops[begin:end] if op not in aliases]
         for begin, end in draft.ranges
     ]
+    draft.replicas = ties.resolve(draft.replicas)
     if build.in_functions:
         numbering.close_gaps(draft.replicas, build.traced)
 

@@ -20,7 +20,9 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.cluster.peers import Peers
-from replicator.variables import elsewhere, initial_values, locks
+from replicator.variables import division, elsewhere, initial_values, locks
+from replicator.variables.chooser import Chooser, Chosen, Part, VariableFacts
+from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.placement import (
     Aggregated,
     Mirrored,
@@ -64,8 +66,10 @@ class VariableFactory:
         lock: locks.StepLock,
         sharded: bool = False,
         peers: Peers | None = None,
+        strategy: Chooser | None = None,
     ) -> None:
         self._world = world
+        self._strategy = strategy
         self._peers = peers  # the processes that build the other replicas
         self._count = itertools.count()
         self._lock = lock  # of the steps that the variables are used in
@@ -169,12 +173,61 @@ class VariableFactory:
         name_scope = contextlib.nullcontext()
         if scope is not None:
             name_scope = tf.name_scope(scope if scope != "/" else "")
+        chosen = self._chosen(kwargs, primary)
+        if chosen is not None and chosen.parts:
+            with self._creating(), name_scope:
+                return self._in_parts(kwargs, collections, chosen, primary)
         with self._creating():
             with name_scope:
                 components, placement = self._components(kwargs, primary)
             variable = self._combine(components, kwargs, collections, placement)
         if isinstance(primary, ReplicatedVariable):
             primary.storage.add_slot(variable)
+        return variable
+
+    def _chosen(self, kwargs: dict[str, Any], primary: Any) -> Chosen | None:
+        """Returns what the strategy says of a variable, or its primary for a slot."""
+        if self._strategy is None:
+            return None
+        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            return None
+        dtype, shape = initial_values.dtype_and_shape(kwargs)
+        if primary is not None:
+            return division.of_slot(primary, shape)
+        if not dtype.is_floating or not kwargs.get("trainable", True):
+            return None
+        scope = tf.compat.v1.get_default_graph().get_name_scope()
+        path = "/".join(filter(None, [scope, kwargs.get("name", "Variable")]))
+        size = shape.num_elements() or 0
+        return self._strategy.choose(
+            VariableFacts(
+                path, tuple(shape.as_list()), dtype.name, nbytes=size * dtype.size
+            )
+        )
+
+    def _in_parts(
+        self,
+        kwargs: dict[str, Any],
+        collections: Sequence[str] | None,
+        chosen: Chosen,
+        primary: Any,
+    ) -> PartitionedVariable:
+        """Creates a variable in parts."""
+
+        def make(own: dict[str, Any], part: Part) -> ReplicatedVariable:
+            components, _ = self._components(own, None, part.placement)
+            made = self._combine(components, own, [], part.placement)
+            made.storage.synchronizer = part.synchronizer
+            return made
+
+        dtype, shape = initial_values.dtype_and_shape(kwargs)
+        variable = division.create(
+            make, kwargs, chosen, dtype, shape, self._world, self._lock
+        )
+        _collect(variable, collections)
+        if isinstance(primary, PartitionedVariable):
+            for whole, part in zip(primary.parts, variable.parts, strict=True):
+                whole.storage.add_slot(part)
         return variable
 
     def _owner(self, kwargs: dict[str, Any], primary: Any) -> int | None:
@@ -218,13 +271,14 @@ class VariableFactory:
         return Mirrored() if owner is None else Owned(owner)
 
     def _components(
-        self, kwargs: dict[str, Any], primary: Any
+        self, kwargs: dict[str, Any], primary: Any, placement: Placement | None = None
     ) -> tuple[list[tf.Variable], Placement]:
         """Creates one plain variable per device, or one in place of all.
 
         They begin with what each gets of component 0's initial value.
         """
-        placement = self._placement(kwargs, primary)
+        if placement is None:
+            placement = self._placement(kwargs, primary)
         names = ("initial_value", "name", "dtype", "shape", "validate_shape")
         own = {k: kwargs[k] for k in names if k in kwargs}
         with tf.device(placement.device(self._world)):
@@ -333,14 +387,20 @@ class VariableFactory:
         )
         with self._all_lock:
             self._all[id(variable)] = variable
-        if graph_mode:
-            if collections is None:
-                collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
-            if variable.trainable:
-                trainable = tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES
-                collections = list(dict.fromkeys([*collections, trainable]))
-            variable.graph.add_to_collections(collections, variable)
+        _collect(variable, collections)
         return variable
+
+
+def _collect(variable: Any, collections: Sequence[str] | None) -> None:
+    """Adds a new variable to the collections of its tf.Graph, if it is in one."""
+    if tf.executing_eagerly():
+        return
+    if collections is None:
+        collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
+    if variable.trainable:
+        trainable = tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES
+        collections = list(dict.fromkeys([*collections, trainable]))
+    variable.graph.add_to_collections(collections, variable)
 
 
 def _initializer(components: Sequence[tf.Variable]) -> tf.Operation:
