@@ -53,6 +53,7 @@ from replicator._tf.cluster import (
     store_put,
 )
 from replicator._tf.control_flow import (
+    around_loops,
     compiled_function,
     cond,
     control_flow_context,
@@ -160,6 +161,7 @@ __all__ = [
     "add_control_inputs",
     "add_input",
     "applying_optimizer",
+    "around_loops",
     "asked_by_writer",
     "builder",
     "call_converted",

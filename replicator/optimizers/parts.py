@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.optimizers.accumulators import Gradient
-from replicator.variables import joining
+from replicator.variables import split_writes
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.replicated import ReplicatedVariable, plain
 
@@ -109,20 +109,11 @@ def _policy(variable: Any) -> OperandPolicy:
 
 def _cut(gradient: Gradient, whole: PartitionedVariable) -> list[Gradient]:
     """Returns what of a gradient is of each part."""
-    axis, sizes = whole.axis, whole.sizes
     if not isinstance(gradient, tf.IndexedSlices):
-        return list(tf.split(gradient, sizes, axis))
-    shapes = [tf.constant(part.shape.as_list(), tf.int32) for part in whole.parts]
-    if axis:
-        values = tf.split(gradient.values, sizes, axis)
-        indices = [gradient.indices] * len(sizes)
-    else:
-        owners = joining.owners_of(gradient.indices, sizes)
-        values = tf.dynamic_partition(gradient.values, owners, len(sizes))
-        indices = joining.local_rows(gradient.indices, sizes)
-    return [
-        tf.IndexedSlices(*own) for own in zip(values, indices, shapes, strict=True)
-    ]
+        return list(tf.split(gradient, whole.sizes, whole.axis))
+    return split_writes.cut(
+        gradient, whole.parts, whole.axis, whole.sizes, gradient.dtype
+    )
 
 
 def is_elementwise(optimizer: Any) -> bool:

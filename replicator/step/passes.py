@@ -130,7 +130,10 @@ def divide_ops(draft: Draft) -> None:
         [op for op in ops[begin:end] if op not in aliases]
         for begin, end in draft.ranges
     ]
-    draft.replicas = ties.resolve(draft.replicas)
+    draft.replicas = ties.resolve(
+        *(draft.replicas, build.traced, [t for t in draft.leaves() if tf.is_tensor(t)]),
+        draft.settings.factory.in_parts(),
+    )
     if build.in_functions:
         numbering.close_gaps(draft.replicas, build.traced)
 

@@ -79,6 +79,7 @@ class VariableFactory:
         self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
         self._all = weakref.WeakValueDictionary()
+        self._in_parts: list[weakref.ref[PartitionedVariable]] = []
         self._all_lock = threading.Lock()  # it may grow while a thread goes through it
 
     @property
@@ -126,6 +127,11 @@ class VariableFactory:
             for variable in self._variables()
             for component in variable.components
         }
+
+    def in_parts(self) -> dict[int, PartitionedVariable]:
+        """Returns the variables in parts, by the ids of their handles."""
+        known = [ref() for ref in self._in_parts]
+        return {id(one.handle): one for one in known if one is not None}
 
     def _variables(self) -> list[ReplicatedVariable]:
         with self._all_lock:
@@ -176,7 +182,7 @@ class VariableFactory:
         chosen = self._chosen(kwargs, primary)
         if chosen is not None and chosen.parts:
             with self._creating(), name_scope:
-                return self._in_parts(kwargs, collections, chosen, primary)
+                return self._divide(kwargs, collections, chosen, primary)
         with self._creating():
             with name_scope:
                 components, placement = self._components(kwargs, primary)
@@ -205,7 +211,7 @@ class VariableFactory:
             )
         )
 
-    def _in_parts(
+    def _divide(
         self,
         kwargs: dict[str, Any],
         collections: Sequence[str] | None,
@@ -225,6 +231,7 @@ class VariableFactory:
             make, kwargs, chosen, dtype, shape, self._world, self._lock
         )
         _collect(variable, collections)
+        self._in_parts.append(weakref.ref(variable))
         if isinstance(primary, PartitionedVariable):
             for whole, part in zip(primary.parts, variable.parts, strict=True):
                 whole.storage.add_slot(part)

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.variables.joining import offsets_of
+from replicator.graph.passes.rows import offsets_of
 
 HOST = "/device:CPU:0"
 

@@ -7,13 +7,14 @@ arrives for the whole. graph/passes/ties.py takes the ties of a step out again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf, context
-from replicator.graph.passes.ties import GRADIENT_TYPE
+from replicator.graph.passes.rows import gathered
+from replicator.graph.passes.ties import GRADIENT_TYPE, STAND_IN
 
 
 def joined(variable: Any) -> tf.Tensor:
@@ -24,7 +25,9 @@ def joined(variable: Any) -> tf.Tensor:
     """
     _tf.note_access(variable)
     with _tf.stop_recording():
-        value = tf.concat([part.read_value() for part in variable.parts], variable.axis)
+        own = [part.read_value() for part in variable.parts]
+        with _here():
+            value = tf.concat(own, variable.axis)
         value.set_shape(variable.shape)
     return _tied(variable, value)
 
@@ -48,56 +51,14 @@ def rows(variable: Any, indices: Any) -> tf.Tensor:
     return _tied(variable, value, indices)
 
 
-def gathered(
-    readers: Sequence[Any], indices: tf.Tensor, axis: int, sizes: Sequence[int]
-) -> tf.Tensor:
-    """Joins rows of parts.
+def _here() -> Any:
+    """Returns a block in which ops are on the device of the replica being built.
 
-    Args:
-        readers: `readers[k]` returns rows of part k.
-        indices: Rows of the whole, integers of any shape.
-        axis: Along which it is in parts.
-        sizes: Of the parts, along the axis.
+    Where variables are read, TensorFlow leaves the choice of a device open: that of the
+    one variable is the only one that it may be.
     """
-    if axis:
-        columns = [reader(indices) for reader in readers]
-        # Each has the axes of the indices in place of the first one.
-        return tf.concat(columns, axis - 1 + tf.rank(indices))
-    flat = tf.reshape(indices, [-1])
-    owners = owners_of(flat, sizes)
-    places = tf.dynamic_partition(tf.range(tf.size(flat)), owners, len(sizes))
-    found = [
-        reader(local) for reader, local in zip(readers, local_rows(flat, sizes), strict=True)
-    ]
-    value = tf.dynamic_stitch(places, found)
-    if indices.shape.rank == 1:
-        return value
-    return tf.reshape(value, tf.concat([tf.shape(indices), tf.shape(value)[1:]], 0))
-
-
-def owners_of(flat: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    """Returns in which part each row of a whole is, an int32 [rows].
-
-    Rows that do not exist are the first or the last part's, which refuses them.
-    """
-    owners = tf.zeros_like(flat, tf.int32)
-    for bound in offsets_of(sizes)[1:]:
-        owners += tf.cast(flat >= tf.constant(bound, flat.dtype), tf.int32)
-    return owners
-
-
-def local_rows(flat: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
-    """Returns for each part those rows of the whole that are its, by its own numbers."""
-    split = tf.dynamic_partition(flat, owners_of(flat, sizes), len(sizes))
-    return [
-        own - tf.constant(offset, flat.dtype)
-        for own, offset in zip(split, offsets_of(sizes), strict=True)
-    ]
-
-
-def offsets_of(sizes: Sequence[int]) -> list[int]:
-    """Returns where each part begins."""
-    return [sum(sizes[:k]) for k in range(len(sizes))]
+    replica = context.current()
+    return contextlib.nullcontext() if replica is None else tf.device(replica.device)
 
 
 def _tied(
@@ -109,23 +70,78 @@ def _tied(
         return value
     if replica is not None and replica.updating:
         return value  # by an optimizer, whose updates nobody differentiates
-    graph: Any = tf.compat.v1.get_default_graph()
-    handle, eager = variable.handle, tf.executing_eagerly()
-    if not eager and graph.building_function:
-        handle = graph.capture(handle)  # before recording stops: tapes have to see it
-    known = [value, handle] if indices is None else [value, handle, indices]
-    with _tf.stop_recording():
-        if eager:
-            result = tf.identity(value)
-        else:
-            with graph.gradient_override_map({"IdentityN": GRADIENT_TYPE}):
-                result = tf.raw_ops.IdentityN(input=known)[0]
-        result.set_shape(value.shape)
     shape = variable.shape
+    if tf.executing_eagerly():
+        with _tf.stop_recording():
+            result = tf.identity(value)
+        return _recorded(variable.handle, result, indices, shape)
+    graph: Any = tf.compat.v1.get_default_graph()
+    source = variable.handle
+    around = _tf.around_loops(graph)
+    if around is not None:
+        source = _stand_in(variable, around)
+    return tf.identity(_tie(graph, source, value, indices, shape))
+
+
+def _stand_in(variable: Any, around: tf.Graph) -> tf.Tensor:
+    """Returns a tensor that stands for a variable inside of a loop.
+
+    The gradient of a loop adds up what belongs to a resource from outside, and asks the
+    resource at run time how large that is. This tensor has the shape, and a gradient
+    that goes to the variable. In a step, it takes no memory: see graph/passes/ties.py.
+
+    Args:
+        variable: The variable.
+        around: The graph around the loop.
+    """
+    with around.as_default(), tf.control_dependencies(None), tf.name_scope("parts"):
+        nothing = tf.zeros(variable.shape, variable.dtype)
+        result = _tie(around, variable.handle, nothing, None, variable.shape)
+    _tf.set_text_attr(result.op, STAND_IN, STAND_IN)
+    return result
+
+
+def _tie(
+    graph: Any,
+    source: tf.Tensor,
+    value: tf.Tensor,
+    indices: tf.Tensor | None,
+    shape: tf.TensorShape,
+) -> tf.Tensor:
+    """Adds a tie to a graph: what it returns is the value.
+
+    Args:
+        graph: The default graph.
+        source: What gradients go to: the handle of a variable, or what stands for it.
+        value: What was read.
+        indices: Of which rows; None: of all.
+        shape: The variable's.
+    """
+    if graph.building_function:  # before recording stops: tapes have to see it
+        source = graph.capture(source)
+    known = [value, source] if indices is None else [value, source, indices]
+    with (
+        _tf.stop_recording(),
+        graph.gradient_override_map({"IdentityN": GRADIENT_TYPE}),
+    ):
+        result = tf.raw_ops.IdentityN(input=known)[0]
+    if source.dtype == tf.resource:
+        _tf.set_read_only_inputs(result.op, [1])  # of a function, it is an effect
+    result.set_shape(value.shape)
+    return _recorded(source, result, indices, shape)
+
+
+def _recorded(
+    source: tf.Tensor,
+    result: tf.Tensor,
+    indices: tf.Tensor | None,
+    shape: tf.TensorShape,
+) -> tf.Tensor:
+    """Tells tapes where the gradient of what was read goes."""
     _tf.record_gradient(
-        "parts", [result], [handle], lambda d: [_gradient(d, indices, shape)]
+        "parts", [result], [source], lambda d: [_gradient(d, indices, shape)]
     )
-    return result if eager else tf.identity(result)
+    return result
 
 
 def _gradient(
@@ -148,5 +164,8 @@ def _gradient_of_tie(op: tf.Operation, *upstream: Any) -> list[Any]:
     if upstream[0] is None:
         return [None] * len(op.inputs)
     indices = op.inputs[2] if len(op.inputs) > 2 else None
-    own = _gradient(upstream[0], indices, _tf.resource_shape(op.inputs[1]))
+    source = op.inputs[1]
+    resource = source.dtype == tf.resource
+    shape = _tf.resource_shape(source) if resource else source.shape
+    own = _gradient(upstream[0], indices, shape)
     return [None, own, *([] if indices is None else [None])]

@@ -13,8 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
+from replicator.graph.passes import rows
 from replicator.primitives import base
-from replicator.variables import joining, part_values
+from replicator.variables import part_values
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
@@ -36,9 +37,9 @@ class SplitWriter(_tf.HandleVariable):
                 f"was given {errors.shown(sparse_delta)}",
                 "it takes tf.IndexedSlices(values, indices).",
             )
-        rows = cut(sparse_delta, self.parts, self.axis, self.sizes, self.dtype)
+        own = cut(sparse_delta, self.parts, self.axis, self.sizes, self.dtype)
         return self.write_parts(
-            lambda part, k: _done(getattr(part, method)(rows[k])), True, method
+            lambda part, k: _done(getattr(part, method)(own[k])), True, method
         )
 
     def _write_value(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -91,13 +92,13 @@ def cut(
         places = [indices] * len(sizes)
     else:
         flat = tf.reshape(indices, [-1])
+        owners = rows.owners_of(flat, sizes)
         if values.shape.rank == 0:
             own = [values] * len(sizes)
         else:
-            rows = tf.reshape(values, [-1, *parts[0].shape.as_list()[1:]])
-            owners = joining.owners_of(flat, sizes)
-            own = tf.dynamic_partition(rows, owners, len(sizes))
-        places = joining.local_rows(flat, sizes)
+            flat_values = tf.reshape(values, [-1, *parts[0].shape.as_list()[1:]])
+            own = tf.dynamic_partition(flat_values, owners, len(sizes))
+        places = rows.local_rows(flat, owners, sizes)
     return [tf.IndexedSlices(*one) for one in zip(own, places, shapes, strict=True)]
 
 
