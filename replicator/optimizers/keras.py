@@ -79,22 +79,10 @@ class KerasAdapter(Wrapped):
         return self.iterations
 
     def _expanded(
-        self, state: dict[str, Any], own: dict[Any, Sequence[Any]]
+        self, state: dict[str, Any], division: parts.Division
     ) -> dict[str, Any]:
-        wholes = self._trainable_variables
-        decayed = {
-            self._var_key(part): self._use_weight_decay(plain(whole))
-            for whole in wholes
-            for part in own.get(self._var_key(whole), ())
-        }
-        state = parts.expand_lists(state, wholes, own, self._var_key)
-        state["_trainable_variables_indices"] = {
-            self._var_key(variable): k
-            for k, variable in enumerate(state["_trainable_variables"])
-        }
-        known = state.get("_exclude_from_weight_decay_cache", {})
-        state["_exclude_from_weight_decay_cache"] = {**known, **decayed}
-        return state
+        indices = "_trainable_variables_indices"
+        return parts.expand_keyed(self, state, division, indices)
 
     @do_not_convert
     def scale_loss(self, loss: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.optimizers import checks
+from replicator.optimizers import checks, parts
 from replicator.optimizers.wrapped import LaterSlots, do_not_convert
 
 # Where the base classes of the two kinds are.
@@ -68,6 +68,13 @@ class LegacyKerasAdapter(LaterSlots):
             return apply(list(zip(combined, updated, strict=True)), **options)
 
         return self._combined(grads, variables, weight, prepare, update)
+
+    def _expanded(
+        self, state: dict[str, Any], division: parts.Division
+    ) -> dict[str, Any]:
+        if hasattr(self, "_index_dict"):
+            return parts.expand_keyed(self, state, division, "_index_dict")
+        return parts.expand_slots(self, state, division)
 
 
 def _scope_of(optimizer: Any) -> str:

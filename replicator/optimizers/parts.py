@@ -77,10 +77,12 @@ class Division:
     @property
     def divides(self) -> bool:
         """Whether a variable is updated part by part."""
-        return len(self.variables) > len(self.wholes) or any(
-            own[0] is not whole
-            for own, whole in zip(self.pieces, self.wholes, strict=True)
-        )
+        return bool(self.divided())
+
+    def divided(self) -> list[tuple[Any, tuple[Any, ...]]]:
+        """Returns the variables that are updated part by part, and their parts."""
+        pairs = zip(self.wholes, self.pieces, strict=True)
+        return [(whole, own) for whole, own in pairs if own[0] is not whole]
 
     def cut(self, gradient: Gradient | None, k: int) -> list[Gradient | None]:
         """Returns the gradients of the pieces of the k-th variable."""
@@ -139,46 +141,37 @@ def stand_in(optimizer: Any, division: Division) -> Any:
     Args:
         optimizer: A wrapped one, whose slots exist.
         division: What it updates.
+
+    Returns:
+        None if the optimizer itself can do that.
     """
     if not division.divides:
         return None
-    original = _original(optimizer)
-    state = dict(vars(optimizer))
-    parts = {
-        _key(optimizer, whole): own
-        for whole, own in zip(division.wholes, division.pieces, strict=True)
-        if own[0] is not whole
-    }
-    made = object.__new__(original)
-    object.__setattr__(made, "__dict__", optimizer._expanded(state, parts))
+    made = object.__new__(_original(optimizer))
+    state = optimizer._expanded(dict(vars(optimizer)), division)
+    object.__setattr__(made, "__dict__", state)
     return made
 
 
 def _original(optimizer: Any) -> type:
     """Returns the class of an optimizer before it was wrapped."""
-    return type(optimizer).__bases__[1]
-
-
-def _key(optimizer: Any, variable: Any) -> Any:
-    key = getattr(optimizer, "_var_key", None)
-    return key(variable) if key is not None else id(variable)
+    original: type = type(optimizer).__bases__[1]
+    return original
 
 
 def expand_lists(
-    state: dict[str, Any], wholes: Sequence[Any], parts: dict[Any, Any], key: Any
+    state: dict[str, Any], divided: Sequence[Sequence[Any] | None]
 ) -> dict[str, Any]:
     """Expands what an optimizer has in lists with an entry per variable.
 
     Args:
-        state: Its attributes.
-        wholes: The variables that it was built for.
-        parts: The parts of those that are updated part by part, by their keys.
-        key: Returns the key of a variable.
+        state: The optimizer's attributes.
+        divided: For each variable that it was built for its parts, or None if it is
+            updated as a whole.
 
     Returns:
         The attributes, with an entry per part.
     """
-    divided = [parts.get(key(variable)) for variable in wholes]
 
     def expanded(entries: Sequence[Any]) -> list[Any]:
         made: list[Any] = []
@@ -198,3 +191,63 @@ def expand_lists(
         else value
         for name, value in state.items()
     }
+
+
+def expand_keyed(
+    optimizer: Any, state: dict[str, Any], division: Division, indices: str
+) -> dict[str, Any]:
+    """Expands the attributes of an optimizer that numbers variables by their keys.
+
+    Args:
+        optimizer: The optimizer, of Keras 3 or the newer ones of legacy Keras.
+        state: Its attributes.
+        division: What it updates.
+        indices: The attribute with the number of each variable, by its key.
+    """
+    key = optimizer._var_key
+    divided = division.divided()
+    parts = {key(whole): own for whole, own in divided}
+    numbers = getattr(optimizer, indices)
+    keys = sorted(numbers, key=numbers.__getitem__)
+    state = expand_lists(state, [parts.get(known) for known in keys])
+    own = [[key(p) for p in parts[k]] if k in parts else [k] for k in keys]
+    state[indices] = {k: n for n, k in enumerate(k for group in own for k in group)}
+    decays = {
+        key(part): optimizer._use_weight_decay(plain(whole))
+        for whole, own_parts in divided
+        for part in own_parts
+    }
+    # By the names, or the keys, of what the user excluded, which are those of wholes.
+    state["_use_weight_decay"] = lambda variable: (
+        decays[key(variable)]
+        if key(variable) in decays
+        else optimizer._use_weight_decay(variable)
+    )
+    return state
+
+
+def expand_slots(
+    optimizer: Any, state: dict[str, Any], division: Division
+) -> dict[str, Any]:
+    """Expands the attributes of an optimizer that finds slots by variable and name.
+
+    Args:
+        optimizer: The optimizer, of tf.compat.v1 or the older ones of legacy Keras.
+        state: Its attributes.
+        division: What it updates.
+    """
+    places = {
+        id(part): (whole, k)
+        for whole, own in division.divided()
+        for k, part in enumerate(own)
+    }
+
+    def get_slot(variable: Any, name: str) -> Any:
+        if id(variable) not in places:
+            return optimizer.get_slot(variable, name)
+        whole, k = places[id(variable)]
+        return optimizer.get_slot(whole, name).parts[k]
+
+    state["get_slot"] = get_slot
+    state["_create_slots"] = lambda variables: None  # there are those of the wholes
+    return state

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.optimizers import checks
+from replicator.optimizers import checks, parts
 from replicator.optimizers.wrapped import LaterSlots, do_not_convert
 from replicator.primitives import base
 from replicator.variables.replicated import plain
@@ -60,3 +60,8 @@ class V1Adapter(LaterSlots):
                 return global_step.assign_add(1, name=name, read_value=False)
 
         return self._combined(grads, variables, weight, prepare, update)
+
+    def _expanded(
+        self, state: dict[str, Any], division: parts.Division
+    ) -> dict[str, Any]:
+        return parts.expand_slots(self, state, division)

@@ -100,13 +100,13 @@ class Wrapped:
         )
 
     def _expanded(
-        self, state: dict[str, Any], own: dict[Any, Sequence[Any]]
+        self, state: dict[str, Any], division: parts.Division
     ) -> dict[str, Any]:
         """Returns the optimizer's attributes, with what belongs to parts expanded.
 
         Args:
             state: The attributes.
-            own: The parts of each variable that is updated part by part, by its key.
+            division: Which variables are updated part by part.
         """
         raise NotImplementedError
 

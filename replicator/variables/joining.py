@@ -80,7 +80,8 @@ def _tied(
     around = _tf.around_loops(graph)
     if around is not None:
         source = _stand_in(variable, around)
-    return tf.identity(_tie(graph, source, value, indices, shape))
+    with _here():
+        return tf.identity(_tie(graph, source, value, indices, shape))
 
 
 def _stand_in(variable: Any, around: tf.Graph) -> tf.Tensor:

@@ -279,7 +279,7 @@ def _gather_of_parts(
 
     def reader(read: tf.Tensor) -> rows.Reader:
         def gather(local: tf.Tensor) -> tf.Tensor:
-            with tf.device(None), tf.device(read.op.device):
+            with tf.device(None), tf.device(read.op.device or use.op.device):
                 return tf.raw_ops.GatherV2(params=read, indices=local, axis=0)
 
         return gather
