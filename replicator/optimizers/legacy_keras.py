@@ -63,9 +63,13 @@ class LegacyKerasAdapter(LaterSlots):
                 _create_variables(inner, variables, used)
 
         def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
-            _set_back(inner)
-            apply = base_apply if own is None else own.apply_gradients
-            return apply(list(zip(combined, updated, strict=True)), **options)
+            _set_back(inner if own is None else own)
+            pairs = list(zip(combined, updated, strict=True))
+            if own is None:
+                return base_apply(pairs, **options)
+            done = own.apply_gradients(pairs, **options)
+            vars(inner).update(_python_state(own))
+            return done
 
         return self._combined(grads, variables, weight, prepare, update)
 
@@ -107,13 +111,18 @@ def _set_back(optimizer: Any) -> None:
     replica = context.current()
     if replica is None:
         return
-    place = ("python state", id(optimizer), replica.count("python state"))
-    state = {
+    place = ("python state", type(optimizer), replica.count("python state"))
+    state = _python_state(optimizer)
+    vars(optimizer).update(replica.build.findings.setdefault(place, state))
+
+
+def _python_state(optimizer: Any) -> dict[str, Any]:
+    """Returns what an optimizer keeps in Python numbers."""
+    return {
         name: value
         for name, value in vars(optimizer).items()
         if isinstance(value, (bool, int, float))
     }
-    vars(optimizer).update(replica.build.findings.setdefault(place, state))
 
 
 def _refuse_combined(optimizer: Any, options: dict[str, Any]) -> None:

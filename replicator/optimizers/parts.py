@@ -126,6 +126,8 @@ def is_elementwise(optimizer: Any) -> bool:
     """
     if getattr(optimizer, "clipnorm", None):
         return False
+    if getattr(optimizer, "gradient_accumulation_steps", None):
+        return False  # Keras', which keeps sums of wholes
     for cls in _original(optimizer).__mro__:
         package = cls.__module__.partition(".")[0]
         if cls.__name__ in _ELEMENTWISE.get(package, ()):

@@ -132,7 +132,7 @@ def divide_ops(draft: Draft) -> None:
     ]
     draft.replicas = ties.resolve(
         *(draft.replicas, build.traced, [t for t in draft.leaves() if tf.is_tensor(t)]),
-        draft.settings.factory.in_parts(),
+        *(draft.settings.factory.in_parts(), draft.settings.factory.initializers),
     )
     if build.in_functions:
         numbering.close_gaps(draft.replicas, build.traced)

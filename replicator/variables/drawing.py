@@ -33,14 +33,18 @@ def pieces(
         whole = tf.convert_to_tensor(getattr(whole, "wrapped_value", whole), dtype)
 
     def piece(offset: int, size: int) -> Callable[[], tf.Tensor]:
+        begin, length = [0] * whole.shape.rank, whole.shape.as_list()
+        begin[axis], length[axis] = offset, size
+
         def draw() -> tf.Tensor:
-            begin = [0] * whole.shape.rank
-            length = whole.shape.as_list()
-            begin[axis], length[axis] = offset, size
             with tf.device(None), tf.device(HOST):
                 return tf.slice(whole, begin, length)
 
-        return draw
+        if tf.executing_eagerly():
+            return draw
+        # A variable of a tf.Graph has what its initial value is made of beside it.
+        drawn = draw()
+        return lambda: drawn
 
     return [
         piece(offset, size)

@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from replicator import _tf, arguments, context
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
-from replicator.variables import joining, locks, saving, split_writes
+from replicator.graph.passes.rows import offsets_of
+from replicator.variables import drawing, joining, locks, saving, split_writes
 from replicator.variables.replicated import ReplicatedVariable
 from replicator.world import World
 
@@ -207,6 +208,26 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
 
     def _settle_in_graph(self) -> None:
         """Each part does so itself."""
+
+    # --- Saving -----------------------------------------------------------------------
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        """Has each part saved as a slice of one tensor, as checkpoints allow."""
+        name = self._shared_name
+        return {saving.VALUE_KEY: lambda name=name: saving.InSlices(self, name)}
+
+    def read_on_host(self) -> tf.Tensor:
+        """Returns the whole value, joined where no device has to hold it."""
+        with tf.device(None), tf.device(drawing.HOST):
+            return self.read_value()
+
+    @_do_not_convert
+    def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
+        """Sets the value in a session, as tf.compat.v1.Variable.load."""
+        bounds = offsets_of(self.sizes)[1:]
+        split = np.split(np.asarray(value), bounds, self.axis)
+        for part, own in zip(self.parts, split, strict=True):
+            part.load(own, session)
 
 
 class _Written(PartitionedVariable):

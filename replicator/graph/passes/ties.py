@@ -14,7 +14,7 @@ there is none, is refused.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -47,6 +47,7 @@ def resolve(
     replica_ids: Sequence[int],
     results: Sequence[tf.Tensor],
     handles: Mapping[int, Any],
+    initializers: Set[tf.Operation],
 ) -> list[list[tf.Operation]]:
     """Takes the ties out of a step.
 
@@ -55,6 +56,7 @@ def resolve(
         replica_ids: The replicas.
         results: What the step returns.
         handles: The variables in parts, by the ids of their handles.
+        initializers: Ops that initialise variables, which are no part of the step.
 
     Returns:
         The ops of each replica, without ties, and with what is in their places.
@@ -64,8 +66,8 @@ def resolve(
     """
     if not handles:
         return [list(ops) for ops in replicas]
-    outermost = Captures().outermost
     kept = {tensor.op for tensor in results}
+    outermost = Captures().outermost
 
     def variable_of(tensor: tf.Tensor) -> Any:
         while tensor.op.type in (*_LOOPS, "Identity"):  # which hand it on
@@ -74,17 +76,40 @@ def resolve(
 
     made = []
     for replica_id, ops in zip(replica_ids, replicas, strict=True):
-        own = _untied(ops, kept)
+        own = _untied(ops, kept, initializers)
         for op in own:
-            for _, tensor in resource_inputs(op):
-                variable = variable_of(tensor)
-                if variable is None or kind_of(op).calls:
-                    continue
-                if op.type != "VariableShape":
-                    _refuse(op, variable, replica_id)
-                _replace_shape(op, variable)
+            if op in initializers:
+                continue
+            for op_of_it, variable in _uses_of_value(op, variable_of):
+                if op_of_it.type != "VariableShape":
+                    _refuse(op_of_it, variable, replica_id)
+                elif op_of_it is op:
+                    _replace_shape(op, variable)
         made.append(own)
     return made
+
+
+def _uses_of_value(
+    op: tf.Operation, variable_of: Callable[[tf.Tensor], Any]
+) -> Iterator[tuple[tf.Operation, Any]]:
+    """Yields (op, variable) for what uses the value behind a handle, to any depth.
+
+    Args:
+        op: Of the step.
+        variable_of: Returns the variable in parts that a resource is, or None.
+    """
+    if kind_of(op).calls:
+        if any(t.dtype == tf.resource for t in op.inputs):
+            for _, body in _tf.called_graphs(op):
+                for inner in body.get_operations():
+                    yield from _uses_of_value(inner, variable_of)
+        return
+    if is_tie(op):
+        return
+    for _, tensor in resource_inputs(op):
+        variable = variable_of(tensor)
+        if variable is not None:
+            yield op, variable
 
 
 def _replace_shape(op: tf.Operation, variable: Any) -> None:
@@ -107,10 +132,12 @@ def _refuse(op: tf.Operation, variable: Any, replica_id: int) -> NoReturn:
 
 
 def _untied(
-    ops: Sequence[tf.Operation], kept: Set[tf.Operation]
+    ops: Sequence[tf.Operation],
+    kept: Set[tf.Operation],
+    initializers: Set[tf.Operation],
 ) -> list[tf.Operation]:
     """Returns a replica's ops without ties, and with lookups where rows are gathered."""
-    ties = [op for op in ops if is_tie(op)]
+    ties = [op for op in ops if is_tie(op) and op not in initializers]
     if not ties:
         return list(ops)
     joins: dict[tf.Operation, None] = {}
