@@ -53,6 +53,7 @@ from replicator._tf.cluster import (
     store_put,
 )
 from replicator._tf.control_flow import (
+    around_loops,
     compiled_function,
     cond,
     control_flow_context,
@@ -140,7 +141,9 @@ from replicator._tf.variables import (
     UnliftableError,
     last_variable_creator,
     lift_initial_value,
+    note_access,
     stand_for,
+    unfilled,
 )
 
 __all__ = [
@@ -159,6 +162,7 @@ __all__ = [
     "add_control_inputs",
     "add_input",
     "applying_optimizer",
+    "around_loops",
     "asked_by_writer",
     "builder",
     "call_converted",
@@ -204,6 +208,7 @@ __all__ = [
     "mark_python_function",
     "move_control_outputs",
     "new_function_graph",
+    "note_access",
     "older_optimizer_asks",
     "only_reads",
     "operation_count",
@@ -241,6 +246,7 @@ __all__ = [
     "trace",
     "tracing_apart",
     "track",
+    "unfilled",
     "user_frames",
     "v1_optimizer_applying",
     "variable_of_slot",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import lift_to_graph as _lift
+from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops import resource_variable_ops as _rvo
 
 # tf.Variable(...) asks the creator scopes again, ours too. The `next_creator` that it
@@ -111,3 +113,45 @@ def _known_outside(graph: Any) -> list[tf.Tensor]:
         if isinstance(outside, tf.__internal__.EagerTensor)
         and outside.dtype not in (tf.resource, tf.variant)
     ]
+
+
+def unfilled(name: str | None, shape: Any, dtype: tf.DType) -> types.SimpleNamespace:
+    """Makes the handle of a variable that is never given a value, and what goes with it.
+
+    The public API gives each variable a value when it is created, and so memory. By
+    this handle TensorFlow knows a variable whose values are elsewhere.
+
+    Returns:
+        What `HandleVariable` takes over.
+    """
+    graph_mode = not tf.executing_eagerly()
+    with tf.name_scope(name or "Variable") as scope:
+        own = scope.removesuffix("/")
+        handle = _rvo.eager_safe_variable_handle(
+            types.SimpleNamespace(dtype=dtype),  # in place of an initial value
+            tf.TensorShape(shape),
+            own if graph_mode else None,
+            own,
+            graph_mode,
+        )
+    return types.SimpleNamespace(
+        shape=tf.TensorShape(shape),
+        dtype=dtype,
+        handle=handle,
+        name=f"{own}:0",
+        _unique_id=own if graph_mode else f"{own}_{_ops.uid()}",
+        _handle_name=own,
+        _graph_element=None,
+        _initial_value=None,
+        _is_initialized_op=None,
+        _in_graph_mode=graph_mode,
+        _validate_shape=True,
+    )
+
+
+def note_access(variable: Any) -> None:
+    """Tells tapes, and functions that are traced, that a variable is read.
+
+    The public API does so in the methods that read by the variable's own handle.
+    """
+    _rvo.variable_accessed(variable)

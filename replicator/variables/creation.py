@@ -19,14 +19,18 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.cluster.peers import Peers
-from replicator.variables import initial_values, locks
-from replicator.variables.chooser import Chooser, Chosen
+from replicator.variables import division, initial_values, locks
+from replicator.variables.chooser import Chooser, Chosen, Part
 from replicator.variables.components import Components
 from replicator.variables.decisions import Decisions
+from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.placement import Placement
 from replicator.variables.replicated import ReplicatedVariable, plain
 from replicator.variables.storage import Storage, User
 from replicator.world import World
+
+
+Variable = ReplicatedVariable | PartitionedVariable
 
 
 @dataclasses.dataclass
@@ -46,7 +50,7 @@ class _Kept:
     )
     initializers: set[tf.Operation] = dataclasses.field(default_factory=set)
     asked: Iterator[int] = dataclasses.field(default_factory=itertools.count)
-    paths: weakref.WeakValueDictionary[str, ReplicatedVariable] = dataclasses.field(
+    paths: weakref.WeakValueDictionary[str, Variable] = dataclasses.field(
         default_factory=weakref.WeakValueDictionary
     )
 
@@ -76,6 +80,7 @@ class VariableFactory:
         self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
         self._all = weakref.WeakValueDictionary()
+        self._in_parts: list[weakref.ref[PartitionedVariable]] = []
         self._all_lock = threading.Lock()  # it may grow while a thread goes through it
 
     @property
@@ -124,13 +129,18 @@ class VariableFactory:
             for component in variable.components
         }
 
-    def trained(self) -> dict[str, ReplicatedVariable]:
+    def trained(self) -> dict[str, Variable]:
         """Returns the variables that strategies decide on, by their paths."""
         return {
             path: variable
             for path, variable in self._kept().paths.items()
             if variable.dtype.is_floating and variable.shape.is_fully_defined()
         }
+
+    def in_parts(self) -> dict[int, PartitionedVariable]:
+        """Returns the variables in parts, by the ids of their handles."""
+        known = [ref() for ref in self._in_parts]
+        return {id(one.handle): one for one in known if one is not None}
 
     def _variables(self) -> list[ReplicatedVariable]:
         with self._all_lock:
@@ -181,6 +191,11 @@ class VariableFactory:
         with self._creating():
             with name_scope:
                 chosen, path = self._chosen(kwargs, primary)
+                if chosen.parts:
+                    whole = self._divide(kwargs, collections, chosen, primary)
+                    if path:
+                        self._kept().paths[path] = whole
+                    return whole
                 components, placement = self._components.new(kwargs, chosen.placement)
             variable = self._combine(components, kwargs, collections, placement)
             variable.storage.synchronizer = chosen.synchronizer
@@ -204,6 +219,32 @@ class VariableFactory:
                 break
             path = f"{path.rpartition('_')[0] if number > 1 else path}_{number}"
         return self._decisions.on(kwargs, None, path, kept.asked), path
+
+    def _divide(
+        self,
+        kwargs: dict[str, Any],
+        collections: Sequence[str] | None,
+        chosen: Chosen,
+        primary: Any,
+    ) -> PartitionedVariable:
+        """Creates a variable in parts."""
+
+        def make(own: dict[str, Any], part: Part) -> ReplicatedVariable:
+            components, _ = self._components.new(own, part.placement)
+            made = self._combine(components, own, [], part.placement)
+            made.storage.synchronizer = part.synchronizer
+            return made
+
+        dtype, shape = initial_values.dtype_and_shape(kwargs)
+        variable = division.create(
+            make, kwargs, chosen, dtype, shape, self._world, self._lock
+        )
+        _collect(variable, collections)
+        self._in_parts.append(weakref.ref(variable))
+        if isinstance(primary, PartitionedVariable):
+            for whole, part in zip(primary.parts, variable.parts, strict=True):
+                whole.storage.add_slot(part)
+        return variable
 
     def move(
         self, variable: ReplicatedVariable, placement: Placement
@@ -261,14 +302,20 @@ class VariableFactory:
         )
         with self._all_lock:
             self._all[id(variable)] = variable
-        if graph_mode:
-            if collections is None:
-                collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
-            if variable.trainable:
-                trainable = tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES
-                collections = list(dict.fromkeys([*collections, trainable]))
-            variable.graph.add_to_collections(collections, variable)
+        _collect(variable, collections)
         return variable
+
+
+def _collect(variable: Any, collections: Sequence[str] | None) -> None:
+    """Adds a new variable to the collections of its tf.Graph, if it is in one."""
+    if tf.executing_eagerly():
+        return
+    if collections is None:
+        collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
+    if variable.trainable:
+        trainable = tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES
+        collections = list(dict.fromkeys([*collections, trainable]))
+    variable.graph.add_to_collections(collections, variable)
 
 
 def _initializer(components: Sequence[tf.Variable]) -> tf.Operation:
