@@ -53,6 +53,7 @@ from replicator._tf.cluster import (
     store_put,
 )
 from replicator._tf.control_flow import (
+    around_loops,
     compiled_function,
     cond,
     control_flow_context,
@@ -141,7 +142,10 @@ from replicator._tf.variables import (
     is_initialized,
     last_variable_creator,
     lift_initial_value,
+    note_access,
     shared_variable,
+    stand_for,
+    unfilled,
 )
 
 __all__ = [
@@ -160,6 +164,7 @@ __all__ = [
     "add_control_inputs",
     "add_input",
     "applying_optimizer",
+    "around_loops",
     "asked_by_writer",
     "builder",
     "call_converted",
@@ -201,10 +206,12 @@ __all__ = [
     "last_variable_creator",
     "leave_out_unused",
     "lift_initial_value",
+    "stand_for",
     "lower_in_place",
     "mark_python_function",
     "move_control_outputs",
     "new_function_graph",
+    "note_access",
     "older_optimizer_asks",
     "only_reads",
     "operation_count",
@@ -243,6 +250,7 @@ __all__ = [
     "trace",
     "tracing_apart",
     "track",
+    "unfilled",
     "user_frames",
     "v1_optimizer_applying",
     "variable_of_slot",

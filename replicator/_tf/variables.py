@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import lift_to_graph as _lift
+from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops import handle_data_util as _handles
 from tensorflow.python.ops import resource_variable_ops as _rvo
 
@@ -108,6 +110,14 @@ class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):
             self._maybe_initialize_trackable()
 
 
+def stand_for(variable: HandleVariable, first: Any) -> None:
+    """Lets a variable have the handle of another resource variable from now on."""
+    variable._handle = first.handle
+    if variable._in_graph_mode:
+        variable._graph_element = first._graph_element
+        variable._is_initialized_op = first._is_initialized_op
+
+
 def lift_initial_value(value: tf.Tensor) -> tf.Tensor:
     """Evaluates a tensor of the function being traced outside of it.
 
@@ -140,3 +150,45 @@ def _known_outside(graph: Any) -> list[tf.Tensor]:
         if isinstance(outside, tf.__internal__.EagerTensor)
         and outside.dtype not in (tf.resource, tf.variant)
     ]
+
+
+def unfilled(name: str | None, shape: Any, dtype: tf.DType) -> types.SimpleNamespace:
+    """Makes the handle of a variable that is never given a value, and what goes with it.
+
+    The public API gives each variable a value when it is created, and so memory. By
+    this handle TensorFlow knows a variable whose values are elsewhere.
+
+    Returns:
+        What `HandleVariable` takes over.
+    """
+    graph_mode = not tf.executing_eagerly()
+    with tf.name_scope(name or "Variable") as scope:
+        own = scope.removesuffix("/")
+        handle = _rvo.eager_safe_variable_handle(
+            types.SimpleNamespace(dtype=dtype),  # in place of an initial value
+            tf.TensorShape(shape),
+            own if graph_mode else None,
+            own,
+            graph_mode,
+        )
+    return types.SimpleNamespace(
+        shape=tf.TensorShape(shape),
+        dtype=dtype,
+        handle=handle,
+        name=f"{own}:0",
+        _unique_id=own if graph_mode else f"{own}_{_ops.uid()}",
+        _handle_name=own,
+        _graph_element=None,
+        _initial_value=None,
+        _is_initialized_op=None,
+        _in_graph_mode=graph_mode,
+        _validate_shape=True,
+    )
+
+
+def note_access(variable: Any) -> None:
+    """Tells tapes, and functions that are traced, that a variable is read.
+
+    The public API does so in the methods that read by the variable's own handle.
+    """
+    _rvo.variable_accessed(variable)

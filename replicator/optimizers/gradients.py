@@ -19,9 +19,12 @@ from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.order import effects
 from replicator.optimizers import accumulators
 from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
+from replicator.optimizers.parts import Division
 from replicator.optimizers.sparsity import Layout, as_layout, merge_all
 from replicator.primitives import all_gather, all_reduce, sparse
-from replicator.variables.replicated import ReplicatedVariable, plain
+from replicator.variables import copies
+from replicator.variables.chooser import SPARSE
+from replicator.variables.replicated import plain
 
 
 class Combiner:
@@ -62,6 +65,7 @@ class Combiner:
         weight: Any,
         prepare: Callable[[Sequence[Any]], Any],
         apply: Callable[[Sequence[Any]], Any],
+        division: Division,
     ) -> Any:
         """Combines and applies, in the step of one replica.
 
@@ -72,7 +76,9 @@ class Combiner:
             weight: What they weigh in the mean over the replicas, or None.
             prepare: Creates the optimizer's variables that do not exist yet; given the
                 variables that are used on any replica.
-            apply: Updates by gradients that are equal on all replicas.
+            apply: Updates by gradients that are equal on all replicas, one for each
+                piece of the division.
+            division: The parts of variables that are updated part by part.
 
         Returns:
             What `apply` returns; with accumulation, an op after which all is done.
@@ -89,6 +95,11 @@ class Combiner:
         layouts = self._agree_on_layouts(replica, grads, variables, weight is not None)
         if layouts is None:
             return tf.no_op()
+        sparse = replica.build.findings.setdefault(SPARSE, {})
+        for variable, layout in zip(variables, layouts, strict=True):
+            if layout is not None:
+                key = getattr(plain(variable), "key", None)
+                sparse[key] = layout.index_dtype is not None
         grads = [
             as_layout(gradient, variable, layout)
             for gradient, variable, layout in zip(
@@ -98,14 +109,26 @@ class Combiner:
         used = [k for k, gradient in enumerate(grads) if gradient is not None]
         own = [grads[k] for k in used]
 
+        def cut(wholes: Sequence[Gradient]) -> list[Any]:
+            pairs = zip(used, wholes, strict=True)
+            return [piece for k, whole in pairs for piece in division.cut(whole, k)]
+
         def update(combined: Sequence[Gradient]) -> Any:
-            everyone: list[Gradient | None] = [None] * len(grads)
-            for k, gradient in zip(used, combined, strict=True):
-                everyone[k] = gradient
+            left = iter(combined)
+            everyone = [
+                None if grads[k] is None else next(left)
+                for k, own in enumerate(division.pieces)
+                for _ in own
+            ]
             # Keras would sum them over the replicas of tf.distribute once more.
             combined_already = _tf.distribution_mode(_tf.CombinedContext())
             with replica.equal_updates(self.name), combined_already:
-                return apply(everyone)
+                done = apply(everyone)
+            updated = [plain(piece) for own in division.pieces for piece in own]
+            refreshed = copies.refresh(updated, replica)
+            if refreshed and isinstance(done, tf.Operation):
+                return tf.group(done, *refreshed)
+            return done
 
         if own:
             needed = [variables[k] for k in used]
@@ -117,11 +140,11 @@ class Combiner:
             else:
                 with replica.equal_updates(self.name):
                     prepare(needed)
-        policies = [_policy(variables[k]) for k in used]
+        policies = [policy for k in used for policy in division.policies(k)]
         if self.accumulation_steps > 1 and own:
             what = tuple((key_of(variables[k]), layouts[k]) for k in used)
-            return self._accumulate(replica, own, what, weight, policies, update)
-        return update(all_reduce.combine(own, self.op, weight, policies))
+            return self._accumulate(replica, own, what, weight, policies, update, cut)
+        return update(all_reduce.combine(cut(own), self.op, weight, policies))
 
     def _agree_on_layouts(
         self,
@@ -176,6 +199,7 @@ class Combiner:
         weight: Any,
         policies: Sequence[OperandPolicy],
         update: Callable[[Sequence[Gradient]], Any],
+        cut: Callable[[Sequence[Gradient]], list[Any]],
     ) -> tf.Operation:
         """Adds up this replica's gradients; in each k-th step, combines and applies.
 
@@ -188,8 +212,9 @@ class Combiner:
             what: What they are gradients of. All steps that pass gradients of the
                 same share their sums and their count; others have their own.
             weight: What the gradients weigh in the mean, or None.
-            policies: How they are communicated.
+            policies: How what they are cut into is communicated.
             update: Applies the combined gradients.
+            cut: Returns the gradients of parts, as the division says.
         """
         op = self.op if weight is None else "sum"
         addends = [accumulators.wide(gradient) for gradient in grads]
@@ -205,6 +230,9 @@ class Combiner:
             turn = counter.add(tf.constant(1, tf.int64))
         full = turn >= self.accumulation_steps
         totals = [s.add(gradient) for s, gradient in zip(sums, addends, strict=True)]
+        whole, rest = totals[: len(grads)], totals[len(grads) :]
+        totals = [*cut(whole), *rest]
+        dtypes = [piece.dtype for piece in cut(grads)]
         if weight is not None:
             policies = [*policies, NO_POLICY]
         combined = _all_reduce_when(full, totals, op, policies)
@@ -214,8 +242,8 @@ class Combiner:
         else:  # more steps than wanted, if a checkpoint held more
             factor = 1.0 / tf.cast(turn, tf.float64)
         combined = [
-            accumulators.cast(accumulators.scaled(g, factor), own.dtype)
-            for g, own in zip(combined, grads, strict=True)
+            accumulators.cast(accumulators.scaled(g, factor), dtype)
+            for g, dtype in zip(combined, dtypes, strict=True)
         ]
 
         def apply_and_clear() -> tf.Tensor:
@@ -248,12 +276,6 @@ def _creation(replica: context.ReplicaContext) -> Iterator[None]:
 def _home(graph: tf.Graph) -> Any:
     """Returns what a build's variables belong to: its tf.Graph, or eager's None."""
     return None if graph.building_function else graph
-
-
-def _policy(variable: Any) -> OperandPolicy:
-    """Returns how a variable's gradient is communicated."""
-    inside = plain(variable)
-    return inside.policy if isinstance(inside, ReplicatedVariable) else NO_POLICY
 
 
 def key_of(variable: Any) -> Any:

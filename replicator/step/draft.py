@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -88,6 +88,8 @@ class Draft:
         earlier: Those and the ops of the inputs.
         elements: What each replica is fed, if there is a feed.
         further: A tuple of what step_fn is called with behind that, for each.
+        settled: Where variables that a strategy has yet to decide on were built into
+            the user's own code before, by their paths.
         returned: What step_fn returned for each replica.
         scopes: The name scope of each replica for which step_fn was called.
         seeds: How many seeds TensorFlow had counted up where each of them began.
@@ -116,6 +118,7 @@ class Draft:
     earlier: list[tf.Operation] = dataclasses.field(default_factory=list)
     elements: Any = None
     further: Sequence[Any] = ()
+    settled: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     returned: list[Any] = dataclasses.field(default_factory=list)
     scopes: list[str] = dataclasses.field(default_factory=list)
     seeds: list[int] = dataclasses.field(default_factory=list)

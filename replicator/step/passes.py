@@ -21,7 +21,7 @@ from replicator.graph.ir.kinds import acting, has_effect
 from replicator.graph.lowering import crossing, rewrite
 from replicator.graph.matching import control_flow, leftover, numbering, unanswered
 from replicator.graph.order import ordering, phases
-from replicator.graph.passes import kernels, owners, random, reads
+from replicator.graph.passes import kernels, owners, random, reads, ties
 from replicator.inputs import checks as input_checks
 from replicator.inputs import feeds
 from replicator.inputs.shards import Shard
@@ -38,6 +38,8 @@ from replicator.step import (
 )
 from replicator.step.draft import Built, Draft, Settings
 from replicator.variables import drift, elsewhere, python_calls, storage, unbuilt
+from replicator.variables.chooser import SPARSE
+from replicator.variables.replicated import ReplicatedVariable
 
 _SAME_WRITES = (
     "let all hosts write the same values, computed from the same constants; values "
@@ -108,6 +110,13 @@ def _running(draft: Draft) -> set[tf.Operation]:
 
 def pull_inputs(draft: Draft) -> None:
     """Pulls what each replica is fed, before all else."""
+    if draft.settings.chooser is not None:
+        trained = draft.settings.factory.trained().items()
+        draft.settled = {
+            path: variable.storage.settled_at
+            for path, variable in trained
+            if isinstance(variable, ReplicatedVariable)
+        }
     ops = draft.build.graph.get_operations()
     draft.previous = [op for op in ops if not _tf.is_abandoned(op)]
     with tf.name_scope("inputs"):
@@ -148,9 +157,34 @@ def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
 
 
 def follow_strategy(draft: Draft) -> None:
-    """Checks that a strategy's rules are of variables that there are."""
-    if draft.settings.chooser is not None:
-        draft.settings.chooser.check()
+    """Has a strategy decide on variables that it could not decide on before.
+
+    Raises:
+        BuildAgain: Some are elsewhere now, or kept equal in another way.
+        StrategyError: A rule of the strategy is of no variable that there is.
+    """
+    chooser = draft.settings.chooser
+    if chooser is None:
+        return
+    chooser.check()
+    if not chooser.undecided:
+        return
+    variables = draft.settings.factory.trained()
+    sparse = draft.build.findings.get(SPARSE, {})
+    known = {p: sparse[v.key] for p, v in variables.items() if v.key in sparse}
+    whole = {p: v for p, v in variables.items() if isinstance(v, ReplicatedVariable)}
+    for path in chooser.undecided.intersection(whole):
+        # An optimizer has read them where it created its slots: in this step.
+        whole[path].storage.settled_at = draft.settled.get(path)
+    decided = chooser.decide(known)
+    changed = [
+        path
+        for path, chosen in decided.items()
+        if path in whole and storage.follow(whole[path], chosen)
+    ]
+    if changed:
+        draft.build.knowledge.update({("decided", path): True for path in changed})
+        raise context.BuildAgain
 
 
 def check_results(draft: Draft) -> None:
@@ -169,6 +203,10 @@ def divide_ops(draft: Draft) -> None:
         [op for op in ops[begin:end] if op not in aliases]
         for begin, end in draft.ranges
     ]
+    draft.replicas = ties.resolve(
+        *(draft.replicas, build.traced, [t for t in draft.leaves() if tf.is_tensor(t)]),
+        *(draft.settings.factory.in_parts(), draft.settings.factory.initializers),
+    )
     if build.in_functions:
         numbering.close_gaps(draft.replicas, build.traced)
 

@@ -20,6 +20,7 @@ from replicator.strategy.live import Asked, Later, Live
 from replicator.strategy.nodes import Node, error
 from replicator.strategy.rules import Rules
 from replicator.variables.chooser import Chosen
+from replicator.variables.placement import Mirrored
 from replicator.world import World
 
 
@@ -87,6 +88,7 @@ class _Run:
         rules = list(strategy.rules.values()) if isinstance(strategy, Rules) else []
         self._rules = [_Rule(b, Live(b, resources)) for b in rules or [strategy]]
         self._paths: list[str] = []
+        self._sparse: dict[str, bool] = {}  # what is known of gradients
         self._checked = False
 
     def choose(self, facts: VariableFacts) -> Chosen | None:
@@ -108,6 +110,7 @@ class _Run:
                 rule.live = None
         if rule.live is None:
             rule.undecided.add(facts.path)
+            return Chosen(Mirrored(), later=True)
         return self._compiled(node, facts)
 
     def _compiled(self, node: Node | None, facts: VariableFacts) -> Chosen | None:
@@ -121,20 +124,32 @@ class _Run:
     def decide(self, sparse: Mapping[str, bool]) -> dict[str, Chosen]:
         """Returns what is decided on variables that were created before that."""
         made: dict[str, Chosen] = {}
+        self._sparse.update(sparse)
         for rule in self._rules:
-            if not rule.undecided:
-                continue
-            facts = [
-                dataclasses.replace(one, sparse=sparse.get(one.path, False))
-                for one in rule.asked
-            ]
-            built = rule.builder.build(facts, self._resources)
-            for one in facts:
-                node = built.node(one.path)
-                if node is not None and one.path in rule.undecided:
-                    made[one.path] = compiled.chosen(node, one, self._world)
-            rule.undecided.clear()
+            if rule.undecided:
+                nodes = self._built(rule)
+                for facts in rule.asked:
+                    if facts.path in nodes and facts.path in rule.undecided:
+                        chosen = self._compiled(nodes[facts.path], facts)
+                        if chosen is not None:
+                            made[facts.path] = chosen
+                rule.undecided -= set(nodes)
         return made
+
+    def _built(self, rule: _Rule) -> dict[str, Node | None]:
+        """Returns what a builder says of all variables that it can decide on now."""
+        asked = [
+            Asked(**{**dataclasses.asdict(one), "sparse": self._sparse.get(one.path)})
+            for one in rule.asked
+        ]
+        known = [one for one in asked if one.path in self._sparse]
+        for facts in (asked, known):
+            try:
+                built = rule.builder.build(facts, self._resources)
+            except Later:
+                continue
+            return {one.path: built.node(one.path) for one in facts}
+        return {}
 
     def check(self) -> None:
         """Raises StrategyError, once, if a rule is of no variable that there is."""

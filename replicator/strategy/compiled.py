@@ -5,6 +5,7 @@ The only place that knows both.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,13 +106,27 @@ def described(name: str, variable: Any, resources: Resources) -> Node:
         variable: The ReplicatedVariable.
         resources: The devices.
     """
-    shape, dtype = variable.shape.as_list(), variable.dtype
-    nbytes = variable.shape.num_elements() * dtype.size
-    how = _described(variable)
-    sent, seconds = _predicted(how, nbytes, resources)
-    return Node(
-        name, how, shape=tuple(shape), dtype=dtype.name, sent=sent, seconds=seconds
+    parts = getattr(variable, "parts", ())
+    hows = [_described(one) for one in parts or (variable,)]
+    sizes = [_nbytes(one) for one in parts or (variable,)]
+    costs = [
+        _predicted(how, nbytes, resources)
+        for how, nbytes in zip(hows, sizes, strict=True)
+    ]
+    node = Node(name, hows[0])
+    if parts:
+        node = Node.in_parts(name, variable.axis, variable.sizes, hows)
+    return dataclasses.replace(
+        node,
+        shape=tuple(variable.shape.as_list()),
+        dtype=variable.dtype.name,
+        sent=sum(sent for sent, _ in costs),
+        seconds=sum(seconds for _, seconds in costs),
     )
+
+
+def _nbytes(variable: Any) -> int:
+    return int(variable.shape.num_elements() * variable.dtype.size)
 
 
 def _described(variable: Any) -> PSSynchronizer | AllReduceSynchronizer:

@@ -8,7 +8,7 @@ from typing import Any
 
 from replicator.strategy.nodes import Node, PSSynchronizer, Synchronizer
 
-_WIDTH = 150
+_WIDTH = 10_000  # what prints the table may fold it
 _MOST_SHOWN = 4  # parts that are named by where they are
 _HEADER = (
     "variable",

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,14 +20,17 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.asynchronous.store import Store
 from replicator.cluster.peers import Peers
-from replicator.variables import elsewhere, initial_values, locks
-from replicator.variables.chooser import Chooser, Chosen
+from replicator.variables import division, initial_values, locks
+from replicator.variables.chooser import Chooser, Chosen, Part
+from replicator.variables.components import Components
 from replicator.variables.decisions import Decisions
-from replicator.variables.placement import Owned, Placement, Seeded
+from replicator.variables.partitioned import PartitionedVariable
+from replicator.variables.placement import Placement
 from replicator.variables.replicated import ReplicatedVariable, plain
-from replicator.variables.seeds import Seed
 from replicator.variables.storage import Storage, User
 from replicator.world import World
+
+Variable = ReplicatedVariable | PartitionedVariable
 
 
 @dataclasses.dataclass
@@ -48,7 +50,7 @@ class _Kept:
     )
     initializers: set[tf.Operation] = dataclasses.field(default_factory=set)
     asked: Iterator[int] = dataclasses.field(default_factory=itertools.count)
-    paths: weakref.WeakValueDictionary[str, ReplicatedVariable] = dataclasses.field(
+    paths: weakref.WeakValueDictionary[str, Variable] = dataclasses.field(
         default_factory=weakref.WeakValueDictionary
     )
 
@@ -71,14 +73,15 @@ class VariableFactory:
         store: Store | None = None,
     ) -> None:
         self._world = world
-        self._store = store  # what this program shares with others, asynchronously
         self._peers = peers  # the processes that build the other replicas
         self._count = itertools.count()
         self._lock = lock  # of the steps that the variables are used in
         self._decisions = Decisions(world, sharded, strategy)
+        self._components = Components(world, peers, store)
         self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
         self._all = weakref.WeakValueDictionary()
+        self._in_parts: list[weakref.ref[PartitionedVariable]] = []
         self._all_lock = threading.Lock()  # it may grow while a thread goes through it
 
     @property
@@ -127,13 +130,18 @@ class VariableFactory:
             for component in variable.components
         }
 
-    def trained(self) -> dict[str, ReplicatedVariable]:
+    def trained(self) -> dict[str, Variable]:
         """Returns the variables that strategies decide on, by their paths."""
         return {
             path: variable
             for path, variable in self._kept().paths.items()
             if variable.dtype.is_floating and variable.shape.is_fully_defined()
         }
+
+    def in_parts(self) -> dict[int, PartitionedVariable]:
+        """Returns the variables in parts, by the ids of their handles."""
+        known = [ref() for ref in self._in_parts]
+        return {id(one.handle): one for one in known if one is not None}
 
     def _variables(self) -> list[ReplicatedVariable]:
         with self._all_lock:
@@ -184,9 +192,15 @@ class VariableFactory:
         with self._creating():
             with name_scope:
                 chosen, path = self._chosen(kwargs, primary)
-                components, placement = self._components(kwargs, chosen.placement)
+                if chosen.parts:
+                    whole = self._divide(kwargs, collections, chosen, primary)
+                    if path:
+                        self._kept().paths[path] = whole
+                    return whole
+                components, placement = self._components.new(kwargs, chosen.placement)
             variable = self._combine(components, kwargs, collections, placement)
             variable.storage.synchronizer = chosen.synchronizer
+            variable.storage.undecided = chosen.later
             if path:
                 variable.storage.path = path
                 self._kept().paths[path] = variable
@@ -207,93 +221,46 @@ class VariableFactory:
             path = f"{path.rpartition('_')[0] if number > 1 else path}_{number}"
         return self._decisions.on(kwargs, None, path, kept.asked), path
 
-    def _components(
-        self, kwargs: dict[str, Any], placement: Placement
-    ) -> tuple[list[tf.Variable], Placement]:
-        """Creates one plain variable per device, or one in place of all.
-
-        They begin with what each gets of component 0's initial value.
-        """
-        names = ("initial_value", "name", "dtype", "shape", "validate_shape")
-        own = {k: kwargs[k] for k in names if k in kwargs}
-        with tf.device(placement.device(self._world)):
-            first = _tf.ResourceVariable(trainable=False, collections=[], **own)
-        if self._peers is not None:
-            elsewhere.adopt(self._peers, first)
-        if self._store is not None and self._store.takes(placement, first):
-            first = self._store.share(first)
-            placement = Owned(self._world.local[0], first.device, shared=True)
-        if placement.owner is not None:
-            return [first] * self._world.num_local, placement
-        seed = Seed.of(first)
-        if seed is not None:
-            placement = Seeded(seed)
-        del own["initial_value"]
-
-        def initial_value(r: int) -> Any:
-            eager = tf.executing_eagerly()
-            value = first.read_value() if eager else first.initial_value
-            return placement.written(value, first, r)
-
-        others = [
-            self._component(first, functools.partial(initial_value, r), r, **own)
-            for r in self._world.local[1:]
-        ]
-        if self._peers is not None and placement.differs:
-            value = first.read_value()  # which would be that of replica 0
-            first.assign(placement.written(value, first, self._world.local[0]))
-        return [first, *others], placement
-
-    def _component(
+    def _divide(
         self,
-        first: tf.Variable,
-        initial_value: Callable[[], Any],
-        replica_id: int,
-        **own: Any,
-    ) -> tf.Variable:
-        """Creates a replica's component of a variable that has one already."""
-        name = first.name.partition(":")[0].split("/")[-1]
-        own.update(name=f"{name}/replica_{replica_id}", dtype=first.dtype)
-        with tf.device(self._world.device(replica_id)):
-            return _tf.ResourceVariable(
-                lambda: tf.identity(initial_value()),
-                trainable=False,
-                collections=[],
-                **own,
-            )
+        kwargs: dict[str, Any],
+        collections: Sequence[str] | None,
+        chosen: Chosen,
+        primary: Any,
+    ) -> PartitionedVariable:
+        """Creates a variable in parts."""
 
-    def mirrored(self, variable: ReplicatedVariable) -> list[tf.Variable]:
-        """Creates the components of a variable that one replica has owned so far.
+        def make(own: dict[str, Any], part: Part) -> ReplicatedVariable:
+            components, _ = self._components.new(own, part.placement)
+            made = self._combine(components, own, [], part.placement)
+            made.storage.synchronizer = part.synchronizer
+            return made
 
-        They begin with what that one holds, or in a tf.Graph will hold at first.
+        dtype, shape = initial_values.dtype_and_shape(kwargs)
+        variable = division.create(
+            make, kwargs, chosen, dtype, shape, self._world, self._lock
+        )
+        _collect(variable, collections)
+        self._in_parts.append(weakref.ref(variable))
+        if isinstance(primary, PartitionedVariable):
+            for whole, part in zip(primary.parts, variable.parts, strict=True):
+                whole.storage.add_slot(part)
+        return variable
+
+    def move(
+        self, variable: ReplicatedVariable, placement: Placement
+    ) -> tuple[list[tf.Variable], tf.Variable]:
+        """Creates the components of a variable that is to be elsewhere.
 
         Args:
-            variable: Has an owner.
+            variable: Has equal components.
+            placement: Where it will be.
+
+        Returns:
+            The components, and which of them is the first.
         """
-        if self._store is not None:
-            raise errors.UnsupportedError(
-                errors.compose(
-                    f"variable {variable.name}, which several programs share, is "
-                    "needed on each replica: by a function with jit_compile=True, or "
-                    "by an op that writes several variables.",
-                    [f"at {errors.user_line()}"],
-                    "in asynchronous mode, do without.",
-                )
-            )
-        first, owner = variable.components[0], variable.placement.owner
         with self._creating():
-            eager = tf.executing_eagerly()
-            value = first.read_value() if eager else first.initial_value
-            components = [
-                first
-                if r == owner
-                else self._component(first, lambda: value, r, shape=first.shape)
-                for r in self._world.local
-            ]
-            if not eager:  # what initializes the variable may be known elsewhere by now
-                added = [one.initializer for one in components if one is not first]
-                _tf.add_control_inputs(variable.initializer, added)
-        return components
+            return self._components.moved(variable, placement)
 
     @contextlib.contextmanager
     def _creating(self) -> Iterator[None]:
@@ -324,8 +291,9 @@ class VariableFactory:
         graph_mode = not tf.executing_eagerly()
         if graph_mode:
             facts["initializer_op"] = _initializer(components)
+        first = placement.first(components, self._world)
         variable = ReplicatedVariable(
-            storage=Storage(components, placement, self.mirrored),
+            storage=Storage(components, placement, self.move, first),
             world=self._world,
             lock=self._lock,
             # Alike in all processes, as TensorFlow's own is not.
@@ -335,14 +303,20 @@ class VariableFactory:
         )
         with self._all_lock:
             self._all[id(variable)] = variable
-        if graph_mode:
-            if collections is None:
-                collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
-            if variable.trainable:
-                trainable = tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES
-                collections = list(dict.fromkeys([*collections, trainable]))
-            variable.graph.add_to_collections(collections, variable)
+        _collect(variable, collections)
         return variable
+
+
+def _collect(variable: Any, collections: Sequence[str] | None) -> None:
+    """Adds a new variable to the collections of its tf.Graph, if it is in one."""
+    if tf.executing_eagerly():
+        return
+    if collections is None:
+        collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
+    if variable.trainable:
+        trainable = tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES
+        collections = list(dict.fromkeys([*collections, trainable]))
+    variable.graph.add_to_collections(collections, variable)
 
 
 def _initializer(components: Sequence[tf.Variable]) -> tf.Operation:

@@ -7,7 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator.variables import division, initial_values
 from replicator.variables.chooser import Chooser, Chosen, VariableFacts
+from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.placement import Aggregated, Mirrored, Owned, Placement
 from replicator.variables.replicated import ReplicatedVariable
 from replicator.world import World
@@ -43,21 +45,30 @@ class Decisions:
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             aggregation = kwargs.get("aggregation", tf.VariableAggregation.NONE)
             return Chosen(Aggregated(aggregation))
+        if isinstance(primary, PartitionedVariable):
+            shape = initial_values.dtype_and_shape(kwargs)[1]
+            divided = division.of_slot(primary, shape)
+            if divided is not None:
+                return divided
         if isinstance(primary, ReplicatedVariable):
             return Chosen(self._of_slot(kwargs, primary))
+        later = False
         if self._strategy is not None and self.has_path(kwargs):
-            value = _initial_value(kwargs)
-            if value.dtype.is_floating and value.shape.is_fully_defined():
-                shape = tuple(value.shape.as_list())
-                nbytes = value.shape.num_elements() * value.dtype.size
+            # What is in parts is not to be drawn whole.
+            dtype, shape = initial_values.dtype_and_shape(kwargs)
+            if dtype.is_floating and shape.is_fully_defined():
+                sizes = tuple(shape.as_list())
+                nbytes = shape.num_elements() * dtype.size
                 facts = VariableFacts(
-                    path, shape, value.dtype.name, order=next(order), nbytes=nbytes
+                    path, sizes, dtype.name, order=next(order), nbytes=nbytes
                 )
                 chosen = self._strategy.choose(facts)
-                if chosen is not None:
+                if chosen is not None and not chosen.later:
                     return chosen
+                later = chosen is not None
         owner = self._owner(_initial_value(kwargs)) if self._sharded else None
-        return Chosen(Mirrored() if owner is None else Owned(owner))
+        placement = Mirrored() if owner is None else Owned(owner)
+        return Chosen(placement, later=later)
 
     def has_path(self, kwargs: dict[str, Any]) -> bool:
         """Whether a strategy may be asked for a variable, by its path."""

@@ -18,7 +18,7 @@ AutoDist calls this the configuration of a node, TorchRec an entry of a sharding
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -89,6 +89,22 @@ class Placement:
         """Returns where the first component is created."""
         return world.devices[0]
 
+    def components(
+        self, first: tf.Variable, on: Callable[[int], tf.Variable], world: World
+    ) -> list[tf.Variable]:
+        """Returns the component of each local replica.
+
+        Args:
+            first: The one that was made first, where `device` says.
+            on: Returns the one on a replica's device.
+            world: The replicas.
+        """
+        return [on(r) for r in world.local]
+
+    def first(self, components: Sequence[tf.Variable], world: World) -> tf.Variable:
+        """Returns the component whose handle a variable has outside of steps."""
+        return components[0]
+
     def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:
         """Returns the components that code outside a step reads and writes."""
         return tuple(components)
@@ -108,6 +124,12 @@ class Placement:
         handle = variable.components[variable.world.place(replica_id)].handle
         aliases.note(handle, variable)
         return handle
+
+    def handles_on(
+        self, variable: Any, replica_id: int, aliases: Aliases
+    ) -> list[tf.Tensor]:
+        """Returns all handles by which a replica may use a variable in a build."""
+        return [self.handle_on(variable, replica_id, aliases)]
 
     def brought(self, value: tf.Tensor, replica: context.ReplicaContext) -> tf.Tensor:
         """Returns what a replica has read, where its ops expect it."""
@@ -156,7 +178,7 @@ class Owned(Placement):
         replica: The owner. On its device gradients are reduced, by its writes the
             variable is updated, where that is.
         on: Where the variable is, if that is no replica's device.
-        proxies: Whether each replica has a copy, which follows each write.
+        proxies: Whether each replica has a copy, which steps read; see copies.py.
         shared: Whether other programs read and write it, too, at any time.
     """
 
@@ -184,14 +206,38 @@ class Owned(Placement):
         """Returns where the one component is."""
         return self.on or world.device(self.replica)
 
+    def components(
+        self, first: tf.Variable, on: Callable[[int], tf.Variable], world: World
+    ) -> list[tf.Variable]:
+        """Returns the one for all replicas; or the copies of it.
+
+        What they are copies of is one of them, or if it is apart, comes last.
+        """
+        if not self.proxies:
+            return [first] * world.num_local
+        own = [on(r) for r in world.local]
+        return [*own, first] if self.on else own
+
+    def first(self, components: Sequence[tf.Variable], world: World) -> tf.Variable:
+        """Returns the one that others are copies of."""
+        if not self.proxies:
+            return components[0]
+        return components[-1 if self.on else world.place(self.replica)]
+
     def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:
-        """Returns the one component."""
-        return tuple(components[:1])
+        """Returns the one component; all, if there are copies of it."""
+        return tuple(components) if self.proxies else tuple(components[:1])
 
     def handle(self, variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
-        """Returns an alias; in a graph that stands in for the step's, the handle."""
+        """Returns an alias; in a graph that stands in for the step's, the handle.
+
+        Of a variable with copies, that is for updates; else the replica's own copy's.
+        """
+        if self.proxies and not replica.updating:
+            aliases = replica.build.aliases
+            return super().handle_on(variable, replica.replica_id, aliases)
         if not _tf.stands_in(replica.build.graph):
-            handle = variable.components[0].handle
+            handle = variable.storage.first.handle
             replica.build.aliases.note(handle, variable)
             return handle
         return super().handle(variable, replica)
@@ -199,6 +245,15 @@ class Owned(Placement):
     def handle_on(self, variable: Any, replica_id: int, aliases: Aliases) -> tf.Tensor:
         """Returns the replica's alias of the handle."""
         return aliases.of(variable, replica_id)
+
+    def handles_on(
+        self, variable: Any, replica_id: int, aliases: Aliases
+    ) -> list[tf.Tensor]:
+        """Returns the alias, and the handle of the replica's copy if it has one."""
+        handles = super().handles_on(variable, replica_id, aliases)
+        if self.proxies:
+            handles.append(super().handle_on(variable, replica_id, aliases))
+        return handles
 
     def brought(self, value: tf.Tensor, replica: context.ReplicaContext) -> tf.Tensor:
         """Brings what was read to the replica, if it has to be.

@@ -137,3 +137,26 @@ def test_who_asks_for_a_name_shares_the_variable() -> None:
     del other  # which takes nothing from those that are left
     assert one.numpy().tolist() == [2.0, 3.0]
     assert (one.name, one.shape, one.dtype) == (like.name, [2], tf.float32)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_stand_for_gives_a_variable_another_one_s_handle(graph):
+    def check():
+        one, other = (_tf.ResourceVariable(x, name="one") for x in (1.0, 2.0))
+        facts = {
+            "trainable": True,
+            "synchronization": tf.VariableSynchronization.AUTO,
+            "aggregation": tf.VariableAggregation.NONE,
+        }
+        variable = _tf.HandleVariable(one, **facts)
+        _tf.stand_for(variable, other)
+        assert variable.handle is other.handle
+        return variable
+
+    if not graph:
+        assert float(check().read_value()) == 2.0
+        return
+    with tf.Graph().as_default(), helpers.session() as session:
+        variable = check()
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run([variable._handle.op, variable._is_initialized_op])

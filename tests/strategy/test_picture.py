@@ -57,8 +57,14 @@ def test_it_is_a_picture(made: strategy.Strategy, tmp_path: pathlib.Path) -> Non
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("strategy.gif", "a strategy cannot be plotted to 'strategy.gif'(.|\n)*png or .svg"),
-        ("none/strategy.svg", "(?s)a strategy cannot be plotted to.*folder that exists"),
+        (
+            "strategy.gif",
+            "a strategy cannot be plotted to 'strategy.gif'(.|\n)*png or .svg",
+        ),
+        (
+            "none/strategy.svg",
+            "(?s)a strategy cannot be plotted to.*folder that exists",
+        ),
     ],
 )
 def test_where_it_cannot_be_drawn_is_said(path: str, said: str) -> None:
