@@ -68,9 +68,7 @@ class Saveable(_tf.SaveableObject):
         return self._variable.restore(value)
 
 
-def slice_specs(
-    shape: tf.TensorShape, axis: int, sizes: Sequence[int]
-) -> list[str]:
+def slice_specs(shape: tf.TensorShape, axis: int, sizes: Sequence[int]) -> list[str]:
     """Returns how files describe the parts of one tensor.
 
     Args:
