@@ -20,7 +20,7 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.asynchronous.store import Store
 from replicator.cluster.peers import Peers
-from replicator.variables import division, initial_values, locks
+from replicator.variables import division, in_graphs, initial_values, locks
 from replicator.variables.chooser import Chooser, Chosen, Part
 from replicator.variables.components import Components
 from replicator.variables.decisions import Decisions
@@ -240,11 +240,9 @@ class VariableFactory:
         variable = division.create(
             make, kwargs, chosen, dtype, shape, self._world, self._lock
         )
-        _collect(variable, collections)
+        in_graphs.collect(variable, collections)
         self._in_parts.append(weakref.ref(variable))
-        if isinstance(primary, PartitionedVariable):
-            for whole, part in zip(primary.parts, variable.parts, strict=True):
-                whole.storage.add_slot(part)
+        division.add_slot(primary, variable)
         return variable
 
     def move(
@@ -290,7 +288,7 @@ class VariableFactory:
         }
         graph_mode = not tf.executing_eagerly()
         if graph_mode:
-            facts["initializer_op"] = _initializer(components)
+            facts["initializer_op"] = in_graphs.initializer(components)
         first = placement.first(components, self._world)
         variable = ReplicatedVariable(
             storage=Storage(components, placement, self.move, first),
@@ -303,23 +301,5 @@ class VariableFactory:
         )
         with self._all_lock:
             self._all[id(variable)] = variable
-        _collect(variable, collections)
+        in_graphs.collect(variable, collections)
         return variable
-
-
-def _collect(variable: Any, collections: Sequence[str] | None) -> None:
-    """Adds a new variable to the collections of its tf.Graph, if it is in one."""
-    if tf.executing_eagerly():
-        return
-    if collections is None:
-        collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
-    if variable.trainable:
-        trainable = tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES
-        collections = list(dict.fromkeys([*collections, trainable]))
-    variable.graph.add_to_collections(collections, variable)
-
-
-def _initializer(components: Sequence[tf.Variable]) -> tf.Operation:
-    """Returns the op that initializes all components, in a tf.Graph."""
-    initializers = dict.fromkeys(one.initializer for one in components)
-    return tf.group(*initializers, name="initialize")

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.variables import drawing, locks
+from replicator.variables import drawing, in_graphs, locks
 from replicator.variables.chooser import Chosen, Part
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.replicated import ReplicatedVariable
@@ -32,6 +32,18 @@ def of_slot(primary: Any, shape: tf.TensorShape) -> Chosen | None:
         for size, part in zip(primary.sizes, primary.parts, strict=True)
     )
     return Chosen(primary.placement, parts=parts, axis=primary.axis)
+
+
+def add_slot(primary: Any, slot: PartitionedVariable) -> None:
+    """Notes for each part of a variable the part of the slot that goes with it.
+
+    Args:
+        primary: The variable, or None.
+        slot: What may be a slot of it, divided as it is.
+    """
+    if isinstance(primary, PartitionedVariable):
+        for part, own in zip(primary.parts, slot.parts, strict=True):
+            part.storage.add_slot(own)
 
 
 def create(
@@ -64,15 +76,13 @@ def create(
             own.update(initial_value=draw[k], name=f"part_{k}", trainable=False)
             own.update(constraint=None, dtype=dtype)
             parts.append(make_part(own, part))
-    facts = {
+    facts: dict[str, Any] = {
         name: kwargs[name]
         for name in ("trainable", "synchronization", "aggregation", "constraint")
         if name in kwargs
     }
     if like._in_graph_mode:
-        facts["initializer_op"] = tf.group(
-            *(part.initializer for part in parts), name="initialize"
-        )
+        facts["initializer_op"] = in_graphs.initializer(parts)
         like._is_initialized_op = tf.reduce_all(
             [part.is_initialized() for part in parts]
         )
@@ -91,9 +101,9 @@ def check(chosen: Chosen, shape: tf.TensorShape, name: str) -> tuple[int, list[i
     """
     sizes = [part.size for part in chosen.parts]
     axis = chosen.axis
-    known = shape.is_fully_defined() and axis is not None and 0 <= axis < shape.rank
-    if known and min(sizes) > 0 and sum(sizes) == shape[axis]:
-        return axis, sizes
+    if axis is not None and shape.is_fully_defined() and 0 <= axis < shape.rank:
+        if min(sizes) > 0 and sum(sizes) == shape.as_list()[axis]:
+            return axis, sizes
     raise errors.ArgumentError(
         errors.compose(
             f"variable {name} of shape {shape} cannot be in parts of {sizes} along "

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import _tf, arguments, context
+from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.passes.rows import offsets_of
 from replicator.variables import drawing, joining, locks, saving, split_writes
@@ -52,7 +53,7 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
     ) -> None:
         super().__init__(like=like, **facts)
         self.parts, self.axis, self.world = tuple(parts), axis, world
-        self.sizes = tuple(part.shape[axis] for part in parts)
+        self.sizes = tuple(shapes.defined(part)[axis] for part in parts)
         self._lock = lock
         self.unbuilt = None
         if self._in_graph_mode:
@@ -61,7 +62,7 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
     @property
     def key(self) -> str:
         """What tells the variable from all others, whatever they are called."""
-        return str(self._unique_id)
+        return f"{self.parts[0].key}, and what belongs to it"
 
     @property
     def policy(self) -> OperandPolicy:
@@ -183,7 +184,7 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
             method: Of the whole, for messages.
         """
         replica = context.current()
-        agreeing = contextlib.nullcontext()
+        agreeing: Any = contextlib.nullcontext()
         if replica is not None:
             agreeing = replica.agreeing_on(self.name, method, self.key)
         with self._exclusively(), agreeing:
