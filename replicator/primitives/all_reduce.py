@@ -121,6 +121,8 @@ def combine(
     op: str,
     weight: Any,
     policies: Sequence[OperandPolicy] | None = None,
+    group: tuple[int, ...] | None = None,
+    algorithm: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces gradients over all replicas, each where it is needed.
 
@@ -129,6 +131,8 @@ def combine(
         op: "sum" or "mean".
         weight: As for `all_reduce`.
         policies: Of which variable each gradient is, and how it is communicated.
+        group: The replicas that take part, by their ids; all, unless given.
+        algorithm: As for `all_reduce`.
 
     Returns:
         The reduced gradients, on every replica: what nothing reads is not sent.
@@ -137,8 +141,9 @@ def combine(
         base.flatten(list(gradients), "all_reduce"),
         op,
         weight,
-        groups.members("all_reduce", None),
+        groups.members("all_reduce", None) if group is None else group,
         policies,
+        algorithm,
     )
 
 

@@ -11,6 +11,7 @@ and written outside of one, what a checkpoint holds, and whom gradients are redu
 | Aggregated | one per replica | its own | aggregated | as it is read |
 | Seeded | a seed for each replica | its own | the first | all, offset |
 | Rows | rows for each replica | its own | concatenated | all to the first |
+| Owed | the same, of residuals | its own | concatenated | one to each, if it fits |
 
 AutoDist calls this the configuration of a node, TorchRec an entry of a sharding plan.
 """
@@ -298,3 +299,51 @@ class Rows(Placement):
             return value[:0]
         count = len(variable.outside)
         return value * count if self.aggregation == _MEAN else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Owed(Placement):
+    """What each replica owes: rows, whose sum over all replicas is what counts.
+
+    Each has one row, and gets its own back. Rows of another number of replicas all go
+    to the first, which then owes their sum.
+
+    Attributes:
+        replicas: How many there are.
+    """
+
+    replicas: int
+
+    @property
+    def differs(self) -> bool:
+        """They are meant to."""
+        return True
+
+    @property
+    def is_aggregated(self) -> bool:
+        """All rows together are no replica's value."""
+        return True
+
+    @property
+    def grows(self) -> bool:
+        """It may."""
+        return True
+
+    def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the rows of all components, one after the other."""
+        return tf.concat(values, 0)
+
+    def written(
+        self,
+        value: Any,
+        variable: Any,
+        replica_id: int,
+        method: str = "assign",
+    ) -> Any:
+        """Returns the replica's own row; or all rows for the first, none for others."""
+        value = tf.convert_to_tensor(value, variable.dtype)
+        rows = tf.shape(value)[0]
+        fits = tf.equal(rows, self.replicas)
+        begin = tf.where(fits, replica_id, 0)
+        end = tf.where(fits, replica_id + 1, 0 if replica_id else rows)
+        return value[begin:end]
