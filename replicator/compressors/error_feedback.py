@@ -72,18 +72,9 @@ class ErrorFeedback(Compressor):
             made = Sums(wanted, wanted)
         else:
             made = self.compressor.reduce(wanted, link.feeding_back())
-        spoilt = tf.stack([_spoilt(tensor) for tensor in wanted])
-        if link.size > 1:
-            (spoilt,) = link.sum([spoilt], of=[None])
-        for residual, before, want, sent, spoils in zip(
-            residuals, owed, wanted, made.sent, tf.unstack(spoilt), strict=True
+        for residual, before, want, sent in zip(
+            residuals, owed, wanted, made.sent, strict=True
         ):
-            rest = tf.where(spoils > 0, before, want - sent)
+            rest = tf.where(link.is_spoilt, before, want - sent)
             residual.write(link.unscaled(rest))
         return made
-
-
-def _spoilt(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns 1 where not all numbers are finite, else 0."""
-    finite = tf.reduce_all(tf.math.is_finite(tensor))
-    return tf.cast(tf.logical_not(finite), tf.float32)

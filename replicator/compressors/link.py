@@ -32,6 +32,8 @@ class Link:
         keeps_rest: Whether what is not sent is kept. Then all that is received has to
             be the sum of what the replicas say they sent, rounding included.
         scale: What the tensors are multiplied by for a while, a loss scale; or None.
+        is_spoilt: Whether any replica was given what is not finite: no update will be
+            made of this step, or none that is of use.
     """
 
     members: tuple[int, ...]
@@ -41,6 +43,7 @@ class Link:
     algorithm: str | None = None
     keeps_rest: bool = False
     scale: tf.Tensor | None = None
+    is_spoilt: tf.Tensor | bool = False
 
     @property
     def size(self) -> int:

@@ -84,7 +84,11 @@ def reduce(
         )
         for k, leaf in zip(plain, reduced, strict=True):
             results[k] = leaf
-    share = functools.partial(_scaled, by=_share(call)) if any(chosen) else None
+    if len(plain) == len(leaves):
+        return results
+    share = functools.partial(_scaled, by=_share(call))
+    owing = any(one is not None and one.owes for one in chosen)
+    is_spoilt = _is_spoilt(call, leaves) if owing else False
     for compressor, places in _by_compressor(chosen):
         link = Link(
             members=call.members,
@@ -93,6 +97,7 @@ def reduce(
             place=call.place,
             algorithm=call.algorithm,
             scale=call.scale,
+            is_spoilt=is_spoilt,
         )
         own = [share(leaves[k]) for k in places]
         reduced = _reduced(compressor, link, own, call.differentiable)
@@ -120,6 +125,21 @@ def _by_compressor(
     return groups
 
 
+def _is_spoilt(call: Call, leaves: Sequence[Leaf]) -> tf.Tensor:
+    """Returns whether any replica has what is not finite, and counts with it."""
+    values = [x.values if isinstance(x, tf.IndexedSlices) else x for x in leaves]
+    finite = [
+        tf.reduce_all(tf.math.is_finite(x)) for x in values if x.dtype.is_floating
+    ]
+    spoilt = tf.logical_not(tf.reduce_all(tf.stack(finite)))
+    if call.weight is not None:
+        spoilt &= tf.not_equal(call.weight, 0)
+    (count,) = all_reduce.combine(
+        [tf.cast(spoilt, tf.float32)], "sum", None, group=call.members
+    )
+    return count > 0
+
+
 def _share(call: Call) -> tf.Tensor | None:
     """Returns what a replica's tensors are multiplied by to be its share of the result.
 
@@ -129,7 +149,7 @@ def _share(call: Call) -> tf.Tensor | None:
         return None
     if call.weight is None:
         return tf.constant(1.0 / len(call.members), tf.float64)
-    weight = all_reduce.as_weight("all_reduce", call.weight)
+    weight = tf.cast(call.weight, tf.float64)
     (total,) = all_reduce.combine([weight], "sum", None, group=call.members)
     return tf.math.divide_no_nan(weight, total)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,8 +18,10 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.order import effects
+from replicator.compressors.base import Compressor
 from replicator.optimizers import accumulators
 from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
+from replicator.optimizers.compression import Compression
 from replicator.optimizers.sparsity import Layout, as_layout, merge_all
 from replicator.primitives import all_gather, all_reduce, sparse
 from replicator.variables.replicated import ReplicatedVariable, plain
@@ -33,9 +36,11 @@ class Combiner:
         name: The optimizer's, for the names of variables.
         shared: Whether all replicas use one optimizer; else it is made inside step_fn,
             another one on each replica.
+        compressor: Of gradients of variables whose synchronizers name none, if any.
 
     Attributes:
         name: The optimizer's.
+        compression: What compresses gradients, and what that remembers.
         sums: What has been accumulated, for checkpoints.
         accumulators: The same, by where and of what it is.
         alone: Whether whole batches come outside of steps, to be accumulated there.
@@ -43,12 +48,18 @@ class Combiner:
     """
 
     def __init__(
-        self, op: str, accumulation_steps: int, name: str, shared: bool
+        self,
+        op: str,
+        accumulation_steps: int,
+        name: str,
+        shared: bool,
+        compressor: Compressor | None = None,
     ) -> None:
         self.op = op
         self.accumulation_steps = accumulation_steps
         self.name = name
         self._shared = shared
+        self.compression = Compression(compressor, name)
         self.sums = Sums()
         self.warned = False
         self.alone = False
@@ -62,6 +73,7 @@ class Combiner:
         weight: Any,
         prepare: Callable[[Sequence[Any]], Any],
         apply: Callable[[Sequence[Any]], Any],
+        scale: Callable[[], tf.Tensor | None] = lambda: None,
     ) -> Any:
         """Combines and applies, in the step of one replica.
 
@@ -73,6 +85,8 @@ class Combiner:
             prepare: Creates the optimizer's variables that do not exist yet; given the
                 variables that are used on any replica.
             apply: Updates by gradients that are equal on all replicas.
+            scale: Returns what the gradients are multiplied by for a while, if they are;
+                called once its variables exist.
 
         Returns:
             What `apply` returns; with accumulation, an op after which all is done.
@@ -118,10 +132,44 @@ class Combiner:
                 with replica.equal_updates(self.name):
                     prepare(needed)
         policies = [_policy(variables[k]) for k in used]
+        what = tuple((key_of(variables[k]), layouts[k]) for k in used)
+        compressors = self.compression.of([variables[k] for k in used], own)
         if self.accumulation_steps > 1 and own:
-            what = tuple((key_of(variables[k]), layouts[k]) for k in used)
-            return self._accumulate(replica, own, what, weight, policies, update)
-        return update(all_reduce.combine(own, self.op, weight, policies))
+            reduce = None
+            if compressors is not None:
+                reduce = functools.partial(
+                    self._compressed, replica, what, compressors, policies, scale
+                )
+            return self._accumulate(
+                replica, own, what, weight, policies, update, reduce
+            )
+        if compressors is None:
+            return update(all_reduce.combine(own, self.op, weight, policies))
+        return update(
+            self._compressed(
+                replica, what, compressors, policies, scale, own, self.op, weight
+            )
+        )
+
+    def _compressed(
+        self,
+        replica: context.ReplicaContext,
+        what: Any,
+        compressors: Sequence[Compressor | None],
+        policies: Sequence[OperandPolicy],
+        scale: Callable[[], tf.Tensor | None],
+        grads: Sequence[Gradient],
+        op: str,
+        weight: Any = None,
+    ) -> list[Gradient]:
+        """Reduces gradients, of which some are compressed."""
+
+        def creating() -> Any:
+            return _creation(replica) if self._shared else contextlib.nullcontext()
+
+        key = (_home(replica.build.graph), what)
+        call = self.compression.call(op, weight, key, grads, creating, scale())
+        return self.compression.reduce(call, grads, compressors, policies)
 
     def _agree_on_layouts(
         self,
@@ -176,6 +224,7 @@ class Combiner:
         weight: Any,
         policies: Sequence[OperandPolicy],
         update: Callable[[Sequence[Gradient]], Any],
+        reduce: Callable[..., list[Gradient]] | None = None,
     ) -> tf.Operation:
         """Adds up this replica's gradients; in each k-th step, combines and applies.
 
@@ -190,6 +239,7 @@ class Combiner:
             weight: What the gradients weigh in the mean, or None.
             policies: How they are communicated.
             update: Applies the combined gradients.
+            reduce: Reduces sums by their compressors; None: nothing is compressed.
         """
         op = self.op if weight is None else "sum"
         addends = [accumulators.wide(gradient) for gradient in grads]
@@ -205,21 +255,30 @@ class Combiner:
             turn = counter.add(tf.constant(1, tf.int64))
         full = turn >= self.accumulation_steps
         totals = [s.add(gradient) for s, gradient in zip(sums, addends, strict=True)]
-        if weight is not None:
-            policies = [*policies, NO_POLICY]
-        combined = _all_reduce_when(full, totals, op, policies)
-        if weight is not None:
-            *combined, total = combined
-            factor = tf.math.divide_no_nan(1.0, total)
-        else:  # more steps than wanted, if a checkpoint held more
-            factor = 1.0 / tf.cast(turn, tf.float64)
-        combined = [
-            accumulators.cast(accumulators.scaled(g, factor), own.dtype)
-            for g, own in zip(combined, grads, strict=True)
-        ]
+        if reduce is None:
+            if weight is not None:
+                policies = [*policies, NO_POLICY]
+            reduced = _all_reduce_when(full, totals, op, policies)
+
+        def combined() -> list[Gradient]:
+            own, whole = totals, None if weight is None else totals[-1]
+            if reduce is None:
+                own, whole = reduced, reduced[-1]
+            elif whole is not None:
+                (whole,) = all_reduce.combine([whole], "sum", None)
+            if weight is None:  # more steps than wanted, if a checkpoint held more
+                factor = 1.0 / tf.cast(turn, tf.float64)
+            else:
+                factor = tf.math.divide_no_nan(1.0, whole)
+            own = [accumulators.scaled(g, factor) for g in own[: len(grads)]]
+            made = own if reduce is None else reduce(own, op)
+            return [
+                accumulators.cast(g, like.dtype)
+                for g, like in zip(made, grads, strict=True)
+            ]
 
         def apply_and_clear() -> tf.Tensor:
-            done = update(combined)
+            done = update(combined())
             waits = [done] if isinstance(done, tf.Operation) else []
             with replica.equal_updates(self.name):
                 for accumulator in (*sums, counter):

@@ -35,7 +35,7 @@ class Wrapped:
 
     _replicator_world: World
     _replicator_creating: Callable[[], Any]
-    _replicator_options: tuple[str, int, str, bool]
+    _replicator_options: tuple[Any, ...]
     _replicator_combiners: weakref.WeakKeyDictionary[Any, gradients.Combiner]
 
     @property
@@ -45,6 +45,8 @@ class Wrapped:
             self._replicator_combiners[self] = made
             if made.accumulation_steps > 1:
                 _tf.track(self, "replicator_sums", made.sums)
+            # A strategy may name compressors later; without any, it holds nothing.
+            _tf.track(self, "replicator_compression", made.compression.memory)
         return self._replicator_combiners[self]
 
     def _combined(
@@ -85,8 +87,12 @@ class Wrapped:
             # Over several steps, each of them weighs alike.
             weight = replica.examples if one else replica.weight
         return self._replicator_combiner.apply(
-            replica, grads, variables, weight, prepare, apply
+            replica, grads, variables, weight, prepare, apply, self._replicator_scale
         )
+
+    def _replicator_scale(self) -> tf.Tensor | None:
+        """Returns what gradients are multiplied by when they come, for a while."""
+        return None
 
     def _warn_of_one_device(self) -> None:
         """Warns once if Keras' own loop trains on one device, of several."""
