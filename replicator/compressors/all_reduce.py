@@ -16,8 +16,8 @@ import tensorflow as tf
 from replicator import errors
 from replicator.compressors import reducing, specs
 from replicator.compressors.memory import Place
-from replicator.primitives import all_reduce as exact
 from replicator.primitives import algorithms, base, groups, reductions
+from replicator.primitives import all_reduce as exact
 
 
 def all_reduce(
@@ -94,8 +94,6 @@ def all_reduce(
     if weight is not None:
         weight = exact.as_weight("all_reduce", weight)
     place = Place(tf.Module(name="all_reduce"), "all_reduce")
-    call = reducing.Call(
-        *(op, members, weight, place, algorithm), differentiable=True
-    )
+    call = reducing.Call(*(op, members, weight, place, algorithm), differentiable=True)
     reduced = reducing.reduce(call, leaves, [chosen] * len(leaves))
     return tf.nest.pack_sequence_as(value, reduced)

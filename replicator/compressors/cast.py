@@ -32,14 +32,10 @@ class Cast(Compressor):
         """Adds up tensors; see the module's docstring."""
         if not link.keeps_rest:
             small = [tf.cast(tensor, self.rows) for tensor in tensors]
-            totals = [
-                tf.cast(total, tensor.dtype)
-                for total, tensor in zip(link.sum(small), tensors, strict=True)
-            ]
-            return Sums(totals, _as(tensors, small))
+            return Sums(_as(tensors, link.sum(small)), _as(tensors, small))
         small = [slices.narrow(tensor, self.rows) for tensor in tensors]
         sent = _as(tensors, small)
-        totals: list[tf.Tensor] = list(sent)  # each takes the place of one of these
+        totals = list(sent)  # each takes the place of one of these
         owned = [k for k, one in enumerate(link.policies) if one.owner is not None]
         common = [k for k in range(len(tensors)) if k not in owned]
         if owned:

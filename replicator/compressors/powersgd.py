@@ -110,7 +110,9 @@ class PowerSGD(Compressor):
         for k, p, q, mine in zip(thick, bases, sums, own, strict=True):
             like = tensors[k]
             totals[k] = tf.reshape(tf.linalg.matmul(p, q, transpose_b=True), like.shape)
-            sent[k] = tf.reshape(tf.linalg.matmul(p, mine, transpose_b=True), like.shape)
+            sent[k] = tf.reshape(
+                tf.linalg.matmul(p, mine, transpose_b=True), like.shape
+            )
             if self.warm_start:
                 self._keep(k, like, q, link)
         return Sums(totals, sent)
@@ -162,3 +164,8 @@ def _sizes(tensor: tf.Tensor) -> tuple[int, int]:
 
 def _matrix(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tensor, _sizes(tensor))
+
+
+def _product(p: tf.Tensor, q: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Returns P Q^T, in the shape of a tensor."""
+    return tf.reshape(tf.linalg.matmul(p, q, transpose_b=True), like.shape)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -21,7 +21,7 @@ from replicator.compressors.memory import Place
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.primitives import all_gather, all_reduce, base, sparse
 
-Leaf = tf.Tensor | tf.IndexedSlices
+Leaf: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,11 @@ def reduce(
     known = list(policies or [NO_POLICY] * len(leaves))
     results: list[Any] = [None] * len(leaves)
     chosen = [
-        one if can_compress(one, leaf) and (len(call.members) > 1 or one.owes) else None
+        one
+        if one is not None
+        and can_compress(one, leaf)
+        and (len(call.members) > 1 or one.owes)
+        else None
         for one, leaf in zip(compressors, leaves, strict=True)
     ]
     plain = [k for k, one in enumerate(chosen) if one is None]

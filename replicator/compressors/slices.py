@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from replicator import context
 from replicator.compressors.link import Link
 from replicator.costs import cost
 
@@ -41,40 +42,31 @@ def add_up(
         What all replicas receive, in the dtype of the tensors; and, in float32, what
         this replica's slices lack: those of all replicas add up to all that is lacking.
     """
-    packs = [_Pack([tensors[k] for k in own]) for own in _together(tensors, link)]
+    together = _together(tensors, link)
+    packs = [_Pack([tensors[k] for k in own]) for own in together]
     rows = [pack.rows(link.size) for pack in packs]
-    turns = tf.range(link.size)[:, tf.newaxis]
+    turns = tf.range(link.size)[:, tf.newaxis]  # by which a replica knows its slice
     *received, turn = link.exchange([*rows, turns])
     sums = [tf.reduce_sum(tf.cast(parts, tf.float32), 0) for parts in received]
     small = [narrow(total, tensors[0].dtype) for total in sums]
-    lacking = [
-        total - tf.cast(part, tf.float32)
-        for total, part in zip(sums, small, strict=True)
-    ]
-    mine = tf.one_hot(turn[0], link.size)[0][:, tf.newaxis]
+    is_mine = tf.equal(tf.range(link.size), turn[0])[:, tf.newaxis]
     spread = [link.spread(small, n) for n in range(link.size)]
-    totals, rests = [], []
-    for pack, parts, rest in zip(packs, zip(*spread, strict=True), lacking, strict=True):
-        totals += pack.apart(tf.stack(parts))
-        # What is no number would come through a factor of 0.
-        rests += pack.apart(tf.where(mine > 0, rest[tf.newaxis], 0.0))
-    order = [k for own in _together(tensors, link) for k in own]
-    return _sorted(order, totals), _sorted(order, rests)
+    totals, rests = list(tensors), list(tensors)
+    for own, pack, exact, *parts in zip(together, packs, sums, *spread, strict=True):
+        whole = tf.stack(parts)
+        lacking = exact - tf.cast(whole, tf.float32)
+        made = pack.apart(whole), pack.apart(tf.where(is_mine, lacking, 0.0))
+        for k, total, rest in zip(own, *made, strict=True):
+            totals[k], rests[k] = total, rest
+    return totals, rests
 
 
 def _together(tensors: Sequence[tf.Tensor], link: Link) -> list[list[int]]:
     """Returns which tensors travel together: small ones of one bucket."""
     flat = [[tf.reshape(tensor, [-1])] for tensor in tensors]
+    fusion = context.require("a compressor").build.options.fusion
     buckets = [policy.bucket for policy in link.policies]
-    return cost.buckets(flat, cost.Policy(), buckets)
-
-
-def _sorted(order: Sequence[int], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    return [value for _, value in sorted(zip(order, values, strict=True), key=_first)]
-
-
-def _first(pair: tuple[int, tf.Tensor]) -> int:
-    return pair[0]
+    return cost.buckets(flat, cost.Policy(fusion=fusion), buckets)
 
 
 class _Pack:

@@ -6,6 +6,7 @@ that of the optimizer. Residuals are kept per variable, whatever travels togethe
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from replicator.compressors.base import Compressor
 from replicator.compressors.memory import Memory, Place
 from replicator.graph.ir.placeholder import OperandPolicy
 from replicator.optimizers.accumulators import Gradient, facts_of
+from replicator.primitives import all_reduce
 from replicator.variables.replicated import ReplicatedVariable, plain
 
 
@@ -63,41 +65,67 @@ class Compression:
             return self._compressor
         return specs.compressor(f"the synchronizer of {inside.name}", named)
 
-    def call(
+    def place(
         self,
-        op: str,
-        weight: tf.Tensor | None,
         key: Hashable,
+        op: str,
         gradients: Sequence[Gradient],
         creating: Callable[[], Any],
-        scale: tf.Tensor | None,
-    ) -> reducing.Call:
-        """Returns what is common to the gradients of one call of the optimizer.
+    ) -> Place:
+        """Returns where what is remembered of some gradients is.
 
         Args:
-            op: "mean" or "sum" over the replicas.
-            weight: What this replica's weigh in the mean, or None.
             key: Tells what they are gradients of; all steps that pass gradients of the
-                same share what is remembered.
+                same share it.
+            op: "mean" or "sum" over the replicas.
             gradients: The gradients.
             creating: Returns a block in which variables are created.
-            scale: What the gradients are multiplied by for a while, or None.
         """
         if key not in self._places:
             facts = repr((op, *map(facts_of, gradients)))
             group = self.memory.group(facts)
             self._places[key] = Place(group, self._name, creating)
-        replica = context.require(self._name)
-        members = replica.build.world.everyone
-        place = self._places[key]
-        return reducing.Call(op, members, weight, place, scale=scale)
+        return self._places[key]
 
-    def reduce(
-        self,
-        call: reducing.Call,
-        gradients: Sequence[Gradient],
-        compressors: Sequence[Compressor | None],
-        policies: Sequence[OperandPolicy],
+
+@dataclasses.dataclass(frozen=True)
+class Reducer:
+    """Reduces gradients of some variables over all replicas, each where it is needed.
+
+    Attributes:
+        compression: What compresses them.
+        key: Tells the variables, and where they are, from others.
+        policies: How each gradient is communicated.
+        compressors: Of each gradient; None: none is compressed.
+        creating: Returns a block in which variables are created.
+        scale: Returns what the gradients are multiplied by for a while, or None.
+    """
+
+    compression: Compression
+    key: Hashable
+    policies: Sequence[OperandPolicy]
+    compressors: Sequence[Compressor | None] | None
+    creating: Callable[[], Any]
+    scale: Callable[[], tf.Tensor | None]
+
+    @property
+    def compresses(self) -> bool:
+        """Whether any of the gradients is compressed."""
+        return self.compressors is not None
+
+    def __call__(
+        self, gradients: Sequence[Gradient], op: str, weight: Any = None
     ) -> list[Gradient]:
-        """Reduces gradients over all replicas, each where it is needed."""
-        return reducing.reduce(call, gradients, compressors, policies)
+        """Returns the reduced gradients.
+
+        Args:
+            gradients: This replica's.
+            op: "mean" or "sum".
+            weight: What they weigh in the mean, or None.
+        """
+        if self.compressors is None:
+            return all_reduce.combine(gradients, op, weight, self.policies)
+        place = self.compression.place(self.key, op, gradients, self.creating)
+        members = context.require("a compressor").build.world.everyone
+        call = reducing.Call(op, members, weight, place, scale=self.scale())
+        return reducing.reduce(call, gradients, self.compressors, self.policies)

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf, context, errors
+from replicator.compressors.base import Compressor
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.order import effects
-from replicator.compressors.base import Compressor
 from replicator.optimizers import accumulators
 from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
-from replicator.optimizers.compression import Compression
+from replicator.optimizers.compression import Compression, Reducer
+from replicator.optimizers.due import all_reduce_when
 from replicator.optimizers.sparsity import Layout, as_layout, merge_all
-from replicator.primitives import all_gather, all_reduce, sparse
+from replicator.primitives import all_reduce
 from replicator.variables.replicated import ReplicatedVariable, plain
 
 
@@ -85,7 +85,7 @@ class Combiner:
             prepare: Creates the optimizer's variables that do not exist yet; given the
                 variables that are used on any replica.
             apply: Updates by gradients that are equal on all replicas.
-            scale: Returns what the gradients are multiplied by for a while, if they are;
+            scale: Returns what the gradients are multiplied by for a while, or None;
                 called once its variables exist.
 
         Returns:
@@ -131,45 +131,29 @@ class Combiner:
             else:
                 with replica.equal_updates(self.name):
                     prepare(needed)
-        policies = [_policy(variables[k]) for k in used]
         what = tuple((key_of(variables[k]), layouts[k]) for k in used)
-        compressors = self.compression.of([variables[k] for k in used], own)
+        reduce = self._reducer(replica, [variables[k] for k in used], own, what, scale)
         if self.accumulation_steps > 1 and own:
-            reduce = None
-            if compressors is not None:
-                reduce = functools.partial(
-                    self._compressed, replica, what, compressors, policies, scale
-                )
-            return self._accumulate(
-                replica, own, what, weight, policies, update, reduce
-            )
-        if compressors is None:
-            return update(all_reduce.combine(own, self.op, weight, policies))
-        return update(
-            self._compressed(
-                replica, what, compressors, policies, scale, own, self.op, weight
-            )
-        )
+            return self._accumulate(replica, own, what, weight, reduce, update)
+        return update(reduce(own, self.op, weight))
 
-    def _compressed(
+    def _reducer(
         self,
         replica: context.ReplicaContext,
-        what: Any,
-        compressors: Sequence[Compressor | None],
-        policies: Sequence[OperandPolicy],
-        scale: Callable[[], tf.Tensor | None],
+        variables: Sequence[Any],
         grads: Sequence[Gradient],
-        op: str,
-        weight: Any = None,
-    ) -> list[Gradient]:
-        """Reduces gradients, of which some are compressed."""
-
-        def creating() -> Any:
-            return _creation(replica) if self._shared else contextlib.nullcontext()
-
-        key = (_home(replica.build.graph), what)
-        call = self.compression.call(op, weight, key, grads, creating, scale())
-        return self.compression.reduce(call, grads, compressors, policies)
+        what: Any,
+        scale: Callable[[], tf.Tensor | None],
+    ) -> Reducer:
+        """Returns what reduces the gradients of some variables over the replicas."""
+        return Reducer(
+            self.compression,
+            (_home(replica.build.graph), what),
+            [_policy(variable) for variable in variables],
+            self.compression.of(variables, grads),
+            lambda: _creation(replica) if self._shared else contextlib.nullcontext(),
+            scale,
+        )
 
     def _agree_on_layouts(
         self,
@@ -222,9 +206,8 @@ class Combiner:
         grads: Sequence[Gradient],
         what: Any,
         weight: Any,
-        policies: Sequence[OperandPolicy],
+        reduce: Reducer,
         update: Callable[[Sequence[Gradient]], Any],
-        reduce: Callable[..., list[Gradient]] | None = None,
     ) -> tf.Operation:
         """Adds up this replica's gradients; in each k-th step, combines and applies.
 
@@ -237,9 +220,8 @@ class Combiner:
             what: What they are gradients of. All steps that pass gradients of the
                 same share their sums and their count; others have their own.
             weight: What the gradients weigh in the mean, or None.
-            policies: How they are communicated.
+            reduce: Reduces them over the replicas.
             update: Applies the combined gradients.
-            reduce: Reduces sums by their compressors; None: nothing is compressed.
         """
         op = self.op if weight is None else "sum"
         addends = [accumulators.wide(gradient) for gradient in grads]
@@ -255,23 +237,21 @@ class Combiner:
             turn = counter.add(tf.constant(1, tf.int64))
         full = turn >= self.accumulation_steps
         totals = [s.add(gradient) for s, gradient in zip(sums, addends, strict=True)]
-        if reduce is None:
-            if weight is not None:
-                policies = [*policies, NO_POLICY]
-            reduced = _all_reduce_when(full, totals, op, policies)
+        if not reduce.compresses:
+            known = [*reduce.policies, *([] if weight is None else [NO_POLICY])]
+            reduced = all_reduce_when(full, totals, op, known)
 
         def combined() -> list[Gradient]:
-            own, whole = totals, None if weight is None else totals[-1]
-            if reduce is None:
-                own, whole = reduced, reduced[-1]
-            elif whole is not None:
-                (whole,) = all_reduce.combine([whole], "sum", None)
+            own = totals if reduce.compresses else reduced
             if weight is None:  # more steps than wanted, if a checkpoint held more
                 factor = 1.0 / tf.cast(turn, tf.float64)
             else:
+                *own, whole = own
+                if reduce.compresses:
+                    (whole,) = all_reduce.combine([whole], "sum", None)
                 factor = tf.math.divide_no_nan(1.0, whole)
-            own = [accumulators.scaled(g, factor) for g in own[: len(grads)]]
-            made = own if reduce is None else reduce(own, op)
+            own = [accumulators.scaled(g, factor) for g in own]
+            made = reduce(own, op) if reduce.compresses else own
             return [
                 accumulators.cast(g, like.dtype)
                 for g, like in zip(made, grads, strict=True)
@@ -382,34 +362,3 @@ class _Handed:
                     "give a weight on every replica, or on none.",
                 )
             )
-
-
-def _all_reduce_when(
-    full: tf.Tensor,
-    totals: Sequence[Gradient],
-    op: str,
-    policies: Sequence[OperandPolicy],
-) -> list[Gradient]:
-    """Reduces where `full` is true; else moves nothing, returns zeros or no rows."""
-    dense = [t for t in totals if not isinstance(t, tf.IndexedSlices)]
-    own = [
-        policy
-        for t, policy in zip(totals, policies, strict=True)
-        if not isinstance(t, tf.IndexedSlices)
-    ]
-    reduced = iter(
-        all_reduce.reduce_dense(dense, op, when=full, policies=own) if dense else []
-    )
-    results: list[Gradient] = []
-    for total in totals:
-        if not isinstance(total, tf.IndexedSlices):
-            results.append(next(reduced))
-            continue
-        due = tf.where(full, tf.shape(total.values)[0], 0)
-        parts = [total.values[:due], total.indices[:due]]
-        values, indices = all_gather.all_gather(parts, axis=0)
-        gathered = tf.IndexedSlices(values, indices, total.dense_shape)
-        replicas = context.require("all_gather").num_replicas
-        count = replicas if op == "mean" else 1
-        results.append(sparse.add_up(gathered, count))
-    return results
