@@ -112,17 +112,31 @@ class Link:
         """
         return all_to_all.exchange(list(tensors), 0, 0, None, group=self.members)
 
-    def spread(self, tensors: Sequence[tf.Tensor], n: int) -> list[tf.Tensor]:
-        """Returns the n-th replica's tensors, which are like the others'."""
-        return base.communicate(
-            "broadcast",
-            {"root": self.members[n]},
-            list(tensors),
-            rooted.values(tensors),
-            agreed=rooted.values(tensors),
-            group=self.members,
-            differentiable=False,
-        )
+    def collect(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns what all replicas pass, stacked in replica order, for all of them.
+
+        Each replica sends its tensors to the others, once. Copies of replicas cannot
+        be told apart as the roots of that: theirs are gathered.
+
+        Args:
+            tensors: Alike on all replicas.
+        """
+        build = context.require("a compressor").build
+        if build.traced != build.world.local:
+            return all_gather.gather_dense(list(tensors), None, group=self.members)
+        received = [
+            base.communicate(
+                "broadcast",
+                {"root": member},
+                list(tensors),
+                rooted.values(tensors),
+                agreed=rooted.values(tensors),
+                group=self.members,
+                differentiable=False,
+            )
+            for member in self.members
+        ]
+        return [tf.stack(parts) for parts in zip(*received, strict=True)]
 
     def _places(
         self, tensors: Sequence[Any], of: Sequence[int | None] | None

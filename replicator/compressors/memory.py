@@ -11,13 +11,14 @@ optimizers/accumulators.py; so nothing depends on which of them travel together.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import context
+from replicator import context, errors
 from replicator.variables.placement import Owed
 
 _ON_READ = tf.VariableSynchronization.ON_READ
@@ -52,18 +53,19 @@ class Place:
         group: Has the variables, and is in checkpoints.
         owner: Who keeps them, for names.
         creating: Returns a block in which variables are created, each once for all
-            replicas.
+            replicas; None: in the step, where those of all replicas are one.
     """
 
     def __init__(
         self,
         group: tf.Module,
         owner: str,
-        creating: Callable[[], Any] = contextlib.nullcontext,
+        creating: Callable[[], Any] | None = None,
     ) -> None:
         self.owner = owner
         self._group = group
-        self._creating = creating
+        self._in_step = creating is None
+        self._creating = creating or contextlib.nullcontext
 
     def residual(self, name: str, like: tf.Tensor) -> Residual:
         """Returns what a replica still owes of a tensor: nothing, at first.
@@ -71,13 +73,26 @@ class Place:
         Args:
             name: Within the call.
             like: Has its dtype and shape.
+
+        Raises:
+            ArgumentError: The shape is not known.
         """
+        if not like.shape.is_fully_defined():
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"{self.owner} cannot keep what is owed of a tensor of shape "
+                    f"{like.shape}, which is another in each step.",
+                    [f"at {errors.user_line()}"],
+                    "say what its shape is (x.set_shape, tf.ensure_shape); or compress "
+                    "without error feedback.",
+                )
+            )
         shape = like.shape.as_list()
 
         def make() -> tf.Variable:
             variable = self._variable(
                 name,
-                lambda: tf.zeros([0, *(n or 0 for n in shape)], like.dtype),
+                lambda: tf.zeros([1, *shape], like.dtype),
                 [None, *shape],
                 like.dtype,
                 synchronization=_ON_READ,
@@ -105,9 +120,10 @@ class Place:
 
     def counter(self, name: str) -> tf.Variable:
         """Returns a variable that counts, alike on all replicas."""
-        return self._recall(
-            name, lambda: self._variable(name, lambda: tf.zeros([], tf.int64))
-        )
+        zero = functools.partial(tf.zeros, [], tf.int64)
+        if self._in_step:  # where a function may write what it creates on one replica
+            return self.factor(name, zero)
+        return self._recall(name, lambda: self._variable(name, zero))
 
     def generator(self, name: str, seed: int) -> tf.random.Generator:
         """Returns a generator of random numbers, others on each replica."""
@@ -145,9 +161,11 @@ class Place:
 
 
 class Residual:
-    """What a replica still owes of one tensor: rows that add up to it.
+    """What a replica still owes of one tensor: the row of a variable of all replicas'.
 
-    A row at most, but for the first step after a checkpoint of other replicas.
+    Args:
+        variable: Has the rows.
+        shape: The tensor's.
     """
 
     def __init__(self, variable: tf.Variable, shape: tf.TensorShape) -> None:
@@ -156,8 +174,7 @@ class Residual:
 
     def read(self) -> tf.Tensor:
         """Returns what this replica owes."""
-        owed = tf.reduce_sum(self._variable.read_value(), 0)
-        return tf.ensure_shape(owed, self._shape)
+        return tf.ensure_shape(tf.squeeze(self._variable.read_value(), 0), self._shape)
 
     def write(self, owed: tf.Tensor) -> None:
         """Notes what this replica owes from now on."""

@@ -50,10 +50,10 @@ def add_up(
     sums = [tf.reduce_sum(tf.cast(parts, tf.float32), 0) for parts in received]
     small = [narrow(total, tensors[0].dtype) for total in sums]
     is_mine = tf.equal(tf.range(link.size), turn[0])[:, tf.newaxis]
-    spread = [link.spread(small, n) for n in range(link.size)]
     totals, rests = list(tensors), list(tensors)
-    for own, pack, exact, *parts in zip(together, packs, sums, *spread, strict=True):
-        whole = tf.stack(parts)
+    for own, pack, exact, whole in zip(
+        together, packs, sums, link.collect(small), strict=True
+    ):
         lacking = exact - tf.cast(whole, tf.float32)
         made = pack.apart(whole), pack.apart(tf.where(is_mine, lacking, 0.0))
         for k, total, rest in zip(own, *made, strict=True):

@@ -134,9 +134,9 @@ def _called(spec: str, call: ast.Call) -> Compressor:
         raise _bad(spec, f"names {name!r}, which is no compressor")
     fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     options = {one.arg: one.value for one in call.keywords}
-    if len(call.args) > 1 or (call.args and fields != ["compressor"]):
+    if call.args and (fields != ["compressor"] or len(call.args) + len(options) > 1):
         raise _bad(spec, f"has options without names, of {_signature(cls, name)}")
-    if call.args and not options:
+    if call.args:
         options = {"compressor": call.args[0]}
     unknown = [str(option) for option in options if option not in fields]
     if unknown:

@@ -31,10 +31,12 @@ class Compression:
 
     Attributes:
         memory: What compressors keep from step to step, for checkpoints.
+        is_tracked: Whether these hold it.
     """
 
     def __init__(self, compressor: Compressor | None, name: str) -> None:
         self.memory = Memory()
+        self.is_tracked = False
         self._compressor = compressor
         self._name = name
         self._places: dict[Hashable, Place] = {}
@@ -54,6 +56,10 @@ class Compression:
             )
         ]
         return chosen if any(one is not None for one in chosen) else None
+
+    def is_asked_for(self, variables: Sequence[Any]) -> bool:
+        """Whether the gradient of any of some variables is to be compressed."""
+        return any(self._of(variable) is not None for variable in variables)
 
     def _of(self, variable: Any) -> Compressor | None:
         """Returns the compressor of a variable's gradient."""

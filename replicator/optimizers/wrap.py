@@ -93,7 +93,8 @@ def wrap_optimizer(
     derived = type(original)(original.__name__, (adapter, original), namespace)
     wrapped = object.__new__(derived)
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
-    wrapped._replicator_combiner  # noqa: B018  whose memory checkpoints hold
+    if accumulation_steps > 1:
+        wrapped._replicator_combiner  # noqa: B018  whose sums checkpoints hold
     return wrapped
 
 

@@ -45,8 +45,6 @@ class Wrapped:
             self._replicator_combiners[self] = made
             if made.accumulation_steps > 1:
                 _tf.track(self, "replicator_sums", made.sums)
-            # A strategy may name compressors later; without any, it holds nothing.
-            _tf.track(self, "replicator_compression", made.compression.memory)
         return self._replicator_combiners[self]
 
     def _combined(
@@ -86,9 +84,22 @@ class Wrapped:
             one = self._replicator_combiner.accumulation_steps == 1
             # Over several steps, each of them weighs alike.
             weight = replica.examples if one else replica.weight
+        self._track_compression(variables)
         return self._replicator_combiner.apply(
             replica, grads, variables, weight, prepare, apply, self._replicator_scale
         )
+
+    def _track_compression(self, variables: Sequence[Any]) -> None:
+        """Has checkpoints hold what compressors remember, if there are any.
+
+        Not before: what is there without a value, checkpoints that were saved without
+        compressors would be found to lack.
+        """
+        compression = self._replicator_combiner.compression
+        if not compression.is_tracked and compression.is_asked_for(variables):
+            compression.is_tracked = True
+            with tf.init_scope(), context.building(None):
+                _tf.track(self, "replicator_compression", compression.memory)
 
     def _replicator_scale(self) -> tf.Tensor | None:
         """Returns what gradients are multiplied by when they come, for a while."""

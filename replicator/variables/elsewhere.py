@@ -7,7 +7,6 @@ is read by all processes at once.
 from __future__ import annotations
 
 import base64
-import math
 import zlib
 from collections.abc import Iterable
 from typing import Any
@@ -114,8 +113,6 @@ def all_values(variable: Any, peers: Peers | None) -> list[tf.Tensor]:
     arrays = [value.numpy() for value in values]
     said = [base64.b64encode(array.tobytes()).decode() for array in arrays]
     dtype, shape = arrays[0].dtype, arrays[0].shape
-    if variable.placement.grows and math.prod(shape[1:]):
-        shape = (-1, *shape[1:])  # others may have another number of rows
     heard = peers.exchange(f"reads variable {variable.name}", said)
     found = [base64.b64decode(data) for told in heard for data in told]
     return [tf.constant(np.frombuffer(x, dtype).reshape(shape)) for x in found]

@@ -11,7 +11,7 @@ and written outside of one, what a checkpoint holds, and whom gradients are redu
 | Aggregated | one per replica | its own | aggregated | as it is read |
 | Seeded | a seed for each replica | its own | the first | all, offset |
 | Rows | rows for each replica | its own | concatenated | all to the first |
-| Owed | the same, of residuals | its own | concatenated | one to each, if it fits |
+| Owed | a row for each replica | its own | concatenated | one to each, or the sum |
 
 AutoDist calls this the configuration of a node, TorchRec an entry of a sharding plan.
 """
@@ -303,10 +303,10 @@ class Rows(Placement):
 
 @dataclasses.dataclass(frozen=True)
 class Owed(Placement):
-    """What each replica owes: rows, whose sum over all replicas is what counts.
+    """What each replica owes: a row of its own, of which the sum counts.
 
-    Each has one row, and gets its own back. Rows of another number of replicas all go
-    to the first, which then owes their sum.
+    Each gets its own row back. If there are as many rows as other replicas had, the
+    first owes the sum of all.
 
     Attributes:
         replicas: How many there are.
@@ -340,10 +340,10 @@ class Owed(Placement):
         replica_id: int,
         method: str = "assign",
     ) -> Any:
-        """Returns the replica's own row; or all rows for the first, none for others."""
+        """Returns the replica's own row, or that of all for the first."""
         value = tf.convert_to_tensor(value, variable.dtype)
         rows = tf.shape(value)[0]
-        fits = tf.equal(rows, self.replicas)
-        begin = tf.where(fits, replica_id, 0)
-        end = tf.where(fits, replica_id + 1, 0 if replica_id else rows)
-        return value[begin:end]
+        own = tf.gather(value, [tf.minimum(replica_id, rows - 1)])
+        total = tf.reduce_sum(value, 0, keepdims=True)
+        rest = tf.zeros_like(total) if replica_id else total
+        return tf.where(tf.equal(rows, self.replicas), own, rest)
