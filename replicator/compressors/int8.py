@@ -33,9 +33,10 @@ class Int8(Compressor):
     Example:
         >>> from replicator import compressors
         >>> def step_fn():
-        ...     return repl.all_reduce(tf.constant([125.0, 1.0]), compressor="int8")
-        >>> repl.run(step_fn)[0].numpy()  # the step is 250 / 125
-        array([250.,   2.], dtype=float32)
+        ...     return repl.all_reduce(tf.constant([4.0, 1.0]), compressor="int8")
+        >>> x = repl.run(step_fn)[0].numpy()  # multiples of 8 / 125, the nearest two
+        >>> bool(abs(x - [8, 2]).max() < 0.128)
+        True
     """
 
     def reduce(self, tensors: Sequence[tf.Tensor], link: Link) -> Sums:

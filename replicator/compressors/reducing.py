@@ -21,6 +21,8 @@ from replicator.compressors.memory import Place
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.primitives import all_gather, all_reduce, base, sparse
 
+_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+
 Leaf: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
@@ -49,7 +51,7 @@ class Call:
 
 def can_compress(compressor: Compressor | None, leaf: Leaf) -> bool:
     """Whether a compressor can do something about a tensor."""
-    if compressor is None or not leaf.dtype.is_floating:
+    if compressor is None or leaf.dtype not in _DTYPES:
         return False
     return not isinstance(leaf, tf.IndexedSlices) or compressor.rows is not None
 
@@ -132,9 +134,7 @@ def _by_compressor(
 def _is_spoilt(call: Call, leaves: Sequence[Leaf]) -> tf.Tensor:
     """Returns whether any replica has what is not finite, and counts with it."""
     values = [x.values if isinstance(x, tf.IndexedSlices) else x for x in leaves]
-    finite = [
-        tf.reduce_all(tf.math.is_finite(x)) for x in values if x.dtype.is_floating
-    ]
+    finite = [tf.reduce_all(tf.math.is_finite(x)) for x in values if x.dtype in _DTYPES]
     spoilt = tf.logical_not(tf.reduce_all(tf.stack(finite)))
     if call.weight is not None:
         spoilt &= tf.not_equal(call.weight, 0)

@@ -131,7 +131,7 @@ def _called(spec: str, call: ast.Call) -> Compressor:
     name = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)
     cls = CLASSES.get(name)
     if cls is None:
-        raise _bad(spec, f"names {name!r}, which is no compressor")
+        raise _bad(spec, f"names {errors.shown(name)}, which is no compressor")
     fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     options = {one.arg: one.value for one in call.keywords}
     if call.args and (fields != ["compressor"] or len(call.args) + len(options) > 1):
@@ -140,7 +140,9 @@ def _called(spec: str, call: ast.Call) -> Compressor:
         options = {"compressor": call.args[0]}
     unknown = [str(option) for option in options if option not in fields]
     if unknown:
-        raise _bad(spec, f"has {unknown[0]!r}, which is no option of {name}")
+        raise _bad(
+            spec, f"has {errors.shown(unknown[0])}, which is no option of {name}"
+        )
     if "compressor" in fields and not options:
         raise _bad(spec, f"has {name} of nothing")
     return cls(**{str(k): _made(spec, value) for k, value in options.items()})

@@ -41,6 +41,7 @@ class TopK(Compressor):
 
     def __post_init__(self) -> None:
         checks.number("topk", "ratio", self.ratio, 0.0, 1.0)
+        object.__setattr__(self, "ratio", float(self.ratio))
 
     def reduce(self, tensors: Sequence[tf.Tensor], link: Link) -> Sums:
         """Adds up tensors; see the module's docstring."""

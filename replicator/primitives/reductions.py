@@ -126,6 +126,8 @@ def _kind(dtype: tf.DType) -> str:
     """Returns the kind of a dtype, "" if it is none of numbers."""
     if dtype == tf.bool:
         return "bool"
+    if dtype.name in ("int4", "uint4"):  # which TensorFlow cannot add up
+        return ""
     kinds = ("integer", "complex", "floating")
     return next((kind for kind in kinds if getattr(dtype, f"is_{kind}")), "")
 

@@ -107,11 +107,21 @@ class Training:
         """Returns what the replica is given."""
         return self.given.elements(ctx.replica_id)
 
-    def run(self, steps: int | None = None) -> None:
-        """Runs some steps, or all, each replica's variables equal after each."""
-        step = self.repl.build(self.step_fn, self.input_fn)
-        for _ in range(len(self.given.gradients[0]) if steps is None else steps):
-            step()
+    def run(self) -> None:
+        """Runs all steps, the replicas' variables equal after each."""
+        for number in range(len(self.given.gradients[0])):
+            elements = [
+                (
+                    tuple(tf.constant(own[number, r]) for own in self.given.gradients),
+                    tf.constant(
+                        1.0
+                        if self.given.weights is None
+                        else self.given.weights[number, r]
+                    ),
+                )
+                for r in range(self.repl.num_replicas)
+            ]
+            self.repl.run(self.step_fn, args=[replicator.PerReplica(*elements)])
             helpers.assert_replicas_equal(self.variables)
 
     @property

@@ -190,9 +190,7 @@ def test_a_loss_scale_may_change_while_something_is_owed() -> None:
         repl.run(step_fn, args=[replicator.PerReplica(*map(tf.constant, own))])
         scales.append(float(optimizer.dynamic_scale))
     assert scales == [8, 16, 16, 32, 16, 16, 32, 32, 64]
-    owed = next(
-        v for v in optimizer._replicator_combiner.compression.memory.variables
-    )
+    owed = next(v for v in optimizer._replicator_combiner.compression.memory.variables)
     given_ = np.delete(values, 4, 0).mean(1).sum(0)
     found = owed.read_value().numpy().sum(0) - w.numpy()
     np.testing.assert_allclose(found, given_, atol=2e-6)
