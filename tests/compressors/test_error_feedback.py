@@ -129,7 +129,7 @@ def test_copies_owe_what_traced_replicas_owe(inner: str) -> None:
 
 @pytest.mark.parametrize("inner", INNER)
 def test_what_is_no_number_is_not_owed(inner: str) -> None:
-    """An update that cannot be of use leaves what is owed as it was, on all replicas."""
+    """An update that is of no use leaves what is owed as it was, on all replicas."""
     values = laws.Given.random(STEPS, 2)
     values.gradients[0][2, 1, 3, 3] = np.inf
     values.gradients[0][2, 0, 3, 4] = np.nan
