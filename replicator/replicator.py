@@ -236,7 +236,11 @@ class Replicator(running.Running, methods.InStep):
 
     @methods.in_own_steps
     def wrap_optimizer(
-        self, optimizer: Any, op: str = "mean", accumulation_steps: int = 1
+        self,
+        optimizer: Any,
+        op: str = "mean",
+        accumulation_steps: int = 1,
+        compressor: Any = None,
     ) -> Any:
         """Returns an optimizer that combines gradients over the replicas.
 
@@ -260,6 +264,11 @@ class Replicator(running.Running, methods.InStep):
                 Sonnet 2, made under `context()`.
             op: "mean" or "sum" over the replicas.
             accumulation_steps: Steps per update, which applies the mean over them.
+            compressor: Makes gradients smaller on their way, of variables for which a
+                strategy does not say: a Compressor, or its text, as "bf16" or
+                "ef(powersgd(rank=4))"; see `replicator.compressors`. Sparse gradients
+                are cast at most. What compressors keep from step to step is in
+                checkpoints of the optimizer. None: gradients travel as they are.
 
         Raises:
             ContextError: The optimizer holds variables made outside of `context()`.
@@ -267,7 +276,8 @@ class Replicator(running.Running, methods.InStep):
                 is unknown.
         """
         return optimizers.wrap_optimizer(
-            optimizer, self._settings.world, op, accumulation_steps, self.context
+            *(optimizer, self._settings.world, op, accumulation_steps, self.context),
+            compressor=compressor,
         )
 
     @methods.in_own_steps

@@ -112,6 +112,11 @@ class KerasAdapter(Wrapped):
             replica.build.findings["scaled early", id(self)] = place
         return super().scale_loss(loss)
 
+    def _replicator_scale(self) -> tf.Tensor | None:
+        """Returns the loss scale: LossScaleOptimizer divides by it what is reduced."""
+        scale = getattr(self, "dynamic_scale", None)
+        return None if scale is None else tf.convert_to_tensor(scale)
+
     def _weighed(self, loss: Any, replica: context.ReplicaContext) -> Any:
         """Returns a loss of which all replicas' gradients weigh alike."""
         combiner = self._replicator_combiner

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, context, errors
+from replicator.compressors import specs
 from replicator.optimizers.keras import KerasAdapter
 from replicator.optimizers.legacy_keras import LEGACY_KERAS, LegacyKerasAdapter
 from replicator.optimizers.sonnet import SonnetAdapter
@@ -35,6 +36,7 @@ def wrap_optimizer(
     op: str = "mean",
     accumulation_steps: int = 1,
     creating: Callable[[], Any] = contextlib.nullcontext,
+    compressor: Any = None,
 ) -> Any:
     """Returns an optimizer that combines gradients; see Replicator.wrap_optimizer.
 
@@ -44,7 +46,9 @@ def wrap_optimizer(
         op: As there.
         accumulation_steps: As there.
         creating: Returns a block in which new variables are replicated.
+        compressor: As there.
     """
+    compressor = specs.compressor("wrap_optimizer", compressor)
     if not arguments.is_choice(op, OPS):
         raise base.bad_argument(
             "wrap_optimizer",
@@ -80,6 +84,7 @@ def wrap_optimizer(
             accumulation_steps,
             original.__name__,
             context.current() is None,
+            compressor,
         ),
         "_replicator_combiners": weakref.WeakKeyDictionary(),
     }

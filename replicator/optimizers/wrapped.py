@@ -35,7 +35,7 @@ class Wrapped:
 
     _replicator_world: World
     _replicator_creating: Callable[[], Any]
-    _replicator_options: tuple[str, int, str, bool]
+    _replicator_options: tuple[Any, ...]
     _replicator_combiners: weakref.WeakKeyDictionary[Any, gradients.Combiner]
 
     @property
@@ -96,8 +96,10 @@ class Wrapped:
             one = self._replicator_combiner.accumulation_steps == 1
             # Over several steps, each of them weighs alike.
             weight = replica.examples if one else replica.weight
+        self._track_compression(division.variables)
         return self._replicator_combiner.apply(
-            replica, grads, variables, weight, prepare, update, division
+            *(replica, grads, variables, weight, prepare, update, division),
+            self._replicator_scale,
         )
 
     def _expanded(
@@ -110,6 +112,22 @@ class Wrapped:
             division: Which variables are updated part by part.
         """
         raise NotImplementedError
+
+    def _track_compression(self, variables: Sequence[Any]) -> None:
+        """Has checkpoints hold what compressors remember, if there are any.
+
+        Not before: what is there without a value, checkpoints that were saved without
+        compressors would be found to lack.
+        """
+        compression = self._replicator_combiner.compression
+        if not compression.is_tracked and compression.is_asked_for(variables):
+            compression.is_tracked = True
+            with tf.init_scope(), context.building(None):
+                _tf.track(self, "replicator_compression", compression.memory)
+
+    def _replicator_scale(self) -> tf.Tensor | None:
+        """Returns what gradients are multiplied by when they come, for a while."""
+        return None
 
     def _warn_of_one_device(self) -> None:
         """Warns once if Keras' own loop trains on one device, of several."""

@@ -11,6 +11,7 @@ and written outside of one, what a checkpoint holds, and whom gradients are redu
 | Aggregated | one per replica | its own | aggregated | as it is read |
 | Seeded | a seed for each replica | its own | the first | all, offset |
 | Rows | rows for each replica | its own | concatenated | all to the first |
+| Owed | a row for each replica | its own | concatenated | one to each, or the sum |
 
 AutoDist calls this the configuration of a node, TorchRec an entry of a sharding plan.
 """
@@ -390,3 +391,51 @@ class Rows(Placement):
             return value[:0]
         count = len(variable.outside)
         return value * count if self.aggregation == _MEAN else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Owed(Placement):
+    """What each replica owes: a row of its own, of which the sum counts.
+
+    Each gets its own row back. If there are as many rows as other replicas had, the
+    first owes the sum of all.
+
+    Attributes:
+        replicas: How many there are.
+    """
+
+    replicas: int
+
+    @property
+    def differs(self) -> bool:
+        """They are meant to."""
+        return True
+
+    @property
+    def is_aggregated(self) -> bool:
+        """All rows together are no replica's value."""
+        return True
+
+    @property
+    def grows(self) -> bool:
+        """It may."""
+        return True
+
+    def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the rows of all components, one after the other."""
+        return tf.concat(values, 0)
+
+    def written(
+        self,
+        value: Any,
+        variable: Any,
+        replica_id: int,
+        method: str = "assign",
+    ) -> Any:
+        """Returns the replica's own row, or that of all for the first."""
+        value = tf.convert_to_tensor(value, variable.dtype)
+        rows = tf.shape(value)[0]
+        own = tf.gather(value, [tf.minimum(replica_id, rows - 1)])
+        total = tf.reduce_sum(value, 0, keepdims=True)
+        rest = tf.zeros_like(total) if replica_id else total
+        return tf.where(tf.equal(rows, self.replicas), own, rest)
