@@ -1,5 +1,6 @@
 """Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
+from replicator.autodist.autodist import AutoDist
 from replicator.cluster.checkpoints import Checkpoint
 from replicator.cluster.cluster import Cluster
 from replicator.cluster.connection import connect
@@ -30,6 +31,7 @@ from replicator.variables.replicated import ReplicatedVariable
 
 __all__ = [
     "ArgumentError",
+    "AutoDist",
     "Checkpoint",
     "CloneError",
     "Cluster",

@@ -73,6 +73,7 @@ from replicator._tf.effects import (
 )
 from replicator._tf.frames import (
     called_by_runtime,
+    copy_line,
     passed_user_code,
     stack_depth,
     stack_since,
@@ -174,6 +175,7 @@ __all__ = [
     "control_outputs",
     "copy_functions",
     "copy_handle_data",
+    "copy_line",
     "count_functions",
     "default_strategy",
     "distribution_mode",
