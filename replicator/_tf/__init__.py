@@ -128,6 +128,7 @@ from replicator._tf.state import (
 )
 from replicator._tf.tapes import (
     is_watched,
+    note_read,
     record_gradient,
     stop_recording,
 )
@@ -204,6 +205,7 @@ __all__ = [
     "mark_python_function",
     "move_control_outputs",
     "new_function_graph",
+    "note_read",
     "older_optimizer_asks",
     "only_reads",
     "operation_count",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.autodist import marked, replicas
+from replicator.autodist.function import DistributedFunction
 from replicator.autodist.program import Program
 from replicator.autodist.session import DistributedSession
 from replicator.cluster.resources import ResourceSpec
@@ -147,6 +148,59 @@ class AutoDist:
         session = DistributedSession(scope.renewed, made, config)
         scope.initialize(session)
         return session
+
+
+    def function(self, function: Callable[..., Any]) -> DistributedFunction:
+        """Returns a function that runs on all replicas, each with a part of a batch.
+
+        Arrays and tensors among its arguments are split along their first axis, scalars
+        are not. Results with a row for each example are put together; numbers are
+        means, weighed by the examples. A loss in it is taken to be a mean over them.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with autodist.scope():
+            ...     w = tf.Variable(1.0)
+            >>> @autodist.function
+            ... def train_step(x):
+            ...     with tf.GradientTape() as tape:
+            ...         loss = tf.reduce_mean(w * x)
+            ...     w.assign_sub(tape.gradient(loss, w))
+            ...     return loss
+            >>> float(train_step(np.float32([1, 2, 6]))), float(w)
+            (3.0, -2.0)
+
+        Args:
+            function: Of arrays, tensors and anything that can be compared.
+        """
+        if not callable(function):
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"AutoDist.function was given {errors.shown(function)}.",
+                    fix="pass a function, or write @autodist.function above one.",
+                )
+            )
+        return DistributedFunction(function, self._repl)
+
+    def keras_model(self, model: Any) -> Any:
+        """Makes a Keras 3 model's fit, evaluate and predict run on all replicas.
+
+        See `Replicator.keras_model`.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with autodist.scope():
+            ...     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+            ...     model.compile(optimizer="sgd", loss="mse")
+            >>> _ = autodist.keras_model(model)
+            >>> history = model.fit(tf.ones([9, 4]), tf.ones([9, 1]), verbose=0).history
+            >>> sorted(history)
+            ['loss']
+
+        Args:
+            model: Made in the scope, and compiled there.
+        """
+        return self._repl.keras_model(model)
 
 
 class _Scope:

@@ -64,7 +64,7 @@ class MarkedVariable(_tf.ResourceVariable):
         A tape has to see one of its own, made after the variable was watched.
         """
         if _tf.place_of_reads() is None:
-            super()._read_variable_op()  # which has tapes watch the variable
+            _tf.note_read(self)
             return _identity(self)
         if self._shared_read is None:
             self._shared_read = _identity(self)
