@@ -102,6 +102,7 @@ def resolve(replica: context.ReplicaContext) -> None:
     """
     for identity, handle in replica.build.findings.get((_MADE, replica.replica_id), ()):
         _tf.replace(identity, handle)
+        _tf.abandon([identity.op])  # it is nothing that happens in the step
 
 
 @tf.RegisterGradient(_TYPE)
