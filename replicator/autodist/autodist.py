@@ -32,7 +32,8 @@ class AutoDist:
         ...     x = tf.compat.v1.placeholder(tf.float32, [None])
         ...     w = tf.Variable(5.0)
         ...     loss = tf.reduce_mean((w * x - 3.0 * x) ** 2)
-        ...     train_op = tf.compat.v1.train.GradientDescentOptimizer(0.5).minimize(loss)
+        ...     optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+        ...     train_op = optimizer.minimize(loss)
         ...     session = autodist.create_distributed_session()
         ...     for _ in range(9):
         ...         value, _ = session.run([loss, train_op], {x: [0.5, 1.0, -1.5]})
@@ -149,7 +150,6 @@ class AutoDist:
         scope.initialize(session)
         return session
 
-
     def function(self, function: Callable[..., Any]) -> DistributedFunction:
         """Returns a function that runs on all replicas, each with a part of a batch.
 
@@ -226,10 +226,19 @@ class _Scope:
         keys = tf.compat.v1.GraphKeys
         first = [one.initializer for one in self.variables]
         then = self.graph.get_collection(keys.TABLE_INITIALIZERS)
-        for ops in (first, then):
+        for ops in (first, [*then, *_started(self.graph)]):
             ready = [op for op in ops if not _is_fed(op)]
             if ready:
                 session.run(ready)
+
+
+def _started(graph: tf.Graph) -> list[tf.Operation]:
+    """Returns what makes iterators begin, of those that begin with one dataset only."""
+    starts: dict[tf.Operation, list[tf.Operation]] = {}
+    for op in graph.get_operations():
+        if op.type == "MakeIterator":
+            starts.setdefault(op.inputs[1].op, []).append(op)
+    return [ops[0] for ops in starts.values() if len(ops) == 1]
 
 
 def _is_fed(op: tf.Operation) -> bool:

@@ -75,7 +75,8 @@ def split(program: Program, fed: Any, num_replicas: int) -> Feeds:
     if not parts:
         return Feeds(values, None, names)
     total = _examples(parts)
-    sizes = [(total + num_replicas - 1 - r) // num_replicas for r in range(num_replicas)]
+    count = num_replicas
+    sizes = [(total + count - 1 - r) // count for r in range(count)]
     begin = 0
     for own, size in zip(values, sizes, strict=True):
         at = slice(begin, begin + size) if size else slice(0, 1)
@@ -122,7 +123,7 @@ def _tensor(program: Program, key: Any) -> tf.Tensor:
 def _array(tensor: tf.Tensor, value: Any) -> np.ndarray:
     """Returns a value as an array of a tensor's dtype and shape."""
     if isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value):
-        raise _unfit(tensor, value, "a tensor of a graph is fed by what it evaluates to")
+        raise _unfit(tensor, value, "it is a tensor of a graph, which has no value")
     dtype = tensor.dtype.as_numpy_dtype
     try:
         array = np.asarray(value, dtype=dtype)

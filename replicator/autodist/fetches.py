@@ -74,9 +74,7 @@ class Leaf:
         """
         if isinstance(self.given, tf.SparseTensor):
             return _sparse(self.parts, values, counts[0])
-        made = [
-            join(*one) for one in zip(self.parts, values, counts, strict=True)
-        ]
+        made = [join(*one) for one in zip(self.parts, values, counts, strict=True)]
         if isinstance(self.given, tf.IndexedSlices):
             return tf.compat.v1.IndexedSlicesValue(*made, dense_shape=None)
         return made[0]
@@ -181,9 +179,9 @@ class Fetches:
 
 
 def _said(kind: Kind) -> str:
-    return {
-        Kind.UNKNOWN: "no row for each example, no mean and no sum over them"
-    }.get(kind, kind.value)
+    return {Kind.UNKNOWN: "no row for each example, no mean and no sum over them"}.get(
+        kind, kind.value
+    )
 
 
 def _element(graph: tf.Graph, leaf: Any) -> Any:
@@ -200,9 +198,7 @@ def _element(graph: tf.Graph, leaf: Any) -> Any:
 
 def _no_fetch(leaf: Any, why: str, fix: str) -> errors.ArgumentError:
     return errors.ArgumentError(
-        errors.compose(
-            f"session.run cannot fetch {errors.shown(leaf)}{why}.", fix=fix
-        )
+        errors.compose(f"session.run cannot fetch {errors.shown(leaf)}{why}.", fix=fix)
     )
 
 

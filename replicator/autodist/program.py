@@ -70,12 +70,12 @@ class Program:
     ) -> None:
         self.graph = graph
         every = graph.get_operations()
-        start = 0 if known is None else known.count
-        self.count = len(every)
+        start: int = 0 if known is None else known.count
+        self.count: int = len(every)
         self.ops = every[start:]
         self.variables = {one.op.name: one for one in variables}
         before: Collection[tf.Operation] = () if known is None else known.shared
-        self.shared = _shared(self.ops, self.variables, before)
+        self.shared: set[tf.Operation] = _shared(self.ops, self.variables, before)
         self.markers = [
             op for op in self.ops if marked.text(op, marked.GRADIENT) is not None
         ]
@@ -103,9 +103,7 @@ class Program:
     def imported(self) -> list[tf.Operation]:
         """The shared ops, but for handles of variables, in order."""
         own = self.variables
-        return [
-            op for op in self.ops if op in self.shared and not is_handle(op, own)
-        ]
+        return [op for op in self.ops if op in self.shared and not is_handle(op, own)]
 
     @functools.cached_property
     def in_control_flow(self) -> set[str]:
@@ -258,9 +256,7 @@ def _settings(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
     return found
 
 
-def _downstream(
-    sources: Sequence[tf.Operation], by_shape: bool
-) -> set[tf.Operation]:
+def _downstream(sources: Sequence[tf.Operation], by_shape: bool) -> set[tf.Operation]:
     """Returns ops and those that are given their results, but not by gradients."""
     found = set(sources)
     stack = list(sources)

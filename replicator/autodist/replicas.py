@@ -27,7 +27,7 @@ from replicator.graph.ir.kinds import resource_inputs
 from replicator.graph.order import effects
 from replicator.graph.passes import owners
 from replicator.primitives import all_reduce, table
-from replicator.step import building, passes
+from replicator.step import passes
 from replicator.step.draft import Draft, Settings
 from replicator.variables import storage
 
@@ -159,6 +159,11 @@ class Replicas:
             self._deal(program)
             self._keep_owners_writes(program)
 
+    def counts(self, source: tf.Operation) -> list[tf.Tensor]:
+        """Returns how many examples each replica has been dealt, as floats."""
+        with self.graph.as_default():
+            return self.shares.counts(source, self.places)
+
     def _keep_owners_writes(self, program: Program) -> None:
         """Lets one write of a variable that one replica owns be that of all."""
         for op in program.copied:
@@ -184,7 +189,7 @@ class Replicas:
         slots = program.slots
         with tf.name_scope(_VARIABLES):
             for name in sorted(program.variables, key=slots.__contains__):
-                variable, primary = program.variables[name], made.get(slots.get(name))
+                variable = program.variables[name]
                 made[name] = self._settings.factory.creator(
                     None,
                     # What is initialized is a copy of the user's own initializer.
@@ -192,7 +197,7 @@ class Replicas:
                     name=name,
                     shape=variable.shape,
                     trainable=variable.trainable,
-                    slot_of=primary,
+                    slot_of=made.get(slots.get(name, "")),
                 )
         return made
 
@@ -273,9 +278,11 @@ class Replicas:
         asked = tf.DeviceSpec.from_string(op.device)
         if asked.device_type in (None, kind):
             return device
-        return tf.DeviceSpec.from_string(device).replace(
-            device_type=asked.device_type, device_index=asked.device_index
-        ).to_string()
+        return (
+            tf.DeviceSpec.from_string(device)
+            .replace(device_type=asked.device_type, device_index=asked.device_index)
+            .to_string()
+        )
 
     def _deal(self, program: Program) -> None:
         """Has replicas take elements one after the other, in their order."""

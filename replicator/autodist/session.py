@@ -56,7 +56,7 @@ class DistributedSession(tf.compat.v1.Session):
             run_metadata: As for any session; it is told of all replicas.
         """
         look = self._look()
-        places, shares = self._replicas.places, self._replicas.shares
+        places = self._replicas.places
         fed = feeds.split(self._replicas.program, feed_dict, len(places))
         leaves = [look.leaf(leaf, fed.names) for leaf in _flat(fetches)]
         found = [part for leaf in leaves for part in leaf.parts]
@@ -64,7 +64,7 @@ class DistributedSession(tf.compat.v1.Session):
         values, dealt = self._all.run(
             [
                 [[part.on(places) for part in leaf.parts] for leaf in leaves],
-                [shares.counts(source, places) for source in sources],
+                [self._replicas.counts(source) for source in sources],
             ],
             self._fed(fed),
             options=options,

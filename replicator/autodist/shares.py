@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -24,7 +25,7 @@ from replicator.world import World
 
 _STARTS = re.compile(r"(|.*/)grad_ys_\d+")
 _WRITERS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-Source = tf.Operation | None  # what deals the elements; None: what is fed
+Source: TypeAlias = tf.Operation | None  # what deals the elements; None: what is fed
 
 
 @dataclasses.dataclass(frozen=True)
