@@ -1,6 +1,7 @@
 """Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
 from replicator import strategy
+from replicator.autodist.autodist import AutoDist
 from replicator.cluster.checkpoints import Checkpoint
 from replicator.cluster.cluster import Cluster
 from replicator.cluster.connection import connect
@@ -32,6 +33,7 @@ from replicator.variables.replicated import ReplicatedVariable
 
 __all__ = [
     "ArgumentError",
+    "AutoDist",
     "Checkpoint",
     "CloneError",
     "Cluster",

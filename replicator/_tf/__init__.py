@@ -74,6 +74,7 @@ from replicator._tf.effects import (
 )
 from replicator._tf.frames import (
     called_by_runtime,
+    copy_line,
     passed_user_code,
     stack_depth,
     stack_since,
@@ -128,6 +129,7 @@ from replicator._tf.state import (
 )
 from replicator._tf.tapes import (
     is_watched,
+    note_read,
     record_gradient,
     stop_recording,
 )
@@ -181,6 +183,7 @@ __all__ = [
     "control_outputs",
     "copy_functions",
     "copy_handle_data",
+    "copy_line",
     "count_functions",
     "default_strategy",
     "distribution_mode",
@@ -212,6 +215,7 @@ __all__ = [
     "move_control_outputs",
     "new_function_graph",
     "note_access",
+    "note_read",
     "older_optimizer_asks",
     "only_reads",
     "operation_count",

@@ -105,7 +105,10 @@ class VariableFactory:
             return collection[0]
 
     def creator(self, next_creator: Any, **kwargs: Any) -> ReplicatedVariable:
-        """What tf.variable_creator_scope calls for each new variable."""
+        """What tf.variable_creator_scope calls for each new variable.
+
+        Called otherwise, it may be given `slot_of`, whose slot the variable is.
+        """
         replica = context.current()
         if replica is None:
             return self._create(kwargs, scope=None)
@@ -185,7 +188,9 @@ class VariableFactory:
             kwargs["initial_value"] = initial_values.placeholder(kwargs)
         kwargs["initial_value"] = initial_values.lifted(kwargs.get("initial_value"))
         collections = kwargs.pop("collections", None)
-        primary = plain(_tf.variable_of_slot())
+        primary = kwargs.pop("slot_of", None)
+        if primary is None:
+            primary = plain(_tf.variable_of_slot())
         name_scope = contextlib.nullcontext()
         if scope is not None:
             name_scope = tf.name_scope(scope if scope != "/" else "")

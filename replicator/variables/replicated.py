@@ -38,6 +38,7 @@ from replicator.variables import (
     part_writes,
     python_calls,
     saving,
+    synchronized,
     unbuilt,
 )
 from replicator.variables.placement import Placement
@@ -149,7 +150,8 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
         function = compiled.function_around()
         if function is not None:
             return compiled.handle_by_call(function, self, self._unique_id)
-        return self.placement.handle(self, replica)
+        own = replica.reading.get(self.key)
+        return self.placement.handle(self, replica) if own is None else own
 
     def _refuse_update(self, family: str) -> NoReturn:
         """Raises where an optimizer is about to write one component alone."""
@@ -194,7 +196,7 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
         return contextlib.nullcontext()
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        with self._afterwards():
+        with self._afterwards(), synchronized.read(self):
             if context.current() is None and self.placement.differs:
                 return self._aggregated()
             return self._read_once(no_copy)
@@ -202,7 +204,7 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
     def _read_once(self, no_copy: bool) -> tf.Tensor:
         """Reads, unless what a replica has read before is still the value."""
         replica = context.current()
-        if replica is None or no_copy or tf.executing_eagerly():
+        if replica is None or no_copy or replica.reading or tf.executing_eagerly():
             return _tf.HandleVariable._read_variable_op(self, no_copy)
         handle = self.handle
         value = replica.reads.value(handle)
@@ -223,7 +225,7 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
     @_do_not_convert
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers rows `indices` of the value."""
-        with self._afterwards():
+        with self._afterwards(), synchronized.read(self):
             if context.current() is None and self.placement.differs:
                 return tf.gather(self._aggregated(), indices, name=name)
             return self._brought(_tf.HandleVariable.sparse_read(self, indices, name))
@@ -231,7 +233,7 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
     @_do_not_convert
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers slices `indices` of the value."""
-        with self._afterwards():
+        with self._afterwards(), synchronized.read(self):
             if context.current() is None and self.placement.differs:
                 return tf.gather_nd(self._aggregated(), indices, name=name)
             return self._brought(_tf.HandleVariable.gather_nd(self, indices, name))
