@@ -28,7 +28,7 @@ import replicator
 from tests.cluster import servers
 
 HEARTBEAT = 3.0
-_STEPS, _EVERY = 24, 4
+_STEPS, EVERY = 24, 4
 _FAULT_AT = 10  # in the middle between two checkpoints
 NAMES = ("host-a", "host-b")
 CLIENT = 2  # in place of a host's number
@@ -136,10 +136,19 @@ def _ip(words: str) -> None:
 
 
 class Training:
-    """The training; `fault` is called at the moment of its number."""
+    """The training; `fault` is called at the moment of its number.
 
-    def __init__(self, moment: str, fault: Callable[[], None]) -> None:
-        self._moment, self._fault = moment, fault
+    Args:
+        moment: Which.
+        fault: Makes something fail.
+        steps: How many there are.
+    """
+
+    def __init__(
+        self, moment: str, fault: Callable[[], None], steps: int = _STEPS
+    ) -> None:
+        self._moment, self._fault, self._steps = moment, fault, steps
+        self._fault_at = _FAULT_AT
         generator = np.random.default_rng(3)
         x = generator.normal(size=[96, 8]).astype(np.float32)
         self._data = x, np.argmax(x @ generator.normal(size=[8, 3]), axis=1)
@@ -173,8 +182,10 @@ class Training:
             folder, model=model, optimizer=optimizer, inputs=repl.inputs
         )
 
+        self._begin(repl, checkpoint.step)
+
         def step_fn(batch: Any) -> tf.Tensor:
-            self._now("build", _FAULT_AT)
+            self._now("build", self._fault_at)
             x, y = batch
             with tf.GradientTape() as tape:
                 each = tf.keras.losses.sparse_categorical_crossentropy(
@@ -187,18 +198,21 @@ class Training:
 
         step = repl.build(step_fn, data)
         run = tf.function(step) if self._moment == "function" else step
-        for k in checkpoint.steps(_STEPS, every=_EVERY):
+        for k in checkpoint.steps(self._steps, every=EVERY):
             self._now("step", k)
             self._now("function", k)
             loss = float(run()[0]).hex()
             if k in self.losses and self.losses[k] != loss:
                 self.wrong.append([k, self.losses[k], loss])
             self.losses[k] = loss
-            if (k + 1) % _EVERY == 0:
+            if (k + 1) % EVERY == 0:
                 self._now("checkpoint", k - 1)
 
+    def _begin(self, repl: replicator.Replicator, step: int) -> None:
+        """Is called before the first step after a number of them."""
+
     def _now(self, moment: str, k: int) -> None:
-        if moment == self._moment and k == _FAULT_AT:
+        if moment == self._moment and k == self._fault_at:
             self._fault()
 
 
@@ -233,13 +247,14 @@ class Fault:
         self._hosts.fail(self._which)
 
 
-# A step takes milliseconds: the fault is in the midst of one, or between two.
-_LATE = {"build": 0.0, "step": 0.01, "function": 0.01, "checkpoint": 0.03}
+# Seconds after the moment, at most. A step takes milliseconds: the fault is in the midst
+# of one, or between two.
+LATE = {"build": 0.0, "step": 0.01, "function": 0.01, "checkpoint": 0.03}
 
 
 def once(hosts: Hosts, moment: str, which: int, losses: dict[int, str]) -> Training:
     """Trains with a fault; compares with the losses of a training without one."""
-    fault = Fault(hosts, which, _LATE[moment], moment == "build")
+    fault = Fault(hosts, which, LATE[moment], moment == "build")
     training = Training(moment, fault)
     training.losses = dict(losses)
     with tempfile.TemporaryDirectory() as folder:
