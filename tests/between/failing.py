@@ -1,4 +1,4 @@
-"""A training on all hosts, by the launcher, of which each life but the last has a fault.
+"""A training by the launcher, with a fault in each life of all hosts but the last.
 
 `python -m tests.between.failing KIND MOMENT HOST COUNT FOLDER` is the program. KIND is
 kill, stop, cut (which the test does, when it is told) or none; MOMENT is build, step,
@@ -22,12 +22,13 @@ from tests.cluster import faulty
 
 # Seconds after the moment, at most: a fault is amid what happens then, or beside it.
 _LATE = {"build": 0.3, "step": 0.02, "function": 0.02, "checkpoint": 0.06}
+_SLOW = 0.05  # seconds
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def steps(count: int) -> int:
     """Returns how many steps there are, for each life to come to its fault."""
-    return 2 * faulty.EVERY * (count + 1)
+    return 4 * faulty.EVERY * (count + 1)
 
 
 def _say(*words: object) -> None:
@@ -38,9 +39,13 @@ def _say(*words: object) -> None:
 class _Told(dict[int, str]):
     """Losses, which are told at once."""
 
+    slow = False  # while whoever is to cut a link takes his time
+
     def __setitem__(self, k: int, loss: str) -> None:
         super().__setitem__(k, loss)
         _say("loss", k, loss)
+        if self.slow:
+            time.sleep(_SLOW)
 
 
 class Life(faulty.Training):
@@ -57,7 +62,7 @@ class Life(faulty.Training):
         self, moment: str, fault: Callable[[], None], count: int, number: int
     ) -> None:
         super().__init__(moment, fault, steps(count))
-        self.losses = _Told()
+        self.losses = self.told = _Told()
         # In every other life it is not the first step that is built then.
         self._later = moment == "build" and number % 2 == 1
         self._building = not self._later
@@ -102,6 +107,7 @@ def main(kind: str, moment: str, which: str, count: str, folder: str) -> None:
     def fault() -> None:
         if failing and not begun:
             begun.append(1)
+            life.told.slow = kind == "cut"
             _fail(kind, moment)
 
     life = Life(moment, fault, int(count), number)

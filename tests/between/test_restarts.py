@@ -64,7 +64,7 @@ def _lives(said: Said) -> list[Life]:
     """Returns what each life has said: each begins with all hosts."""
     lives: list[Life] = []
     for _, line in said.lines:
-        match = re.fullmatch(r"\[(\S+)\] (begun|loss|fault|named) (.*)\n", line)
+        match = re.fullmatch(r"\[(\S+)\] +(begun|loss|fault|named) (.*)\n", line)
         if match is None:
             continue
         host, word, rest = match.groups()
