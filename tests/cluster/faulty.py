@@ -247,8 +247,8 @@ class Fault:
         self._hosts.fail(self._which)
 
 
-# Seconds after the moment, at most. A step takes milliseconds: the fault is amid one, or
-# between two.
+# Seconds after the moment, at most. A step takes milliseconds: the fault is amid one,
+# or between two.
 LATE = {"build": 0.0, "step": 0.01, "function": 0.01, "checkpoint": 0.03}
 
 
