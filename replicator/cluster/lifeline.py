@@ -36,9 +36,9 @@ SILENT = "accepts connections but does not answer: its process is stopped or han
 def ask(host: str, port: int, limit: float, stay: float = 0.0) -> str | None:
     """Returns what is wrong with a server, None if it answers.
 
-    gRPC answers the first bytes of HTTP/2 with its settings. A host that is cut off does
-    not let itself be connected to; one that is stopped does, and says nothing. If this
-    process itself is stopped meanwhile, an answer is read that has come by then.
+    gRPC answers the first bytes of HTTP/2 with its settings. Nobody can connect to a
+    host that is cut off; to one that is stopped one can, but it says nothing. If this
+    process itself is stopped meanwhile, it reads what answer has come by then.
 
     Args:
         host: Where it is.

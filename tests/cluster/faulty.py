@@ -2,9 +2,10 @@
 
 `python -m tests.cluster.faulty KIND MOMENT HOST COUNT` prints, as JSON, how long it
 took to name the host, whom, and what became of the losses. KIND is kill, stop, pause (a
-stop that ends) or cut (the link, which needs root); HOST is 0, 1, or 2 for both, which
-is this process' own link; MOMENT is build, step, function (a tf.function of the user's)
-or checkpoint.
+stop that ends), cut (the link, which needs root), or nap or sleep: this process, the
+client, is stopped for less than the heartbeat or for longer, and goes on. HOST is 0, 1,
+or 2 for both, which is this process' own link; MOMENT is build, step, function (a
+tf.function of the user's) or checkpoint.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _STEPS, EVERY = 24, 4
 _FAULT_AT = 10  # in the middle between two checkpoints
 NAMES = ("host-a", "host-b")
 CLIENT = 2  # in place of a host's number
+_STOPPED = {"nap": 0.4 * HEARTBEAT, "sleep": 2.0 * HEARTBEAT}  # seconds
 
 
 class Hosts:
@@ -61,6 +63,9 @@ class Hosts:
 
     def fail(self, which: int) -> None:
         """Makes one fail; called from whichever thread."""
+        if self._kind in _STOPPED:
+            _stop_for(_STOPPED[self._kind])
+            return
         for server in self._chosen(which):
             if self._kind == "kill":
                 server.kill()
@@ -129,6 +134,13 @@ class Hosts:
         if self._kind == "cut":
             _ip(f"link del rv{server.number}")
             _ip(f"netns del rn{server.number}")
+
+
+def _stop_for(seconds: float) -> None:
+    """Stops this process for so long."""
+    waking = f"sleep {seconds}; kill -CONT {os.getpid()}"
+    with subprocess.Popen(["sh", "-c", waking]):
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _ip(words: str) -> None:
