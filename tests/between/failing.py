@@ -1,9 +1,10 @@
 """A training by the launcher, with a fault in each life of all hosts but the last.
 
 `python -m tests.between.failing KIND MOMENT HOST COUNT FOLDER` is the program. KIND is
-kill, stop, cut (which the test does, when it is told) or none; MOMENT is build, step,
-function or checkpoint. It writes lines: "begun", "loss", "fault" and "named", for the
-test to read. Times are those of CLOCK_MONOTONIC, which all processes share.
+kill, stop, cut (which the test does, when it is told), none, or nap: a stop that ends
+before the heartbeat, COUNT times in one life. MOMENT is build, step, function or
+checkpoint. It writes lines: "begun", "loss", "fault" and "named", for the test to read.
+Times are those of CLOCK_MONOTONIC, which all processes share.
 """
 
 from __future__ import annotations
@@ -18,22 +19,19 @@ from collections.abc import Callable
 from typing import Any
 
 import replicator
+from tests.between.launched import say
 from tests.cluster import faulty
 
 # Seconds after the moment, at most: a fault is amid what happens then, or beside it.
 _LATE = {"build": 0.3, "step": 0.02, "function": 0.02, "checkpoint": 0.06}
 _SLOW = 0.05  # seconds
+NAP = 4.0  # seconds
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def steps(count: int) -> int:
     """Returns how many steps there are, for each life to come to its fault."""
     return 4 * faulty.EVERY * (count + 1)
-
-
-def _say(*words: object) -> None:
-    # One write, so that lines of several threads do not mix.
-    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 class _Told(dict[int, str]):
@@ -43,7 +41,7 @@ class _Told(dict[int, str]):
 
     def __setitem__(self, k: int, loss: str) -> None:
         super().__setitem__(k, loss)
-        _say("loss", k, loss)
+        say("loss", k, loss)
         if self.slow:
             time.sleep(_SLOW)
 
@@ -69,7 +67,11 @@ class Life(faulty.Training):
 
     def _begin(self, repl: replicator.Replicator, step: int) -> None:
         self._repl, self._fault_at = repl, step + faulty.EVERY * 3 // 2
-        _say("begun", step)
+        say("begun", step)
+
+    def again(self) -> None:
+        """Has a fault happen once more."""
+        self._fault_at += faulty.EVERY
 
     def _now(self, moment: str, k: int) -> None:
         if moment == "step" and self._later and k == self._fault_at:
@@ -90,8 +92,10 @@ def _fail(kind: str, moment: str) -> None:
     """Has the fault happen soon."""
 
     def now() -> None:
-        _say("fault", time.monotonic())
-        if kind in _SIGNALS:
+        say("fault", time.monotonic())
+        if kind == "nap":
+            faulty.stop_for(NAP)
+        elif kind in _SIGNALS:
             os.kill(os.getpid(), _SIGNALS[kind])
 
     threading.Timer(random.uniform(0, _LATE[moment]), now).start()
@@ -105,8 +109,9 @@ def main(kind: str, moment: str, which: str, count: str, folder: str) -> None:
     begun: list[int] = []
 
     def fault() -> None:
-        if failing and not begun:
+        if failing and len(begun) < (int(count) if kind == "nap" else 1):
             begun.append(1)
+            life.again()
             life.told.slow = kind == "cut"
             _fail(kind, moment)
 
@@ -114,7 +119,7 @@ def main(kind: str, moment: str, which: str, count: str, folder: str) -> None:
     try:
         life.train(cluster, folder)
     except replicator.HostLostError as error:
-        _say("named", life.at, *error.hosts)
+        say("named", life.at, *error.hosts)
         raise
 
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.cluster import addresses
-from tests.between import ending, faulty, mismatched, programs, proven
+from tests.between import backing_up, ending, faulty, mismatched, programs, proven
 from tests.cluster import servers
 from tests.keras import test_programs, worlds
 
@@ -138,6 +138,7 @@ PROGRAMS = {
     for function in (
         *(all_steps, fits, resumed, proven.proofs, ending.input_ends, faulty.lost),
         *(mismatched.mismatches, mismatched.clash, faulty.a_step_fails),
+        *(backing_up.backs_up,),
         *(faulty.ends_by_an_error, faulty.ends_at_different_times),
     )
 }

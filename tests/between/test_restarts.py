@@ -5,28 +5,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import pathlib
-import re
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from tests import namespaces
-from tests.between import failing
-from tests.cluster import faulty, servers
+from tests.between import failing, launched
+from tests.between.launched import Life
+from tests.cluster import faulty
 from tests.launch.said import Said
-from tests.launch.stub import MARK, Place
+from tests.launch.stub import Place
 
 pytestmark = pytest.mark.slow
 
-_HEARTBEAT = 5.0  # seconds
-_LIMITS = {"kill": 1.0, "stop": _HEARTBEAT, "cut": _HEARTBEAT}
-_LIFE = 120.0  # seconds that one may take on a busy machine
+_MODULE = "tests.between.failing"
+_LIMITS = {"kill": 1.0, "stop": launched.HEARTBEAT, "cut": launched.HEARTBEAT}
 _ENDS = {
     "kill": "killed by SIGKILL",
     "stop": "killed by SIGKILL",
@@ -35,99 +31,13 @@ _ENDS = {
 _MOMENTS = ("build", "step", "function", "checkpoint")
 
 
-@pytest.fixture
-def place(tmp_path: pathlib.Path) -> Iterator[Place]:
-    """Whose processes have a mark, and of which nothing is left afterwards."""
-    made = Place(tmp_path)
-    yield made
-    made.expect_nothing_left()
-
-
-@dataclasses.dataclass
-class Life:
-    """What one life of the training has said, on any host.
-
-    Attributes:
-        begun: How many steps were done when it began, by each host.
-        losses: By host and step.
-        fault: When the fault was.
-        named: When which hosts were named, by each program that was told.
-    """
-
-    begun: list[int]
-    losses: dict[tuple[str, int], str]
-    fault: float | None
-    named: list[tuple[float, list[str]]]
-
-
-def _lives(said: Said) -> list[Life]:
-    """Returns what each life has said: each begins with all hosts."""
-    lives: list[Life] = []
-    for _, line in said.lines:
-        match = re.fullmatch(r"\[(\S+)\] +(begun|loss|fault|named) (.*)\n", line)
-        if match is None:
-            continue
-        host, word, rest = match.groups()
-        words = rest.split()
-        if word == "begun" and (not lives or len(lives[-1].begun) == 2):
-            lives.append(Life([], {}, None, []))
-        life = lives[-1]
-        if word == "begun":
-            life.begun.append(int(rest))
-        elif word == "loss":
-            life.losses[host, int(words[0])] = words[1]
-        elif word == "fault":
-            life.fault = float(rest)
-        else:
-            life.named.append((float(words[0]), words[1:]))
-    return lives
-
-
-def _flags(count: int, *more: str) -> list[str]:
-    return [
-        "--mode=between",
-        f"--heartbeat={_HEARTBEAT:g}",
-        f"--max-restarts={count}",
-        *more,
-        "-m",
-        "tests.between.failing",
-    ]
-
-
-@contextlib.contextmanager
-def _started(
-    place: Place, flags: Sequence[str], *arguments: object
-) -> Iterator[tuple[subprocess.Popen[str], Said, Said]]:
-    """Starts the launcher; yields it, and what it writes."""
-    words = [*flags, *map(str, arguments), str(place.folder / "saved")]
-    env = servers.environment(HOME=place.env["HOME"], **{MARK: place.mark})
-    with subprocess.Popen(
-        [*place.prefix, sys.executable, "-m", "replicator.launch", *words],
-        cwd=servers.ROOT,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as started:
-        try:
-            yield started, Said(started.stdout), Said(started.stderr)
-        finally:
-            started.kill()
-
-
 def _trained(
-    place: Place, kind: str, moment: str, which: int, count: int
+    place: Place, kind: str, moment: str, which: int, count: int, **options: Any
 ) -> tuple[list[Life], Said]:
     """Trains on this host by two processes; returns all lives, and what was said."""
-    arguments = kind, moment, which, count
-    with _started(place, _flags(count, "--nnodes=2"), *arguments) as began:
-        started, stdout, stderr = began
-        assert started.wait(_LIFE * (count + 1)) == 0, stderr.text[-6000:]
-        stdout.finish()
-        stderr.finish()
-    place.expect_nothing_left()
-    return _lives(stdout), stderr
+    arguments = kind, moment, which, count, place.folder / "saved"
+    stdout, stderr = launched.run(place, _MODULE, *arguments, restarts=count, **options)
+    return launched.lives(stdout), stderr
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +130,25 @@ def test_faults(
     assert len(lives) == count + 1
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("moment", ["step", "checkpoint"])
+def test_a_host_that_is_silent_for_a_moment(
+    place: Place,
+    uninterrupted: dict[int, str],
+    moment: str,
+    which: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    """It goes on, and so do the others: nobody is lost."""
+    count = request.config.getoption("--faults")
+    heartbeat = failing.NAP / 0.3
+    lives, stderr = _trained(place, "nap", moment, which, count, heartbeat=heartbeat)
+    _check_losses(lives, uninterrupted)
+    assert [life.named for life in lives] == [[]]
+    assert lives[0].fault is not None
+    assert "replicator.launch:" not in stderr.text
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("moment", _MOMENTS)
@@ -239,21 +168,19 @@ def test_cut_links(
         hosts = [there.replace(":2", ":1"), "localhost:1"]
         if which == 1:
             hosts = [f"--hosts=localhost:1,{hosts[0].removeprefix('--hosts=')}"]
-        flags = _flags(count, ",".join(hosts), *ssh, "--insecure")
+        flags = launched.flags(count, ",".join(hosts), *ssh, "--insecure")
+        arguments = "cut", moment, 1 - which, count, place.folder / "saved"
         cuts: list[float] = []
-        with _started(place, flags, "cut", moment, 1 - which, count) as began:
-            started, stdout, stderr = began
+        with launched.started(place, flags, _MODULE, *arguments) as began:
+            launcher, stdout, stderr = began
             for k in range(count):
                 stdout.at(" fault ", k)
                 cuts.append(time.monotonic())
                 pair.set_link("down", far=True)
                 stderr.at("starting anew", k)
                 pair.set_link("up", far=True)
-            assert started.wait(_LIFE) == 0, stderr.text[-6000:]
-            stdout.finish()
-            stderr.finish()
-        place.expect_nothing_left()
-    lives = _lives(stdout)
+            launched.finish(place, launcher, (stdout, stderr), count)
+    lives = launched.lives(stdout)
     for life, cut in zip(lives[:-1], cuts, strict=True):
         life.fault = cut
     _check_losses(lives, uninterrupted, said_all=False)

@@ -64,7 +64,7 @@ class Hosts:
     def fail(self, which: int) -> None:
         """Makes one fail; called from whichever thread."""
         if self._kind in _STOPPED:
-            _stop_for(_STOPPED[self._kind])
+            stop_for(_STOPPED[self._kind])
             return
         for server in self._chosen(which):
             if self._kind == "kill":
@@ -136,7 +136,7 @@ class Hosts:
             _ip(f"netns del rn{server.number}")
 
 
-def _stop_for(seconds: float) -> None:
+def stop_for(seconds: float) -> None:
     """Stops this process for so long."""
     waking = f"sleep {seconds}; kill -CONT {os.getpid()}"
     with subprocess.Popen(["sh", "-c", waking]):
@@ -279,6 +279,7 @@ def once(hosts: Hosts, moment: str, which: int, losses: dict[int, str]) -> Train
                 raise
 
         replicator.resilient(train)
+    assert fault.at, "there was no fault"
     training.at -= fault.at
     return training
 
