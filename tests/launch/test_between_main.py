@@ -123,8 +123,10 @@ def test_a_program_that_is_killed_in_a_step(place: Place, killed: int) -> None:
 
 
 _RESILIENT = """
-import os
+import os, signal
 import replicator
+
+signal.signal(signal.SIGTERM, lambda *_: None)  # for it to say what it is told
 
 def train(cluster):
     repl = replicator.Replicator(cluster.devices)
@@ -144,13 +146,14 @@ print("result", replicator.resilient(train), flush=True)
 
 def test_resilient_leaves_restarts_to_the_launcher(place: Place) -> None:
     place.program(_RESILIENT)
-    done = place.launch(*_FLAGS, "train.py", PYTHONPATH=_ROOT)
+    flags = (*_FLAGS, "--grace=120")
+    done = place.launch(*flags, "train.py", PYTHONPATH=_ROOT)
     assert done.returncode == 137
     assert done.stdout.count("trains") == 2  # once on each host
     said = "replicator.errors.HostLostError: 1 of 2 hosts is lost: localhost-1."
     assert said in done.stderr
     assert "`python -m replicator.launch --max-restarts=3`" in done.stderr
-    done = place.launch(*_FLAGS, "--max-restarts=1", "train.py", PYTHONPATH=_ROOT)
+    done = place.launch(*flags, "--max-restarts=1", "train.py", PYTHONPATH=_ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("result done") == 2
 
