@@ -80,7 +80,8 @@ test-hosts: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) --hosts -m "not slow" tests/test_end_to_end.py \
 		tests/primitives tests/control_flow tests/optimizers tests/test_checkpoints.py \
 		tests/test_savers.py tests/test_saved_model.py tests/keras/test_programs.py
-	$(BIN)/python -m pytest --numprocesses=0 --faults=10 tests/cluster/test_faults.py
+	$(BIN)/python -m pytest --numprocesses=0 --faults=10 tests/cluster/test_faults.py \
+		tests/between/test_restarts.py
 	$(BIN)/python -m pytest --numprocesses=0 -m root tests
 
 # Some stand on Keras 3 and others on tf_keras, as tf.keras.

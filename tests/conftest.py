@@ -71,7 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=1,
         metavar="COUNT",
-        help="how often each fault of tests/cluster/test_faults.py happens",
+        help="how often each fault of the tests of faults happens",
     )
     parser.addoption(
         "--note-refused",

@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import logging
 
-from replicator import errors
+from replicator import _tf, errors
 from replicator.cluster import connection, faults, sources
 from replicator.cluster.cluster import Cluster
 
@@ -59,7 +59,7 @@ def resilient(
         What `train` returned.
 
     Raises:
-        HostLostError: Hosts were lost once more than that.
+        HostLostError: Hosts were lost once more than that; in between-graph mode, once.
         ClusterError: A host did not come back in time; otherwise as `connect`.
     """
     if isinstance(max_restarts, bool) or not isinstance(max_restarts, int):
@@ -82,7 +82,7 @@ def resilient(
             found = faults.lost(error)
             if found is None:
                 raise
-            if restarts >= max_restarts:
+            if restarts >= max_restarts or _tf.joined() is not None:
                 raise found from error
             _let_go(error)
         restarts += 1

@@ -16,7 +16,16 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.cluster.peers import Peers
-from replicator.keras import alone, compiled, executions, files, functions, state, steps
+from replicator.keras import (
+    alone,
+    backups,
+    compiled,
+    executions,
+    files,
+    functions,
+    state,
+    steps,
+)
 from replicator.primitives import base
 
 _NAMES = ("train", "test", "predict")
@@ -32,6 +41,7 @@ def replicate(repl: Any, model: Any) -> Any:
     _check(model)
     if repl._settings.peers is not None:
         _check_seed(repl._settings.peers)
+        backups.refuse(model, repl._settings.peers)
     state.prepare(repl, model)
     for name in _NAMES:
         setattr(model, f"make_{name}_function", _maker(repl, weakref.ref(model), name))

@@ -58,11 +58,13 @@ class Attempt(abc.ABC):
         self._at_once = False  # whether whoever waits has lost patience
 
     async def run(self) -> Outcome:
-        """Starts all, waits for the first that ends, and ends the others."""
+        """Starts all, waits for the first that ends, says so, and ends the others."""
         async with contextlib.AsyncExitStack() as stack:
             self._machines = Machines(self._job, self._out, stack)
             try:
                 outcome = await self._live(stack)
+                if outcome.text and self._signals.first is None:
+                    self._out.say(outcome.text)  # the others may take long to end
             finally:
                 await self._end()
         if self._signals.first is None:

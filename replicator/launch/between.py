@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Sequence
 
 from replicator.launch.attempt import Attempt, Outcome
@@ -13,7 +14,12 @@ from replicator.launch.processes import LOST, Process, ending, exit_status
 from replicator.launch.programs import Programs
 from replicator.launch.signals import Signals
 
-_CAUSES = 0.5  # seconds in which the loss of a host may become known after a failure
+# What ends a program by no fault of its own: its host is lost, or somebody kills it, as
+# its keeper does if it is silent.
+_CAUSES = (LOST, 128 + signal.SIGKILL)
+# Seconds in which that may become known after another has failed because of it, and the
+# part of a heartbeat, if that is longer: programs may find a silent one sooner.
+_WAIT, _WAIT_PART = 0.5, 0.2
 
 
 class Between(Attempt):
@@ -55,12 +61,12 @@ class Between(Attempt):
             await self._first(programs.left)
 
     async def _cause(self, programs: Programs) -> Process:
-        """Returns what has failed first; where a host is lost, the others fail, too."""
+        """Returns what has failed first; where one is lost, the others fail, too."""
         clock = asyncio.get_running_loop().time
-        until = clock() + _CAUSES
+        until = clock() + max(_WAIT, _WAIT_PART * self._job.heartbeat)
         while True:
             for process in programs.failed:
-                if process.status.result() == LOST:
+                if process.status.result() in _CAUSES:
                     return process
             left = until - clock()
             if not programs.left or left <= 0 or self._signals.first is not None:

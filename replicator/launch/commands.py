@@ -18,6 +18,7 @@ _TAKEN = b"Could not start gRPC server"  # what TensorFlow says
 # The part of a heartbeat after which a server that is stopped is killed: the keeper
 # looks now and then, and the program is to know within the heartbeat.
 _STOPPED = 0.7
+_WARNINGS = "1"  # the least that TensorFlow's servers say; information is "0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +72,10 @@ def server(job: Job, host: Host, listen: str, python: str, cwd: str) -> Command:
     flags = [f"--port={port}", f"--host={name}", f"--cpus={host.slots}"]
     # Behind a tunnel nobody reaches the server, of which it cannot know.
     insecure = ["--insecure"] if job.insecure or job.tunnel else []
+    quiet = {} if job.verbose else {"TF_CPP_MIN_LOG_LEVEL": _WARNINGS}
     return Command(
         (python, "-m", "replicator.serve", *flags, "--watch=stdin", *insecure),
-        {"PYTHONUNBUFFERED": "1", **job.env},
+        {"PYTHONUNBUFFERED": "1", **quiet, **job.env},
         cwd,
         "pipe",
         job.grace,

@@ -41,8 +41,6 @@ async def launch(job: Job) -> int:
             attempt = _MODES[job.mode](job, out, signals, restarts)
             outcome = await attempt.run()
             restarts = attempt.restarts
-            if outcome.text:
-                out.say(outcome.text)
             taken = taken + 1 if outcome.port else 0
             if 0 < taken < _PORTS:
                 out.say("a port was taken: starting anew with others")

@@ -19,7 +19,8 @@ import tensorflow as tf
 
 import replicator
 from replicator.cluster import addresses
-from tests.between import ending, faulty, mismatched, programs, proven
+from tests.between import backing_up, ending, faulty, mismatched, programs, proven
+from tests.cluster import digits as training
 from tests.cluster import servers
 from tests.keras import test_programs, worlds
 
@@ -47,11 +48,20 @@ def start(name: str, cpus: Sequence[int], *arguments: str) -> list[subprocess.Po
     ]
 
 
-def run(name: str, cpus: Sequence[int], *arguments: str) -> list[Any]:
-    """Runs a program in all; returns what it returned in each."""
+def run(
+    name: str, cpus: Sequence[int], *arguments: str, limit: float = servers.LIMIT
+) -> list[Any]:
+    """Runs a program in all; returns what it returned in each.
+
+    Args:
+        name: Of the program.
+        cpus: How many CPU devices each process has.
+        *arguments: Of the program.
+        limit: Seconds that it may take.
+    """
     started = start(name, cpus, *arguments)
     try:
-        told = [process.communicate(timeout=servers.LIMIT) for process in started]
+        told = [process.communicate(timeout=limit) for process in started]
     finally:
         for process in started:
             process.kill()
@@ -61,6 +71,11 @@ def run(name: str, cpus: Sequence[int], *arguments: str) -> list[Any]:
 
 
 # --- The programs ---------------------------------------------------------------------
+
+
+def digits(cluster: Any) -> dict[str, Any]:
+    """Trains on handwritten digits."""
+    return training.replicated(cluster)
 
 
 def all_steps(cluster: Any, folder: str) -> None:
@@ -138,6 +153,7 @@ PROGRAMS = {
     for function in (
         *(all_steps, fits, resumed, proven.proofs, ending.input_ends, faulty.lost),
         *(mismatched.mismatches, mismatched.clash, faulty.a_step_fails),
+        *(backing_up.backs_up, digits),
         *(faulty.ends_by_an_error, faulty.ends_at_different_times),
     )
 }
@@ -145,7 +161,7 @@ PROGRAMS = {
 
 def main(name: str, *arguments: str) -> None:
     """Joins the others, and prints what a program returns, as JSON."""
-    cluster = replicator.connect(timeout=60)
+    cluster = replicator.connect(timeout=300)
     print(json.dumps(PROGRAMS[name](cluster, *arguments)), flush=True)
 
 

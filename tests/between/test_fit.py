@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.between import processes
+from tests.between import fitting, launched, processes
 from tests.keras import test_programs, worlds
+from tests.launch.stub import Place
 
 
 @pytest.mark.slow
@@ -30,3 +31,35 @@ def test_programs_of_keras(tmp_path: pathlib.Path, names: tuple[str, ...]) -> No
                 tuple(own[name]),
                 wanted,
             )
+
+
+@pytest.mark.slow
+def test_a_fit_goes_on_after_a_host_was_killed(place: Place) -> None:
+    def trained(moment: str, which: int) -> list[launched.Life]:
+        folder = place.folder / f"{moment}-{which}"
+        restarts = int(moment != "never")
+        said, _ = launched.run(
+            *(place, "tests.between.fitting", moment, which, folder), restarts=restarts
+        )
+        found = launched.lives(said)
+        assert len(found) == 1 + restarts
+        return found
+
+    (plain,) = trained("never", 0)
+    assert {k for _, k in plain.losses} == {*range(fitting.EPOCHS)}
+    assert len({*plain.losses.values()}) == fitting.EPOCHS  # both hosts say the same
+    for moment, which in [("batch", 0), ("batch", 1), ("save", 0), ("save", 1)]:
+        first, second = trained(moment, which)
+        saved = fitting.KILLED_IN
+        assert second.begun in ([saved] * 2, [saved + 1] * 2)
+        for life in (first, second):
+            assert life.losses.items() <= plain.losses.items()
+        assert first.losses.keys() | second.losses.keys() == plain.losses.keys()
+
+
+@pytest.mark.slow
+def test_backups_of_keras_are_refused() -> None:
+    for text in processes.run("backs_up", [1, 1]):
+        assert text.startswith("fit was given BackupAndRestore in between-graph mode")
+        assert "tests/between/backing_up.py:" in text
+        assert "cluster.checkpoint(folder, model=model)" in text

@@ -2,9 +2,10 @@
 
 `python -m tests.cluster.faulty KIND MOMENT HOST COUNT` prints, as JSON, how long it
 took to name the host, whom, and what became of the losses. KIND is kill, stop, pause (a
-stop that ends) or cut (the link, which needs root); HOST is 0, 1, or 2 for both, which
-is this process' own link; MOMENT is build, step, function (a tf.function of the user's)
-or checkpoint.
+stop that ends), cut (the link, which needs root), or nap or sleep: this process, the
+client, is stopped for less than the heartbeat or for longer, and goes on. HOST is 0, 1,
+or 2 for both, which is this process' own link; MOMENT is build, step, function (a
+tf.function of the user's) or checkpoint.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ import replicator
 from tests.cluster import servers
 
 HEARTBEAT = 3.0
-_STEPS, _EVERY = 24, 4
+_STEPS, EVERY = 24, 4
 _FAULT_AT = 10  # in the middle between two checkpoints
 NAMES = ("host-a", "host-b")
 CLIENT = 2  # in place of a host's number
+_STOPPED = {"nap": 0.4 * HEARTBEAT, "sleep": 2.0 * HEARTBEAT}  # seconds
 
 
 class Hosts:
@@ -61,6 +63,9 @@ class Hosts:
 
     def fail(self, which: int) -> None:
         """Makes one fail; called from whichever thread."""
+        if self._kind in _STOPPED:
+            stop_for(_STOPPED[self._kind])
+            return
         for server in self._chosen(which):
             if self._kind == "kill":
                 server.kill()
@@ -131,15 +136,31 @@ class Hosts:
             _ip(f"netns del rn{server.number}")
 
 
+def stop_for(seconds: float) -> None:
+    """Stops this process for so long."""
+    waking = f"sleep {seconds}; kill -CONT {os.getpid()}"
+    with subprocess.Popen(["sh", "-c", waking]):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def _ip(words: str) -> None:
     subprocess.run(["ip", *words.split()], check=False, capture_output=True)
 
 
 class Training:
-    """The training; `fault` is called at the moment of its number."""
+    """The training; `fault` is called at the moment of its number.
 
-    def __init__(self, moment: str, fault: Callable[[], None]) -> None:
-        self._moment, self._fault = moment, fault
+    Args:
+        moment: Which.
+        fault: Makes something fail.
+        steps: How many there are.
+    """
+
+    def __init__(
+        self, moment: str, fault: Callable[[], None], steps: int = _STEPS
+    ) -> None:
+        self._moment, self._fault, self._steps = moment, fault, steps
+        self._fault_at = _FAULT_AT
         generator = np.random.default_rng(3)
         x = generator.normal(size=[96, 8]).astype(np.float32)
         self._data = x, np.argmax(x @ generator.normal(size=[8, 3]), axis=1)
@@ -173,8 +194,10 @@ class Training:
             folder, model=model, optimizer=optimizer, inputs=repl.inputs
         )
 
+        self._begin(repl, checkpoint.step)
+
         def step_fn(batch: Any) -> tf.Tensor:
-            self._now("build", _FAULT_AT)
+            self._now("build", self._fault_at)
             x, y = batch
             with tf.GradientTape() as tape:
                 each = tf.keras.losses.sparse_categorical_crossentropy(
@@ -187,18 +210,21 @@ class Training:
 
         step = repl.build(step_fn, data)
         run = tf.function(step) if self._moment == "function" else step
-        for k in checkpoint.steps(_STEPS, every=_EVERY):
+        for k in checkpoint.steps(self._steps, every=EVERY):
             self._now("step", k)
             self._now("function", k)
             loss = float(run()[0]).hex()
             if k in self.losses and self.losses[k] != loss:
                 self.wrong.append([k, self.losses[k], loss])
             self.losses[k] = loss
-            if (k + 1) % _EVERY == 0:
+            if (k + 1) % EVERY == 0:
                 self._now("checkpoint", k - 1)
 
+    def _begin(self, repl: replicator.Replicator, step: int) -> None:
+        """Is called before the first step after a number of them."""
+
     def _now(self, moment: str, k: int) -> None:
-        if moment == self._moment and k == _FAULT_AT:
+        if moment == self._moment and k == self._fault_at:
             self._fault()
 
 
@@ -233,13 +259,14 @@ class Fault:
         self._hosts.fail(self._which)
 
 
-# A step takes milliseconds: the fault is in the midst of one, or between two.
-_LATE = {"build": 0.0, "step": 0.01, "function": 0.01, "checkpoint": 0.03}
+# Seconds after the moment, at most. A step takes milliseconds: the fault is amid one,
+# or between two.
+LATE = {"build": 0.0, "step": 0.01, "function": 0.01, "checkpoint": 0.03}
 
 
 def once(hosts: Hosts, moment: str, which: int, losses: dict[int, str]) -> Training:
     """Trains with a fault; compares with the losses of a training without one."""
-    fault = Fault(hosts, which, _LATE[moment], moment == "build")
+    fault = Fault(hosts, which, LATE[moment], moment == "build")
     training = Training(moment, fault)
     training.losses = dict(losses)
     with tempfile.TemporaryDirectory() as folder:
@@ -252,6 +279,7 @@ def once(hosts: Hosts, moment: str, which: int, losses: dict[int, str]) -> Train
                 raise
 
         replicator.resilient(train)
+    assert fault.at, "there was no fault"
     training.at -= fault.at
     return training
 

@@ -22,8 +22,8 @@ from tests.cluster import faulty, servers
 _MOMENTS = ("build", "step", "function", "checkpoint")
 
 
-def _train(kind, moment, which, count, patience=1.0):
-    """Trains with faults in a process of its own; checks what must hold each time."""
+def _trained(kind, moment, which, count):
+    """Trains with faults in a process of its own; returns what became of it."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.cluster.faulty", kind, moment, str(which)]
         + [str(count)],
@@ -36,10 +36,16 @@ def _train(kind, moment, which, count, patience=1.0):
     assert done.returncode == 0, done.stderr[-6000:]
     found = json.loads(done.stdout.splitlines()[-1])
     print(kind, moment, which, found["seconds"])  # for those who collect them
-    lost = list(faulty.NAMES if which == faulty.CLIENT else [faulty.NAMES[which]])
     assert (
         found["wrong"] == [[]] * count
     )  # losses are those of an uninterrupted run, to the bit
+    return found
+
+
+def _train(kind, moment, which, count, patience=1.0):
+    """Trains with faults; checks what must hold each time."""
+    found = _trained(kind, moment, which, count)
+    lost = list(faulty.NAMES if which == faulty.CLIENT else [faulty.NAMES[which]])
     assert found["named"] == [lost] * count
     limit = 1.0 if kind == "kill" else faulty.HEARTBEAT
     assert max(found["seconds"]) < patience * limit, found["seconds"]
@@ -79,6 +85,17 @@ def test_a_host_that_comes_back_is_used_again(which, request):
 def test_a_client_that_is_cut_off(moment, request):
     _need_links()
     _train("cut", moment, faulty.CLIENT, request.config.getoption("--faults"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", _MOMENTS)
+@pytest.mark.parametrize("kind", ["nap", "sleep"])
+def test_a_client_that_is_stopped_goes_on(kind, moment, request):
+    """Its hosts are as they were, and so is the training: nobody is lost."""
+    count = request.config.getoption("--faults")
+    found = _trained(kind, moment, faulty.CLIENT, count)
+    assert found["named"] == [[]] * count
+    assert found["errors"] == []
 
 
 def _need_links():

@@ -127,6 +127,11 @@ class Place:
                         found[int(path.name)] = line.decode()
         return found
 
+    def servers(self) -> list[int]:
+        """Returns the servers, without what they forked: each leads a session."""
+        found = self.processes("replicator.serve")
+        return [pid for pid in found if os.getsid(pid) == pid]
+
     def expect_nothing_left(self) -> None:
         """Fails unless all processes with the mark end soon."""
         wait_until(lambda: not self.processes(), self.processes)

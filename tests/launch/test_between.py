@@ -178,6 +178,35 @@ def test_what_does_not_end_is_killed(place: Place) -> None:
     place.expect_nothing_left()
 
 
+def test_what_failed_is_said_while_others_end(place: Place) -> None:
+    place.program(_STUBBORN)
+    with place.start(*_FLAGS, "--grace=1000", "train.py") as started:
+        assert started.stderr
+        ready = _ready(started)
+        os.kill(ready["localhost-1"], 9)
+        said = "replicator.launch: localhost-1: the program has ended: killed by SIG"
+        while said not in (line := started.stderr.readline()):
+            assert line
+        assert ready["localhost-0"] in place.processes()
+        started.terminate()  # while others are being ended, a signal kills them
+        started.communicate(timeout=60)
+    place.expect_nothing_left()
+
+
+def test_who_is_killed_is_why_others_fail(place: Place) -> None:
+    place.program(
+        _BEGIN + "if task == 0:\n"
+        "    open('failed', 'w')\n"
+        "    sys.exit(7)\n"
+        "wait(lambda: os.path.exists('failed'))\n"
+        "time.sleep(0.2)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = place.launch(*_FLAGS, "train.py")
+    assert done.returncode == 137
+    assert "localhost-1: the program has ended: killed by SIGKILL" in _only(done.stderr)
+
+
 def test_a_program_that_ends_well_leaves_others_alone(place: Place) -> None:
     place.program(
         _BEGIN + "if task == 0:\n"

@@ -11,14 +11,14 @@ import pathlib
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests import namespaces
-from tests.launch.stub import MARK, Place, wait_until
+from tests.launch.said import Said
+from tests.launch.stub import MARK, Place
 from tests.launch.test_tunnel import _ALL, _ASK, _said
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
@@ -36,32 +36,6 @@ def pair(place: Place, tmp_path: pathlib.Path) -> Iterator[namespaces.Pair]:
     with namespaces.pair(tmp_path, place.mark) as made:
         place.prefix = made.here.command()
         yield made
-
-
-class Said:
-    """What a process writes to a stream, and when."""
-
-    def __init__(self, stream) -> None:
-        self.lines: list[tuple[float, str]] = []
-        self._stream = stream
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in self._stream:
-            self.lines.append((time.monotonic(), line))
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(line for _, line in self.lines)
-
-    def at(self, word: str) -> float:
-        """Returns when a line came in which a word is; waits for it."""
-        found = wait_until(
-            lambda: [when for when, line in self.lines if word in line],
-            lambda: f"no {word!r} in {self.text}",
-        )
-        return found[0]
 
 
 def _flags(pair: namespaces.Pair, *more: str) -> list[str]:

@@ -122,6 +122,42 @@ def test_a_program_that_is_killed_in_a_step(place: Place, killed: int) -> None:
     place.expect_nothing_left()
 
 
+_RESILIENT = """
+import os, signal
+import replicator
+
+signal.signal(signal.SIGTERM, lambda *_: None)  # for it to say what it is told
+
+def train(cluster):
+    repl = replicator.Replicator(cluster.devices)
+    step_fn = lambda: repl.all_reduce(1.0)
+    print("trains", flush=True)
+    repl.run(step_fn)
+    if os.environ["REPLICATOR_RESTARTS"] == "1":
+        return "done"
+    if cluster.host_id == 1:
+        os.kill(os.getpid(), 9)
+    while True:
+        repl.run(step_fn)
+
+print("result", replicator.resilient(train), flush=True)
+"""
+
+
+def test_resilient_leaves_restarts_to_the_launcher(place: Place) -> None:
+    place.program(_RESILIENT)
+    flags = (*_FLAGS, "--grace=120")
+    done = place.launch(*flags, "train.py", PYTHONPATH=_ROOT)
+    assert done.returncode == 137
+    assert done.stdout.count("trains") == 2  # once on each host
+    said = "replicator.errors.HostLostError: 1 of 2 hosts is lost: localhost-1."
+    assert said in done.stderr
+    assert "`python -m replicator.launch --max-restarts=3`" in done.stderr
+    done = place.launch(*flags, "--max-restarts=1", "train.py", PYTHONPATH=_ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("result done") == 2
+
+
 _TAKES = """
 import json, os, pathlib, socket
 cluster = json.loads(os.environ["REPLICATOR_CLUSTER"])

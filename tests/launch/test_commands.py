@@ -54,6 +54,14 @@ def test_commands() -> None:
         *("--cpus=2", "--watch=stdin"),
     )
     assert command.stopped == 0.7 * _JOB.heartbeat  # time to look, kill and tell
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "1"}
+    assert command.env == {"PYTHONUNBUFFERED": "1", **quiet}
+    for job, more in [
+        (dataclasses.replace(_JOB, verbose=True), {}),
+        (dataclasses.replace(_JOB, env={"TF_CPP_MIN_LOG_LEVEL": "0"}), {**quiet}),
+    ]:
+        env = commands.server(job, job.hosts[0], "10.0.0.1:0", "/python", "/cwd").env
+        assert env == {"PYTHONUNBUFFERED": "1", **more, **job.env}
     command = commands.program(_JOB, "{}", 3, "null", "/cwd")
     assert command.argv[1:] == ("train.py", "--x")
     assert command.env == {"REPLICATOR_CLUSTER": "{}", "REPLICATOR_RESTARTS": "3"}

@@ -68,7 +68,7 @@ def test_a_server_that_is_killed_in_a_step(place: Place) -> None:
         assert started.stdout
         while "ready" not in (line := started.stdout.readline()):
             assert line, started.stderr and started.stderr.read()
-        os.kill(min(place.processes("-m replicator.serve")), 9)
+        os.kill(place.servers()[0], 9)
         _, stderr = started.communicate(timeout=120)
     assert started.returncode == 137
     assert "localhost-" in stderr

@@ -73,7 +73,7 @@ def test_a_server_that_dies_there_ends_all(place: Place, remote: sshd.Server) ->
     place.program(_WAIT)
     with place.start(*remote.flags, "train.py") as started:
         _cluster(started)
-        os.kill(min(place.processes("replicator.serve")), 9)
+        os.kill(place.servers()[0], 9)
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 137
     assert "127.0.0.2: its server has ended: killed by SIGKILL" in _only(stderr)

@@ -1,0 +1,61 @@
+"""Refuses Keras' backups where several processes run one fit.
+
+Each would write and read files of its own, and remove them by itself: after a fault
+they would go on from different epochs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from typing import Any
+
+from replicator import errors
+from replicator.cluster.peers import Peers
+
+
+def refuse(model: Any, peers: Peers) -> None:
+    """Gives a model a method `fit` that refuses BackupAndRestore, in place of Keras'.
+
+    Args:
+        model: The Keras model.
+        peers: The processes.
+    """
+    kept = weakref.ref(model)
+
+    def fit(*given: Any, **named: Any) -> Any:
+        model: Any = kept()
+        method = type(model).fit
+        if _has_backup(_callbacks(method, (model, *given), named)):
+            with peers.telling():
+                raise errors.ContextError(
+                    errors.compose(
+                        "fit was given BackupAndRestore in between-graph mode: every "
+                        "host would have a backup of its own, and after a fault they "
+                        "would not be of the same step.",
+                        [f"at {errors.user_line()}"],
+                        "save `cluster.checkpoint(folder, model=model)` in a callback, "
+                        "at the end of each epoch, and pass its `step` to fit as "
+                        "initial_epoch; README has an example.",
+                    )
+                )
+        return method(model, *given, **named)
+
+    model.fit = fit
+
+
+def _callbacks(method: Any, given: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
+    """Returns the callbacks among the arguments of fit."""
+    try:
+        found = inspect.signature(method).bind_partial(*given, **named).arguments
+    except TypeError:  # which the method says better
+        return []
+    passed = found.get("callbacks", named.get("callbacks"))
+    passed = getattr(passed, "callbacks", passed)  # of a CallbackList
+    return list(passed) if isinstance(passed, list | tuple) else [passed]
+
+
+def _has_backup(callbacks: list[Any]) -> bool:
+    import keras
+
+    return any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks)
