@@ -58,9 +58,7 @@ class AutoDist:
         strategy: Any = None,
         **options: Any,
     ) -> None:
-        if strategy is not None:
-            options["variables"] = strategy
-        self._repl = Replicator(_devices(resource), **options)
+        self._repl = Replicator(_devices(resource), strategy=strategy, **options)
         self._scope: _Scope | None = None
 
     @property
