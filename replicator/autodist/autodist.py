@@ -15,6 +15,7 @@ from replicator.autodist.function import DistributedFunction
 from replicator.autodist.program import Program
 from replicator.autodist.session import DistributedSession
 from replicator.cluster.resources import ResourceSpec
+from replicator.options import VARIABLES
 from replicator.replicator import Replicator
 
 
@@ -58,6 +59,8 @@ class AutoDist:
         strategy: Any = None,
         **options: Any,
     ) -> None:
+        if isinstance(strategy, str) and strategy in VARIABLES:  # the simplest ones
+            options, strategy = {"variables": strategy, **options}, None
         self._repl = Replicator(_devices(resource), strategy=strategy, **options)
         self._scope: _Scope | None = None
 

@@ -179,9 +179,10 @@ def lives(cluster: Any, staleness: str) -> Any:
     _say("running")
     end = time.monotonic() + 60.0
     try:
-        while time.monotonic() < end and float(v[0]) > -400.0:
-            repl.run(step_fn)
-            time.sleep(0.01)
+        with cluster.named():
+            while time.monotonic() < end and float(v[0]) > -400.0:
+                repl.run(step_fn)
+                time.sleep(0.01)
     except replicator.ClusterError as error:
         return {"error": str(error), "hosts": list(error.hosts)}
     return {"v": float(v[0])}
@@ -191,18 +192,24 @@ def inputs(cluster: Any) -> Any:
     """Reads a dataset, an input_fn with a context, and batches that are split."""
     repl = replicator.Replicator()
     data = tf.data.Dataset.range(12)
-    dealt = [repl.run(lambda x: x, data) for _ in range(12 // 2 // len(cluster.hosts))]
+    rounds = range(12 // 2 // cluster.num_hosts)
+
+    def same(x: Any) -> Any:
+        return x
+
+    dealt = [repl.run(same, data) for _ in rounds]
 
     def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
         assert (ctx.host_id, ctx.num_hosts) == (cluster.host_id, cluster.num_hosts)
         return data.shard(ctx.num_pipelines, ctx.pipeline_id)
 
-    own = [repl.run(lambda x: x, input_fn) for _ in dealt]
+    own = [repl.run(same, input_fn) for _ in rounds]
     batches = data.batch(2)
-    split = [
-        repl.run(lambda x: x[0], batches, input_mode="global_batch") for _ in dealt
+    split = [repl.run(same, batches, input_mode="global_batch") for _ in rounds]
+    return [
+        [int(tf.reshape(x, [])) for row in rows for x in row]
+        for rows in (dealt, own, split)
     ]
-    return [[int(x) for row in rows for x in row] for rows in (dealt, own, split)]
 
 
 def resumes(cluster: Any, folder: str, until: str) -> Any:
@@ -240,9 +247,6 @@ def others(cluster: Any, what: str) -> Any:
         step = tf.function(lambda: repl.run(lambda: v.assign_add([1.0])))
         if what == "function":
             step()
-        if what == "compiled":
-            compiled = tf.function(lambda: v + 1.0, jit_compile=True)
-            repl.run(compiled)
     except replicator.ReplicatorError as error:
         return f"{type(error).__name__}: {error}"
     return ""
