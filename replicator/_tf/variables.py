@@ -116,7 +116,7 @@ def _known_outside(graph: Any) -> list[tf.Tensor]:
 
 
 def unfilled(name: str | None, shape: Any, dtype: tf.DType) -> types.SimpleNamespace:
-    """Makes the handle of a variable that is never given a value, and what goes with it.
+    """Makes the handle of a variable that never has a value, and what goes with it.
 
     The public API gives each variable a value when it is created, and so memory. By
     this handle TensorFlow knows a variable whose values are elsewhere.

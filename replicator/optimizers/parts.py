@@ -1,24 +1,25 @@
-"""Variables in parts are updated part by part, with slots that are in parts as they are.
+"""Variables in parts are updated part by part; their slots are in parts, too.
 
-Where gradient and variable meet, both are expanded: the gradient of a whole is cut, each
-piece is combined for the part that it is of, and a stand-in for the optimizer, whose
-slots are those of the parts, updates them. So neither a gradient nor an update of the
-whole is ever on one device.
+Where gradient and variable meet, both are expanded: the gradient of a whole is cut,
+each piece is combined for its part, and a stand-in for the optimizer, which has the
+parts of the slots, updates them. So the update of the whole is never on one device.
 
 That is right where an update is computed element by element. Of an optimizer that is
-not known to do so (LAMB, Adafactor, one of the user's own), or that clips each gradient
-by its norm, the variable is updated as a whole: its parts are read and joined, and what
-is written is split. The numbers are the same.
+not known to do so (LAMB, Adafactor, one of the user's own), the variable is updated as
+a whole: its parts are read and joined, and what is written is split. The numbers are
+the same. Gradients that are clipped by their norms are clipped before, by the wholes'.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from replicator import context, errors
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.optimizers.accumulators import Gradient
 from replicator.variables import split_writes
@@ -56,16 +57,14 @@ class Division:
     @classmethod
     def of(cls, optimizer: Any, variables: Sequence[Any]) -> Division:
         """Returns the parts of those variables that are updated part by part."""
-        by_part = None
-        pieces = []
-        for variable in variables:
-            inside = plain(variable)
-            own: tuple[Any, ...] = (variable,)
-            if isinstance(inside, PartitionedVariable):
-                if by_part is None:
-                    by_part = is_elementwise(optimizer)
-                if by_part and getattr(variable, "constraint", None) is None:
-                    own = inside.parts
+        in_parts = [isinstance(plain(v), PartitionedVariable) for v in variables]
+        by_part = any(in_parts) and is_elementwise(optimizer)
+        pieces: list[tuple[Any, ...]] = []
+        for variable, divided in zip(variables, in_parts, strict=True):
+            free = getattr(variable, "constraint", None) is None
+            if divided and not (by_part and free):
+                _refuse_handles(optimizer, plain(variable))
+            own = plain(variable).parts if divided and by_part and free else (variable,)
             pieces.append(own)
         return cls(tuple(variables), tuple(pieces))
 
@@ -102,6 +101,26 @@ class Division:
         return [_policy(piece) for piece in self.pieces[k]]
 
 
+def _refuse_handles(optimizer: Any, variable: PartitionedVariable) -> None:
+    """Raises UnsupportedError if an optimizer writes wholes where there is no whole.
+
+    Those of tf.compat.v1, and the older ones of legacy Keras, do so by the handle.
+    """
+    if not hasattr(optimizer, "_resource_apply_dense"):
+        return
+    raise errors.UnsupportedError(
+        errors.compose(
+            f"{type(optimizer).__name__} is not known to update each element by what "
+            f"belongs to it alone, and writes variables by their handles; but variable "
+            f"{variable.name} is in {len(variable.parts)} parts.",
+            [f"at {errors.user_line()}"],
+            "use an optimizer of the library itself, without a constraint on the "
+            "variable, or one of Keras 3; or a strategy that leaves this variable "
+            "whole.",
+        )
+    )
+
+
 def _policy(variable: Any) -> OperandPolicy:
     """Returns how a variable's gradient is communicated."""
     inside = plain(variable)
@@ -124,10 +143,12 @@ def is_elementwise(optimizer: Any) -> bool:
     Args:
         optimizer: A wrapped one.
     """
-    if getattr(optimizer, "clipnorm", None):
-        return False
     if getattr(optimizer, "gradient_accumulation_steps", None):
         return False  # Keras', which keeps sums of wholes
+    if getattr(optimizer, "clipnorm", None) and (
+        getattr(optimizer, "loss_scale_factor", None) is not None
+    ):
+        return False  # it unscales between what is combined and what is clipped
     for cls in _original(optimizer).__mro__:
         package = cls.__module__.partition(".")[0]
         if cls.__name__ in _ELEMENTWISE.get(package, ()):
@@ -149,10 +170,59 @@ def stand_in(optimizer: Any, division: Division) -> Any:
     """
     if not division.divides:
         return None
-    made = object.__new__(_original(optimizer))
+    made: Any = object.__new__(_original(optimizer))
     state = optimizer._expanded(dict(vars(optimizer)), division)
+    state.update(dict.fromkeys({"clipnorm", "_clipnorm"} & state.keys()))  # see clipped
     object.__setattr__(made, "__dict__", state)
     return made
+
+
+def clipped(optimizer: Any, division: Division, grads: Sequence[Any]) -> list[Any]:
+    """Clips each variable's gradient by its norm, for an optimizer that would.
+
+    Of what is in parts, by the norm of the whole: the parts' squares are added up where
+    these are. The stand-in does not clip once more.
+
+    Args:
+        optimizer: The optimizer.
+        division: What it updates.
+        grads: One per piece.
+    """
+    limit = getattr(optimizer, "clipnorm", None)
+    if not limit or not division.divides:
+        return list(grads)
+    left = iter(grads)
+    made: list[Any] = []
+    for own in division.pieces:
+        pieces = [next(left) for _ in own]
+        if all(piece is None for piece in pieces):
+            made.extend(pieces)
+            continue
+        squares: list[tf.Tensor] = [
+            _square(piece, _policy(variable).owner)
+            for piece, variable in zip(pieces, own, strict=True)
+        ]
+        norm = tf.sqrt(tf.add_n(squares))
+        made += [_scaled(piece, limit, tf.maximum(norm, limit)) for piece in pieces]
+    return made
+
+
+def _square(gradient: Gradient, owner: int | None) -> tf.Tensor:
+    """Returns the sum of the squares, computed by the one who has the gradient."""
+    replica = context.current()
+    place: Any = contextlib.nullcontext()
+    if replica is not None and owner is not None:
+        place = tf.device(replica.build.world.device(owner))
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    with place:
+        return tf.reduce_sum(values * values)
+
+
+def _scaled(gradient: Gradient, limit: float, divisor: tf.Tensor) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _scaled(gradient.values, limit, divisor)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(limit, gradient.dtype) / divisor
 
 
 def _original(optimizer: Any) -> type:

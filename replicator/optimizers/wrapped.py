@@ -70,6 +70,7 @@ class Wrapped:
         division = parts.Division.of(self, variables)
 
         def update(pieces: Sequence[Any]) -> Any:
+            pieces = parts.clipped(self, division, pieces)
             return apply(parts.stand_in(self, division), pieces, division.variables)
 
         if replica is None:

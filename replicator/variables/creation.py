@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.cluster.peers import Peers
-from replicator.variables import division, initial_values, locks
+from replicator.variables import division, in_graphs, initial_values, locks
 from replicator.variables.chooser import Chooser, Chosen, Part
 from replicator.variables.components import Components
 from replicator.variables.decisions import Decisions
@@ -28,7 +28,6 @@ from replicator.variables.placement import Placement
 from replicator.variables.replicated import ReplicatedVariable, plain
 from replicator.variables.storage import Storage, User
 from replicator.world import World
-
 
 Variable = ReplicatedVariable | PartitionedVariable
 
@@ -220,6 +219,32 @@ class VariableFactory:
             path = f"{path.rpartition('_')[0] if number > 1 else path}_{number}"
         return self._decisions.on(kwargs, None, path, kept.asked), path
 
+    def divide_again(self, variable: PartitionedVariable, chosen: Chosen) -> None:
+        """Puts a variable that may be in parts, and its slots, into those decided on.
+
+        Args:
+            variable: The variable.
+            chosen: What a strategy has decided.
+        """
+        slots = [slot for ref in variable.slots if (slot := ref()) is not None]
+        with contextlib.ExitStack() as stack, self._creating():
+            for one in (variable, *slots):
+                stack.enter_context(one.parts[0].storage.moving(self._lock))
+            division.divide_again(self._make_part, variable, chosen)
+            for slot in slots:
+                own = division.of_slot(variable, slot.shape)
+                assert own is not None, "it has the variable's shape"
+                division.divide_again(self._make_part, slot, own)
+                for part, beside in zip(variable.parts, slot.parts, strict=True):
+                    part.storage.add_slot(beside)
+
+    def _make_part(self, own: dict[str, Any], part: Part) -> ReplicatedVariable:
+        """Creates a part of a variable."""
+        components, _ = self._components.new(own, part.placement)
+        made = self._combine(components, own, [], part.placement)
+        made.storage.synchronizer = part.synchronizer
+        return made
+
     def _divide(
         self,
         kwargs: dict[str, Any],
@@ -228,22 +253,15 @@ class VariableFactory:
         primary: Any,
     ) -> PartitionedVariable:
         """Creates a variable in parts."""
-
-        def make(own: dict[str, Any], part: Part) -> ReplicatedVariable:
-            components, _ = self._components.new(own, part.placement)
-            made = self._combine(components, own, [], part.placement)
-            made.storage.synchronizer = part.synchronizer
-            return made
-
         dtype, shape = initial_values.dtype_and_shape(kwargs)
         variable = division.create(
-            make, kwargs, chosen, dtype, shape, self._world, self._lock
+            self._make_part, kwargs, chosen, dtype, shape, self._world, self._lock
         )
-        _collect(variable, collections)
+        for part in variable.parts:
+            part.storage.undecided = chosen.later
+        in_graphs.collect(variable, collections)
         self._in_parts.append(weakref.ref(variable))
-        if isinstance(primary, PartitionedVariable):
-            for whole, part in zip(primary.parts, variable.parts, strict=True):
-                whole.storage.add_slot(part)
+        division.add_slot(primary, variable)
         return variable
 
     def move(
@@ -289,7 +307,7 @@ class VariableFactory:
         }
         graph_mode = not tf.executing_eagerly()
         if graph_mode:
-            facts["initializer_op"] = _initializer(components)
+            facts["initializer_op"] = in_graphs.initializer(components)
         first = placement.first(components, self._world)
         variable = ReplicatedVariable(
             storage=Storage(components, placement, self.move, first),
@@ -302,23 +320,5 @@ class VariableFactory:
         )
         with self._all_lock:
             self._all[id(variable)] = variable
-        _collect(variable, collections)
+        in_graphs.collect(variable, collections)
         return variable
-
-
-def _collect(variable: Any, collections: Sequence[str] | None) -> None:
-    """Adds a new variable to the collections of its tf.Graph, if it is in one."""
-    if tf.executing_eagerly():
-        return
-    if collections is None:
-        collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
-    if variable.trainable:
-        trainable = tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES
-        collections = list(dict.fromkeys([*collections, trainable]))
-    variable.graph.add_to_collections(collections, variable)
-
-
-def _initializer(components: Sequence[tf.Variable]) -> tf.Operation:
-    """Returns the op that initializes all components, in a tf.Graph."""
-    initializers = dict.fromkeys(one.initializer for one in components)
-    return tf.group(*initializers, name="initialize")

@@ -148,7 +148,7 @@ def _recorded(
 def _gradient(
     upstream: Any, indices: tf.Tensor | None, shape: tf.TensorShape
 ) -> tf.Tensor | tf.IndexedSlices:
-    """Returns the gradient of the whole variable, dense or of the rows that were read."""
+    """Returns the gradient of the whole, dense or of the rows that were read."""
     if indices is None:
         return upstream
     row = shape[1:].as_list()

@@ -53,7 +53,10 @@ class SplitWriter(_tf.HandleVariable):
         """Assigns rows of each matrix of a batch."""
         indices = tf.convert_to_tensor(sparse_delta.indices)
         batches = tf.meshgrid(
-            *(tf.range(size, dtype=indices.dtype) for size in tf.unstack(tf.shape(indices, indices.dtype))),
+            *(
+                tf.range(size, dtype=indices.dtype)
+                for size in tf.unstack(tf.shape(indices, indices.dtype))
+            ),
             indexing="ij",
         )
         places = tf.stack([*batches[:-1], indices], -1)

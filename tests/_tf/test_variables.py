@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import tensorflow as tf
 
@@ -147,3 +149,25 @@ def test_stand_for_gives_a_variable_another_one_s_handle(graph):
         variable = check()
         session.run(tf.compat.v1.global_variables_initializer())
         session.run([variable._handle.op, variable._is_initialized_op])
+
+
+@pytest.mark.parametrize("graph", [None, tf.Graph()])
+def test_unfilled_is_a_handle_without_a_value(graph):
+    with contextlib.nullcontext() if graph is None else graph.as_default():
+        like = _tf.unfilled("table", [9, 4], tf.float32)
+        variable = _tf.HandleVariable(like)
+        assert variable.name == "table:0"
+        assert variable.shape == [9, 4]
+        assert variable.dtype == tf.float32
+        read = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+        assert not (read if graph is None else shared.evaluate(read, graph))
+
+
+def test_note_access_tells_tapes_and_functions():
+    variable = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        _tf.note_access(variable)
+    assert tape.watched_variables() == (variable,)
+    function = tf.function(lambda: _tf.note_access(variable))
+    concrete = function.get_concrete_function()
+    assert concrete.graph.variables == (variable,)

@@ -23,6 +23,7 @@ from replicator.strategy import (
     Sharded,
     UnevenPartitionedPS,
 )
+from replicator.variables.replicated import plain
 
 BUILDERS: dict[str, Callable[[], Builder | dict[str, Builder]]] = {
     "PS": PS,
@@ -149,8 +150,8 @@ def trained(
             loss = tf.reduce_mean((call(x) - y) ** 2)
         gradients = tape.gradient(loss, variables)
         # Those of TensorFlow 1 know nothing of Keras' variables.
-        updated = [getattr(v, "value", v) for v in variables]
-        updated = variables if callable(updated[0]) else updated
+        v1 = optimizer.startswith("v1")
+        updated = list(map(plain, variables)) if v1 else variables
         wrapped.apply_gradients(zip(gradients, updated, strict=True))
         return repl.all_reduce(loss, "mean")
 

@@ -171,7 +171,7 @@ def test_what_was_built_before_keeps_a_variable_where_it_is() -> None:
     read()
     with pytest.raises(
         replicator.StrategyError,
-        match="(?s)table.*Owned.*relies on where it is.*built at.*Fix: build this",
+        match="(?s)table.*Owned.*relies on where it is.*built in at.*Fix: build this",
     ):
         repl.run(step_fn)
 

@@ -6,9 +6,9 @@ replicas are built, no gradient is taken any more: a tie gives way to what it ti
 a tensor that stood for a variable in a loop to one number. Ties inside of functions
 stay, and do nothing there.
 
-Where rows are gathered of parts that were joined, as Keras' layers do, each part gathers
-its own, and only rows are joined. What reaches for the value behind the handle, where
-there is none, is refused.
+Where rows are gathered of parts that were joined, each part gathers its own, and only
+rows are joined. What reaches for the value behind the handle, where there is none, is
+refused.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from replicator import _tf, errors
+from replicator.graph.ir import shapes
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 from replicator.graph.passes import rows
@@ -136,7 +137,7 @@ def _untied(
     kept: Set[tf.Operation],
     initializers: Set[tf.Operation],
 ) -> list[tf.Operation]:
-    """Returns a replica's ops without ties, and with lookups where rows are gathered."""
+    """Returns a replica's ops without ties; rows are gathered of parts."""
     ties = [op for op in ops if is_tie(op) and op not in initializers]
     if not ties:
         return list(ops)
@@ -221,8 +222,9 @@ def _turn_gathers(
         gone: Is told which ops do nothing any more.
     """
     uses = _uses(join, kept, ())
-    reads = [_read_of(tensor) for tensor in list(join.inputs)[:-1]]
-    if uses is None or None in reads:
+    found = [_read_of(tensor) for tensor in list(join.inputs)[:-1]]
+    reads = [read for read in found if read is not None]
+    if uses is None or len(reads) < len(found):
         return
     for use in uses:
         if use.op not in added:
@@ -322,7 +324,7 @@ def _gather_of_parts(
             [reader(read) for read in reads],
             indices,
             axis,
-            [read.shape[axis] for read in reads],
+            [shapes.defined(read)[axis] for read in reads],
         )
         for cast in use.casts:
             value = tf.cast(value, cast.outputs[0].dtype)
