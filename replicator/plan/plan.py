@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from replicator import errors
-from replicator.graph.ir.placeholder import Call
+from replicator.graph.ir.placeholder import Call, OperandPolicy
 from replicator.graph.lowering.record import Communication
 from replicator.plan import reading
 from replicator.plan.rows import Row, Rows
@@ -200,7 +200,20 @@ def _row(kept: Communication, algorithm: str) -> Row:
         backward=kept.calls[0].backward,
         wires=kept.wires,
         seconds=kept.seconds,
+        synchronizer=_synchronizers(kept.calls[0].policies),
     )
+
+
+def _synchronizers(policies: Sequence[OperandPolicy]) -> str:
+    """Returns how what is reduced for variables is, each way once."""
+    found = [
+        f"PS {policy.owner}"
+        if policy.owner is not None
+        else " group ".join(filter(None, ["all-reduce", policy.bucket]))
+        for policy in policies
+        if policy.variable
+    ]
+    return ", ".join(dict.fromkeys(found))
 
 
 def _lines(calls: Sequence[Call]) -> tuple[str, ...]:
