@@ -1,5 +1,6 @@
 """Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
+from replicator import strategy
 from replicator.cluster.checkpoints import Checkpoint
 from replicator.cluster.cluster import Cluster
 from replicator.cluster.connection import connect
@@ -19,6 +20,7 @@ from replicator.errors import (
     MismatchError,
     PerReplicaError,
     ReplicatorError,
+    StrategyError,
     UnsupportedError,
 )
 from replicator.inputs.input_context import InputContext
@@ -52,7 +54,9 @@ __all__ = [
     "Replicator",
     "ReplicatorError",
     "ResourceSpec",
+    "StrategyError",
     "connect",
     "resilient",
+    "strategy",
     "UnsupportedError",
 ]

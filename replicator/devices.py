@@ -73,6 +73,22 @@ def resolve(
     return tuple(resolved)
 
 
+def existing(device: str) -> str:
+    """Returns the full name of a device that exists, which need not be a replica's.
+
+    Args:
+        device: Its name, e.g. "CPU:0".
+
+    Raises:
+        DeviceError: There is none of that name.
+    """
+    own_task = state.own_task()
+    name = _full_name(device, own_task)
+    if not paper.is_on():
+        _check_existence([name], own_task)
+    return name
+
+
 def processes(devices: Sequence[str]) -> list[int]:
     """Returns the process that each of some devices is of, in between-graph mode.
 

@@ -16,6 +16,9 @@ from replicator.keras import model as keras_model
 from replicator.options import Options
 from replicator.primitives import groups
 from replicator.step import building, draft, registry
+from replicator.strategy import choosing
+from replicator.strategy.description import Strategy
+from replicator.strategy.facts import resources_of
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 from replicator.world import World
@@ -72,6 +75,10 @@ class Replicator(running.Running, methods.InStep):
             1 only, which are proven alike; the others are copies, for a fraction of the
             time. step_fn then cannot ask which replica it builds: what differs comes by
             the inputs, and groups, messages and objects are refused.
+        strategy: For each variable, where it is and how its gradient travels: a builder
+            of `replicator.strategy`, a dictionary of builders by patterns of variables'
+            paths, a Strategy, or the path of a saved one. What it does not decide on is
+            as `variables` says. None: everything is.
         calibration: A file that `python -m replicator.calibrate` wrote, which says what
             work costs here. None: the one that the environment variable
             REPLICATOR_CALIBRATION names, if any, else what was measured elsewhere.
@@ -80,6 +87,7 @@ class Replicator(running.Running, methods.InStep):
         DeviceError: A device does not exist, or is named twice.
         ArgumentError: An option has a value that it cannot have, or the calibration
             cannot be read.
+        StrategyError: The strategy is none, or cannot be loaded.
     """
 
     def __init__(
@@ -93,6 +101,7 @@ class Replicator(running.Running, methods.InStep):
         factors: bool = True,
         kernels: bool = True,
         build: str = "trace",
+        strategy: Any = None,
         calibration: str | os.PathLike[str] | None = None,
     ) -> None:
         known = peers.facts()
@@ -111,16 +120,22 @@ class Replicator(running.Running, methods.InStep):
             )
             self._devices = _resolve(devices)
             world = _world([own[0] for own in self._devices], together)
+            builder = None if strategy is None else choosing.as_builder(strategy)
             if together is not None:
-                chosen = between.checked(together, self._devices, chosen)
+                chosen = between.checked(together, self._devices, chosen, repr(builder))
         lock, sharded = locks.StepLock(), cost.shards(chosen.variables, world.devices)
+        self._resources = resources_of(world, chosen.calibration)
+        chooser = None
+        if builder is not None:
+            chooser = choosing.StrategyChooser(builder, self._resources, world)
         self._settings = draft.Settings(
             world=world,
             options=chosen,
-            factory=VariableFactory(world, lock, sharded, together),
+            factory=VariableFactory(world, lock, sharded, together, chooser),
             ledger=Ledger(),
             lock=lock,
             peers=together,
+            chooser=chooser,
         )
         self._steps = registry.Steps(self._settings, self._keep_plan)
 
@@ -145,6 +160,21 @@ class Replicator(running.Running, methods.InStep):
             '/job:localhost/replica:0/task:0/device:CPU:1'
         """
         return tuple(own[0] for own in self._devices)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy in force: how each variable that is trained is kept equal.
+
+        Of the variables there are, as they are now.
+
+        Example:
+            >>> with repl.context():
+            ...     v = tf.Variable([1.0, 2.0], name="v")
+            >>> repl.strategy.node("v").shape
+            (2,)
+        """
+        trained = self._settings.factory.trained()
+        return choosing.in_force(trained, self._resources)
 
     # --- Variables and optimizers -----------------------------------------------------
 

@@ -142,6 +142,7 @@ from replicator._tf.variables import (
     last_variable_creator,
     lift_initial_value,
     note_access,
+    stand_for,
     unfilled,
 )
 
@@ -202,6 +203,7 @@ __all__ = [
     "last_variable_creator",
     "leave_out_unused",
     "lift_initial_value",
+    "stand_for",
     "lower_in_place",
     "mark_python_function",
     "move_control_outputs",

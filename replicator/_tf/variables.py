@@ -73,6 +73,14 @@ class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):
             self._maybe_initialize_trackable()
 
 
+def stand_for(variable: HandleVariable, first: Any) -> None:
+    """Lets a variable have the handle of another resource variable from now on."""
+    variable._handle = first.handle
+    if variable._in_graph_mode:
+        variable._graph_element = first._graph_element
+        variable._is_initialized_op = first._is_initialized_op
+
+
 def lift_initial_value(value: tf.Tensor) -> tf.Tensor:
     """Evaluates a tensor of the function being traced outside of it.
 

@@ -147,7 +147,10 @@ def _own_devices(task: int) -> list[str]:
 
 
 def checked(
-    together: peers.Peers, names: Sequence[Sequence[str]], options: Options
+    together: peers.Peers,
+    names: Sequence[Sequence[str]],
+    options: Options,
+    strategy: str = "",
 ) -> Options:
     """Returns the options of a Replicator of several processes, alike in all of them.
 
@@ -171,7 +174,7 @@ def checked(
     facts["calibration"] = repr(facts["calibration"])
     together.same(
         "makes a Replicator",
-        {"devices": [list(own) for own in names], **facts},
+        {"devices": [list(own) for own in names], **facts, "strategy": strategy},
         "make the Replicator with the same arguments on every host.",
     )
     return dataclasses.replace(options, variables="mirrored")

@@ -22,6 +22,8 @@ from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
 from replicator.optimizers.parts import Division
 from replicator.optimizers.sparsity import Layout, as_layout, merge_all
 from replicator.primitives import all_gather, all_reduce, sparse
+from replicator.variables import copies
+from replicator.variables.chooser import SPARSE
 from replicator.variables.replicated import plain
 
 
@@ -93,6 +95,11 @@ class Combiner:
         layouts = self._agree_on_layouts(replica, grads, variables, weight is not None)
         if layouts is None:
             return tf.no_op()
+        sparse = replica.build.findings.setdefault(SPARSE, {})
+        for variable, layout in zip(variables, layouts, strict=True):
+            if layout is not None:
+                key = getattr(plain(variable), "key", None)
+                sparse[key] = layout.index_dtype is not None
         grads = [
             as_layout(gradient, variable, layout)
             for gradient, variable, layout in zip(
@@ -116,7 +123,12 @@ class Combiner:
             # Keras would sum them over the replicas of tf.distribute once more.
             combined_already = _tf.distribution_mode(_tf.CombinedContext())
             with replica.equal_updates(self.name), combined_already:
-                return apply(everyone)
+                done = apply(everyone)
+            updated = [plain(piece) for own in division.pieces for piece in own]
+            refreshed = copies.refresh(updated, replica)
+            if refreshed and isinstance(done, tf.Operation):
+                return tf.group(done, *refreshed)
+            return done
 
         if own:
             needed = [variables[k] for k in used]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,7 @@ from replicator.graph.order import effects
 from replicator.graph.passes import owners
 from replicator.inputs import feeds
 from replicator.options import Options
+from replicator.strategy.choosing import StrategyChooser
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 from replicator.variables.replicated import ReplicatedVariable
@@ -34,6 +35,7 @@ class Settings:
         ledger: Where writes that keep replicas equal are entered.
         lock: Held while a step is built or run.
         peers: The processes that build the other replicas, if there are any.
+        chooser: Decides on variables by a strategy, if there is one.
     """
 
     world: World
@@ -42,6 +44,7 @@ class Settings:
     ledger: effects.Ledger
     lock: locks.StepLock
     peers: Peers | None = None
+    chooser: StrategyChooser | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Draft:
         earlier: Those and the ops of the inputs.
         elements: What each replica is fed, if there is a feed.
         further: A tuple of what step_fn is called with behind that, for each.
+        settled: Where variables that a strategy has yet to decide on were built into
+            the user's own code before, by their paths.
         returned: What step_fn returned for each replica.
         scopes: The name scope of each replica for which step_fn was called.
         seeds: How many seeds TensorFlow had counted up where each of them began.
@@ -104,6 +109,7 @@ class Draft:
     earlier: list[tf.Operation] = dataclasses.field(default_factory=list)
     elements: Any = None
     further: Sequence[Any] = ()
+    settled: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     returned: list[Any] = dataclasses.field(default_factory=list)
     scopes: list[str] = dataclasses.field(default_factory=list)
     seeds: list[int] = dataclasses.field(default_factory=list)

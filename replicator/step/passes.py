@@ -37,6 +37,8 @@ from replicator.step import (
 )
 from replicator.step.draft import Built, Draft, Settings
 from replicator.variables import drift, elsewhere, python_calls, storage, unbuilt
+from replicator.variables.chooser import SPARSE
+from replicator.variables.replicated import ReplicatedVariable
 
 _SAME_WRITES = (
     "let all hosts write the same values, computed from the same constants; values "
@@ -75,6 +77,13 @@ def run(
 
 def pull_inputs(draft: Draft) -> None:
     """Pulls what each replica is fed, before all else."""
+    if draft.settings.chooser is not None:
+        trained = draft.settings.factory.trained().items()
+        draft.settled = {
+            path: variable.storage.settled_at
+            for path, variable in trained
+            if isinstance(variable, ReplicatedVariable)
+        }
     ops = draft.build.graph.get_operations()
     draft.previous = [op for op in ops if not _tf.is_abandoned(op)]
     with tf.name_scope("inputs"):
@@ -112,6 +121,37 @@ def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
         shard = element
         element = shard.element
     return step_arguments.arranged(draft.step_fn, element, further), shard
+
+
+def follow_strategy(draft: Draft) -> None:
+    """Has a strategy decide on variables that it could not decide on before.
+
+    Raises:
+        BuildAgain: Some are elsewhere now, or kept equal in another way.
+        StrategyError: A rule of the strategy is of no variable that there is.
+    """
+    chooser = draft.settings.chooser
+    if chooser is None:
+        return
+    chooser.check()
+    if not chooser.undecided:
+        return
+    variables = draft.settings.factory.trained()
+    sparse = draft.build.findings.get(SPARSE, {})
+    known = {p: sparse[v.key] for p, v in variables.items() if v.key in sparse}
+    whole = {p: v for p, v in variables.items() if isinstance(v, ReplicatedVariable)}
+    for path in chooser.undecided.intersection(whole):
+        # An optimizer has read them where it created its slots: in this step.
+        whole[path].storage.settled_at = draft.settled.get(path)
+    decided = chooser.decide(known)
+    changed = [
+        path
+        for path, chosen in decided.items()
+        if path in whole and storage.follow(whole[path], chosen)
+    ]
+    if changed:
+        draft.build.knowledge.update({("decided", path): True for path in changed})
+        raise context.BuildAgain
 
 
 def check_results(draft: Draft) -> None:
@@ -352,6 +392,7 @@ def check_leftovers(draft: Draft) -> None:
 PASSES: tuple[Callable[[Draft], None], ...] = (
     pull_inputs,
     call_step_fn,
+    follow_strategy,
     check_results,
     divide_ops,
     copy_replicas,

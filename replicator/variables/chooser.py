@@ -12,6 +12,8 @@ from typing import Protocol
 from replicator.variables.placement import Placement
 from replicator.variables.synchronizer import AllReduce, Synchronizer
 
+SPARSE = "sparse gradients"  # a finding of builds: whether it is, by variables' keys
+
 
 @dataclasses.dataclass(frozen=True)
 class VariableFacts:
@@ -63,12 +65,15 @@ class Chosen:
         parts: Its parts along an axis, in order; empty if it is whole. Their sizes add
             up to that of the axis.
         axis: Along which it is in parts; None if it is whole.
+        later: Whether it will be decided when a step is built. Until then it is as it
+            would be without a strategy, whatever the placement says.
     """
 
     placement: Placement
     synchronizer: Synchronizer = AllReduce()
     parts: tuple[Part, ...] = ()
     axis: int | None = None
+    later: bool = False
 
 
 class Chooser(Protocol):

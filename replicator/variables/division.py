@@ -28,7 +28,7 @@ def of_slot(primary: Any, shape: tf.TensorShape) -> Chosen | None:
     if not isinstance(primary, PartitionedVariable) or primary.shape != shape:
         return None
     parts = tuple(
-        Part(size, part.placement, part.storage.synchronizer)
+        Part(size, part.placement.slot, part.storage.synchronizer)
         for size, part in zip(primary.sizes, primary.parts, strict=True)
     )
     return Chosen(primary.placement, parts=parts, axis=primary.axis)

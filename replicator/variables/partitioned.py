@@ -210,6 +210,9 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
     def _settle_in_graph(self) -> None:
         """Each part does so itself."""
 
+    def settle_if_undecided(self) -> None:
+        """What is in parts has been decided on."""
+
     # --- Saving -----------------------------------------------------------------------
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from replicator.graph.order import effects
 from replicator.variables import (
     agreement,
     compiled,
+    copies,
     elsewhere,
     locks,
     part_writes,
@@ -48,7 +49,7 @@ _do_not_convert = tf.autograph.experimental.do_not_convert
 _SUM = tf.VariableAggregation.SUM
 
 
-class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
+class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.SavedAsOne):
     """A tf.Variable with one component per replica.
 
     Made by creating any variable under `Replicator.context()` or inside a step_fn.
@@ -77,7 +78,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         peers: Peers | None = None,
         **facts: Any,
     ) -> None:
-        super().__init__(like=storage.components[0], **facts)
+        super().__init__(like=storage.first, **facts)
         self._key, self._peers = key, peers
         self.storage, self.world = storage, world
         self._lock = lock  # no step runs amid an assignment
@@ -129,6 +130,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
             if _tf.asked_by_writer():
                 python_calls.refuse_write(self)
                 self._settle_in_graph()
+            self.settle_if_undecided()
             compiled_for = compiled.outside_handle(self)
             return self._handle if compiled_for is None else compiled_for
         if replica.build.world != self.world:
@@ -291,8 +293,9 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
             elif claim is None:
                 value = agreement.agree(self, value, replica, method)
             written = self._write_own(method, value, name, read_value)
+            op = written.op if read_value and not tf.executing_eagerly() else written
+            self._write_copied(method, value, op, replica)
         if not tf.executing_eagerly():
-            op = written.op if read_value else written
             replica.reads.enter(self.handle, op, self.shape)
         return written
 
@@ -336,7 +339,8 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         """Writes every component, outside a step."""
         self._settle_in_graph()
         with self._exclusively():
-            ids = self.world.local  # of which the first stands for an owner
+            # The first stands for an owner, and for what there are copies of.
+            ids = [*self.world.local, self.world.local[0]]
             done = [write(*own) for own in zip(self.outside, ids, strict=False)]
         self.unbuilt = None
         if tf.executing_eagerly():

@@ -49,6 +49,7 @@ class Saveable(_tf.SaveableObject):
 
     def __init__(self, variable: Any, name: str) -> None:
         self._variable = variable
+        variable.settle_if_undecided()
         value = variable.read_value
         if not tf.executing_eagerly():  # read here, before the graph is finalized
             grows = variable.placement.grows
@@ -127,6 +128,11 @@ class SavedAsOne(_tf.HandleVariable):
     def _settle_in_graph(self) -> None:
         """Called where code that is there for good is about to reach all components."""
         if not tf.executing_eagerly():
+            self.storage.settle()
+
+    def settle_if_undecided(self) -> None:
+        """Called where code that is there for good is about to read the value."""
+        if not tf.executing_eagerly() and self.storage.undecided:
             self.storage.settle()
 
     def _serialize_to_tensors(self) -> dict[str, Any]:

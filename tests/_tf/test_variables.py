@@ -148,3 +148,26 @@ def test_note_access_tells_tapes_and_functions():
     function = tf.function(lambda: _tf.note_access(variable))
     concrete = function.get_concrete_function()
     assert concrete.graph.variables == (variable,)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_stand_for_gives_a_variable_another_one_s_handle(graph):
+    def check():
+        one, other = (_tf.ResourceVariable(x, name="one") for x in (1.0, 2.0))
+        facts = {
+            "trainable": True,
+            "synchronization": tf.VariableSynchronization.AUTO,
+            "aggregation": tf.VariableAggregation.NONE,
+        }
+        variable = _tf.HandleVariable(one, **facts)
+        _tf.stand_for(variable, other)
+        assert variable.handle is other.handle
+        return variable
+
+    if not graph:
+        assert float(check().read_value()) == 2.0
+        return
+    with tf.Graph().as_default(), helpers.session() as session:
+        variable = check()
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run([variable._handle.op, variable._is_initialized_op])

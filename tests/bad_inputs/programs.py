@@ -116,6 +116,7 @@ PROGRAMS: tuple[Program, ...] = (
                 "build",
             ),
             "calibration",
+            "strategy",
         )
     ),
     _plain(
@@ -125,6 +126,23 @@ PROGRAMS: tuple[Program, ...] = (
     _plain(
         "by_environment(bad) and replicator.Replicator(['CPU:0'])",
         *("calibrations", ("eager",)),
+    ),
+    # Strategies
+    *(
+        _plain(f"replicator.strategy.{made}", modes=("eager",))
+        for made in (
+            *("PS(bad)", "PS(sync=bad)", "PSLoadBalancing(staleness=bad)"),
+            *("AllReduce(bad)", "AllReduce(all_reduce_spec=bad)"),
+            *("AllReduce(compressor=bad)", "RandomAxisPartitionAR(seed=bad)"),
+            *("Partitioned(bad)", "Partitioned(parts=bad)"),
+            *("Rules({'x': bad})", "Strategy(replicas=[bad])", "Strategy([bad])"),
+            *("PSSynchronizer(bad)", "AllReduceSynchronizer(group=bad)"),
+            *("Strategy.load(bad)", "Strategy().save(bad)"),
+            *("Strategy.from_bytes(bad)", "Strategy.from_text(bad)"),
+            *("Strategy.from_json(bad)",),
+            "Node(bad, replicator.strategy.AllReduceSynchronizer())",
+            "Node('v', bad)",
+        )
     ),
     # Several hosts
     _plain("replicator.connect(bad, timeout=0.01)"),
