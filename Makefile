@@ -51,7 +51,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow or gate"
 
 test-long: $(VENV)/.test
-	$(BIN)/python -m pytest $(PARALLEL) -m slow
+	$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=default -m slow
 
 coverage: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term
