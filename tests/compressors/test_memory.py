@@ -45,8 +45,10 @@ def bits(training: laws.Training) -> dict[str, list[bytes]]:
     }
 
 
-@pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
-@pytest.mark.parametrize("compressor", EVERY)
+@pytest.mark.parametrize(
+    ("compressor", "early"),
+    [*((compressor, True) for compressor in EVERY), (EVERY[1], False)],
+)
 def test_a_restored_run_goes_on_to_the_bit(
     compressor: str, early: bool, tmp_path: pathlib.Path
 ) -> None:
@@ -71,8 +73,10 @@ def test_a_restored_run_goes_on_to_the_bit(
     assert bits(second) == bits(first)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("compressor", EVERY[:-1])
+@pytest.mark.parametrize(
+    ("compressor", "replicas"),
+    [(EVERY[0], 2), (EVERY[1], 1), (EVERY[2], 2), (EVERY[3], 1), (EVERY[4], 4)],
+)
 def test_other_replicas_owe_the_same_in_all(
     compressor: str, replicas: int, tmp_path: pathlib.Path
 ) -> None:
@@ -225,7 +229,7 @@ def test_all_reduce_keeps_what_it_owes_by_its_place() -> None:
     assert twos == [[-3.0, 0.0], [0.0, -4.0], [-6.0, 0.0]]
 
 
-@pytest.mark.parametrize("compressor", EVERY)
+@pytest.mark.parametrize("compressor", EVERY[1::2])
 def test_all_reduce_goes_on_to_the_bit_with_what_is_kept(
     compressor: str, tmp_path: pathlib.Path
 ) -> None:
