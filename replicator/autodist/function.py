@@ -74,7 +74,7 @@ class DistributedFunction:
         except TypeError:
             raise errors.ArgumentError(
                 errors.compose(
-                    f"{_name(self._function)} was given what is neither an array nor "
+                    f"{_name(self._function)} was given what is neither an array nor can be "
                     "can be compared: "
                     + ", ".join(errors.shown(x) for x in others if not _hashes(x))
                     + ".",
