@@ -63,7 +63,8 @@ def _changes(program: Program, op: tf.Operation) -> bool:
     variable = program.variable_behind(op.inputs[0])
     if variable is None or op is variable.initializer:
         return False
-    seen, stack = set(), [op.inputs[1].op]
+    seen: set[tf.Operation] = set()
+    stack = [op.inputs[1].op]
     while stack:
         one = stack.pop()
         if one.type == "ReadVariableOp":

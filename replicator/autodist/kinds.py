@@ -168,9 +168,7 @@ def _added(op: tf.Operation, kinds: Sequence[Kind]) -> Kind:
     return Kind.COUNT if found == {Kind.COUNT} else Kind.SUM
 
 
-def _beside_the_same(
-    op: tf.Operation, kinds: Sequence[Kind], found: set[Kind]
-) -> Kind:
+def _beside_the_same(op: tf.Operation, kinds: Sequence[Kind], found: set[Kind]) -> Kind:
     """Returns the kind of an extremum to which what is the same is added."""
     if Kind.MIXED in found:
         return Kind.MIXED

@@ -33,7 +33,6 @@ class DistributedSession(tf.compat.v1.Session):
         replicas: Replicas,
         config: Any = None,
     ) -> None:
-        config = _with_devices(config, replicas.devices)
         super().__init__(graph=replicas.program.graph, config=config)
         self._program, self._replicas = program, replicas
         self._all = tf.compat.v1.Session(graph=replicas.graph, config=config)
@@ -126,10 +125,15 @@ class DistributedSession(tf.compat.v1.Session):
         raise _no_parts("partial_run")
 
 
-def _with_devices(config: Any, devices: Sequence[str]) -> Any:
+def with_devices(config: Any, devices: Sequence[str]) -> Any:
     """Returns a ConfigProto by which a session has all CPUs that replicas are on.
 
-    With None, a session has the logical devices of the program.
+    Args:
+        config: The user's; with None, a session has the logical devices of the program.
+        devices: Where the replicas are.
+
+    Raises:
+        ArgumentError: `config` is none.
     """
     if config is None:
         return None

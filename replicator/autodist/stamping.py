@@ -94,8 +94,9 @@ class Stamp:
             if "frame_name" in node.attr:  # one loop of TensorFlow 1 for each copy
                 frame = node.attr["frame_name"]
                 frame.s = scope.encode() + frame.s
-        for n in self._calling if called is not None else ():
-            _call(definition.node[n], self.ops[n], called)
+        if called is not None:
+            for n in self._calling:
+                _call(definition.node[n], self.ops[n], called)
         inputs = {
             f"{_OUTSIDE}{k}:0": given(tensor) for k, tensor in enumerate(self.outside)
         }

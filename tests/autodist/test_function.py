@@ -69,7 +69,7 @@ def _train(family, autodist=None):
         with tf.GradientTape() as tape:
             made = inner(x) + tf.gather(table, ids)
             for _ in range(turns):
-                made = tf.cond(scale > 1, lambda m: m * b, lambda m: m + b, [made])
+                made = made * b if scale > 1 else made + b
             k = tf.constant(0)
             while k < 2:
                 made += 0.1 * tf.matmul(x, w)
@@ -164,5 +164,7 @@ def test_errors_of_functions_say_what_is_wrong():
     with pytest.raises(replicator.ArgumentError, match=r"(?s)nor can be.*bytearray"):
         same(X, bytearray(b"x"))
     top = autodist.function(lambda x: tf.argmax(x, 0))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)int64.*differs.*Fix"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"(?s)int64.*differs.*Fix"
+    ):
         top(np.array([[1.0, 5], [2, 3], [3, 4]]))

@@ -44,7 +44,9 @@ def test_a_checkpoint_loads_on_one_device_and_on_other_replicas(strategy, tmp_pa
         x, w, y, train = _build()
         session = autodist.create_distributed_session()
         v1.train.Saver().restore(session, path)  # made behind the session
-        for a, b in zip(session.run([w, y], {x: np.ones([2, 3])}), expected, strict=True):
+        for a, b in zip(
+            session.run([w, y], {x: np.ones([2, 3])}), expected, strict=True
+        ):
             np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
