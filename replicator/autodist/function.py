@@ -74,8 +74,8 @@ class DistributedFunction:
         except TypeError:
             raise errors.ArgumentError(
                 errors.compose(
-                    f"{_name(self._function)} was given what is neither an array nor "
-                    "can be compared: "
+                    f"{_name(self._function)} was given what is no array, nor can be "
+                    "compared: "
                     + ", ".join(errors.shown(x) for x in others if not _hashes(x))
                     + ".",
                     fix="pass arrays, tensors, numbers and texts; other objects are "
