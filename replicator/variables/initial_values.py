@@ -21,9 +21,11 @@ def dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
         return tf.convert_to_tensor(value() if callable(value) else value, dtype)
 
     if callable(value):
-        with context.building(None):  # traced, not run: initializers may draw numbers
-            value = tf.function(initial_value, autograph=False).get_concrete_function()
-            value = value.structured_outputs
+        # Traced, not run, as initializers may draw numbers; and no function is made of
+        # it, which takes several times as long.
+        graph = tf.__internal__.FuncGraph("initial_value")
+        with context.building(None), graph.as_default():
+            value = initial_value()
     else:
         value = initial_value()
     shape = kwargs.get("shape")
