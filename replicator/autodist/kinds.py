@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator.autodist.program import ELEMENTS, Program
+from replicator.graph.ir import shapes
 
 
 class Kind(enum.Enum):
@@ -63,11 +64,11 @@ class Kinds:
         self._by_value = program.differing(by_shape=False)
         self._known: dict[int, tuple[tf.Tensor, Kind]] = {}
         self._batches = {
-            tensor.shape[0]
+            shapes.sizes(tensor)[0]
             for op in program.graph.get_operations()
             if ELEMENTS.fullmatch(op.type)
             for tensor in op.outputs
-            if tensor.shape.rank and tensor.shape[0] is not None
+            if tensor.shape.rank and shapes.sizes(tensor)[0] is not None
         }
 
     def of(self, tensor: tf.Tensor, depth: int = 0) -> Kind:

@@ -23,6 +23,7 @@ from replicator.autodist import bodies, freshness, shares, stamping
 from replicator.autodist.kinds import Kind
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
+from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import resource_inputs
 from replicator.graph.order import effects
 from replicator.graph.passes import owners
@@ -429,7 +430,7 @@ def _no_mean(variable: Any, op: tf.Operation) -> errors.ReplicatorError:
 
 def _empty(variable: tf.Variable) -> tf.Tensor:
     """Returns some value of a variable's shape, as far as that is known, and dtype."""
-    shape = [size or 0 for size in variable.shape] if variable.shape.rank else []
+    shape = [size or 0 for size in shapes.static(variable) or ()]
     if variable.dtype == tf.string:
         return tf.fill(shape, "")
     return tf.zeros(shape, variable.dtype)

@@ -70,7 +70,7 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
             axis: Along which they are joined.
         """
         self.parts, self.axis = tuple(parts), axis
-        self.sizes = tuple(part.shape[axis] for part in parts)
+        self.sizes = tuple(shapes.defined(part)[axis] for part in parts)
         if self._in_graph_mode:
             self._graph_element = self.read_value()
 
