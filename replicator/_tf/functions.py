@@ -71,9 +71,10 @@ def functions_called(op: tf.Operation) -> list[tuple[str, int]]:
 def compiled(op: tf.Operation, name: str) -> bool:
     """Whether XLA compiles a function that `op` calls by name."""
     function = _function(op, name)
-    return function is not None and (
-        "_XlaMustCompile" in function.cached_definition.attr
-    )
+    if function is None:
+        return False
+    attributes = function.cached_definition.attr
+    return "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b
 
 
 def function_called(op: tf.Operation, name: str) -> tuple[Any, list[tf.Tensor]] | None:

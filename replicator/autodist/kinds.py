@@ -49,6 +49,11 @@ _ADDED = ("Add", "AddV2", "AddN", "Sub")
 _SCALED = ("Mul", "RealDiv", "Div", "DivNoNan", "MulNoNan")
 _LINEAR = (Kind.SAME, Kind.MEAN, Kind.SUM, Kind.COUNT)
 _SUMS = (Kind.SUM, Kind.COUNT)
+# Their rows are not those of examples, however many there are.
+_ROWS_OF_OTHERS = (
+    *("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"),
+    *("Where", "ListDiff", "Range"),
+)
 _DEEPEST = 200  # ops between a value and what it is reduced from
 
 
@@ -103,7 +108,7 @@ class Kinds:
     def has_rows(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor that differs is taken to have a row for each example."""
         shape = tensor.shape
-        if shape.rank is None or shape.rank == 0:
+        if not shape.rank or tensor.op.type in _ROWS_OF_OTHERS:
             return False
         return shape[0] is None or shape[0] in self._batches
 
