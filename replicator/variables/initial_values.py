@@ -14,7 +14,10 @@ CAPTURED = "captured for an initial value"  # a finding, and knowledge, of a bui
 
 
 def dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
-    """Returns what a creator's arguments say of the variable, without making it."""
+    """Returns what a creator's arguments say of the variable, without making it.
+
+    What Python makes is made, and becomes the initial value: it is made once.
+    """
     value, dtype = kwargs.get("initial_value"), kwargs.get("dtype")
 
     def initial_value() -> tf.Tensor:
@@ -26,6 +29,11 @@ def dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
         graph = tf.__internal__.FuncGraph("initial_value")
         with context.building(None), graph.as_default():
             value = initial_value()
+        made = value.op
+        while made.type == "Identity":
+            made = made.inputs[0].op
+        if made.type == "Const":  # made by Python, perhaps by a generator
+            kwargs["initial_value"] = tf.get_static_value(made.outputs[0])
     else:
         value = initial_value()
     shape = kwargs.get("shape")
