@@ -6,6 +6,7 @@ VENV ?= .venv
 PEERS ?= .venv-peers
 CLIENTS ?= .venv-clients
 NIGHTLY ?= .venv-nightly
+PROTO ?= .venv-proto
 BIN := $(VENV)/bin
 # A Python 3.11 or newer for which TensorFlow has wheels; override with PYTHON=...
 CHECK := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -13,7 +14,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits keras-fit torch-style test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format bench bench-peers bench-hosts clean
+.PHONY: help digits keras-fit torch-style test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format proto bench bench-peers bench-hosts clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
@@ -31,6 +32,7 @@ help:
 	@echo "make test-nightly  run the fast tests with pre-releases of TensorFlow and Keras"
 	@echo "make lint     check formatting, lint rules and types"
 	@echo "make format   format the code and mend what ruff can mend"
+	@echo "make proto    make strategy_pb2.py of strategy.proto, in .venv-proto"
 	@echo "make bench    measure against one device and MirroredStrategy; 40 minutes"
 	@echo "make bench-peers  measure torch and JAX, in an environment of their own"
 	@echo "make bench-hosts  measure two hosts, network namespaces with 1 Gbit/s; root only"
@@ -51,7 +53,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow or gate"
 
 test-long: $(VENV)/.test
-	$(BIN)/python -m pytest $(PARALLEL) -m slow
+	$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=default -m slow
 
 coverage: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term
@@ -111,6 +113,14 @@ format: $(VENV)/.test
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+# By a protoc whose Python code works with every protobuf of the supported TensorFlows,
+# from 3.20.3 on: a newer one asks for a protobuf as new as itself. It is in wheels of
+# grpcio-tools for Python 3.11 at most; PROTO_PYTHON=... names one.
+PROTO_PYTHON ?= python3.11
+PROTO_FILE := replicator/strategy/strategy.proto
+proto: $(PROTO)/.proto
+	$(PROTO)/bin/python -m grpc_tools.protoc --proto_path=. --python_out=. $(PROTO_FILE)
+
 # Each writes benchmarks/RESULTS.md anew. BENCH=--quick only tries whether all runs.
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -125,7 +135,7 @@ bench-hosts: $(VENV)/.bench $(PEERS)/.peers
 	$(BIN)/python -m benchmarks.report $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(NIGHTLY) build dist *.egg-info htmlcov .coverage .coverage.*
+	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(NIGHTLY) $(PROTO) build dist *.egg-info htmlcov .coverage .coverage.*
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -157,6 +167,12 @@ $(CLIENTS)/.clients: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--editable '.[clients]'
+	@touch $@
+
+$(PROTO)/.proto: Makefile
+	$(PROTO_PYTHON) -m venv $(PROTO)
+	$(PROTO)/bin/python -m pip install --quiet --disable-pip-version-check \
+		'grpcio-tools == 1.49.1' 'setuptools < 80'
 	@touch $@
 
 # The test extra holds the others.

@@ -1,5 +1,7 @@
 """Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
+from replicator import strategy
+from replicator.autodist.autodist import AutoDist
 from replicator.cluster.checkpoints import Checkpoint
 from replicator.cluster.cluster import Cluster
 from replicator.cluster.connection import connect
@@ -19,6 +21,7 @@ from replicator.errors import (
     MismatchError,
     PerReplicaError,
     ReplicatorError,
+    StrategyError,
     UnsupportedError,
 )
 from replicator.inputs.input_context import InputContext
@@ -30,6 +33,7 @@ from replicator.variables.replicated import ReplicatedVariable
 
 __all__ = [
     "ArgumentError",
+    "AutoDist",
     "Checkpoint",
     "CloneError",
     "Cluster",
@@ -52,7 +56,9 @@ __all__ = [
     "Replicator",
     "ReplicatorError",
     "ResourceSpec",
+    "StrategyError",
     "connect",
     "resilient",
+    "strategy",
     "UnsupportedError",
 ]

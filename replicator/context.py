@@ -180,6 +180,8 @@ class ReplicaContext:
     reads: Recent = dataclasses.field(default_factory=Recent)
     shard: Any = None
     weighed: set[int] = dataclasses.field(default_factory=set)
+    synchronizes: bool = False
+    reading: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def weight(self) -> Any:

@@ -73,6 +73,22 @@ def resolve(
     return tuple(resolved)
 
 
+def existing(device: str) -> str:
+    """Returns the full name of a device that exists, which need not be a replica's.
+
+    Args:
+        device: Its name, e.g. "CPU:0".
+
+    Raises:
+        DeviceError: There is none of that name.
+    """
+    own_task = state.own_task()
+    name = _full_name(device, own_task)
+    if not paper.is_on():
+        _check_existence([name], own_task)
+    return name
+
+
 def processes(devices: Sequence[str]) -> list[int]:
     """Returns the process that each of some devices is of, in between-graph mode.
 
@@ -172,6 +188,8 @@ def default() -> list[str]:
     known = peers.facts()
     if known is not None:
         return peers.devices(known, _PATIENCE)
+    if state.trainer() is not None:
+        return own()
     names = [d.name for d in tf.config.list_logical_devices()]
     if state.connected_hosts():
         return of_hosts(names)
@@ -183,6 +201,37 @@ def default() -> list[str]:
     others = [s for s in specs if s.job and not _is_of(s, own_task)]
     cpus = [s.to_string() for s in others if s.device_type == "CPU"]
     return cpus or ["CPU:0"]
+
+
+def of_hosts_cpus() -> list[str]:
+    """Returns the first CPU of each host of a connection."""
+    names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    specs = [tf.DeviceSpec.from_string(name) for name in names]
+    remote = [spec for spec in specs if spec.job == state.WORKER]
+    return [spec.to_string() for spec in remote if spec.device_index == 0]
+
+
+def own() -> list[str]:
+    """Returns the accelerators of this process, else its CPUs, by their full names."""
+    names = [device.name for device in tf.config.list_logical_devices()]
+    specs = [tf.DeviceSpec.from_string(name) for name in names]
+    task = state.own_task()
+    here = [spec for spec in specs if _is_of(spec, task)]
+    accelerators = [spec for spec in here if spec.device_type in ACCELERATORS]
+    cpus = [spec for spec in here if spec.device_type == "CPU"]
+    return [spec.to_string() for spec in accelerators or cpus]
+
+
+def split_cpu(count: int) -> None:
+    """Splits this host's CPU into so many devices, unless the program has split it.
+
+    Args:
+        count: How many; TensorFlow must not have started.
+    """
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if count > 1 and tf.config.get_logical_device_configuration(cpu) is None:
+        split = [tf.config.LogicalDeviceConfiguration()] * count
+        tf.config.set_logical_device_configuration(cpu, split)
 
 
 def of_hosts(names: Sequence[str]) -> list[str]:

@@ -71,6 +71,12 @@ class ArgumentError(ReplicatorError, ValueError):
     __init__ = Exception.__init__
 
 
+class StrategyError(ArgumentError):
+    """A strategy is wrong in itself, or does not fit the variables or the devices."""
+
+    __init__ = Exception.__init__
+
+
 class PerReplicaError(ReplicatorError, TypeError):
     """One value per replica was used as if it were one value."""
 

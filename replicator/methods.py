@@ -14,10 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, context, errors
+from replicator.compressors import all_reduce as compressed
 from replicator.interop import tf_replicator
 from replicator.primitives import (
     all_gather,
-    all_reduce,
     all_to_all,
     barrier,
     base,
@@ -161,7 +161,7 @@ class InStep:
             )
         return tf.device(own[index])
 
-    all_reduce = primitive(all_reduce.all_reduce)
+    all_reduce = primitive(compressed.all_reduce)
     broadcast = primitive(broadcast.broadcast)
     all_gather = primitive(all_gather.all_gather)
     reduce = primitive(reduce.reduce)

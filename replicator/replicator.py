@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicator import devices, methods, optimizers, running
+from replicator.asynchronous import bounds, membership
 from replicator.cluster import between, peers
 from replicator.costs import cost, rates
 from replicator.graph.order.effects import Ledger
@@ -15,7 +16,11 @@ from replicator.interop import distribute
 from replicator.keras import model as keras_model
 from replicator.options import Options
 from replicator.primitives import groups
+from replicator.stages import writing
 from replicator.step import building, draft, registry
+from replicator.strategy import choosing
+from replicator.strategy.description import Strategy
+from replicator.strategy.facts import resources_of
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 from replicator.world import World
@@ -72,6 +77,10 @@ class Replicator(running.Running, methods.InStep):
             1 only, which are proven alike; the others are copies, for a fraction of the
             time. step_fn then cannot ask which replica it builds: what differs comes by
             the inputs, and groups, messages and objects are refused.
+        strategy: For each variable, where it is and how its gradient travels: a builder
+            of `replicator.strategy`, a dictionary of builders by patterns of variables'
+            paths, a Strategy, or the path of a saved one. What it does not decide on is
+            as `variables` says. None: everything is.
         calibration: A file that `python -m replicator.calibrate` wrote, which says what
             work costs here. None: the one that the environment variable
             REPLICATOR_CALIBRATION names, if any, else what was measured elsewhere.
@@ -80,6 +89,7 @@ class Replicator(running.Running, methods.InStep):
         DeviceError: A device does not exist, or is named twice.
         ArgumentError: An option has a value that it cannot have, or the calibration
             cannot be read.
+        StrategyError: The strategy is none, or cannot be loaded.
     """
 
     def __init__(
@@ -93,6 +103,7 @@ class Replicator(running.Running, methods.InStep):
         factors: bool = True,
         kernels: bool = True,
         build: str = "trace",
+        strategy: Any = None,
         calibration: str | os.PathLike[str] | None = None,
     ) -> None:
         known = peers.facts()
@@ -111,16 +122,26 @@ class Replicator(running.Running, methods.InStep):
             )
             self._devices = _resolve(devices)
             world = _world([own[0] for own in self._devices], together)
+            builder = None if strategy is None else choosing.as_builder(strategy)
             if together is not None:
-                chosen = between.checked(together, self._devices, chosen)
+                chosen = between.checked(together, self._devices, chosen, repr(builder))
         lock, sharded = locks.StepLock(), cost.shards(chosen.variables, world.devices)
+        self._resources = resources_of(world, chosen.calibration)
+        chooser, member = None, membership.member()
+        if builder is not None and member is None:
+            chooser = choosing.StrategyChooser(builder, self._resources, world)
         self._settings = draft.Settings(
             world=world,
             options=chosen,
-            factory=VariableFactory(world, lock, sharded, together),
+            factory=VariableFactory(
+                *(world, lock, sharded, together, chooser),
+                None if member is None else member.store,
+            ),
             ledger=Ledger(),
             lock=lock,
             peers=together,
+            chooser=chooser,
+            clock=None if member is None else member.clock(bounds.staleness(builder)),
         )
         self._steps = registry.Steps(self._settings, self._keep_plan)
 
@@ -146,6 +167,51 @@ class Replicator(running.Running, methods.InStep):
         """
         return tuple(own[0] for own in self._devices)
 
+    @contextlib.contextmanager
+    def stages(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """In this block, the graphs of steps are written down while they are built.
+
+        For each step there is a folder, and in it the graph after each stage:
+        "0-original" is what step_fn builds for one device, "1-after-partition" has
+        variables in parts, "2-after-in-graph" has all replicas, with placeholders for
+        what they communicate, and "3-transformed" real ops in their places. Each is a
+        picture, an SVG with devices as columns, and a folder for TensorBoard, whose
+        graph dashboard shows every op.
+
+        Example:
+            >>> with repl.stages("stages"):
+            ...     _ = repl.run(lambda: repl.all_reduce(1.0))
+            >>> print(*sorted(p.name for p in pathlib.Path("stages").glob("*/*.svg")))
+            0-original.svg 1-after-partition.svg 2-after-in-graph.svg 3-transformed.svg
+
+        Args:
+            path: A folder, which is made.
+
+        Raises:
+            DependencyError: matplotlib is not installed.
+        """
+        stages = writing.Stages(path)
+        self._settings.stages.append(stages)
+        try:
+            yield
+        finally:
+            self._settings.stages.remove(stages)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy in force: how each variable that is trained is kept equal.
+
+        Of the variables there are, as they are now.
+
+        Example:
+            >>> with repl.context():
+            ...     v = tf.Variable([1.0, 2.0], name="v")
+            >>> repl.strategy.node("v").shape
+            (2,)
+        """
+        trained = self._settings.factory.trained()
+        return choosing.in_force(trained, self._resources)
+
     # --- Variables and optimizers -----------------------------------------------------
 
     @methods.in_own_steps
@@ -170,7 +236,11 @@ class Replicator(running.Running, methods.InStep):
 
     @methods.in_own_steps
     def wrap_optimizer(
-        self, optimizer: Any, op: str = "mean", accumulation_steps: int = 1
+        self,
+        optimizer: Any,
+        op: str = "mean",
+        accumulation_steps: int = 1,
+        compressor: Any = None,
     ) -> Any:
         """Returns an optimizer that combines gradients over the replicas.
 
@@ -194,6 +264,11 @@ class Replicator(running.Running, methods.InStep):
                 Sonnet 2, made under `context()`.
             op: "mean" or "sum" over the replicas.
             accumulation_steps: Steps per update, which applies the mean over them.
+            compressor: Makes gradients smaller on their way, of variables for which a
+                strategy does not say: a Compressor, or its text, as "bf16" or
+                "ef(powersgd(rank=4))"; see `replicator.compressors`. Sparse gradients
+                are cast at most. What compressors keep from step to step is in
+                checkpoints of the optimizer. None: gradients travel as they are.
 
         Raises:
             ContextError: The optimizer holds variables made outside of `context()`.
@@ -201,7 +276,8 @@ class Replicator(running.Running, methods.InStep):
                 is unknown.
         """
         return optimizers.wrap_optimizer(
-            optimizer, self._settings.world, op, accumulation_steps, self.context
+            *(optimizer, self._settings.world, op, accumulation_steps, self.context),
+            compressor=compressor,
         )
 
     @methods.in_own_steps

@@ -43,7 +43,9 @@ def _examples() -> Iterator[doctest.DocTest]:
     parser = doctest.DocTestParser()
     for path in sorted(_PACKAGE.rglob("*.py")):
         module = ".".join(path.relative_to(_PACKAGE).with_suffix("").parts)
-        for name, node in _nodes(ast.parse(path.read_text()), module):
+        tree = ast.parse(path.read_text())
+        documented: list[tuple[str, Any]] = [(module, tree), *_nodes(tree, module)]
+        for name, node in documented:
             docstring = ast.get_docstring(node, clean=False)
             if docstring and ">>>" in docstring:
                 line = node.body[0].lineno - 1  # doctest counts from 0

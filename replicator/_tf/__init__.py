@@ -53,6 +53,7 @@ from replicator._tf.cluster import (
     store_put,
 )
 from replicator._tf.control_flow import (
+    around_loops,
     compiled_function,
     cond,
     control_flow_context,
@@ -73,6 +74,7 @@ from replicator._tf.effects import (
 )
 from replicator._tf.frames import (
     called_by_runtime,
+    copy_line,
     passed_user_code,
     stack_depth,
     stack_since,
@@ -127,6 +129,7 @@ from replicator._tf.state import (
 )
 from replicator._tf.tapes import (
     is_watched,
+    note_read,
     record_gradient,
     stop_recording,
 )
@@ -138,8 +141,13 @@ from replicator._tf.variables import (
     HandleVariable,
     ResourceVariable,
     UnliftableError,
+    is_initialized,
     last_variable_creator,
     lift_initial_value,
+    note_access,
+    shared_variable,
+    stand_for,
+    unfilled,
 )
 
 __all__ = [
@@ -158,6 +166,7 @@ __all__ = [
     "add_control_inputs",
     "add_input",
     "applying_optimizer",
+    "around_loops",
     "asked_by_writer",
     "builder",
     "call_converted",
@@ -174,6 +183,7 @@ __all__ = [
     "control_outputs",
     "copy_functions",
     "copy_handle_data",
+    "copy_line",
     "count_functions",
     "default_strategy",
     "distribution_mode",
@@ -188,6 +198,7 @@ __all__ = [
     "in_loop_of",
     "in_save_context",
     "is_abandoned",
+    "is_initialized",
     "is_stateful",
     "is_step",
     "is_watched",
@@ -198,10 +209,13 @@ __all__ = [
     "last_variable_creator",
     "leave_out_unused",
     "lift_initial_value",
+    "stand_for",
     "lower_in_place",
     "mark_python_function",
     "move_control_outputs",
     "new_function_graph",
+    "note_access",
+    "note_read",
     "older_optimizer_asks",
     "only_reads",
     "operation_count",
@@ -228,6 +242,7 @@ __all__ = [
     "set_int_attr",
     "set_read_only_inputs",
     "set_text_attr",
+    "shared_variable",
     "stack_depth",
     "stack_since",
     "stands_in",
@@ -239,6 +254,7 @@ __all__ = [
     "trace",
     "tracing_apart",
     "track",
+    "unfilled",
     "user_frames",
     "v1_optimizer_applying",
     "variable_of_slot",

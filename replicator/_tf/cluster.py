@@ -19,7 +19,7 @@ def has_started() -> bool:
 
 
 def connect(
-    jobs: Mapping[str, Sequence[str]], own_job: str, channels: int
+    jobs: Mapping[str, Mapping[int, str]], own_job: str, own_task: int, channels: int
 ) -> tf.train.ServerDef:
     """Makes the devices of these servers usable, in place of those of others.
 
@@ -30,6 +30,7 @@ def connect(
     Args:
         jobs: The addresses of each job's tasks.
         own_job: The job whose only task this process is, one of `jobs`.
+        own_task: The number of that task.
         channels: How many connections there are to each server.
 
     Returns:
@@ -40,11 +41,11 @@ def connect(
     config = running.config  # a copy
     config.rpc_options.num_channels_per_target = channels
 
-    def server(jobs: Mapping[str, Sequence[str]]) -> tf.train.ServerDef:
+    def server(jobs: Mapping[str, Mapping[int, str]]) -> tf.train.ServerDef:
         return tf.train.ServerDef(
             cluster=tf.train.ClusterSpec(jobs).as_cluster_def(),
             job_name=own_job,
-            task_index=0,
+            task_index=own_task,
             protocol="grpc",
             default_session_config=config,
         )

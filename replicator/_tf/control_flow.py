@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import cond_v2 as _cond_v2
 from tensorflow.python.ops import control_flow_util_v2 as _control_flow_v2
+from tensorflow.python.ops import control_flow_v2_func_graphs as _graphs
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     ControlFlowFuncGraph as _ControlFlowFuncGraph,
 )
@@ -78,6 +79,20 @@ def in_loop_of(op: tf.Operation) -> Iterator[None]:
         yield
     finally:
         op.graph._set_control_flow_context(before)
+
+
+def around_loops(graph: Any) -> Any:
+    """Returns the graph around the outermost loop that `graph` is in; None if in none.
+
+    The public API makes loops of TensorFlow 2, and does not say what is in one.
+    """
+    found = None
+    while graph is not None:
+        outer = getattr(graph, "outer_graph", None)
+        if isinstance(graph, (_graphs.WhileBodyFuncGraph, _graphs.WhileCondFuncGraph)):
+            found = outer
+        graph = outer
+    return found
 
 
 def lower_in_place(op: tf.Operation) -> None:

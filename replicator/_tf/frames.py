@@ -19,6 +19,7 @@ _LIBRARIES = tuple(
 _ROOM = os.path.dirname(__file__) + os.sep
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _GENERATED = "__autograph_generated_file"
+_ORIGINAL = "_replicator_original"  # an attribute of ops
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
@@ -45,12 +46,21 @@ def user_frames(
     if isinstance(of, BaseException):
         frames = traceback.extract_tb(of.__traceback__)
     else:
+        of = getattr(of, _ORIGINAL, of)
         frames = tf_stack.extract_stack() if of is None else of.traceback or ()
     return [
         (frame.filename, frame.lineno, frame.name)
         for frame in frames
         if not _is_library(frame.filename)
     ]
+
+
+def copy_line(original: tf.Operation, copy: tf.Operation) -> None:
+    """Says that the frames of an op are those of another, of which it is a copy.
+
+    What an import adds to a graph has the frames of the import.
+    """
+    setattr(copy, _ORIGINAL, original)
 
 
 def passed_user_code(error: BaseException) -> bool:

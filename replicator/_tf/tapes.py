@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
+from tensorflow.python.ops import resource_variable_ops as _rvo
 
 
 def record_gradient(
@@ -30,6 +31,14 @@ def is_watched(tensors: Sequence[tf.Tensor]) -> bool:
     if record.could_possibly_record():
         return bool(record.should_record_backprop(list(tensors)))
     return any(t.dtype.is_floating or t.dtype.is_complex for t in tensors)
+
+
+def note_read(variable: Any) -> None:
+    """Has all tapes watch a variable that is about to be read.
+
+    The public call has one tape watch it.
+    """
+    _rvo.variable_accessed(variable)
 
 
 def stop_recording() -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.costs import cost, hosts, rates
-from replicator.plan import plan as plans
+from replicator.plan import files
 from replicator.primitives import arithmetic
 from replicator.replicator import Replicator
 
@@ -226,7 +226,7 @@ def show(
     Raises:
         DependencyError: rich is not installed.
     """
-    with plans.needing("rich", "print a calibration"):
+    with files.needing("rich", "print a calibration"):
         import rich.box
         import rich.console
         import rich.table

@@ -88,7 +88,7 @@ def join(
                 "twice.",
             )
         )
-    _make_devices(described.hosts[task].cpus or 1)
+    devices.split_cpu(described.hosts[task].cpus or 1)
     addresses = [host.address for host in described.hosts]
     try:
         with _own_sigterm():
@@ -107,7 +107,7 @@ def join(
     assert known is not None, "it has joined"
     lookout.begin(described.hosts, task, silence)
     with faults.named():
-        peers.tell_devices(task, _own_devices(task))
+        peers.tell_devices(task, devices.own())
         names = peers.devices(known, limit)
     return JoinedCluster(described, task, names, silence)
 
@@ -128,26 +128,11 @@ def _own_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _make_devices(cpus: int) -> None:
-    """Splits this host's CPU into as many devices as it has replicas."""
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    if cpus > 1 and tf.config.get_logical_device_configuration(cpu) is None:
-        split = [tf.config.LogicalDeviceConfiguration()] * cpus
-        tf.config.set_logical_device_configuration(cpu, split)
-
-
-def _own_devices(task: int) -> list[str]:
-    """Returns the accelerators of this process, else its CPU devices, by full names."""
-    names = [device.name for device in tf.config.list_logical_devices()]
-    own = [tf.DeviceSpec.from_string(name) for name in names]
-    here = [spec for spec in own if spec.task == task]
-    accelerators = [spec for spec in here if spec.device_type in devices.ACCELERATORS]
-    cpus = [spec for spec in here if spec.device_type == "CPU"]
-    return [spec.to_string() for spec in accelerators or cpus]
-
-
 def checked(
-    together: peers.Peers, names: Sequence[Sequence[str]], options: Options
+    together: peers.Peers,
+    names: Sequence[Sequence[str]],
+    options: Options,
+    strategy: str = "",
 ) -> Options:
     """Returns the options of a Replicator of several processes, alike in all of them.
 
@@ -171,7 +156,7 @@ def checked(
     facts["calibration"] = repr(facts["calibration"])
     together.same(
         "makes a Replicator",
-        {"devices": [list(own) for own in names], **facts},
+        {"devices": [list(own) for own in names], **facts, "strategy": strategy},
         "make the Replicator with the same arguments on every host.",
     )
     return dataclasses.replace(options, variables="mirrored")

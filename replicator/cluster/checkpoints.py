@@ -13,6 +13,8 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
+from replicator.asynchronous import checkpoints as shared
+from replicator.asynchronous import membership
 from replicator.cluster import faults, peers, saving, state
 
 TERMINATED = 128 + signal.SIGTERM  # the status of shells for what SIGTERM has ended
@@ -62,11 +64,17 @@ class Checkpoint:
         saved = tf.train.Checkpoint(replicator_step=self._done, **objects)
         known = peers.facts()
         self._peers = None if known is None else peers.Peers(known)
+        self._files: saving.Files
         options = tf.train.CheckpointOptions(experimental_io_device=own)
         with faults.named():
             self._files = saving.files(
                 self._peers, saved, os.fspath(directory), keep, options
             )
+            member = membership.member()
+            if member is not None:
+                assert isinstance(self._files, saving.Alone)
+                number = next(member.checkpoints)
+                self._files = shared.Shared(member, number, self._files, self._done)
             self._files.restore()
             self.step = int(self._done)
         if self.latest is not None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, devices, errors
+from replicator.asynchronous import workers
 from replicator.cluster import (
     addresses,
     between,
@@ -25,7 +26,7 @@ from replicator.cluster import (
     watch,
 )
 from replicator.cluster.cluster import Cluster
-from replicator.cluster.state import CLIENT, WORKER
+from replicator.cluster.state import CLIENT, TRAINER, WORKER
 
 _LONGEST = 1e6  # seconds; longer is a mistake, and too long for sockets
 _ATTEMPTS = 3  # to find a port of our own that stays free
@@ -87,9 +88,11 @@ def connect(
         else heartbeat,
     )
     task = described.task if task is None else task
-    if task is not None:
+    if task is not None and not described.programs:
         return between.join(described, task, limit, silence)
     _refuse_connected(silence)
+    if described.programs:
+        devices.split_cpu(described.programs[described.task or 0].cpus or 1)
     _wait(described, limit, silence)
     if _tf.has_started() and _tf.connection() is None:
         logging.warning(
@@ -104,6 +107,8 @@ def connect(
         health.leave(described.hosts, {})
         raise
     watch.begin(described.hosts, token, silence)
+    if described.programs:
+        return workers.join(described, token, limit, silence)
     return Cluster(described, token, names, silence)
 
 
@@ -150,7 +155,7 @@ def _refuse_connected(silence: float) -> None:
     token = _tf.connection()
     if token is None:
         return
-    if token.job_name != CLIENT:
+    if token.job_name not in (CLIENT, TRAINER):
         raise errors.ClusterError(
             errors.compose(
                 "this process is connected already, by "
@@ -203,13 +208,14 @@ def _wait(described: description.Description, limit: float, silence: float) -> N
 
 def _connected(described: description.Description, client: str | None) -> Any:
     """Has TensorFlow connect; returns the token of the connection."""
-    workers = [host.address for host in described.hosts]
+    servers = dict(enumerate(host.address for host in described.hosts))
+    listed = servers.values()
+    job, task = (TRAINER, described.task or 0) if described.programs else (CLIENT, 0)
     for attempt in range(_ATTEMPTS):
         own = _own_address(client, described)
         try:
-            return _tf.connect(
-                {CLIENT: [own], WORKER: workers}, CLIENT, health.CHANNELS
-            )
+            jobs = {job: {task: own}, WORKER: servers}
+            return _tf.connect(jobs, job, task, health.CHANNELS)
         except (tf.errors.OpError, RuntimeError) as error:
             taken = "Could not start gRPC server" in str(error)
             if taken and attempt + 1 < _ATTEMPTS and _tf.connection() is None:
@@ -223,7 +229,7 @@ def _connected(described: description.Description, client: str | None) -> Any:
                 errors.compose(
                     problem,
                     [
-                        f"the hosts of {described.source}: {', '.join(workers)}",
+                        f"the hosts of {described.source}: {', '.join(listed)}",
                         f"at {errors.user_line()}",
                     ],
                     "see that every host has the same version of TensorFlow, and that "
@@ -249,8 +255,7 @@ def _own_address(client: str | None, described: description.Description) -> str:
         ) from error
     before = _tf.connection()
     if before is not None:
-        listening = tf.train.ClusterSpec(before.cluster).task_address(CLIENT, 0)
-        port = addresses.split(listening)[1]
+        port = addresses.split(state.own_address(before))[1]
     return addresses.join(host, port or addresses.free_port())
 
 

@@ -40,6 +40,14 @@ class Host:
 
 
 @dataclasses.dataclass(frozen=True)
+class Program:
+    """One of the programs that train together in asynchronous mode."""
+
+    name: str  # of its host, as the user wrote it
+    cpus: int | None = None  # into how many devices it splits the CPU
+
+
+@dataclasses.dataclass(frozen=True)
 class Description:
     """The hosts of a cluster, in the order of their replicas."""
 
@@ -48,6 +56,9 @@ class Description:
     client: str | None = None  # "host:port" of the user's program; port 0: a free one
     heartbeat: float | None = None
     task: int | None = None  # between-graph: which of the hosts this process is
+    # Asynchronous mode: all programs, of which this process is number `task`; `hosts`
+    # then are the servers that hold their variables.
+    programs: tuple[Program, ...] = ()
 
     def to_json(self) -> str:
         """Returns the text that `from_json` reads; the value of REPLICATOR_CLUSTER."""
@@ -62,6 +73,8 @@ class Description:
             facts["heartbeat"] = self.heartbeat
         if self.task is not None:
             facts["task"] = self.task
+        if self.programs:
+            facts["programs"] = [dataclasses.asdict(own) for own in self.programs]
         return json.dumps(facts)
 
 
@@ -90,6 +103,7 @@ def from_json(text: str, where: str) -> Description:
         _text(facts, "client", where),
         _seconds(facts.get("heartbeat"), where),
         _count(facts, "task", where),
+        _programs(facts, where),
     )
     return checked(described)
 
@@ -196,6 +210,19 @@ def _host(facts: Mapping[str, Any], where: str) -> Host:
         address=address,
         cpus=_count(facts, "cpus", where),
         gpus=_count(facts, "gpus", where),
+    )
+
+
+def _programs(facts: Mapping[str, Any], where: str) -> tuple[Program, ...]:
+    listed = facts.get("programs", [])
+    if not isinstance(listed, list) or not all(isinstance(p, Mapping) for p in listed):
+        raise wrong(where, '"programs" is no list of objects')
+    task = facts.get("task")
+    if listed and (task is None or not 0 <= task < len(listed)):
+        raise wrong(where, f'there are {len(listed)} programs, and "task" is {task}')
+    return tuple(
+        Program(_text(own, "name", where) or f"worker {n}", _count(own, "cpus", where))
+        for n, own in enumerate(listed)
     )
 
 

@@ -108,8 +108,9 @@ def leave(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> Non
                 "end its process, by SIGKILL if it is stopped; then try again.",
             )
         )
-    client = tf.train.ClusterSpec(_tf.connection().cluster).job_tasks(state.CLIENT)
+    made = _tf.connection()
+    job, task = made.job_name, made.task_index
     watchers = watch.watchers()  # which free what follows, should a host fall silent
-    _tf.connect({state.CLIENT: client}, state.CLIENT, CHANNELS)
+    _tf.connect({job: {task: state.own_address(made)}}, job, task, CHANNELS)
     for watcher in watchers:
         watcher.end()

@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.cluster.state import CLIENT, WORKER
+from replicator.cluster import state
+from replicator.cluster.state import WORKER
 
 # This process' server is started as the job "client", the hosts' as one of their own.
 # A session is refused in which a server has the name that it was started with.
@@ -38,7 +39,7 @@ def arguments(connection: tf.train.ServerDef, config: Any) -> dict[str, Any]:
             )
         )
     spec = tf.train.ClusterSpec(connection.cluster)
-    (own,) = spec.job_tasks(CLIENT)
+    own = state.own_address(connection)
     jobs = {WORKER: spec.job_tasks(WORKER), _MASTER: [own]}
     made = tf.compat.v1.ConfigProto()
     made.CopyFrom(config)

@@ -8,7 +8,9 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 
-CLIENT, WORKER = "client", "worker"  # the jobs of a connection that `connect` made
+# The jobs of a connection that `connect` made: the program, or in asynchronous mode one
+# of the programs; and the hosts' servers.
+CLIENT, TRAINER, WORKER = "client", "trainer", "worker"
 # TensorFlow reads it at each call: whether eager calls on other hosts go out on a
 # stream of their own, where a step may overtake the write before it.
 ORDERING = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
@@ -30,10 +32,26 @@ def own_task() -> tf.DeviceSpec:
 def connected_hosts() -> tuple[str, ...]:
     """Returns the addresses of the hosts to which `connect` connected this process."""
     made = _tf.connection()
-    if made is None or made.job_name != CLIENT:
+    if made is None or made.job_name not in (CLIENT, TRAINER):
         return ()
     spec = tf.train.ClusterSpec(made.cluster)
     return tuple(spec.job_tasks(WORKER)) if WORKER in spec.jobs else ()
+
+
+def trainer() -> int | None:
+    """Returns which program this is in asynchronous mode; None in the other modes."""
+    made = _tf.connection()
+    return made.task_index if made is not None and made.job_name == TRAINER else None
+
+
+def own_address(connection: tf.train.ServerDef) -> str:
+    """Returns where this process listens.
+
+    Args:
+        connection: As `_tf.connection` returns it.
+    """
+    spec = tf.train.ClusterSpec(connection.cluster)
+    return str(spec.task_address(connection.job_name, connection.task_index))
 
 
 def order() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,12 +28,29 @@ from replicator.world import World
 _CONTEXT_NAMES = ("ctx", "context", "input_context")  # asked for, even with a default
 
 
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One of the programs that train the same variables asynchronously.
+
+    Attributes:
+        number: Which of them.
+        count: How many there are.
+    """
+
+    number: int = 0
+    count: int = 1
+
+
+_ALONE = Program()
+
+
 def make_feed(
     inputs: Any,
     world: World,
     input_mode: str,
     remainder: str = "drop",
     peers: Peers | None = None,
+    program: Program = _ALONE,
 ) -> Feed:
     """Makes a Dataset, or what an input_fn returns, feed the replicas.
 
@@ -48,6 +66,7 @@ def make_feed(
         remainder: What becomes of a last round that has not an element for each
             replica, "drop" or "pad".
         peers: The processes that build the other replicas, if there are any.
+        program: Which of the programs that train asynchronously is fed.
 
     Raises:
         InputError: What it returns cannot feed a step.
@@ -58,10 +77,12 @@ def make_feed(
         # A copy: what is kept for a dataset may not hold it, or both would stay.
         sources: list[Any] = [copy.copy(inputs)]
     else:
-        sources, shared = _sources(inputs, world, input_mode)
+        sources, shared = _sources(inputs, world, input_mode, program)
     if not isinstance(sources[0], checks.DATASETS):
         return values_feed(sources, world, input_mode)
     checks.check_alike([source.element_spec for source in sources])
+    if program.count > 1 and shared and isinstance(sources[0], tf.data.Dataset):
+        sources = [source.shard(program.count, program.number) for source in sources]
     if peers is None:
         return _datasets_feed(inputs, sources, world.devices, input_mode, remainder)
     if shared:
@@ -104,7 +125,7 @@ def _host_id(hosts: Sequence[int], world: World, replica_id: int | None) -> int:
 
 
 def _sources(
-    input_fn: Callable[..., Any], world: World, input_mode: str
+    input_fn: Callable[..., Any], world: World, input_mode: str, program: Program
 ) -> tuple[list[Any], bool]:
     """Calls an input_fn.
 
@@ -124,10 +145,11 @@ def _sources(
         info = InputContext(
             pipeline_id if per_replica else world.local[0],
             world.num_replicas,
-            pipeline_id,
-            count,
-            host_id=_host_id(hosts, world, pipeline_id if per_replica else None),
-            num_hosts=max(hosts) + 1,
+            pipeline_id + program.number * count,
+            count * program.count,
+            host_id=_host_id(hosts, world, pipeline_id if per_replica else None)
+            + program.number,
+            num_hosts=max(hosts) + program.count,
         )
         source = checks.called(input_fn, (info,) if takes_context else ())
         checks.check_source(source, input_fn, input_mode)

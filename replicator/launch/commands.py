@@ -166,6 +166,26 @@ def describe_part(job: Job, addresses: Sequence[str], task: int) -> str:
     return json.dumps({**_facts(job, listening), "task": task})
 
 
+def describe_program(job: Job, servers: Sequence[Serving], task: int) -> str:
+    """Returns the value of REPLICATOR_CLUSTER in asynchronous mode.
+
+    Args:
+        job: What is launched.
+        servers: Those that hold variables, of the first hosts.
+        task: The number of the host whose program it is for.
+    """
+    facts = _facts(with_servers(job), servers)
+    programs = [{"name": host.name, "cpus": host.slots} for host in job.hosts]
+    return json.dumps({**facts, "task": task, "programs": programs})
+
+
+def with_servers(job: Job) -> Job:
+    """Returns the hosts of a job that hold variables in asynchronous mode."""
+    holding = job.hosts[: job.servers]
+    one = tuple(dataclasses.replace(host, slots=1) for host in holding)
+    return dataclasses.replace(job, hosts=one)
+
+
 def _facts(job: Job, servers: Sequence[Serving | None]) -> dict[str, Any]:
     listed = [
         {"name": host.name, "address": up.address, "cpus": host.slots, "gpus": up.gpus}

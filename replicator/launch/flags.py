@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from replicator.launch import hostfile, hosts
 from replicator.launch.hosts import Host, LaunchError
 
-IN_GRAPH, BETWEEN = "in-graph", "between"  # the modes
+IN_GRAPH, BETWEEN, ASYNC = "in-graph", "between", "async"  # the modes
 _USAGE = "python -m replicator.launch [FLAGS] train.py|-m MODULE [ARGUMENTS]"
 
 
@@ -29,6 +29,7 @@ class Job:
     source: str  # the flag that named the hosts, for messages of the program
     program: tuple[str, ...]  # the script, or "-m" and a module, and its arguments
     mode: str = IN_GRAPH
+    servers: int = 1
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     python: str | None = None
     max_restarts: int = 0
@@ -85,10 +86,17 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "help": "Replicas on CPUs of each host that has no number of its own; 1.",
     },
     "mode": {
-        "choices": (IN_GRAPH, BETWEEN),
+        "choices": (IN_GRAPH, BETWEEN, ASYNC),
         "default": IN_GRAPH,
         "help": "in-graph: the program runs once, here, and the hosts run servers; "
-        "between: every host runs the program, and no server.",
+        "between: every host runs the program, and no server; async: every host runs "
+        "the program at its own speed, and the first run servers with variables.",
+    },
+    "servers": {
+        "type": _COUNT,
+        "default": 1,
+        "metavar": "N",
+        "help": "With --mode=async: how many hosts hold variables; 1.",
     },
     "python": {"metavar": "PATH", "help": "Python on other hosts; that of this host."},
     "env": {
@@ -198,10 +206,18 @@ def parse(
     if not any(not host.local for host in found):
         _refuse_ssh_flags(given)
     least = given["min_nodes"]
-    if least is not None and given["mode"] == BETWEEN:
+    if given["mode"] == ASYNC and given["tunnel"]:
+        raise LaunchError("--tunnel is not for --mode=async; use --insecure")
+    if given["servers"] > (len(found) if given["mode"] == ASYNC else 1):
         raise LaunchError(
-            "--min-nodes is for --mode=in-graph: programs that have joined one another "
-            "go on with none less"
+            f"--servers={given['servers']}, and there are {len(found)} hosts"
+            if given["mode"] == ASYNC
+            else "--servers is for --mode=async"
+        )
+    if least is not None and given["mode"] != IN_GRAPH:
+        raise LaunchError(
+            "--min-nodes is for --mode=in-graph: programs of --mode=between go on with "
+            "none less, those of --mode=async with any number"
         )
     if least is not None and least > len(found):
         raise LaunchError(f"--min-nodes={least}, and there are {len(found)} hosts")

@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 
 from replicator.launch import keeper
+from replicator.launch.asynchronous import Asynchronous
 from replicator.launch.attempt import Attempt
 from replicator.launch.between import Between
-from replicator.launch.flags import BETWEEN, IN_GRAPH, Job
+from replicator.launch.flags import ASYNC, BETWEEN, IN_GRAPH, Job
 from replicator.launch.in_graph import InGraph
 from replicator.launch.output import Output
 from replicator.launch.signals import Signals
 
-_MODES: dict[str, type[Attempt]] = {IN_GRAPH: InGraph, BETWEEN: Between}
+_MODES: dict[str, type[Attempt]] = {
+    IN_GRAPH: InGraph,
+    BETWEEN: Between,
+    ASYNC: Asynchronous,
+}
 _PORTS = 3  # attempts to find ports that are still free when programs listen there
 
 

@@ -50,7 +50,7 @@ class Servers:
             self._up = await together(
                 [
                     self._serve(index, commands.any_port(address))
-                    for index, address in enumerate(addresses)
+                    for index, address in enumerate(addresses[: len(self._job.hosts)])
                 ]
             )
         self._describe()
@@ -60,6 +60,11 @@ class Servers:
             self._job, self._machines.client, self._up, self._shared.path
         )
         self._shared.describe(self.cluster)
+
+    @property
+    def up(self) -> list[Serving]:
+        """What those that are up say of themselves."""
+        return [up for up in self._up if up is not None]
 
     @property
     def count(self) -> int:

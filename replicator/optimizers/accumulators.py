@@ -51,7 +51,7 @@ class Sums(tf.Module):
             tf.VariableAggregation.MEAN if op == "mean" else tf.VariableAggregation.SUM
         )
         with tf.name_scope(name), tf.name_scope("accumulator"):
-            group = self._group(repr((op, *map(_facts, addends))))
+            group = self._group(repr((op, *map(facts_of, addends))))
             steps = Accumulator.like(tf.constant(0, tf.int64), group, "steps", None)
             return [
                 Accumulator.like(gradient, group, f"sum_{k}", how)
@@ -68,7 +68,7 @@ class Sums(tf.Module):
         return group
 
 
-def _facts(gradient: Gradient) -> tuple[Any, ...]:
+def facts_of(gradient: Gradient) -> tuple[Any, ...]:
     """Returns what a gradient looks like on any number of replicas."""
     if isinstance(gradient, tf.IndexedSlices):
         rows = gradient.values.shape[1:].as_list()

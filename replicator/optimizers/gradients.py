@@ -15,13 +15,19 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
+from replicator.compressors.base import Compressor
+from replicator.graph.ir.placeholder import NO_POLICY
 from replicator.graph.order import effects
 from replicator.optimizers import accumulators
 from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
+from replicator.optimizers.compression import Compression, Reducer
+from replicator.optimizers.due import all_reduce_when
+from replicator.optimizers.parts import Division
 from replicator.optimizers.sparsity import Layout, as_layout, merge_all
-from replicator.primitives import all_gather, all_reduce, sparse
-from replicator.variables.replicated import ReplicatedVariable, plain
+from replicator.primitives import all_reduce
+from replicator.variables import copies
+from replicator.variables.chooser import SPARSE
+from replicator.variables.replicated import plain
 
 
 class Combiner:
@@ -33,9 +39,11 @@ class Combiner:
         name: The optimizer's, for the names of variables.
         shared: Whether all replicas use one optimizer; else it is made inside step_fn,
             another one on each replica.
+        compressor: Of gradients of variables whose synchronizers name none, if any.
 
     Attributes:
         name: The optimizer's.
+        compression: What compresses gradients, and what that remembers.
         sums: What has been accumulated, for checkpoints.
         accumulators: The same, by where and of what it is.
         alone: Whether whole batches come outside of steps, to be accumulated there.
@@ -43,12 +51,18 @@ class Combiner:
     """
 
     def __init__(
-        self, op: str, accumulation_steps: int, name: str, shared: bool
+        self,
+        op: str,
+        accumulation_steps: int,
+        name: str,
+        shared: bool,
+        compressor: Compressor | None = None,
     ) -> None:
         self.op = op
         self.accumulation_steps = accumulation_steps
         self.name = name
         self._shared = shared
+        self.compression = Compression(compressor, name)
         self.sums = Sums()
         self.warned = False
         self.alone = False
@@ -62,6 +76,8 @@ class Combiner:
         weight: Any,
         prepare: Callable[[Sequence[Any]], Any],
         apply: Callable[[Sequence[Any]], Any],
+        division: Division,
+        scale: Callable[[], tf.Tensor | None] = lambda: None,
     ) -> Any:
         """Combines and applies, in the step of one replica.
 
@@ -72,7 +88,11 @@ class Combiner:
             weight: What they weigh in the mean over the replicas, or None.
             prepare: Creates the optimizer's variables that do not exist yet; given the
                 variables that are used on any replica.
-            apply: Updates by gradients that are equal on all replicas.
+            apply: Updates by gradients that are equal on all replicas, one for each
+                piece of the division.
+            division: The parts of variables that are updated part by part.
+            scale: Returns what the gradients are multiplied by for a while, or None;
+                called once its variables exist.
 
         Returns:
             What `apply` returns; with accumulation, an op after which all is done.
@@ -89,6 +109,11 @@ class Combiner:
         layouts = self._agree_on_layouts(replica, grads, variables, weight is not None)
         if layouts is None:
             return tf.no_op()
+        sparse = replica.build.findings.setdefault(SPARSE, {})
+        for variable, layout in zip(variables, layouts, strict=True):
+            if layout is not None:
+                key = getattr(plain(variable), "key", None)
+                sparse[key] = layout.index_dtype is not None
         grads = [
             as_layout(gradient, variable, layout)
             for gradient, variable, layout in zip(
@@ -98,14 +123,26 @@ class Combiner:
         used = [k for k, gradient in enumerate(grads) if gradient is not None]
         own = [grads[k] for k in used]
 
+        def cut(wholes: Sequence[Gradient]) -> list[Any]:
+            pairs = zip(used, wholes, strict=True)
+            return [piece for k, whole in pairs for piece in division.cut(whole, k)]
+
         def update(combined: Sequence[Gradient]) -> Any:
-            everyone: list[Gradient | None] = [None] * len(grads)
-            for k, gradient in zip(used, combined, strict=True):
-                everyone[k] = gradient
+            left = iter(combined)
+            everyone = [
+                None if grads[k] is None else next(left)
+                for k, own in enumerate(division.pieces)
+                for _ in own
+            ]
             # Keras would sum them over the replicas of tf.distribute once more.
             combined_already = _tf.distribution_mode(_tf.CombinedContext())
             with replica.equal_updates(self.name), combined_already:
-                return apply(everyone)
+                done = apply(everyone)
+            updated = [plain(piece) for own in division.pieces for piece in own]
+            refreshed = copies.refresh(updated, replica)
+            if refreshed and isinstance(done, tf.Operation):
+                return tf.group(done, *refreshed)
+            return done
 
         if own:
             needed = [variables[k] for k in used]
@@ -117,11 +154,40 @@ class Combiner:
             else:
                 with replica.equal_updates(self.name):
                     prepare(needed)
-        policies = [_policy(variables[k]) for k in used]
+        what = tuple((key_of(variables[k]), layouts[k]) for k in used)
+        reduce = self._reducer(replica, division, used, cut(own), what, scale)
         if self.accumulation_steps > 1 and own:
-            what = tuple((key_of(variables[k]), layouts[k]) for k in used)
-            return self._accumulate(replica, own, what, weight, policies, update)
-        return update(all_reduce.combine(own, self.op, weight, policies))
+            return self._accumulate(replica, own, what, weight, reduce, update, cut)
+        return update(reduce(cut(own), self.op, weight))
+
+    def _reducer(
+        self,
+        replica: context.ReplicaContext,
+        division: Division,
+        used: Sequence[int],
+        grads: Sequence[Gradient],
+        what: Any,
+        scale: Callable[[], tf.Tensor | None],
+    ) -> Reducer:
+        """Returns what reduces the gradients of some variables over the replicas.
+
+        Args:
+            replica: The replica being built.
+            division: The pieces of all variables.
+            used: Which of these have gradients.
+            grads: The gradients of their pieces.
+            what: What they are gradients of.
+            scale: As for `apply`.
+        """
+        pieces = [piece for k in used for piece in division.pieces[k]]
+        return Reducer(
+            self.compression,
+            (_home(replica.build.graph), what),
+            [policy for k in used for policy in division.policies(k)],
+            self.compression.of(pieces, grads),
+            lambda: _creation(replica) if self._shared else contextlib.nullcontext(),
+            scale,
+        )
 
     def _agree_on_layouts(
         self,
@@ -174,8 +240,9 @@ class Combiner:
         grads: Sequence[Gradient],
         what: Any,
         weight: Any,
-        policies: Sequence[OperandPolicy],
+        reduce: Reducer,
         update: Callable[[Sequence[Gradient]], Any],
+        cut: Callable[[Sequence[Gradient]], list[Any]],
     ) -> tf.Operation:
         """Adds up this replica's gradients; in each k-th step, combines and applies.
 
@@ -188,8 +255,9 @@ class Combiner:
             what: What they are gradients of. All steps that pass gradients of the
                 same share their sums and their count; others have their own.
             weight: What the gradients weigh in the mean, or None.
-            policies: How they are communicated.
+            reduce: Reduces what they are cut into over the replicas.
             update: Applies the combined gradients.
+            cut: Returns the gradients of parts, as the division says.
         """
         op = self.op if weight is None else "sum"
         addends = [accumulators.wide(gradient) for gradient in grads]
@@ -205,21 +273,31 @@ class Combiner:
             turn = counter.add(tf.constant(1, tf.int64))
         full = turn >= self.accumulation_steps
         totals = [s.add(gradient) for s, gradient in zip(sums, addends, strict=True)]
-        if weight is not None:
-            policies = [*policies, NO_POLICY]
-        combined = _all_reduce_when(full, totals, op, policies)
-        if weight is not None:
-            *combined, total = combined
-            factor = tf.math.divide_no_nan(1.0, total)
-        else:  # more steps than wanted, if a checkpoint held more
-            factor = 1.0 / tf.cast(turn, tf.float64)
-        combined = [
-            accumulators.cast(accumulators.scaled(g, factor), own.dtype)
-            for g, own in zip(combined, grads, strict=True)
-        ]
+        whole, rest = totals[: len(grads)], totals[len(grads) :]
+        totals = [*cut(whole), *rest]
+        dtypes = [piece.dtype for piece in cut(grads)]
+        if not reduce.compresses:
+            known = [*reduce.policies, *([] if weight is None else [NO_POLICY])]
+            reduced = all_reduce_when(full, totals, op, known)
+
+        def combined() -> list[Gradient]:
+            own = totals if reduce.compresses else reduced
+            if weight is None:  # more steps than wanted, if a checkpoint held more
+                factor = 1.0 / tf.cast(turn, tf.float64)
+            else:
+                *own, total = own
+                if reduce.compresses:
+                    (total,) = all_reduce.combine([total], "sum", None)
+                factor = tf.math.divide_no_nan(1.0, total)
+            own = [accumulators.scaled(g, factor) for g in own]
+            made = reduce(own, op) if reduce.compresses else own
+            return [
+                accumulators.cast(g, dtype)
+                for g, dtype in zip(made, dtypes, strict=True)
+            ]
 
         def apply_and_clear() -> tf.Tensor:
-            done = update(combined)
+            done = update(combined())
             waits = [done] if isinstance(done, tf.Operation) else []
             with replica.equal_updates(self.name):
                 for accumulator in (*sums, counter):
@@ -248,12 +326,6 @@ def _creation(replica: context.ReplicaContext) -> Iterator[None]:
 def _home(graph: tf.Graph) -> Any:
     """Returns what a build's variables belong to: its tf.Graph, or eager's None."""
     return None if graph.building_function else graph
-
-
-def _policy(variable: Any) -> OperandPolicy:
-    """Returns how a variable's gradient is communicated."""
-    inside = plain(variable)
-    return inside.policy if isinstance(inside, ReplicatedVariable) else NO_POLICY
 
 
 def key_of(variable: Any) -> Any:
@@ -323,34 +395,3 @@ class _Handed:
                     "give a weight on every replica, or on none.",
                 )
             )
-
-
-def _all_reduce_when(
-    full: tf.Tensor,
-    totals: Sequence[Gradient],
-    op: str,
-    policies: Sequence[OperandPolicy],
-) -> list[Gradient]:
-    """Reduces where `full` is true; else moves nothing, returns zeros or no rows."""
-    dense = [t for t in totals if not isinstance(t, tf.IndexedSlices)]
-    own = [
-        policy
-        for t, policy in zip(totals, policies, strict=True)
-        if not isinstance(t, tf.IndexedSlices)
-    ]
-    reduced = iter(
-        all_reduce.reduce_dense(dense, op, when=full, policies=own) if dense else []
-    )
-    results: list[Gradient] = []
-    for total in totals:
-        if not isinstance(total, tf.IndexedSlices):
-            results.append(next(reduced))
-            continue
-        due = tf.where(full, tf.shape(total.values)[0], 0)
-        parts = [total.values[:due], total.indices[:due]]
-        values, indices = all_gather.all_gather(parts, axis=0)
-        gathered = tf.IndexedSlices(values, indices, total.dense_shape)
-        replicas = context.require("all_gather").num_replicas
-        count = replicas if op == "mean" else 1
-        results.append(sparse.add_up(gathered, count))
-    return results

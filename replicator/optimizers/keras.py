@@ -8,10 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.optimizers import checks
+from replicator.optimizers import checks, parts
 from replicator.optimizers.wrapped import Wrapped, do_not_convert
 from replicator.variables import unbuilt
-from replicator.variables.replicated import ReplicatedVariable, plain
+from replicator.variables.replicated import plain
+from replicator.variables.saving import SavedAsOne
 
 
 class KerasAdapter(Wrapped):
@@ -23,7 +24,7 @@ class KerasAdapter(Wrapped):
 
         Wherever that is: callbacks and files ask for it before the first step.
         """
-        if not any(isinstance(plain(v), ReplicatedVariable) for v in variables):
+        if not any(isinstance(plain(v), SavedAsOne) for v in variables):
             return super().build(variables)
         with self._replicator_creating():
             return super().build(variables)
@@ -59,9 +60,10 @@ class KerasAdapter(Wrapped):
             if not self.built:
                 _build(self, variables)
 
-        result = self._combined(
-            grads, variables, weight, prepare, lambda g: base_apply(g, variables)
-        )
+        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
+            return (base_apply if own is None else own.apply)(combined, updated)
+
+        result = self._combined(grads, variables, weight, prepare, update)
         replica = context.current()
         early = ("scaled early", id(self))
         if replica is not None and early in replica.build.findings:
@@ -75,6 +77,12 @@ class KerasAdapter(Wrapped):
         grads, variables = checks.pairs(type(self).__name__, grads_and_vars)
         self.apply(grads, variables, weight=weight)
         return self.iterations
+
+    def _expanded(
+        self, state: dict[str, Any], division: parts.Division
+    ) -> dict[str, Any]:
+        indices = "_trainable_variables_indices"
+        return parts.expand_keyed(self, state, division, indices)
 
     @do_not_convert
     def scale_loss(self, loss: Any) -> Any:
@@ -103,6 +111,11 @@ class KerasAdapter(Wrapped):
                 )
             replica.build.findings["scaled early", id(self)] = place
         return super().scale_loss(loss)
+
+    def _replicator_scale(self) -> tf.Tensor | None:
+        """Returns the loss scale: LossScaleOptimizer divides by it what is reduced."""
+        scale = getattr(self, "dynamic_scale", None)
+        return None if scale is None else tf.convert_to_tensor(scale)
 
     def _weighed(self, loss: Any, replica: context.ReplicaContext) -> Any:
         """Returns a loss of which all replicas' gradients weigh alike."""

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.optimizers import checks
+from replicator.optimizers import checks, parts
 from replicator.optimizers.wrapped import LaterSlots, do_not_convert
 
 # Where the base classes of the two kinds are.
@@ -62,11 +62,23 @@ class LegacyKerasAdapter(LaterSlots):
             with tf.name_scope(name or _scope_of(inner)), tf.init_scope():
                 _create_variables(inner, variables, used)
 
-        def apply(combined: Sequence[Any]) -> Any:
-            _set_back(inner)
-            return base_apply(list(zip(combined, variables, strict=True)), **options)
+        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
+            _set_back(inner if own is None else own)
+            pairs = list(zip(combined, updated, strict=True))
+            if own is None:
+                return base_apply(pairs, **options)
+            done = own.apply_gradients(pairs, **options)
+            vars(inner).update(_python_state(own))
+            return done
 
-        return self._combined(grads, variables, weight, prepare, apply)
+        return self._combined(grads, variables, weight, prepare, update)
+
+    def _expanded(
+        self, state: dict[str, Any], division: parts.Division
+    ) -> dict[str, Any]:
+        if hasattr(self, "_index_dict"):
+            return parts.expand_keyed(self, state, division, "_index_dict")
+        return parts.expand_slots(self, state, division)
 
 
 def _scope_of(optimizer: Any) -> str:
@@ -99,13 +111,18 @@ def _set_back(optimizer: Any) -> None:
     replica = context.current()
     if replica is None:
         return
-    place = ("python state", id(optimizer), replica.count("python state"))
-    state = {
+    place = ("python state", type(optimizer), replica.count("python state"))
+    state = _python_state(optimizer)
+    vars(optimizer).update(replica.build.findings.setdefault(place, state))
+
+
+def _python_state(optimizer: Any) -> dict[str, Any]:
+    """Returns what an optimizer keeps in Python numbers."""
+    return {
         name: value
         for name, value in vars(optimizer).items()
         if isinstance(value, (bool, int, float))
     }
-    vars(optimizer).update(replica.build.findings.setdefault(place, state))
 
 
 def _refuse_combined(optimizer: Any, options: dict[str, Any]) -> None:

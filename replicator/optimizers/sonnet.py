@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from replicator.optimizers import checks
+from replicator.optimizers import checks, parts
 from replicator.optimizers.wrapped import Wrapped, do_not_convert
 
 
@@ -33,6 +33,18 @@ class SonnetAdapter(Wrapped):
             if initialize is not None:
                 initialize(parameters)
 
-        return self._combined(
-            updates, parameters, weight, prepare, lambda g: base_apply(g, parameters)
-        )
+        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
+            return (base_apply if own is None else own.apply)(combined, updated)
+
+        return self._combined(updates, parameters, weight, prepare, update)
+
+    def _expanded(
+        self, state: dict[str, Any], division: parts.Division
+    ) -> dict[str, Any]:
+        divided = [
+            None if own[0] is whole else own
+            for whole, own in zip(division.wholes, division.pieces, strict=True)
+        ]
+        state = parts.expand_lists(state, divided)
+        state["_initialize"] = lambda parameters: None  # that was done for the wholes
+        return state

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.optimizers import checks
+from replicator.optimizers import checks, parts
 from replicator.optimizers.wrapped import LaterSlots, do_not_convert
 from replicator.primitives import base
 from replicator.variables.replicated import plain
@@ -49,13 +49,19 @@ class V1Adapter(LaterSlots):
             with tf.init_scope():
                 self._create_slots(used)
 
-        def apply(combined: Sequence[Any]) -> Any:
-            pairs = list(zip(combined, variables, strict=True))
+        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
+            pairs = list(zip(combined, updated, strict=True))
+            apply = base_apply if own is None else own.apply_gradients
             if global_step is None:
-                return base_apply(pairs, name=name)
+                return apply(pairs, name=name)
             # TensorFlow would count by the type of the variable, and keep what it gets
             # of any other than its own in a collection that compares by value.
-            with tf.control_dependencies([base_apply(pairs)]):
+            with tf.control_dependencies([apply(pairs)]):
                 return global_step.assign_add(1, name=name, read_value=False)
 
-        return self._combined(grads, variables, weight, prepare, apply)
+        return self._combined(grads, variables, weight, prepare, update)
+
+    def _expanded(
+        self, state: dict[str, Any], division: parts.Division
+    ) -> dict[str, Any]:
+        return parts.expand_slots(self, state, division)

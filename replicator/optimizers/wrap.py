@@ -16,13 +16,15 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, context, errors
+from replicator.compressors import specs
 from replicator.optimizers.keras import KerasAdapter
 from replicator.optimizers.legacy_keras import LEGACY_KERAS, LegacyKerasAdapter
 from replicator.optimizers.sonnet import SonnetAdapter
 from replicator.optimizers.v1 import V1Adapter
 from replicator.optimizers.wrapped import Wrapped
 from replicator.primitives import base
-from replicator.variables.replicated import ReplicatedVariable, plain
+from replicator.variables.replicated import plain
+from replicator.variables.saving import SavedAsOne
 from replicator.world import World
 
 OPS = ("mean", "sum")
@@ -34,6 +36,7 @@ def wrap_optimizer(
     op: str = "mean",
     accumulation_steps: int = 1,
     creating: Callable[[], Any] = contextlib.nullcontext,
+    compressor: Any = None,
 ) -> Any:
     """Returns an optimizer that combines gradients; see Replicator.wrap_optimizer.
 
@@ -43,7 +46,9 @@ def wrap_optimizer(
         op: As there.
         accumulation_steps: As there.
         creating: Returns a block in which new variables are replicated.
+        compressor: As there.
     """
+    compressor = specs.compressor("wrap_optimizer", compressor)
     if not arguments.is_choice(op, OPS):
         raise base.bad_argument(
             "wrap_optimizer",
@@ -79,6 +84,7 @@ def wrap_optimizer(
             accumulation_steps,
             original.__name__,
             context.current() is None,
+            compressor,
         ),
         "_replicator_combiners": weakref.WeakKeyDictionary(),
     }
@@ -126,7 +132,7 @@ def _check_variables(optimizer: Any, num_replicas: int) -> None:
     else:
         variables = getattr(optimizer, "variables", ())
     for variable in variables() if callable(variables) else variables:
-        if not isinstance(plain(variable), ReplicatedVariable):
+        if not isinstance(plain(variable), SavedAsOne):
             raise errors.ContextError(
                 errors.compose(
                     f"the optimizer {type(optimizer).__name__} holds variable "

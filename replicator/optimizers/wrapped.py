@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, errors
-from replicator.optimizers import alone, checks, gradients
+from replicator.optimizers import alone, checks, gradients, parts
 from replicator.primitives import all_reduce
 from replicator.world import World
 
@@ -35,7 +35,7 @@ class Wrapped:
 
     _replicator_world: World
     _replicator_creating: Callable[[], Any]
-    _replicator_options: tuple[str, int, str, bool]
+    _replicator_options: tuple[Any, ...]
     _replicator_combiners: weakref.WeakKeyDictionary[Any, gradients.Combiner]
 
     @property
@@ -53,7 +53,7 @@ class Wrapped:
         variables: Sequence[Any],
         weight: Any,
         prepare: Callable[[Sequence[Any]], Any],
-        apply: Callable[[Sequence[Any]], Any],
+        apply: Callable[[Any, Sequence[Any], Sequence[Any]], Any],
     ) -> Any:
         """Combines gradients and applies them; outside a step, just applies them.
 
@@ -63,17 +63,29 @@ class Wrapped:
             weight: What this replica's gradients weigh in the mean.
             prepare: Creates the optimizer's slots, if that has not been done; given the
                 variables that are used on any replica.
-            apply: Updates by gradients that are equal on all replicas.
+            apply: Updates variables by gradients that are equal on all replicas; given
+                the optimizer that does so, None for this one, gradients and variables.
         """
         replica = context.current()
+        division = parts.Division.of(self, variables)
+
+        def update(pieces: Sequence[Any]) -> Any:
+            pieces = parts.clipped(self, division, pieces)
+            return apply(parts.stand_in(self, division), pieces, division.variables)
+
         if replica is None:
             combiner = self._replicator_combiner
             if combiner.accumulation_steps > 1 and combiner.alone and weight is None:
-                return alone.apply(combiner, grads, variables, prepare, apply)
+                return alone.apply(
+                    *(combiner, grads, variables, prepare),
+                    lambda combined: update(division.cut_all(combined)),
+                )
             if weight is not None or combiner.accumulation_steps > 1:
                 context.require("a weighted or accumulating update")
             self._warn_of_one_device()
-            return apply(grads)
+            if division.divides:
+                prepare(variables)
+            return update(division.cut_all(grads))
         self._refuse_elsewhere(replica)
         checks.check(type(self).__name__, grads, variables)
         if weight is not None:
@@ -84,9 +96,38 @@ class Wrapped:
             one = self._replicator_combiner.accumulation_steps == 1
             # Over several steps, each of them weighs alike.
             weight = replica.examples if one else replica.weight
+        self._track_compression(division.variables)
         return self._replicator_combiner.apply(
-            replica, grads, variables, weight, prepare, apply
+            *(replica, grads, variables, weight, prepare, update, division),
+            self._replicator_scale,
         )
+
+    def _expanded(
+        self, state: dict[str, Any], division: parts.Division
+    ) -> dict[str, Any]:
+        """Returns the optimizer's attributes, with what belongs to parts expanded.
+
+        Args:
+            state: The attributes.
+            division: Which variables are updated part by part.
+        """
+        raise NotImplementedError
+
+    def _track_compression(self, variables: Sequence[Any]) -> None:
+        """Has checkpoints hold what compressors remember, if there are any.
+
+        Not before: what is there without a value, checkpoints that were saved without
+        compressors would be found to lack.
+        """
+        compression = self._replicator_combiner.compression
+        if not compression.is_tracked and compression.is_asked_for(variables):
+            compression.is_tracked = True
+            with tf.init_scope(), context.building(None):
+                _tf.track(self, "replicator_compression", compression.memory)
+
+    def _replicator_scale(self) -> tf.Tensor | None:
+        """Returns what gradients are multiplied by when they come, for a while."""
+        return None
 
     def _warn_of_one_device(self) -> None:
         """Warns once if Keras' own loop trains on one device, of several."""

@@ -20,6 +20,7 @@ from absl import app, flags
 
 from replicator import errors
 from replicator.costs import paper
+from replicator.plan import files
 from replicator.plan import plan as plans
 from replicator.replicator import Replicator
 
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
             raise _BadInput(f"usage: {_USAGE}")
         picture, text = _PLOT.value, _JSON.value
         if picture is not None:
-            _tried("--plot", lambda: plans.check_picture(picture))
+            _tried("--plot", lambda: files.check_picture("a plan", picture))
         with _hosts(_HOSTS.value):
             plan = _plan(argv[1])
         if _HOSTS.value not in (None, len(plan.hosts)):

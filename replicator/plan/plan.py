@@ -5,17 +5,16 @@ Made of what graph/lowering/record.py keeps while a step is built.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TextIO
 
 from replicator import errors
 from replicator.graph.ir.placeholder import Call
 from replicator.graph.lowering.record import Communication
-from replicator.plan import reading
+from replicator.plan import files, reading
 from replicator.plan.rows import Row, Rows
 
 
@@ -60,9 +59,9 @@ class Plan(Rows):
                     "standard output.",
                 )
             )
-        with needing("rich", "print a plan"):
+        with files.needing("rich", "print a plan"):
             from replicator.plan import display
-        with _writing("printed to", file):
+        with files.writing("a plan cannot be printed to", file):
             display.show(self, file)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -79,10 +78,10 @@ class Plan(Rows):
             ArgumentError: The path has another suffix, or cannot be written to.
             DependencyError: matplotlib is not installed.
         """
-        check_picture(path)
-        with needing("matplotlib", "plot a plan"):
+        files.check_picture("a plan", path)
+        with files.needing("matplotlib", "plot a plan"):
             from replicator.plan import lanes
-        with _writing("plotted to", path):
+        with files.writing("a plan cannot be plotted to", path):
             lanes.draw(self, path)
 
     def to_json(self) -> str:
@@ -151,34 +150,6 @@ def make_plan(
     )
 
 
-def check_picture(path: str | os.PathLike[str]) -> None:
-    """Raises ArgumentError unless a path names a kind of picture that can be made."""
-    named = isinstance(path, str | os.PathLike)
-    suffix = os.path.splitext(os.fspath(path))[1].lower() if named else ""
-    if suffix not in (".png", ".svg"):
-        raise errors.ArgumentError(
-            errors.compose(
-                f"a plan cannot be plotted to {errors.shown(path)}: its suffix is "
-                f"{suffix!r}.",
-                fix="name a file that ends in .png or .svg.",
-            )
-        )
-
-
-@contextlib.contextmanager
-def _writing(what: str, where: Any) -> Iterator[None]:
-    """Says what could not be written, and where."""
-    try:
-        yield
-    except (OSError, TypeError, ValueError) as error:
-        raise errors.ArgumentError(
-            errors.compose(
-                f"a plan cannot be {what} {errors.shown(where)}: {errors.told(error)}.",
-                fix="name a file that can be written to, in a folder that exists.",
-            )
-        ) from error
-
-
 def _row(kept: Communication, algorithm: str) -> Row:
     options = {k: v for k, v in kept.calls[0].options.items() if v is not None}
     options.pop("algorithm", None)  # how it is done says that
@@ -205,19 +176,3 @@ def _row(kept: Communication, algorithm: str) -> Row:
 
 def _lines(calls: Sequence[Call]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(call.line for call in calls))
-
-
-@contextlib.contextmanager
-def needing(package: str, to: str) -> Iterator[None]:
-    """Says how to install a package that an import in this block does not find."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != package:
-            raise
-        raise errors.DependencyError(
-            errors.compose(
-                f"{package} is needed to {to}, and is not installed.",
-                fix=f"pip install {package}, or pip install 'replicator[plan]'.",
-            )
-        ) from error

@@ -54,33 +54,17 @@ def all_reduce(
 ) -> Any:
     """Reduces over all replicas and gives every replica the result.
 
-    Example:
-        >>> for x in repl.run(lambda: repl.all_reduce(repl.replica_id + 1.0)): print(x)
-        tf.Tensor(3.0, shape=(), dtype=float32)
-        tf.Tensor(3.0, shape=(), dtype=float32)
+    What users call is that of compressors/all_reduce.py, which says more.
 
     Args:
         value: A nest of tensors, alike in dtype and shape on all replicas.
-            IndexedSlices stay sparse, for "sum" and "mean": each row that any replica
-            has is there once. 16-bit floats are added up and multiplied in float32.
-        op: "sum" or "prod", for numbers; "mean", for floating and complex ones; "min",
-            "max", "argmin" or "argmax", for floating ones and integers; "bitwise_and",
-            "bitwise_or" or "bitwise_xor", for integers and booleans; "logical_and" or
-            "logical_or", for booleans, where "min" and "max" are synonyms.
-        weight: For "mean": a scalar per replica, e.g. its number of examples. The
-            result is sum(weight_r * x_r) / sum(weight_r); a replica of weight 0 does
-            not contribute, whatever its value (NaN included); if all weigh 0, it is 0.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
-        algorithm: "hub", "shuffled", "tree", "ring" or "nccl", see `Replicator`; None:
-            that of the Replicator, else the cheapest, which may be to send the factors
-            of a matrix product instead of the product. Gradients use the same one.
-            IndexedSlices, whose rows are gathered, use none.
+        op: One of REDUCTIONS.
+        weight: For "mean": a scalar per replica.
+        group: The replicas that take part, as for all primitives.
+        algorithm: One of ALGORITHM_NAMES; None: the cheapest.
 
     Returns:
         A nest like `value`, the same bits on every replica, on this replica's device.
-        For "argmin" and "argmax" each leaf is an `Extremum(value, owner)`; the gradient
-        of `value` goes to the owner alone.
 
     Raises:
         ArgumentError: `op` is unknown or has no meaning for a dtype; or the algorithm
@@ -121,6 +105,8 @@ def combine(
     op: str,
     weight: Any,
     policies: Sequence[OperandPolicy] | None = None,
+    group: tuple[int, ...] | None = None,
+    algorithm: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces gradients over all replicas, each where it is needed.
 
@@ -129,6 +115,8 @@ def combine(
         op: "sum" or "mean".
         weight: As for `all_reduce`.
         policies: Of which variable each gradient is, and how it is communicated.
+        group: The replicas that take part, by their ids; all, unless given.
+        algorithm: As for `all_reduce`.
 
     Returns:
         The reduced gradients, on every replica: what nothing reads is not sent.
@@ -137,8 +125,9 @@ def combine(
         base.flatten(list(gradients), "all_reduce"),
         op,
         weight,
-        groups.members("all_reduce", None),
+        groups.members("all_reduce", None) if group is None else group,
         policies,
+        algorithm,
     )
 
 

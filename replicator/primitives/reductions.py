@@ -86,6 +86,9 @@ class Steps:
     finish: Callable[[tf.Tensor], tf.Tensor]
 
 
+_SMALL = ("int2", "int4", "uint2", "uint4", "float4", "float8")
+
+
 def check(what: str, leaf: tf.Tensor | tf.IndexedSlices, op: Any) -> None:
     """Raises ArgumentError unless `op` has a meaning for the leaf.
 
@@ -126,6 +129,8 @@ def _kind(dtype: tf.DType) -> str:
     """Returns the kind of a dtype, "" if it is none of numbers."""
     if dtype == tf.bool:
         return "bool"
+    if dtype.name.startswith(_SMALL):  # which TensorFlow has no arithmetic for
+        return ""
     kinds = ("integer", "complex", "floating")
     return next((kind for kind in kinds if getattr(dtype, f"is_{kind}")), "")
 

@@ -143,9 +143,10 @@ def check_components(
             for _, resource in resource_inputs(op):
                 handle = outermost(resource)
                 variable = owners.get(id(handle))
-                if variable is None or handle is variable.placement.handle_on(
-                    variable, replica_id, build.aliases
-                ):
+                if variable is None:
+                    continue
+                own = variable.placement.handles_on(variable, replica_id, build.aliases)
+                if any(handle is known for known in own):
                     continue
                 raise errors.ContextError(
                     errors.compose(

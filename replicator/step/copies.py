@@ -6,6 +6,7 @@ into the graph in graph/cloning/clone.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def bring_handles(factory: VariableFactory, build: context.Build) -> None:
             [
                 component.handle
                 for variable in used
-                if variable is not None and variable.placement.owner is None
+                if variable is not None and _has_components(variable)
                 for component in variable.components
             ],
         )
@@ -83,12 +84,12 @@ def make(
     own = _columns(elements) if elements else []
     bring_handles(factory, build)
     used = [*build.aliases.variables().values()]
-    used += [v for v in factory.owners().values() if v.placement.owner is None]
+    used += [v for v in factory.owners().values() if _has_components(v)]
     variables = {id(variable): variable for variable in used}
-    own += [
-        [variable.placement.handle_on(variable, r, build.aliases) for r in world.local]
-        for variable in variables.values()
-    ]
+    for variable in variables.values():
+        place = functools.partial(variable.placement.handles_on, variable)
+        handles = [place(r, build.aliases) for r in world.local]
+        own += [list(column) for column in zip(*handles, strict=True)]
     flat = [tf.nest.flatten(leaves, expand_composites=True) for leaves in returned]
     copier = clone.Copier(
         [[op for op in ops if op not in initializers] for ops in replicas],
@@ -104,6 +105,12 @@ def make(
             copy.ops,
             tf.nest.map_structure(copy.leaf, returned[1], expand_composites=True),
         )
+
+
+def _has_components(variable: Any) -> bool:
+    """Whether each replica has a component of its own."""
+    placement = variable.placement
+    return placement.owner is None or placement.has_copies
 
 
 def _columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import context
+from replicator.asynchronous.clock import Clock
 from replicator.cluster.peers import Peers
 from replicator.graph.ir import switching
 from replicator.graph.lowering import record
@@ -17,6 +18,8 @@ from replicator.graph.order import effects
 from replicator.graph.passes import owners
 from replicator.inputs import feeds
 from replicator.options import Options
+from replicator.stages.writing import Stages
+from replicator.strategy.choosing import StrategyChooser
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 from replicator.variables.replicated import ReplicatedVariable
@@ -34,6 +37,9 @@ class Settings:
         ledger: Where writes that keep replicas equal are entered.
         lock: Held while a step is built or run.
         peers: The processes that build the other replicas, if there are any.
+        clock: Of steps, if programs train the same variables asynchronously.
+        stages: Where the graphs of steps that are being built are written down.
+        chooser: Decides on variables by a strategy, if there is one.
     """
 
     world: World
@@ -42,6 +48,9 @@ class Settings:
     ledger: effects.Ledger
     lock: locks.StepLock
     peers: Peers | None = None
+    clock: Clock | None = None
+    stages: list[Stages] = dataclasses.field(default_factory=list)
+    chooser: StrategyChooser | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +62,13 @@ class Built:
         communications: What the replicas communicate, calls before gradients on each
             level of the graph.
         variables: What it uses, those of other Replicators too.
+        writes: Whether it writes variables that have an owner.
     """
 
     returned: list[Any]
     communications: tuple[record.Communication, ...]
     variables: tuple[ReplicatedVariable, ...]
+    writes: bool = False
 
 
 @dataclasses.dataclass
@@ -77,6 +88,8 @@ class Draft:
         earlier: Those and the ops of the inputs.
         elements: What each replica is fed, if there is a feed.
         further: A tuple of what step_fn is called with behind that, for each.
+        settled: Where variables that a strategy has yet to decide on were built into
+            the user's own code before, by their paths.
         returned: What step_fn returned for each replica.
         scopes: The name scope of each replica for which step_fn was called.
         seeds: How many seeds TensorFlow had counted up where each of them began.
@@ -92,6 +105,7 @@ class Draft:
         communications: What the replicas communicate.
         sharing: The handles of variables that replicas use of one another.
         done: In a plain tf.Graph, an op that runs when all effects have happened.
+        writes: Whether variables that have an owner are written.
     """
 
     settings: Settings
@@ -104,6 +118,7 @@ class Draft:
     earlier: list[tf.Operation] = dataclasses.field(default_factory=list)
     elements: Any = None
     further: Sequence[Any] = ()
+    settled: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     returned: list[Any] = dataclasses.field(default_factory=list)
     scopes: list[str] = dataclasses.field(default_factory=list)
     seeds: list[int] = dataclasses.field(default_factory=list)
@@ -118,6 +133,7 @@ class Draft:
     communications: tuple[record.Communication, ...] = ()
     sharing: Any = ()
     done: tf.Operation | None = None
+    writes: bool = False
 
     @property
     def several(self) -> bool:

@@ -21,11 +21,12 @@ from replicator.graph.ir.kinds import acting, has_effect
 from replicator.graph.lowering import crossing, rewrite
 from replicator.graph.matching import control_flow, leftover, numbering, unanswered
 from replicator.graph.order import ordering, phases
-from replicator.graph.passes import kernels, owners, random, reads
+from replicator.graph.passes import kernels, owners, random, reads, ties
 from replicator.inputs import checks as input_checks
 from replicator.inputs import feeds
 from replicator.inputs.shards import Shard
 from replicator.primitives import table
+from replicator.stages import writing
 from replicator.step import (
     checks,
     constants,
@@ -37,6 +38,8 @@ from replicator.step import (
 )
 from replicator.step.draft import Built, Draft, Settings
 from replicator.variables import drift, elsewhere, python_calls, storage, unbuilt
+from replicator.variables.chooser import SPARSE
+from replicator.variables.replicated import ReplicatedVariable
 
 _SAME_WRITES = (
     "let all hosts write the same values, computed from the same constants; values "
@@ -64,10 +67,42 @@ def run(
         own: Those of the tensors behind them that a replica is given for itself.
     """
     draft = Draft(settings, step_fn, feed, build, args, own)
+    written = [s.begin(input_checks.name_of(step_fn)) for s in settings.stages]
     for apply in PASSES:
         apply(draft)
+        for graphs in written:
+            _write_down(graphs, apply, draft)
     used = {id(one): one for one in build.aliases.noted().values()}
-    return Built(draft.returned, draft.communications, tuple(used.values()))
+    variables = tuple(used.values())
+    return Built(draft.returned, draft.communications, variables, draft.writes)
+
+
+def _write_down(
+    graphs: writing.Build, done: Callable[[Draft], None], draft: Draft
+) -> None:
+    """Writes down what a pass has made of the step, if it ends a stage."""
+    graph = draft.build.graph
+    if done is divide_ops:
+        graphs.traced(graph, draft.replicas[0])
+    elif done is copy_replicas:
+        graphs.copied(graph, [op for ops in draft.replicas for op in ops])
+    elif done is check_leftovers:
+        graphs.done(graph, _running(draft))
+
+
+def _running(draft: Draft) -> set[tf.Operation]:
+    """Returns the ops of a step that is built which will run."""
+    ops = [op for op in draft.ops() if not _tf.is_abandoned(op)]
+    leaves = [leaf for leaf in draft.leaves() if leaf is not None]
+    stack = [leaf.op if tf.is_tensor(leaf) else leaf for leaf in leaves]
+    stack += [op for op in ops if has_effect(op) and op not in draft.initializers]
+    known, running = set(ops), set()
+    while stack:
+        op = stack.pop()
+        if op in known and op not in running:
+            running.add(op)
+            stack += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return running
 
 
 # --- Building the replicas ------------------------------------------------------------
@@ -75,6 +110,13 @@ def run(
 
 def pull_inputs(draft: Draft) -> None:
     """Pulls what each replica is fed, before all else."""
+    if draft.settings.chooser is not None:
+        trained = draft.settings.factory.trained().items()
+        draft.settled = {
+            path: variable.storage.settled_at
+            for path, variable in trained
+            if isinstance(variable, ReplicatedVariable)
+        }
     ops = draft.build.graph.get_operations()
     draft.previous = [op for op in ops if not _tf.is_abandoned(op)]
     with tf.name_scope("inputs"):
@@ -114,6 +156,37 @@ def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
     return step_arguments.arranged(draft.step_fn, element, further), shard
 
 
+def follow_strategy(draft: Draft) -> None:
+    """Has a strategy decide on variables that it could not decide on before.
+
+    Raises:
+        BuildAgain: Some are elsewhere now, or kept equal in another way.
+        StrategyError: A rule of the strategy is of no variable that there is.
+    """
+    chooser = draft.settings.chooser
+    if chooser is None:
+        return
+    chooser.check()
+    if not chooser.undecided:
+        return
+    variables = draft.settings.factory.trained()
+    sparse = draft.build.findings.get(SPARSE, {})
+    known = {p: sparse[v.key] for p, v in variables.items() if v.key in sparse}
+    whole = {p: v for p, v in variables.items() if isinstance(v, ReplicatedVariable)}
+    for path in chooser.undecided.intersection(whole):
+        # An optimizer has read them where it created its slots: in this step.
+        whole[path].storage.settled_at = draft.settled.get(path)
+    decided = chooser.decide(known)
+    changed = [
+        path
+        for path, chosen in decided.items()
+        if path in whole and storage.follow(whole[path], chosen)
+    ]
+    if changed:
+        draft.build.knowledge.update({("decided", path): True for path in changed})
+        raise context.BuildAgain
+
+
 def check_results(draft: Draft) -> None:
     """Checks what the replicas exchanged while they were built, and returned."""
     objects.check(draft.build, draft.settings.peers)
@@ -130,6 +203,10 @@ def divide_ops(draft: Draft) -> None:
         [op for op in ops[begin:end] if op not in aliases]
         for begin, end in draft.ranges
     ]
+    draft.replicas = ties.resolve(
+        *(draft.replicas, build.traced, [t for t in draft.leaves() if tf.is_tensor(t)]),
+        *(draft.settings.factory.in_parts(), draft.settings.factory.initializers),
+    )
     if build.in_functions:
         numbering.close_gaps(draft.replicas, build.traced)
 
@@ -192,6 +269,8 @@ def check_equality(draft: Draft) -> None:
     labels = value_numbering.Labels(draft.flow)
     owned = build.aliases.label(labels)
     draft.handles = owners.Handles(labels, owned, build.world)
+    ops = set(draft.replicas[0]).difference(draft.initializers)
+    draft.writes = any(draft.handles.written(op) for op in ops)
     what = f"builds {input_checks.name_of(draft.step_fn)}"
     draft.elsewhere = rewrite.check(
         draft.replicas, draft.handles, draft.settings.peers, what
@@ -348,6 +427,7 @@ def check_leftovers(draft: Draft) -> None:
 PASSES: tuple[Callable[[Draft], None], ...] = (
     pull_inputs,
     call_step_fn,
+    follow_strategy,
     check_results,
     divide_ops,
     copy_replicas,

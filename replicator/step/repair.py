@@ -51,10 +51,17 @@ def mirrored(
     found = (owners.get(id(tensor)) for tensor in captured)
     variables = {id(variable): variable for variable in found if variable is not None}
     return [
-        Mirrored(tuple(c.handle for c in variable.components), variable.dtype)
+        Mirrored(_handles(variable), variable.dtype)
         for variable in variables.values()
-        if variable.placement.is_copied
+        if variable.placement.is_copied or variable.placement.has_copies
     ]
+
+
+def _handles(variable: ReplicatedVariable) -> tuple[tf.Tensor, ...]:
+    """Returns the handles of all components, that of what is copied first."""
+    first = variable.storage.first
+    others = [one for one in variable.components if one is not first]
+    return tuple(component.handle for component in (first, *others))
 
 
 def equal_after_errors(

@@ -26,6 +26,7 @@ class State:
         prepared: What runs the step, by the key of the values that a call hands over.
         feed: The inputs of eager calls and of functions.
         plan: What the step communicates, as it was built last.
+        writes: Whether it then wrote variables that have an owner.
         step: Returns the Step that `build` has returned, if it is still there.
         lock: What is held while the step runs.
         outdated: Whether variables' components have moved since this was set to False.
@@ -38,6 +39,7 @@ class State:
         self.prepared: dict[Hashable, Call] = {}
         self.feed: feeds.Feed | None = None
         self.plan: plans.Plan | None = None
+        self.writes = False
         self.step: Callable[[], Any] = lambda: None  # a weak reference
 
     def trace_again(self) -> None:

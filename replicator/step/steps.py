@@ -207,6 +207,7 @@ class Step:
 
         with _holding(current, handed.leaves):
             function = _tf.trace(traced, ordering.order_as_created)
+            writes = self._state.writes
             on_cpus = cost.share_memory(self._settings.world.devices)
             owners = self._settings.factory.owners()
             variables = repair.mirrored(function.captured_inputs, owners)
@@ -215,6 +216,8 @@ class Step:
             _warning_of_rest(run, feed), variables, self._settings.peers
         )
         run = devices.ordered(run, self._settings.world.devices)
+        if self._settings.clock is not None and writes:
+            run = self._settings.clock.counted(run, self._asked.steps_per_call)
         packed = _packed_call(run, function, structures[-1])
         if not handed.leaves:
             return lambda _: packed()
@@ -246,6 +249,8 @@ class Step:
         distribute.refuse_strategy("run")
         if self._settings.peers is not None:
             step_arguments.refuse_session(self._asked.step_fn)
+        if self._settings.clock is not None:
+            self._settings.clock.refuse_graph()
         step_arguments.check_takes(self._asked, handed.num_args)
         with self._settings.lock:  # threads have one feed in a graph, too
             feed = self._feed()
@@ -292,8 +297,14 @@ class Step:
             storage.notes(built.variables),
         )
         self._state.plan = plan
+        self._state.writes = built.writes
         self._keep_plan(plan)
         return built.returned
+
+    def _program(self) -> making.Program:
+        """Returns which of several programs this is."""
+        clock = self._settings.clock
+        return making.Program() if clock is None else making.Program(*clock.place)
 
     def _feed(self) -> feeds.Feed | None:
         """Returns the inputs, which live outside of the function being traced."""
@@ -312,6 +323,7 @@ class Step:
                 self._asked.input_mode,
                 self._asked.remainder,
                 self._settings.peers,
+                self._program(),
             )
         if not feed.goes_on:
             return feed  # the next build makes another

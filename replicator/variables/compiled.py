@@ -88,7 +88,8 @@ def outside_handle(variable: Any) -> tf.Tensor | None:
         return None
     if _tf.compiled_function(tf.compat.v1.get_default_graph(), None) is None:
         return None
-    if variable.placement.owner:
+    world = variable.world
+    if variable.placement.device(world) != world.devices[0]:
         need = storage.Need(variable, _USED, errors.user_line())
         storage.mirror_all([need])
     return variable.components[0].handle

@@ -9,29 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf, context, errors
+from replicator.asynchronous.store import Store
 from replicator.cluster.peers import Peers
-from replicator.variables import elsewhere, initial_values, locks
-from replicator.variables.placement import (
-    Aggregated,
-    Mirrored,
-    Owned,
-    Placement,
-    Seeded,
-)
+from replicator.variables import division, in_graphs, initial_values, locks
+from replicator.variables.chooser import Chooser, Chosen, Part
+from replicator.variables.components import Components
+from replicator.variables.decisions import Decisions
+from replicator.variables.partitioned import PartitionedVariable
+from replicator.variables.placement import Placement
 from replicator.variables.replicated import ReplicatedVariable, plain
-from replicator.variables.seeds import Seed
 from replicator.variables.storage import Storage, User
 from replicator.world import World
+
+Variable = ReplicatedVariable | PartitionedVariable
 
 
 @dataclasses.dataclass
@@ -42,12 +41,18 @@ class _Kept:
         made: The variables made inside step_fns, by what stands for each and goes with
             it, and by their places.
         initializers: All ops made for the creation of variables.
+        asked: Counts the variables that a strategy is asked for.
+        paths: Those that are there, by their paths.
     """
 
     made: weakref.WeakKeyDictionary[Any, dict[Any, ReplicatedVariable]] = (
         dataclasses.field(default_factory=weakref.WeakKeyDictionary)
     )
     initializers: set[tf.Operation] = dataclasses.field(default_factory=set)
+    asked: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    paths: weakref.WeakValueDictionary[str, Variable] = dataclasses.field(
+        default_factory=weakref.WeakValueDictionary
+    )
 
 
 class VariableFactory:
@@ -64,17 +69,19 @@ class VariableFactory:
         lock: locks.StepLock,
         sharded: bool = False,
         peers: Peers | None = None,
+        strategy: Chooser | None = None,
+        store: Store | None = None,
     ) -> None:
         self._world = world
         self._peers = peers  # the processes that build the other replicas
         self._count = itertools.count()
         self._lock = lock  # of the steps that the variables are used in
-        self._sharded = sharded and world.num_replicas > 1
-        self._bytes = dict.fromkeys(world.local, 0)  # that each replica owns
-        self._last_owner: int | None = None
+        self._decisions = Decisions(world, sharded, strategy)
+        self._components = Components(world, peers, store)
         self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
         self._all = weakref.WeakValueDictionary()
+        self._in_parts: list[weakref.ref[PartitionedVariable]] = []
         self._all_lock = threading.Lock()  # it may grow while a thread goes through it
 
     @property
@@ -98,7 +105,10 @@ class VariableFactory:
             return collection[0]
 
     def creator(self, next_creator: Any, **kwargs: Any) -> ReplicatedVariable:
-        """What tf.variable_creator_scope calls for each new variable."""
+        """What tf.variable_creator_scope calls for each new variable.
+
+        Called otherwise, it may be given `slot_of`, whose slot the variable is.
+        """
         replica = context.current()
         if replica is None:
             return self._create(kwargs, scope=None)
@@ -122,6 +132,19 @@ class VariableFactory:
             for variable in self._variables()
             for component in variable.components
         }
+
+    def trained(self) -> dict[str, Variable]:
+        """Returns the variables that strategies decide on, by their paths."""
+        return {
+            path: variable
+            for path, variable in self._kept().paths.items()
+            if variable.dtype.is_floating and variable.shape.is_fully_defined()
+        }
+
+    def in_parts(self) -> dict[int, PartitionedVariable]:
+        """Returns the variables in parts, by the ids of their handles."""
+        known = [ref() for ref in self._in_parts]
+        return {id(one.handle): one for one in known if one is not None}
 
     def _variables(self) -> list[ReplicatedVariable]:
         with self._all_lock:
@@ -165,133 +188,82 @@ class VariableFactory:
             kwargs["initial_value"] = initial_values.placeholder(kwargs)
         kwargs["initial_value"] = initial_values.lifted(kwargs.get("initial_value"))
         collections = kwargs.pop("collections", None)
-        primary = plain(_tf.variable_of_slot())
+        primary = kwargs.pop("slot_of", None)
+        if primary is None:
+            primary = plain(_tf.variable_of_slot())
         name_scope = contextlib.nullcontext()
         if scope is not None:
             name_scope = tf.name_scope(scope if scope != "/" else "")
         with self._creating():
             with name_scope:
-                components, placement = self._components(kwargs, primary)
+                chosen, path = self._chosen(kwargs, primary)
+                if chosen.parts:
+                    whole = self._divide(kwargs, collections, chosen, primary)
+                    if path:
+                        self._kept().paths[path] = whole
+                    return whole
+                components, placement = self._components.new(kwargs, chosen.placement)
             variable = self._combine(components, kwargs, collections, placement)
+            variable.storage.synchronizer = chosen.synchronizer
+            variable.storage.undecided = chosen.later
+            if path:
+                variable.storage.path = path
+                self._kept().paths[path] = variable
         if isinstance(primary, ReplicatedVariable):
             primary.storage.add_slot(variable)
         return variable
 
-    def _owner(self, kwargs: dict[str, Any], primary: Any) -> int | None:
-        """Returns the replica that shall own a variable; None if each gets its own.
+    def _chosen(self, kwargs: dict[str, Any], primary: Any) -> tuple[Chosen, str]:
+        """Returns what is decided on a variable, and its path; "" if it needs none."""
+        kept = self._kept()
+        if primary is not None or not self._decisions.has_path(kwargs):
+            return self._decisions.on(kwargs, primary, "", kept.asked), ""
+        scope, name = tf.get_current_name_scope(), kwargs.get("name", "Variable")
+        path = f"{scope}/{name}" if scope else name
+        for number in itertools.count(1):
+            if path not in kept.paths:
+                break
+            path = f"{path.rpartition('_')[0] if number > 1 else path}_{number}"
+        return self._decisions.on(kwargs, None, path, kept.asked), path
 
-        Replicas own about the same number of bytes, and what is an optimizer's slot is
-        owned with its variable, what is a vector with the variable before it: a bias
-        with its layer's weights, whose gradient is computed from the same. What is not
-        shared are integers, which a step may count with in its own way, and scalars,
-        which would cost a transfer to save a few bytes.
-        """
-        if not self._sharded:
-            return None
-        value = kwargs.get("initial_value")
-        if callable(value):
-            value = value()
-            if not hasattr(value, "checkpoint_position"):
-                kwargs["initial_value"] = value
-        value = tf.convert_to_tensor(
-            getattr(value, "wrapped_value", value), kwargs.get("dtype")
-        )
-        inexact = value.dtype.is_floating or value.dtype.is_complex
-        if not inexact or not value.shape.rank:
-            return None
-        owner = self._last_owner if value.shape.rank == 1 else None
-        if isinstance(primary, ReplicatedVariable):
-            owner = primary.placement.owner
-            if owner is None:
-                return None
-        if owner is None:
-            owner = min(self._bytes, key=self._bytes.__getitem__)
-        self._bytes[owner] += (value.shape.num_elements() or 0) * value.dtype.size
-        self._last_owner = owner
-        return owner
-
-    def _placement(self, kwargs: dict[str, Any], primary: Any) -> Placement:
-        """Returns how a variable is placed that is about to be created."""
-        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            return Aggregated(kwargs.get("aggregation", tf.VariableAggregation.NONE))
-        owner = self._owner(kwargs, primary)
-        return Mirrored() if owner is None else Owned(owner)
-
-    def _components(
-        self, kwargs: dict[str, Any], primary: Any
-    ) -> tuple[list[tf.Variable], Placement]:
-        """Creates one plain variable per device, or one in place of all.
-
-        They begin with what each gets of component 0's initial value.
-        """
-        placement = self._placement(kwargs, primary)
-        names = ("initial_value", "name", "dtype", "shape", "validate_shape")
-        own = {k: kwargs[k] for k in names if k in kwargs}
-        with tf.device(placement.device(self._world)):
-            first = _tf.ResourceVariable(trainable=False, collections=[], **own)
-        if self._peers is not None:
-            elsewhere.adopt(self._peers, first)
-        if placement.owner is not None:
-            return [first] * self._world.num_local, placement
-        seed = Seed.of(first)
-        if seed is not None:
-            placement = Seeded(seed)
-        del own["initial_value"]
-
-        def initial_value(r: int) -> Any:
-            eager = tf.executing_eagerly()
-            value = first.read_value() if eager else first.initial_value
-            return placement.written(value, first, r)
-
-        others = [
-            self._component(first, functools.partial(initial_value, r), r, **own)
-            for r in self._world.local[1:]
-        ]
-        if self._peers is not None and placement.differs:
-            value = first.read_value()  # which would be that of replica 0
-            first.assign(placement.written(value, first, self._world.local[0]))
-        return [first, *others], placement
-
-    def _component(
+    def _divide(
         self,
-        first: tf.Variable,
-        initial_value: Callable[[], Any],
-        replica_id: int,
-        **own: Any,
-    ) -> tf.Variable:
-        """Creates a replica's component of a variable that has one already."""
-        name = first.name.partition(":")[0].split("/")[-1]
-        own.update(name=f"{name}/replica_{replica_id}", dtype=first.dtype)
-        with tf.device(self._world.device(replica_id)):
-            return _tf.ResourceVariable(
-                lambda: tf.identity(initial_value()),
-                trainable=False,
-                collections=[],
-                **own,
-            )
+        kwargs: dict[str, Any],
+        collections: Sequence[str] | None,
+        chosen: Chosen,
+        primary: Any,
+    ) -> PartitionedVariable:
+        """Creates a variable in parts."""
 
-    def mirrored(self, variable: ReplicatedVariable) -> list[tf.Variable]:
-        """Creates the components of a variable that one replica has owned so far.
+        def make(own: dict[str, Any], part: Part) -> ReplicatedVariable:
+            components, _ = self._components.new(own, part.placement)
+            made = self._combine(components, own, [], part.placement)
+            made.storage.synchronizer = part.synchronizer
+            return made
 
-        They begin with what that one holds, or in a tf.Graph will hold at first.
+        dtype, shape = initial_values.dtype_and_shape(kwargs)
+        variable = division.create(
+            make, kwargs, chosen, dtype, shape, self._world, self._lock
+        )
+        in_graphs.collect(variable, collections)
+        self._in_parts.append(weakref.ref(variable))
+        division.add_slot(primary, variable)
+        return variable
+
+    def move(
+        self, variable: ReplicatedVariable, placement: Placement
+    ) -> tuple[list[tf.Variable], tf.Variable]:
+        """Creates the components of a variable that is to be elsewhere.
 
         Args:
-            variable: Has an owner.
+            variable: Has equal components.
+            placement: Where it will be.
+
+        Returns:
+            The components, and which of them is the first.
         """
-        first, owner = variable.components[0], variable.placement.owner
         with self._creating():
-            eager = tf.executing_eagerly()
-            value = first.read_value() if eager else first.initial_value
-            components = [
-                first
-                if r == owner
-                else self._component(first, lambda: value, r, shape=first.shape)
-                for r in self._world.local
-            ]
-            if not eager:  # what initializes the variable may be known elsewhere by now
-                added = [one.initializer for one in components if one is not first]
-                _tf.add_control_inputs(variable.initializer, added)
-        return components
+            return self._components.moved(variable, placement)
 
     @contextlib.contextmanager
     def _creating(self) -> Iterator[None]:
@@ -321,9 +293,10 @@ class VariableFactory:
         }
         graph_mode = not tf.executing_eagerly()
         if graph_mode:
-            facts["initializer_op"] = _initializer(components)
+            facts["initializer_op"] = in_graphs.initializer(components)
+        first = placement.first(components, self._world)
         variable = ReplicatedVariable(
-            storage=Storage(components, placement, self.mirrored),
+            storage=Storage(components, placement, self.move, first),
             world=self._world,
             lock=self._lock,
             # Alike in all processes, as TensorFlow's own is not.
@@ -333,17 +306,5 @@ class VariableFactory:
         )
         with self._all_lock:
             self._all[id(variable)] = variable
-        if graph_mode:
-            if collections is None:
-                collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
-            if variable.trainable:
-                trainable = tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES
-                collections = list(dict.fromkeys([*collections, trainable]))
-            variable.graph.add_to_collections(collections, variable)
+        in_graphs.collect(variable, collections)
         return variable
-
-
-def _initializer(components: Sequence[tf.Variable]) -> tf.Operation:
-    """Returns the op that initializes all components, in a tf.Graph."""
-    initializers = dict.fromkeys(one.initializer for one in components)
-    return tf.group(*initializers, name="initialize")

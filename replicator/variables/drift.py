@@ -21,7 +21,7 @@ from replicator.graph.equal.equality import Level, Ops
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.order import effects
-from replicator.variables import agreement
+from replicator.variables import agreement, copies
 from replicator.variables.creation import VariableFactory
 from replicator.variables.replicated import ReplicatedVariable
 
@@ -143,6 +143,7 @@ class _Checker:
         if self._build.world.processes:
             digest = self._digests.of_inputs(ops[0])
             self.equal.append((variable.name, errors.line_of(ops[0]), digest))
+        copies.check(self._build, variable, ops)
         claims = [self._claim(op, around) for op in ops]
         if all(agreed for agreed, _ in claims):
             return

@@ -11,6 +11,7 @@ and written outside of one, what a checkpoint holds, and whom gradients are redu
 | Aggregated | one per replica | its own | aggregated | as it is read |
 | Seeded | a seed for each replica | its own | the first | all, offset |
 | Rows | rows for each replica | its own | concatenated | all to the first |
+| Owed | a row for each replica | its own | concatenated | one to each, or the sum |
 
 AutoDist calls this the configuration of a node, TorchRec an entry of a sharding plan.
 """
@@ -18,7 +19,7 @@ AutoDist calls this the configuration of a node, TorchRec an entry of a sharding
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -51,6 +52,16 @@ class Placement:
         return False
 
     @property
+    def slot(self) -> Placement:
+        """The placement of what optimizers create to go with the variable."""
+        return Mirrored()
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether replicas have copies of what one of them owns."""
+        return False
+
+    @property
     def is_copied(self) -> bool:
         """Whether there are several components, and any is as good as another."""
         return self.owner is None and not self.differs
@@ -66,6 +77,11 @@ class Placement:
         return False
 
     @property
+    def shared(self) -> bool:
+        """Whether other programs write the variable, too."""
+        return False
+
+    @property
     def grows(self) -> bool:
         """Whether what is read outside may have any number of rows."""
         return False
@@ -73,6 +89,22 @@ class Placement:
     def device(self, world: World) -> str:
         """Returns where the first component is created."""
         return world.devices[0]
+
+    def components(
+        self, first: tf.Variable, on: Callable[[int], tf.Variable], world: World
+    ) -> list[tf.Variable]:
+        """Returns the component of each local replica.
+
+        Args:
+            first: The one that was made first, where `device` says.
+            on: Returns the one on a replica's device.
+            world: The replicas.
+        """
+        return [on(r) for r in world.local]
+
+    def first(self, components: Sequence[tf.Variable], world: World) -> tf.Variable:
+        """Returns the component whose handle a variable has outside of steps."""
+        return components[0]
 
     def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:
         """Returns the components that code outside a step reads and writes."""
@@ -93,6 +125,12 @@ class Placement:
         handle = variable.components[variable.world.place(replica_id)].handle
         aliases.note(handle, variable)
         return handle
+
+    def handles_on(
+        self, variable: Any, replica_id: int, aliases: Aliases
+    ) -> list[tf.Tensor]:
+        """Returns all handles by which a replica may use a variable in a build."""
+        return [self.handle_on(variable, replica_id, aliases)]
 
     def brought(self, value: tf.Tensor, replica: context.ReplicaContext) -> tf.Tensor:
         """Returns what a replica has read, where its ops expect it."""
@@ -131,35 +169,76 @@ class Mirrored(Placement):
 
 @dataclasses.dataclass(frozen=True)
 class Owned(Placement):
-    """One component in place of all, on the device of one replica.
+    """One component in place of all, on the device of one replica, or on another.
 
     The others reach it by aliases of its handle; of the writes of all replicas the
     owner's is kept. See ZeRO (Rajbhandari et al., 2020), whose first two stages divide
     the state of the optimizer and the gradients like this.
 
     Attributes:
-        replica: The owner.
+        replica: The owner. On its device gradients are reduced, by its writes the
+            variable is updated, where that is.
+        on: Where the variable is, if that is no replica's device.
+        proxies: Whether each replica has a copy, which steps read; see copies.py.
+        shared: Whether other programs read and write it, too, at any time.
     """
 
     replica: int
+    on: str = ""
+    proxies: bool = False
+    shared: bool = False
 
     @property
     def owner(self) -> int | None:
-        """The replica that has it."""
+        """The replica that has it, or stands for the device that has."""
         return self.replica
 
+    @property
+    def slot(self) -> Placement:
+        """They are where it is."""
+        return Owned(self.replica, self.on)
+
+    @property
+    def has_copies(self) -> bool:
+        """They may."""
+        return self.proxies
+
     def device(self, world: World) -> str:
-        """Returns the device of the owner."""
-        return world.device(self.replica)
+        """Returns where the one component is."""
+        return self.on or world.device(self.replica)
+
+    def components(
+        self, first: tf.Variable, on: Callable[[int], tf.Variable], world: World
+    ) -> list[tf.Variable]:
+        """Returns the one for all replicas; or the copies of it.
+
+        What they are copies of is one of them, or if it is apart, comes last.
+        """
+        if not self.proxies:
+            return [first] * world.num_local
+        own = [on(r) for r in world.local]
+        return [*own, first] if self.on else own
+
+    def first(self, components: Sequence[tf.Variable], world: World) -> tf.Variable:
+        """Returns the one that others are copies of."""
+        if not self.proxies:
+            return components[0]
+        return components[-1 if self.on else world.place(self.replica)]
 
     def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:
-        """Returns the one component."""
-        return tuple(components[:1])
+        """Returns the one component; all, if there are copies of it."""
+        return tuple(components) if self.proxies else tuple(components[:1])
 
     def handle(self, variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
-        """Returns an alias; in a graph that stands in for the step's, the handle."""
+        """Returns an alias; in a graph that stands in for the step's, the handle.
+
+        Of a variable with copies, that is for updates; else the replica's own copy's.
+        """
+        if self.proxies and not replica.updating:
+            aliases = replica.build.aliases
+            return super().handle_on(variable, replica.replica_id, aliases)
         if not _tf.stands_in(replica.build.graph):
-            handle = variable.components[0].handle
+            handle = variable.storage.first.handle
             replica.build.aliases.note(handle, variable)
             return handle
         return super().handle(variable, replica)
@@ -167,6 +246,15 @@ class Owned(Placement):
     def handle_on(self, variable: Any, replica_id: int, aliases: Aliases) -> tf.Tensor:
         """Returns the replica's alias of the handle."""
         return aliases.of(variable, replica_id)
+
+    def handles_on(
+        self, variable: Any, replica_id: int, aliases: Aliases
+    ) -> list[tf.Tensor]:
+        """Returns the alias, and the handle of the replica's copy if it has one."""
+        handles = super().handles_on(variable, replica_id, aliases)
+        if self.proxies:
+            handles.append(super().handle_on(variable, replica_id, aliases))
+        return handles
 
     def brought(self, value: tf.Tensor, replica: context.ReplicaContext) -> tf.Tensor:
         """Brings what was read to the replica, if it has to be.
@@ -276,6 +364,11 @@ class Rows(Placement):
         return True
 
     @property
+    def shared(self) -> bool:
+        """Whether other programs write the variable, too."""
+        return False
+
+    @property
     def grows(self) -> bool:
         """It may."""
         return True
@@ -298,3 +391,51 @@ class Rows(Placement):
             return value[:0]
         count = len(variable.outside)
         return value * count if self.aggregation == _MEAN else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Owed(Placement):
+    """What each replica owes: a row of its own, of which the sum counts.
+
+    Each gets its own row back. If there are as many rows as other replicas had, the
+    first owes the sum of all.
+
+    Attributes:
+        replicas: How many there are.
+    """
+
+    replicas: int
+
+    @property
+    def differs(self) -> bool:
+        """They are meant to."""
+        return True
+
+    @property
+    def is_aggregated(self) -> bool:
+        """All rows together are no replica's value."""
+        return True
+
+    @property
+    def grows(self) -> bool:
+        """It may."""
+        return True
+
+    def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the rows of all components, one after the other."""
+        return tf.concat(values, 0)
+
+    def written(
+        self,
+        value: Any,
+        variable: Any,
+        replica_id: int,
+        method: str = "assign",
+    ) -> Any:
+        """Returns the replica's own row, or that of all for the first."""
+        value = tf.convert_to_tensor(value, variable.dtype)
+        rows = tf.shape(value)[0]
+        own = tf.gather(value, [tf.minimum(replica_id, rows - 1)])
+        total = tf.reduce_sum(value, 0, keepdims=True)
+        rest = tf.zeros_like(total) if replica_id else total
+        return tf.where(tf.equal(rows, self.replicas), own, rest)

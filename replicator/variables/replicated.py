@@ -29,13 +29,16 @@ from replicator.cluster.peers import Peers
 from replicator.graph.ir.placeholder import OperandPolicy
 from replicator.graph.order import effects
 from replicator.variables import (
+    additions,
     agreement,
     compiled,
+    copies,
     elsewhere,
     locks,
     part_writes,
     python_calls,
     saving,
+    synchronized,
     unbuilt,
 )
 from replicator.variables.placement import Placement
@@ -48,7 +51,7 @@ _do_not_convert = tf.autograph.experimental.do_not_convert
 _SUM = tf.VariableAggregation.SUM
 
 
-class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
+class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.SavedAsOne):
     """A tf.Variable with one component per replica.
 
     Made by creating any variable under `Replicator.context()` or inside a step_fn.
@@ -77,7 +80,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         peers: Peers | None = None,
         **facts: Any,
     ) -> None:
-        super().__init__(like=storage.components[0], **facts)
+        super().__init__(like=storage.first, **facts)
         self._key, self._peers = key, peers
         self.storage, self.world = storage, world
         self._lock = lock  # no step runs amid an assignment
@@ -129,6 +132,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
             if _tf.asked_by_writer():
                 python_calls.refuse_write(self)
                 self._settle_in_graph()
+            self.settle_if_undecided()
             compiled_for = compiled.outside_handle(self)
             return self._handle if compiled_for is None else compiled_for
         if replica.build.world != self.world:
@@ -146,7 +150,8 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         function = compiled.function_around()
         if function is not None:
             return compiled.handle_by_call(function, self, self._unique_id)
-        return self.placement.handle(self, replica)
+        own = replica.reading.get(self.key)
+        return self.placement.handle(self, replica) if own is None else own
 
     def _refuse_update(self, family: str) -> NoReturn:
         """Raises where an optimizer is about to write one component alone."""
@@ -191,7 +196,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         return contextlib.nullcontext()
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        with self._afterwards():
+        with self._afterwards(), synchronized.read(self):
             if context.current() is None and self.placement.differs:
                 return self._aggregated()
             return self._read_once(no_copy)
@@ -199,7 +204,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
     def _read_once(self, no_copy: bool) -> tf.Tensor:
         """Reads, unless what a replica has read before is still the value."""
         replica = context.current()
-        if replica is None or no_copy or tf.executing_eagerly():
+        if replica is None or no_copy or replica.reading or tf.executing_eagerly():
             return _tf.HandleVariable._read_variable_op(self, no_copy)
         handle = self.handle
         value = replica.reads.value(handle)
@@ -220,7 +225,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
     @_do_not_convert
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers rows `indices` of the value."""
-        with self._afterwards():
+        with self._afterwards(), synchronized.read(self):
             if context.current() is None and self.placement.differs:
                 return tf.gather(self._aggregated(), indices, name=name)
             return self._brought(_tf.HandleVariable.sparse_read(self, indices, name))
@@ -228,7 +233,7 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
     @_do_not_convert
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers slices `indices` of the value."""
-        with self._afterwards():
+        with self._afterwards(), synchronized.read(self):
             if context.current() is None and self.placement.differs:
                 return tf.gather_nd(self._aggregated(), indices, name=name)
             return self._brought(_tf.HandleVariable.gather_nd(self, indices, name))
@@ -248,6 +253,10 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         read_value: bool = True,
     ) -> Any:
         """Sets the value; see the module's docstring for what happens inside a step."""
+        if self.placement.shared:
+            added = additions.addend(self, value)
+            if added is not None:
+                return self._write("assign_add", added, name, read_value)
         return self._write("assign", value, name, read_value)
 
     @_do_not_convert
@@ -291,8 +300,9 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
             elif claim is None:
                 value = agreement.agree(self, value, replica, method)
             written = self._write_own(method, value, name, read_value)
+            op = written.op if read_value and not tf.executing_eagerly() else written
+            self._write_copied(method, value, op, replica)
         if not tf.executing_eagerly():
-            op = written.op if read_value else written
             replica.reads.enter(self.handle, op, self.shape)
         return written
 
@@ -336,7 +346,8 @@ class ReplicatedVariable(part_writes.PartWriter, saving.SavedAsOne):
         """Writes every component, outside a step."""
         self._settle_in_graph()
         with self._exclusively():
-            ids = self.world.local  # of which the first stands for an owner
+            # The first stands for an owner, and for what there are copies of.
+            ids = [*self.world.local, self.world.local[0]]
             done = [write(*own) for own in zip(self.outside, ids, strict=False)]
         self.unbuilt = None
         if tf.executing_eagerly():

@@ -49,6 +49,7 @@ class Saveable(_tf.SaveableObject):
 
     def __init__(self, variable: Any, name: str) -> None:
         self._variable = variable
+        variable.settle_if_undecided()
         value = variable.read_value
         if not tf.executing_eagerly():  # read here, before the graph is finalized
             grows = variable.placement.grows
@@ -68,6 +69,56 @@ class Saveable(_tf.SaveableObject):
         return self._variable.restore(value)
 
 
+def slice_specs(shape: tf.TensorShape, axis: int, sizes: Sequence[int]) -> list[str]:
+    """Returns how files describe the parts of one tensor.
+
+    Args:
+        shape: Of the whole.
+        axis: Along which it is in parts.
+        sizes: Of the parts, along the axis.
+
+    Returns:
+        For each part the shape of the whole, and from where to where it goes:
+        "9 4 3,1:-" for row 3 of 9.
+    """
+    whole = " ".join(map(str, shape.as_list()))
+    specs, offset = [], 0
+    for size in sizes:
+        extents = ["-"] * shape.rank
+        extents[axis] = f"{offset},{size}"
+        specs.append(f"{whole} {':'.join(extents)}")
+        offset += size
+    return specs
+
+
+class InSlices(_tf.SaveableObject):
+    """How a PartitionedVariable is saved and restored: its parts as slices of one."""
+
+    def __init__(self, variable: Any, name: str) -> None:
+        self._variable = variable
+        eager = tf.executing_eagerly()
+        described = slice_specs(variable.shape, variable.axis, variable.sizes)
+        specs = [
+            _tf.SaveSpec(
+                part.read_value if eager else part._graph_element,
+                described[k],
+                name,
+                dtype=part.dtype,
+                device=part._handle.device,
+            )
+            for k, part in enumerate(variable.parts)
+        ]
+        super().__init__(variable, specs, name)
+
+    def restore(
+        self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any
+    ) -> Any:
+        """Writes to each part what was saved of it, however that was divided."""
+        pairs = zip(self._variable.parts, restored_tensors, strict=True)
+        done = [part.restore(value) for part, value in pairs]
+        return None if tf.executing_eagerly() else tf.group(*done)
+
+
 class SavedAsOne(_tf.HandleVariable):
     """What ReplicatedVariable adds to how variables are saved: one value for all."""
 
@@ -79,8 +130,17 @@ class SavedAsOne(_tf.HandleVariable):
         if not tf.executing_eagerly():
             self.storage.settle()
 
+    def settle_if_undecided(self) -> None:
+        """Called where code that is there for good is about to read the value."""
+        if not tf.executing_eagerly() and self.storage.undecided:
+            self.storage.settle()
+
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {VALUE_KEY: self.read_value()}
+        return {VALUE_KEY: self.read_on_host()}
+
+    def read_on_host(self) -> tf.Tensor:
+        """Returns the value to be saved."""
+        return self.read_value()
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
         return self.restore(restored[VALUE_KEY])

@@ -18,10 +18,11 @@ from typing import Any, NoReturn, Protocol
 
 import tensorflow as tf
 
-from replicator import context, errors
+from replicator import _tf, context, errors
 from replicator.variables import locks
+from replicator.variables.chooser import Chosen
 from replicator.variables.placement import Mirrored, Placement
-from replicator.variables.synchronizer import AllReduce
+from replicator.variables.synchronizer import AllReduce, Synchronizer
 
 _MOST_NAMES = 3  # that a note lists
 _NEEDS = "components needed"  # a finding of builds
@@ -42,12 +43,16 @@ class Storage:
     """The components of one variable, and their placement.
 
     Args:
-        components: `components[r]` is replica r's plain variable.
+        components: `components[r]` is replica r's plain variable. What they are copies
+            of comes last, if it is on another device than theirs.
         placement: What they hold, and all that follows from it.
-        mirrored: Makes a component per replica in place of the only one.
+        move: Makes the components of another placement, and says which is the first.
+        first: The component that was created first, by default number 0's.
 
     Attributes:
         synchronizer: How gradients, and what is assigned in steps, are made equal.
+        path: By which a strategy knows the variable; "" if it was not asked.
+        undecided: Whether a strategy will decide on it when a step is built.
         first: The component that the variable was created with, and whose handle it has
             outside of steps, wherever others are.
         why_mirrored: For a variable that was to have one owner: what has been found to
@@ -60,15 +65,18 @@ class Storage:
         self,
         components: Sequence[tf.Variable],
         placement: Placement,
-        mirrored: Callable[[Any], Sequence[tf.Variable]],
+        move: Callable[[Any, Placement], tuple[Sequence[tf.Variable], tf.Variable]],
+        first: tf.Variable | None = None,
     ) -> None:
         self.components = tuple(components)
-        self.first = self.components[0]
+        self.first = self.components[0] if first is None else first
         self.placement = placement
-        self.synchronizer = AllReduce()
+        self.synchronizer: Synchronizer = AllReduce()
+        self.path = ""
+        self.undecided = False
         self.why_mirrored: str | None = None
         self.settled_at: str | None = None
-        self._mirrored = mirrored
+        self._move = move
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self._slots: list[weakref.ref[Any]] = []
 
@@ -82,12 +90,13 @@ class Storage:
 
     def add_user(self, user: User) -> None:
         """Notes what has to be traced again if the components move."""
-        if self.placement.owner is not None:
+        if self.placement.owner is not None or self.undecided:
             self._users.add(user)
 
     def settle(self) -> None:
         """Notes that code of the user's reaches the components as they are now."""
-        if self.placement.owner is not None and self.settled_at is None:
+        may_move = self.placement.owner is not None or self.undecided
+        if may_move and self.settled_at is None:
             self.settled_at = errors.user_line()
 
     def mirror(self, variable: Any, why: str) -> None:
@@ -97,12 +106,25 @@ class Storage:
             variable: The variable that this is the storage of.
             why: What needs it, and where, for plans.
         """
+        self.move(variable, Mirrored())
+        self.why_mirrored = why
+
+    def move(self, variable: Any, placement: Placement) -> None:
+        """Makes the components of another placement, which begin with what is held now.
+
+        Args:
+            variable: The variable that this is the storage of.
+            placement: Where it will be.
+        """
         users = list(self._users)
         with contextlib.ExitStack() as stack:  # steps of other Replicators, too
             for lock in dict.fromkeys([variable.lock, *(user.lock for user in users)]):
                 stack.enter_context(lock.also_held())
-            self.components = tuple(self._mirrored(variable))
-            self.placement, self.why_mirrored = Mirrored(), why
+            components, first = self._move(variable, placement)
+            self.components, self.placement = tuple(components), placement
+            if first is not self.first:
+                self.first = first
+                _tf.stand_for(variable, first)
             for user in users:
                 user.trace_again()
             self._users.clear()
@@ -121,6 +143,17 @@ class Need:
     variable: Any
     why: str
     line: str
+
+
+def need_of(variable: Any, why: str, op: tf.Operation) -> Need:
+    """Returns the need of a variable that an op was found to write.
+
+    Args:
+        variable: The variable.
+        why: As for `Need`.
+        op: The op.
+    """
+    return Need(variable, why, errors.line_of(op))
 
 
 def need_components(variable: Any, why: str) -> None:
@@ -192,6 +225,49 @@ def mirror_all(needs: Iterable[Need]) -> list[Any]:
     for variable, need in owned.values():
         variable.storage.mirror(variable, f"{need.why}, at {need.line}")
     return [variable for variable, _ in owned.values()]
+
+
+def follow(variable: Any, chosen: Chosen) -> bool:
+    """Moves a variable and its slots to where a strategy has decided that they are.
+
+    Args:
+        variable: Was created before that.
+        chosen: What was decided.
+
+    Returns:
+        Whether anything has changed.
+
+    Raises:
+        StrategyError: It cannot be moved any more.
+    """
+    storage = variable.storage
+    storage.undecided = False
+    moves: list[tuple[Any, Placement]] = []
+    if storage.placement != chosen.placement:
+        moves = [(variable, chosen.placement)]
+        moves += [
+            (slot, chosen.placement.slot)
+            for slot in storage.slots()
+            if slot.dtype.is_floating and (slot.shape.rank or not variable.shape.rank)
+        ]
+    settled = storage.settled_at
+    if chosen.parts or (moves and settled is not None):
+        where = f"in {len(chosen.parts)} parts" if chosen.parts else chosen.placement
+        relies = "it is created whole" if settled is None else f"built at {settled}"
+        raise errors.StrategyError(
+            errors.compose(
+                f"the strategy decides that variable {variable.name} is {where} when a "
+                "step is built, but what was built before relies on where it is.",
+                [f"at {errors.user_line()}", relies],
+                "build this step first; or use a strategy that decides where the "
+                "variable is created.",
+            )
+        )
+    for one, placement in moves:
+        one.storage.move(one, placement)
+    changed = bool(moves) or storage.synchronizer != chosen.synchronizer
+    storage.synchronizer = chosen.synchronizer
+    return changed
 
 
 def notes(variables: Iterable[Any]) -> tuple[str, ...]:

@@ -21,17 +21,17 @@ port = addresses.free_port()
 busy = tf.distribute.Server({"worker": ["127.0.0.1:0"]}, "worker", 0)
 at = busy.target.removeprefix("grpc://")
 try:
-    _tf.connect({"client": [at]}, "client", 2)
+    _tf.connect({"client": {0: at}}, "client", 0, 2)
 except tf.errors.OpError as error:
     assert "Could not start gRPC server" in str(error), error
 assert _tf.connection() is None, "as before"
-jobs = {"client": [f"127.0.0.1:{port}"], "worker": [at]}
-made = _tf.connect(jobs, "client", 2)
+jobs = {"client": {0: f"127.0.0.1:{port}"}, "worker": {0: at}}
+made = _tf.connect(jobs, "client", 0, 2)
 assert _tf.connection() is made and _tf.has_started()
 assert made.default_session_config.rpc_options.num_channels_per_target == 2
 names = [d.name for d in tf.config.list_logical_devices("CPU")]
 assert names == [f"/job:{job}/replica:0/task:0/device:CPU:0" for job in jobs], names
-alone = _tf.connect({"client": jobs["client"]}, "client", 2)
+alone = _tf.connect({"client": jobs["client"]}, "client", 0, 2)
 assert _tf.connection() is alone is not made
 assert len(tf.config.list_logical_devices("CPU")) == 1
 print("done", flush=True)

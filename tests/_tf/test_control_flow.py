@@ -105,3 +105,30 @@ def test_cond_is_one_op_whatever_the_control_flow() -> None:
         assert {op.type for op in graph.get_operations()} >= {"StatelessIf"}
         with tf.compat.v1.Session() as session:
             assert session.run([result, result], {pred: False}) == [2, 2]
+
+
+def test_around_loops_is_what_the_outermost_loop_is_in() -> None:
+    seen = []
+
+    def body(k: tf.Tensor) -> tf.Tensor:
+        graph = tf.compat.v1.get_default_graph()
+        seen.append(_tf.around_loops(graph))
+        return tf.cond(k > 0, lambda: inner(k), lambda: k + 1)
+
+    def inner(k: tf.Tensor) -> tf.Tensor:
+        seen.append(_tf.around_loops(tf.compat.v1.get_default_graph()))
+        return k + tf.while_loop(lambda n: n < 1, note, [tf.constant(0)])[0]
+
+    def note(n: tf.Tensor) -> tf.Tensor:
+        seen.append(_tf.around_loops(tf.compat.v1.get_default_graph()))
+        return n + 1
+
+    @tf.function(autograph=False)
+    def function() -> tf.Tensor:
+        outer = tf.compat.v1.get_default_graph()
+        assert _tf.around_loops(outer) is None
+        result = tf.while_loop(lambda k: k < 3, body, [tf.constant(0)])[0]
+        assert [graph is outer for graph in seen] == [True] * 3
+        return result
+
+    assert function() == 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import tensorflow as tf
 
@@ -124,3 +126,61 @@ def test_replicated_variables_are_handle_variables():
         variable = tf.Variable(1.0)
     assert isinstance(variable, replicator.ReplicatedVariable)
     assert isinstance(variable, _tf.HandleVariable)
+
+
+def test_who_asks_for_a_name_shares_the_variable() -> None:
+    like = tf.Variable([1.0, 2.0], name="like")
+    one = _tf.shared_variable("shared/1", tf.float32, [2], "CPU:0", like)
+    assert not _tf.is_initialized(one)
+    one.assign(like)
+    other = _tf.shared_variable("shared/1", tf.float32, [2], "CPU:0")
+    assert _tf.is_initialized(other)
+    other.assign_add([1.0, 1.0])
+    del other  # which takes nothing from those that are left
+    assert one.numpy().tolist() == [2.0, 3.0]
+    assert (one.name, one.shape, one.dtype) == (like.name, [2], tf.float32)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_stand_for_gives_a_variable_another_one_s_handle(graph):
+    def check():
+        one, other = (_tf.ResourceVariable(x, name="one") for x in (1.0, 2.0))
+        facts = {
+            "trainable": True,
+            "synchronization": tf.VariableSynchronization.AUTO,
+            "aggregation": tf.VariableAggregation.NONE,
+        }
+        variable = _tf.HandleVariable(one, **facts)
+        _tf.stand_for(variable, other)
+        assert variable.handle is other.handle
+        return variable
+
+    if not graph:
+        assert float(check().read_value()) == 2.0
+        return
+    with tf.Graph().as_default(), helpers.session() as session:
+        variable = check()
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run([variable._handle.op, variable._is_initialized_op])
+
+
+@pytest.mark.parametrize("graph", [None, tf.Graph()])
+def test_unfilled_is_a_handle_without_a_value(graph):
+    with contextlib.nullcontext() if graph is None else graph.as_default():
+        like = _tf.unfilled("table", [9, 4], tf.float32)
+        variable = _tf.HandleVariable(like)
+        assert variable.name == "table:0"
+        assert variable.shape == [9, 4]
+        assert variable.dtype == tf.float32
+        read = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+        assert not (read if graph is None else shared.evaluate(read, graph))
+
+
+def test_note_access_tells_tapes_and_functions():
+    variable = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        _tf.note_access(variable)
+    assert tape.watched_variables() == (variable,)
+    function = tf.function(lambda: _tf.note_access(variable))
+    concrete = function.get_concrete_function()
+    assert concrete.graph.variables == (variable,)

@@ -116,6 +116,7 @@ PROGRAMS: tuple[Program, ...] = (
                 "build",
             ),
             "calibration",
+            "strategy",
         )
     ),
     _plain(
@@ -125,6 +126,23 @@ PROGRAMS: tuple[Program, ...] = (
     _plain(
         "by_environment(bad) and replicator.Replicator(['CPU:0'])",
         *("calibrations", ("eager",)),
+    ),
+    # Strategies
+    *(
+        _plain(f"replicator.strategy.{made}", modes=("eager",))
+        for made in (
+            *("PS(bad)", "PS(sync=bad)", "PSLoadBalancing(staleness=bad)"),
+            *("AllReduce(bad)", "AllReduce(all_reduce_spec=bad)"),
+            *("AllReduce(compressor=bad)", "RandomAxisPartitionAR(seed=bad)"),
+            *("Partitioned(bad)", "Partitioned(parts=bad)"),
+            *("Rules({'x': bad})", "Strategy(replicas=[bad])", "Strategy([bad])"),
+            *("PSSynchronizer(bad)", "AllReduceSynchronizer(group=bad)"),
+            *("Strategy.load(bad)", "Strategy().save(bad)"),
+            *("Strategy.from_bytes(bad)", "Strategy.from_text(bad)"),
+            *("Strategy.from_json(bad)",),
+            "Node(bad, replicator.strategy.AllReduceSynchronizer())",
+            "Node('v', bad)",
+        )
     ),
     # Several hosts
     _plain("replicator.connect(bad, timeout=0.01)"),
@@ -196,6 +214,13 @@ PROGRAMS: tuple[Program, ...] = (
     _step("repl.all_reduce(x, 'mean', weight=bad)"),
     _step("repl.all_reduce(x, group=bad)"),
     _step("repl.all_reduce(x, algorithm=bad)"),
+    _step("repl.all_reduce(x, compressor=bad)"),
+    _step("repl.all_reduce(bad, compressor='bf16')"),
+    _step("repl.all_reduce([x, bad], 'mean', compressor='int8')"),
+    _step("repl.all_reduce(bad, compressor='topk(ratio=0.5)')"),
+    _step("repl.all_reduce(bad, compressor='ef(powersgd(rank=1))')"),
+    _step("repl.all_reduce(x, bad, compressor='bf16')"),
+    _step("repl.all_reduce(x, 'mean', weight=bad, compressor='bf16')"),
     _step("repl.all_reduce(bad if repl.replica_id else x)"),
     _step("repl.all_reduce(x, bad if repl.replica_id else 'sum')"),
     _step("repl.broadcast(bad)", _SAME),
@@ -256,6 +281,15 @@ PROGRAMS: tuple[Program, ...] = (
     _plain("repl.keras_model(bad)"),
     _plain("repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1), bad)"),
     _plain("repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1), accumulation_steps=bad)"),
+    _plain("repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1), compressor=bad)"),
+    _plain("replicator.compressors.parse(bad)"),
+    _plain("replicator.compressors.parse(bad)", "texts"),
+    _plain("replicator.compressors.text(bad)"),
+    _plain("replicator.compressors.TopK(bad)"),
+    _plain("replicator.compressors.PowerSGD(bad)"),
+    _plain("replicator.compressors.PowerSGD(warm_start=bad)"),
+    _plain("replicator.compressors.PowerSGD(start_step=bad)"),
+    _plain("replicator.compressors.ErrorFeedback(bad)"),
     *(
         _step(f"{family}.{call}", plain=f"plain_{family}.{call}" if plain else "")
         for family, call, plain in (

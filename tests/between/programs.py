@@ -359,6 +359,31 @@ def training(repl: Replicator) -> Any:
     return [losses, [weight.numpy() for weight in model.weights]]
 
 
+def compressed(repl: Replicator) -> Any:
+    """What is received, and what is kept, which is read from all processes."""
+    results = []
+    for name in ("bf16", "int8", "topk(ratio=0.3)", "powersgd(rank=1)"):
+        for text in (name, f"ef({name})"):
+            with repl.context():
+                w = tf.Variable(tf.zeros([6, 5]))
+                optimizer = repl.wrap_optimizer(
+                    keras.optimizers.SGD(1.0), compressor=text
+                )
+
+            def step_fn(
+                w: Any = w, optimizer: Any = optimizer, text: str = text
+            ) -> Any:
+                x = _own(repl, (6, 5)) + 0.01
+                optimizer.apply([x], [w])
+                return repl.all_reduce(x, compressor=text)
+
+            received = [repl.run(step_fn) for _ in range(1 if name == "int8" else 2)]
+            memory = optimizer._replicator_combiner.compression.memory
+            kept = [v.numpy() for v in memory.variables if "noise" not in v.name]
+            results.append([received, w.numpy(), kept])
+    return results
+
+
 STEPS: dict[str, Callable[[Replicator], Any]] = {
     function.__name__: function
     for function in (
@@ -366,6 +391,6 @@ STEPS: dict[str, Callable[[Replicator], Any]] = {
         all_to_all,
         *(rooted, reduce_scatter, permute, messages, groups, algorithms, gradients),
         *(message_gradients, conditionals, loops, functions, objects, barriers),
-        *(factors, variables, random_numbers, inputs, training),
+        *(factors, variables, random_numbers, inputs, training, compressed),
     )
 }

@@ -18,7 +18,7 @@ from tests import helpers
 from tests.between import processes, programs
 
 # Sums of floats are added up in another order between processes than within one.
-_CLOSE = ("factors", "gradients", "training")
+_CLOSE = ("compressed", "factors", "gradients", "training")
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ AGGREGATIONS = list(tf.VariableAggregation)
 PLACEMENTS = [
     placement.Mirrored(),
     placement.Owned(1),
+    placement.Owned(0, "CPU:5", proxies=True),
     *(placement.Aggregated(how) for how in AGGREGATIONS),
     placement.Seeded(Seed(position=0, resets=False)),
     placement.Rows(tf.VariableAggregation.MEAN),
@@ -89,6 +90,20 @@ def test_the_first_component_is_created_at_the_owner() -> None:
     world = World.all_here(["a", "b"])
     assert placement.Owned(1).device(world) == "b"
     assert placement.Mirrored().device(world) == "a"
+    assert placement.Owned(1, "c").device(world) == "c"
+
+
+def test_copies_are_one_for_each_replica_and_what_is_apart_comes_last() -> None:
+    world = World.all_here(["a", "b"])
+    near, apart = placement.Owned(1, proxies=True), placement.Owned(1, "c", True)
+    for placed, components in ((near, [0, 1]), (apart, [0, 1, "first"])):
+        made = placed.components("first", lambda r: r, world)  # type: ignore
+        assert made == components
+        assert placed.first(made, world) == components[-1]
+        assert placed.outside(made) == tuple(components)
+        assert placed.slot == placement.Owned(1, placed.on)
+        assert placed.has_copies and not placed.slot.has_copies
+    assert placement.Mirrored().slot == placement.Mirrored()
 
 
 def test_nothing_else_asks_which_placement_it_is() -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph.ir import placeholder
-from replicator.graph.ir.kinds import kind_of
+from replicator.graph.ir.kinds import EXITS, kind_of
 from replicator.graph.ir.placeholder import Call
 
 # Of an op, or of a tensor.
@@ -59,6 +59,8 @@ def live(
             found.add(op)
             stack += [tensor.op for tensor in op.inputs]
             stack += op.control_inputs
+    # Where a loop ends, others wait for it, though nobody uses what it returns.
+    found |= {op for op in own if op.type in EXITS and op.inputs[0].op in found}
     return [op for op in ops if op in found]
 
 

@@ -87,15 +87,15 @@ class Aliases:
 
     def of(self, variable: Any, replica_id: int) -> tf.Tensor:
         """Returns the handle by which a replica uses a variable that has an owner."""
-        key = (id(variable.components[0]), replica_id)
+        key = (id(variable.storage.first), replica_id)
         if key not in self._made:
-            handle = variable.components[0].handle
+            handle = variable.storage.first.handle
             with (
                 self._graph.as_default(),
                 self._graph.colocate_with(None, ignore_existing=True),
                 tf.control_dependencies(None),
                 tf.device(None),
-                tf.device(self._world.device(variable.placement.owner)),
+                tf.device(variable.placement.device(self._world)),
                 tf.name_scope("alias"),
                 _tf.stop_recording(),
             ):
@@ -113,11 +113,11 @@ class Aliases:
         nodes = _tf.Nodes()
         new = []
         for variable in variables:
-            handle = variable.components[0].handle
+            handle = variable.storage.first.handle
             inside = graph.capture(handle) if graph.building_function else handle
-            device = self._world.device(variable.placement.owner)
+            device = variable.placement.device(self._world)
             for r in replica_ids:
-                if (id(variable.components[0]), r) not in self._made:
+                if (id(variable.storage.first), r) not in self._made:
                     nodes.add("Identity", [inside], device, T=tf.resource)
                     new.append((variable, r))
         if not new:
@@ -126,8 +126,8 @@ class Aliases:
             ops = nodes.finish("aliases")
         for (variable, r), op in zip(new, ops, strict=True):
             alias = op.outputs[0]
-            _tf.copy_handle_data(variable.components[0].handle, alias)
-            self._made[id(variable.components[0]), r] = alias
+            _tf.copy_handle_data(variable.storage.first.handle, alias)
+            self._made[id(variable.storage.first), r] = alias
             self._variables[id(alias)] = variable
 
     def ops(self) -> set[tf.Operation]:
@@ -159,7 +159,7 @@ class Aliases:
         for _, tensor in resource_inputs(op):
             variable = self._variables.get(id(self._captures.outermost(tensor)))
             if variable is not None:
-                return self._world.device(variable.placement.owner)
+                return variable.placement.device(self._world)
         return None
 
     def label(self, labels: Labels) -> dict[int, Shared]:

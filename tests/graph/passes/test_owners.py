@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ class _Variable:
     """What Aliases need to know of a variable."""
 
     def __init__(self, component: tf.Variable, owner: int) -> None:
-        self.components, self.name = [component], "v"
+        self.storage, self.name = types.SimpleNamespace(first=component), "v"
         self.placement = placement.Owned(owner)
 
 

@@ -1,0 +1,1 @@
+"""Asynchronous mode: programs that train the same variables, each at its own speed."""

@@ -1,0 +1,38 @@
+"""What strategies say of programs that do not wait for one another."""
+
+from __future__ import annotations
+
+from replicator import errors
+from replicator.strategy.builder import Builder
+from replicator.strategy.builders.ps import PS
+from replicator.strategy.builders.ps_load_balancing import PSLoadBalancing
+from replicator.strategy.rules import Rules
+
+
+def staleness(strategy: Builder | None) -> int | None:
+    """Returns by how many steps programs may be apart; None: by any number.
+
+    Args:
+        strategy: What the Replicator was given.
+
+    Raises:
+        StrategyError: It is for programs that one process builds.
+    """
+    if strategy is None:
+        return None
+    rules = strategy.rules if isinstance(strategy, Rules) else {"": strategy}
+    found = []
+    for builder in rules.values():
+        apart = isinstance(builder, PS) and (builder.staleness or not builder.sync)
+        if type(builder) not in (PS, PSLoadBalancing) or not apart:
+            raise errors.StrategyError(
+                errors.compose(
+                    f"{type(builder).__name__} is given where programs train the same "
+                    "variables, each at its own speed.",
+                    [f"at {errors.user_line()}"],
+                    "in asynchronous mode, pass PS(sync=False), or PS(staleness=k).",
+                )
+            )
+        assert isinstance(builder, PS)
+        found.append(builder.staleness)
+    return min(filter(None, found), default=None)

@@ -1,0 +1,126 @@
+"""How far programs may be ahead of one another: a clock that each of them advances.
+
+With a staleness of k, a program begins a step only when it will not then be more than
+k steps ahead of the slowest. Those that have ended, or are lost, hold up nobody.
+
+Source: the stale synchronous parallel model (Ho et al. 2013, More effective distributed
+ML via a stale synchronous parallel parameter server).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from replicator import errors
+from replicator.asynchronous import board as boards
+from replicator.asynchronous.board import LOST, STATES, STEPS, Board
+from replicator.asynchronous.events import Events
+
+
+class Clock:
+    """Counts this program's steps, and has them wait for the slowest program.
+
+    Args:
+        board: Where all programs tell how many steps they have done.
+        names: Of the programs, for messages.
+        events: Where it is logged.
+        staleness: By how many steps it may be ahead; None: by any number.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        names: tuple[str, ...],
+        events: Events,
+        staleness: int | None,
+    ) -> None:
+        self.staleness = staleness
+        self._board, self._names, self._events = board, names, events
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which program this is, and how many there are."""
+        return self._board.own, self._board.count
+
+    def counted(self, run: Callable[[], Any], steps: int) -> Callable[[], Any]:
+        """Returns what waits, runs a step, and counts it.
+
+        Args:
+            run: Runs it.
+            steps: How many steps that is.
+        """
+
+        def call() -> Any:
+            self.begin(steps)
+            result = run()
+            self.done(steps)
+            return result
+
+        return call
+
+    def refuse_graph(self) -> None:
+        """Refuses to build a step into a function or graph, whose calls nobody counts.
+
+        Raises:
+            ContextError: The programs' steps are counted.
+        """
+        if self.staleness is not None:
+            raise errors.ContextError(
+                errors.compose(
+                    "a step is built into a tf.function or a tf.Graph, where nobody "
+                    f"would see to a staleness of {self.staleness}.",
+                    [f"at {errors.user_line()}"],
+                    "call repl.run outside of tf.functions; or let programs go on "
+                    "without waiting, PS(sync=False).",
+                )
+            )
+
+    def begin(self, steps: int) -> None:
+        """Waits until so many steps may begin.
+
+        Raises:
+            HostLostError: The others have taken this program for lost.
+        """
+        table = self._read()
+        if self._is_early(table, steps):
+            self._events.note("waits", **_facts(table))
+            boards.wait(lambda: not self._is_early(self._read(), steps), math.inf)
+            table = self._read()
+        self._events.note("begins", **_facts(table))
+
+    def done(self, steps: int) -> None:
+        """Counts steps that are done."""
+        table = self._read()
+        total = int(table[STEPS, self._board.own]) + steps
+        self._board.write(STEPS, total)
+        self._events.note("done", total=total)
+
+    def _is_early(self, table: np.ndarray, steps: int) -> bool:
+        if self.staleness is None:
+            return False
+        own = table[STEPS, self._board.own] + steps
+        waited = table[STEPS][np.isin(table[STATES], (boards.ABSENT, boards.PRESENT))]
+        return bool(own - waited.min(initial=own) > max(self.staleness, steps))
+
+    def _read(self) -> np.ndarray:
+        table = self._board.read()
+        if table[STATES, self._board.own] == LOST:
+            own = self._names[self._board.own]
+            raise errors.HostLostError(
+                errors.compose(
+                    f"this program, {own}, was silent for longer than the heartbeat, "
+                    "and the others have gone on without it.",
+                    [f"at {errors.user_line()}"],
+                    "start it again: it goes on with the variables as they are.",
+                ),
+                (own,),
+            )
+        return table
+
+
+def _facts(table: np.ndarray) -> dict[str, Any]:
+    return {"steps": table[STEPS].tolist(), "states": table[STATES].tolist()}

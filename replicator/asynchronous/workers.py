@@ -1,0 +1,99 @@
+"""The programs of asynchronous mode: how one joins the others.
+
+Each is a client of the servers that hold the variables, and of nothing else: programs
+come and go by themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from typing import Any
+
+from replicator import devices, errors
+from replicator.asynchronous import board as boards
+from replicator.asynchronous.board import ABSENT, PRESENT, STATES, STEPS, Board
+from replicator.asynchronous.membership import Member
+from replicator.cluster import description
+from replicator.cluster.cluster import Cluster
+
+
+class AsynchronousCluster(Cluster):
+    """The servers that hold this program's variables, and the programs that share them.
+
+    Attributes:
+        host_id: Which program this is.
+    """
+
+    def __init__(
+        self,
+        described: description.Description,
+        token: Any,
+        names: list[str],
+        heartbeat: float,
+    ) -> None:
+        super().__init__(described, token, names, heartbeat)
+        self.host_id = described.task or 0
+        self._names = tuple(program.name for program in described.programs)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the programs."""
+        return self._names
+
+    @property
+    def num_hosts(self) -> int:
+        """The number of programs."""
+        return len(self._names)
+
+
+def join(
+    described: description.Description, token: Any, limit: float, heartbeat: float
+) -> AsynchronousCluster:
+    """Makes this process, which is connected to the servers, one of the programs.
+
+    Args:
+        described: The servers and the programs.
+        token: The connection.
+        limit: Seconds to wait for the other programs.
+        heartbeat: Seconds that one may be silent.
+
+    Raises:
+        ClusterError: Some do not come.
+    """
+    names = tuple(program.name for program in described.programs)
+    own = described.task or 0
+    board = Board(own, len(names), devices.of_hosts_cpus()[0])
+    if own == 0:
+        board.create()
+    if not boards.wait(board.exists, limit):
+        raise _missing(names[:1], len(names), limit)
+    table = board.read()
+    others = [n for n, at in enumerate(table[STATES]) if at == PRESENT and n != own]
+    if table[STATES, own] != ABSENT:  # it was there before, and is started again
+        board.write(STEPS, min((int(table[STEPS, n]) for n in others), default=0))
+    board.write(STATES, PRESENT)
+
+    def absent() -> list[str]:
+        table = board.read()
+        return [names[n] for n, at in enumerate(table[STATES]) if at == ABSENT]
+
+    member = Member(board, names, heartbeat, token)
+    member.start()
+    atexit.register(member.end)
+    if not boards.wait(lambda: not absent(), limit):
+        raise _missing(absent(), len(names), limit)
+    member.events.note("joined")
+    return AsynchronousCluster(described, token, devices.own(), heartbeat)
+
+
+def _missing(names: Sequence[str], count: int, limit: float) -> errors.ClusterError:
+    return errors.ClusterError(
+        errors.compose(
+            f"{len(names)} of {count} programs did not come within {limit:g} s: "
+            f"{', '.join(names)}.",
+            [f"at {errors.user_line()}"],
+            "let every program connect; `python -m replicator.launch --mode=async` "
+            "starts all.",
+        )
+    )

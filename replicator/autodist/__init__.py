@@ -1,0 +1,1 @@
+"""The single-device door: a program that knows nothing of replicas, on many devices."""

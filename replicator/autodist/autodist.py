@@ -1,0 +1,262 @@
+"""AutoDist: makes a program that was written for one device run on many."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.autodist import marked, replicas
+from replicator.autodist.function import DistributedFunction
+from replicator.autodist.program import Program
+from replicator.autodist.session import DistributedSession
+from replicator.cluster.resources import ResourceSpec
+from replicator.options import VARIABLES
+from replicator.replicator import Replicator
+
+
+class AutoDist:
+    """Runs a program that knows nothing of replicas on many devices.
+
+    What it builds is what it would be on one device; each replica runs a copy of it, on
+    a part of the examples.
+
+    Source: the interface of AutoDist (Zhang et al. 2020, github.com/petuum/autodist).
+
+    Example:
+        >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+        >>> with tf.Graph().as_default(), autodist.scope():
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None])
+        ...     w = tf.Variable(5.0)
+        ...     loss = tf.reduce_mean((w * x - 3.0 * x) ** 2)
+        ...     optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+        ...     train_op = optimizer.minimize(loss)
+        ...     session = autodist.create_distributed_session()
+        ...     for _ in range(9):
+        ...         value, _ = session.run([loss, train_op], {x: [0.5, 1.0, -1.5]})
+        >>> bool(value < 0.1)
+        True
+
+    Args:
+        resource: The path of a YAML file, a `ResourceSpec`, a list of devices, or None
+            for all accelerators, else the CPU.
+        strategy: How each variable is kept equal; as for `Replicator`.
+        **options: Further options of `Replicator`.
+
+    Raises:
+        DeviceError: A device does not exist.
+        ClusterError: The file cannot be read.
+        ArgumentError: An option has a value that it cannot have.
+    """
+
+    def __init__(
+        self,
+        resource: str | os.PathLike[str] | ResourceSpec | Sequence[str] | None = None,
+        strategy: Any = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(strategy, str) and strategy in VARIABLES:  # the simplest ones
+            options, strategy = {"variables": strategy, **options}, None
+        self._repl = Replicator(_devices(resource), strategy=strategy, **options)
+        self._scope: _Scope | None = None
+
+    @property
+    def replicator(self) -> Replicator:
+        """The Replicator on whose devices it runs.
+
+        Example:
+            >>> replicator.AutoDist(["CPU:0", "CPU:1"]).replicator.num_replicas
+            2
+        """
+        return self._repl
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Returns a block in which a program for one device is built.
+
+        In a tf.Graph, what is built is for `create_distributed_session`. Else it is
+        `Replicator.context`: models and variables for `function` and `keras_model`.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with tf.Graph().as_default(), autodist.scope():
+            ...     double = tf.compat.v1.placeholder(tf.float32, [None]) * 2
+            ...     session = autodist.create_distributed_session()
+            ...     session.run(double, {"Placeholder:0": [1.0, 2.0, 3.0]})
+            array([2., 4., 6.], dtype=float32)
+
+        Raises:
+            ContextError: Called inside of a scope.
+        """
+        if self._scope is not None:
+            raise errors.ContextError(
+                errors.compose(
+                    "AutoDist.scope() was entered inside of a scope.",
+                    fix="enter it once, around the whole program.",
+                )
+            )
+        if tf.executing_eagerly():
+            with self._repl.context():
+                yield
+            return
+        graph = tf.compat.v1.get_default_graph()
+        self._scope = _Scope(graph)
+        try:
+            with _tf.last_variable_creator(marked.creator(self._scope.variables)):
+                yield
+        finally:
+            self._scope = None
+
+    def create_distributed_session(
+        self, config: tf.compat.v1.ConfigProto | None = None
+    ) -> DistributedSession:
+        """Copies what was built in the scope for all replicas; returns a session of it.
+
+        Variables, tables and iterators are initialized, but for those whose initial
+        values are fed.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with tf.Graph().as_default(), autodist.scope():
+            ...     x = tf.compat.v1.placeholder(tf.float32, [None, 2])
+            ...     mean = tf.reduce_mean(x)
+            ...     session = autodist.create_distributed_session()
+            >>> float(session.run(mean, {x: [[1, 2], [3, 4], [5, 6]]}))
+            3.5
+
+        Args:
+            config: A ConfigProto for the session.
+
+        Raises:
+            ContextError: Called outside of a scope in a tf.Graph.
+            UnsupportedError: What was built cannot be copied.
+        """
+        scope = self._scope
+        if scope is None or scope.graph is not tf.compat.v1.get_default_graph():
+            raise errors.ContextError(
+                errors.compose(
+                    "create_distributed_session was called outside of a scope.",
+                    fix="call it in `with tf.Graph().as_default(), autodist.scope():`, "
+                    "behind what it shall run; eagerly, there are autodist.function "
+                    "and autodist.keras_model.",
+                )
+            )
+        program = Program(scope.graph, scope.variables)
+        made = replicas.replicate(program, self._repl._settings)
+        session = DistributedSession(scope.renewed, made, config)
+        scope.initialize(session)
+        return session
+
+    def function(self, function: Callable[..., Any]) -> DistributedFunction:
+        """Returns a function that runs on all replicas, each with a part of a batch.
+
+        Arrays and tensors among its arguments are split along their first axis, scalars
+        are not. Results with a row for each example are put together; numbers are
+        means, weighed by the examples. A loss in it is taken to be a mean over them.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with autodist.scope():
+            ...     w = tf.Variable(1.0)
+            >>> @autodist.function
+            ... def train_step(x):
+            ...     with tf.GradientTape() as tape:
+            ...         loss = tf.reduce_mean(w * x)
+            ...     w.assign_sub(tape.gradient(loss, w))
+            ...     return loss
+            >>> float(train_step(np.float32([1, 2, 6]))), float(w)
+            (3.0, -2.0)
+
+        Args:
+            function: Of arrays, tensors and anything that can be compared.
+        """
+        if not callable(function):
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"AutoDist.function was given {errors.shown(function)}.",
+                    fix="pass a function, or write @autodist.function above one.",
+                )
+            )
+        return DistributedFunction(function, self._repl)
+
+    def keras_model(self, model: Any) -> Any:
+        """Makes a Keras 3 model's fit, evaluate and predict run on all replicas.
+
+        See `Replicator.keras_model`.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with autodist.scope():
+            ...     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+            ...     model.compile(optimizer="sgd", loss="mse")
+            >>> _ = autodist.keras_model(model)
+            >>> history = model.fit(tf.ones([9, 4]), tf.ones([9, 1]), verbose=0).history
+            >>> sorted(history)
+            ['loss']
+
+        Args:
+            model: Made in the scope, and compiled there.
+        """
+        return self._repl.keras_model(model)
+
+
+class _Scope:
+    """A single-device program in a tf.Graph.
+
+    Args:
+        graph: The graph.
+
+    Attributes:
+        variables: The variables made in it, in order.
+    """
+
+    def __init__(self, graph: tf.Graph) -> None:
+        self.graph = graph
+        self.variables: list[marked.MarkedVariable] = []
+
+    def renewed(self, program: Program) -> Program:
+        """Returns the program as it is now."""
+        return Program(self.graph, self.variables, program)
+
+    def initialize(self, session: tf.compat.v1.Session) -> None:
+        """Initializes what is not fed, the variables first."""
+        keys = tf.compat.v1.GraphKeys
+        first = [one.initializer for one in self.variables]
+        then = self.graph.get_collection(keys.TABLE_INITIALIZERS)
+        for ops in (first, [*then, *_started(self.graph)]):
+            ready = [op for op in ops if not _is_fed(op)]
+            if ready:
+                session.run(ready)
+
+
+def _started(graph: tf.Graph) -> list[tf.Operation]:
+    """Returns what makes iterators begin, of those that begin with one dataset only."""
+    starts: dict[tf.Operation, list[tf.Operation]] = {}
+    for op in graph.get_operations():
+        if op.type == "MakeIterator":
+            starts.setdefault(op.inputs[1].op, []).append(op)
+    return [ops[0] for ops in starts.values() if len(ops) == 1]
+
+
+def _is_fed(op: tf.Operation) -> bool:
+    """Whether an op needs a placeholder."""
+    seen, stack = {op}, [op]
+    while stack:
+        one = stack.pop()
+        if one.type == "Placeholder":
+            return True
+        sources = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - seen
+        seen |= sources
+        stack += sources
+    return False
+
+
+def _devices(resource: Any) -> Any:
+    """Returns the devices that a resource names, as Replicator takes them."""
+    if isinstance(resource, str | os.PathLike):
+        resource = ResourceSpec(resource)
+    return list(resource.devices) if isinstance(resource, ResourceSpec) else resource

@@ -1,0 +1,181 @@
+"""Splits what a session is fed into a part for each replica.
+
+Along the first axis, if the tensor that is fed has one of unknown size: the first
+replicas get one example more where it does not divide. A replica for which there is no
+example left is lent the first one, which then counts for nothing: an empty batch would
+be more than many ops can take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator import errors
+from replicator.autodist.program import Program, splits
+
+
+@dataclasses.dataclass(frozen=True)
+class Feeds:
+    """What the replicas are fed in one run.
+
+    Attributes:
+        values: `values[r]` has what replica r is fed, by tensors of the program.
+        counts: How many examples each replica has; None if nothing is split.
+        names: The names of the ops that are fed parts.
+    """
+
+    values: list[dict[tf.Tensor, Any]]
+    counts: list[int] | None
+    names: frozenset[str]
+
+    @property
+    def weights(self) -> list[float] | None:
+        """Each replica's share of all examples; None if nothing is split."""
+        if self.counts is None:
+            return None
+        total = sum(self.counts)
+        return [count / total for count in self.counts]
+
+
+def split(program: Program, fed: Any, num_replicas: int) -> Feeds:
+    """Returns what each replica is fed.
+
+    Args:
+        program: The single-device graph.
+        fed: The user's feed_dict, or None.
+        num_replicas: How many replicas there are.
+
+    Raises:
+        ArgumentError: What is fed is no tensor of the graph, or the first axes of what
+            is split differ.
+    """
+    if fed is not None and not isinstance(fed, Mapping):
+        raise errors.ArgumentError(
+            errors.compose(
+                f"session.run was given feed_dict={errors.shown(fed)}.",
+                fix="feed_dict is a dict of tensors and their values.",
+            )
+        )
+    whole: dict[tf.Tensor, Any] = {}
+    parts: dict[tf.Tensor, np.ndarray] = {}
+    for key, value in _flat(fed or {}):
+        tensor = _tensor(program, key)
+        array = _array(tensor, value)
+        if array.ndim and splits(tensor) and tensor.op not in program.shared:
+            parts[tensor] = array
+        else:
+            whole[tensor] = array
+    names = frozenset(tensor.op.name for tensor in parts)
+    values: list[dict[tf.Tensor, Any]] = [dict(whole) for _ in range(num_replicas)]
+    if not parts:
+        return Feeds(values, None, names)
+    total = _examples(parts)
+    count = num_replicas
+    sizes = [(total + count - 1 - r) // count for r in range(count)]
+    begin = 0
+    for own, size in zip(values, sizes, strict=True):
+        at = slice(begin, begin + size) if size else slice(0, 1)
+        own.update({tensor: array[at] for tensor, array in parts.items()})
+        begin += size
+    return Feeds(values, sizes, names)
+
+
+def _flat(fed: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    """Returns tensors and values; of a SparseTensor and its like those of its parts."""
+    flat: list[tuple[Any, Any]] = []
+    for key, value in fed.items():
+        if isinstance(key, tf.SparseTensor | tf.IndexedSlices | tf.RaggedTensor):
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"session.run was fed a {type(key).__name__}, {errors.shown(key)}, "
+                    "which is not split over the replicas.",
+                    fix="feed a dense placeholder, and make the "
+                    f"{type(key).__name__} of it in the graph "
+                    "(tf.sparse.from_dense, tf.RaggedTensor.from_tensor).",
+                )
+            )
+        flat.append((key, value))
+    return flat
+
+
+def _tensor(program: Program, key: Any) -> tf.Tensor:
+    try:
+        element = program.graph.as_graph_element(
+            key, allow_tensor=True, allow_operation=False
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        raise errors.ArgumentError(
+            errors.compose(
+                f"session.run was fed {errors.shown(key)}, which is no tensor of its "
+                f"graph: {errors.told(error)}.",
+                fix="feed placeholders and tensors of the graph of the scope.",
+            )
+        ) from error
+    assert isinstance(element, tf.Tensor), "operations are not allowed"
+    return element
+
+
+def _array(tensor: tf.Tensor, value: Any) -> np.ndarray:
+    """Returns a value as an array of a tensor's dtype and shape."""
+    if isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value):
+        raise _unfit(tensor, value, "it is a tensor of a graph, which has no value")
+    dtype = tensor.dtype.as_numpy_dtype
+    try:
+        array = np.asarray(value, dtype=dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _unfit(tensor, value, errors.told(error)) from error
+    if isinstance(value, int) and array.dtype.kind in "iu" and int(array) != value:
+        raise _unfit(tensor, value, "the number does not fit")
+    if not tensor.shape.is_compatible_with(array.shape):
+        raise _unfit(tensor, value, f"the value is of shape {array.shape}")
+    return array
+
+
+def _unfit(tensor: tf.Tensor, value: Any, why: str) -> errors.ArgumentError:
+    return errors.ArgumentError(
+        errors.compose(
+            f"{tensor.name}, {tensor.dtype.name}{tensor.shape}, was fed "
+            f"{errors.shown(value)}: {why}.",
+            [
+                f"made at {errors.line_of(tensor.op)}",
+                f"fed at {errors.user_line()}",
+            ],
+            "feed a value of the placeholder's dtype and shape.",
+        )
+    )
+
+
+def _examples(parts: Mapping[tf.Tensor, np.ndarray]) -> int:
+    """Returns how many examples there are."""
+    sizes = {len(array) for array in parts.values()}
+    if len(sizes) > 1 or 0 in sizes:
+        sites = [
+            f"{tensor.name}: {array.shape}, made at {errors.line_of(tensor.op)}"
+            for tensor, array in parts.items()
+        ]
+        if len(sizes) > 1:
+            problem = "what is fed differs in its first axis, along which it is split."
+            fix = (
+                "feed as many rows of each; what shall go to each replica as a whole "
+                "is a placeholder whose first size is known."
+            )
+        else:
+            problem, fix = "what is fed holds no example.", "feed one or more."
+        raise errors.ArgumentError(errors.compose(problem, sites, fix))
+    return sizes.pop()
+
+
+def fed_to(
+    feeds: Feeds, places: Sequence[Mapping[tf.Operation, tf.Operation]]
+) -> dict[tf.Tensor, Any]:
+    """Returns what the session of all replicas is fed, by its tensors."""
+    fed: dict[tf.Tensor, Any] = {}
+    for own, place in zip(feeds.values, places, strict=True):
+        for tensor, value in own.items():
+            fed[place[tensor.op].outputs[tensor.value_index]] = value
+    return fed

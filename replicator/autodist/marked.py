@@ -1,0 +1,168 @@
+"""Variables of a single-device graph, which say where their gradients are.
+
+The user's graph stays one of plain TensorFlow: variables are resource variables, and
+what is added are ops that hand on what they are given. A variable is read through an
+identity of its handle; the gradient of that identity is the gradient of the variable,
+whichever optimizer asked for it, and goes through another one, a marker. Where a marker
+is, replicas.py has the gradients of all replicas become one.
+
+Source: AutoDist (Zhang et al. 2020) found gradients by patching every optimizer;
+nothing is patched here, so that gradients applied by hand are found, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf
+
+READ = "_replicator_read"  # the attribute of an identity of a variable's handle
+GRADIENT = "_replicator_gradient"  # of a marker: whose gradient it hands on
+TAKEN = "_replicator_taken"  # of a marker: in which scope tf.gradients worked, or ""
+PART = "_replicator_part"  # of a marker: "dense", or "values" and "indices" of rows
+_TYPE = "ReplicatorSingleDeviceRead"
+
+# What a variable creator is given that a resource variable takes.
+_FACTS = (
+    *("initial_value", "trainable", "collections", "validate_shape", "name", "dtype"),
+    *("constraint", "synchronization", "aggregation", "shape"),
+)
+
+
+class MarkedVariable(_tf.ResourceVariable):
+    """A resource variable whose reads can be found, and its gradients with them."""
+
+    def __init__(self, **facts: Any) -> None:
+        self._read_by: tf.Tensor | None = None  # for the read that is being built
+        self._shared_read: tf.Tensor | None = None  # where no tape records
+        super().__init__(**facts)
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The handle; for a read, the identity through which it goes."""
+        return self._handle if self._read_by is None else self._read_by
+
+    @contextlib.contextmanager
+    def _marked(self) -> Iterator[None]:
+        """In this block, reads go through an identity of the handle."""
+        inside = self._read_by is not None
+        if not inside and self.dtype.is_floating and _tf.stands_in(self.graph):
+            self._read_by = self._identity()
+        try:
+            yield
+        finally:
+            if not inside:
+                self._read_by = None
+
+    def _identity(self) -> tf.Tensor:
+        """Returns the identity for a read, outside of all control flow.
+
+        A tape has to see one of its own, made after the variable was watched.
+        """
+        if _tf.place_of_reads() is None:
+            _tf.note_read(self)
+            return _identity(self)
+        if self._shared_read is None:
+            self._shared_read = _identity(self)
+        return self._shared_read
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        with self._marked():
+            return super()._read_variable_op(no_copy)
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Gathers rows `indices` of the value."""
+        with self._marked():
+            return super().sparse_read(indices, name)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Gathers slices `indices` of the value."""
+        with self._marked():
+            return super().gather_nd(indices, name)
+
+
+def creator(made: list[MarkedVariable]) -> Callable[..., MarkedVariable]:
+    """Returns a variable creator that makes marked variables.
+
+    Args:
+        made: Where it notes them, in order.
+    """
+
+    def create(_: Any, **kwargs: Any) -> MarkedVariable:
+        facts = {k: v for k, v in kwargs.items() if k in _FACTS and v is not None}
+        variable = MarkedVariable(**facts)
+        made.append(variable)
+        return variable
+
+    return create
+
+
+def _identity(variable: MarkedVariable) -> tf.Tensor:
+    handle, graph = variable.handle, variable.graph
+    name = variable.op.name
+    with (
+        graph.as_default(),
+        graph.colocate_with(None, ignore_existing=True),
+        tf.control_dependencies(None),
+        tf.device(None),
+        tf.name_scope(""),
+        graph.gradient_override_map({"Identity": _TYPE}),
+    ):
+        with _tf.stop_recording():
+            read = tf.identity(handle, name=f"{name}/AutoDist")
+        _tf.set_text_attr(read.op, READ, name)
+        _tf.copy_handle_data(handle, read)
+        _tf.record_gradient(
+            "Identity", [read], [handle], lambda d: [_mark(name, "", d)]
+        )
+    return read
+
+
+@tf.RegisterGradient(_TYPE)
+def _of_read(op: tf.Operation, gradient: Any) -> Any:
+    """Called by tf.gradients, in the scope of the identity of a handle."""
+    scope = tf.compat.v1.get_default_graph().get_name_scope()
+    return _mark(_text(op, READ), scope.removesuffix(f"{op.name}_grad"), gradient)
+
+
+def _mark(variable: str, taken: str, gradient: Any) -> Any:
+    """Returns a gradient of a variable, handed on by markers."""
+    if gradient is None:
+        return None
+    texts = {GRADIENT: variable, TAKEN: taken}
+    if not isinstance(gradient, tf.IndexedSlices):
+        return _handed_on(gradient, gradient.shape, {**texts, PART: "dense"})
+    rows = tf.TensorShape([None])  # all replicas' may be more, or fewer
+    values, indices = gradient.values, gradient.indices
+    return tf.IndexedSlices(
+        _handed_on(values, rows + values.shape[1:], {**texts, PART: "values"}),
+        _handed_on(indices, rows, {**texts, PART: "indices"}),
+        gradient.dense_shape,
+    )
+
+
+def _handed_on(tensor: Any, shape: tf.TensorShape, texts: dict[str, str]) -> tf.Tensor:
+    # An identity that hides what is known of the shape.
+    marker = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
+    for name, text in texts.items():
+        _tf.set_text_attr(marker.op, name, text)
+    return marker
+
+
+def text(op: tf.Operation, name: str) -> str | None:
+    """Returns an attribute of an op that is noted in this file, or None."""
+    if op.type not in ("Identity", "PlaceholderWithDefault"):
+        return None
+    try:
+        return _text(op, name)
+    except ValueError:
+        return None
+
+
+def _text(op: tf.Operation, name: str) -> str:
+    value: bytes = op.get_attr(name)
+    return value.decode()

@@ -1,0 +1,289 @@
+"""What a single-device graph holds: what is copied for each replica, and what is not.
+
+Looks at the user's graph and changes nothing. Its ops are of three kinds:
+
+- *of replicas*: what computes and writes variables; each replica gets a copy;
+- *shared*: there once, for all replicas. What holds the elements of an iterator, a
+  table, a queue; what saves and restores; and all that these are made of, as initial
+  values are, which must be the same on all replicas;
+- *handles* of variables, which each replica has in its own way.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.autodist import marked
+from replicator.graph.ir.kinds import kind_of, resource_inputs
+
+# Made once, and what changes them for all replicas.
+_SHARED = re.compile(
+    r"\w*Iterator(V2)?|MakeIterator|IteratorToStringHandle|IteratorFromStringHandle\w*"
+    r"|\w*Dataset(V\d)?|\w*HashTable(V2)?|InitializeTable\w*|LookupTableImport(V2)?"
+    r"|LookupTableExport(V2)?|\w*Queue(V2)?|QueueEnqueue\w*|QueueClose(V2)?"
+    r"|QueueSize(V2)?|QueueIsClosed(V2)?|Save(V2|Slices)?|Restore(V2|Slice)?"
+    r"|MergeV2Checkpoints|ShardedFilename|WriteFile|\w*Summary(Writer|FileWriter)\w*"
+)
+# Each replica's gives other elements, and holds the next until it is asked.
+ELEMENTS = re.compile(r"IteratorGetNext(Sync)?|QueueDequeue\w*|ReaderRead\w*")
+_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+# What makes a resource that a step uses up by itself.
+_OF_A_STEP = re.compile(r"TensorArray\w*|Stack\w*|Empty\w*|TensorList\w*|Optional\w*")
+_REFUSED = re.compile(
+    r"Variable(V2)?|TemporaryVariable|Barrier\w*|Stage|Unstage|Stage\w+|MapStage"
+    r"|Collective\w+|Nccl\w+|_?Send|_?Recv|_?HostSend|_?HostRecv|\w*Conditional"
+    r"Accumulator|AccumulatorApplyGradient|\w*Reader(V2)?|Mutex\w*|ConsumeMutexLock"
+)
+_UPDATES = re.compile(r"Resource(Sparse)?Apply\w+")
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
+_PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
+
+
+class Program:
+    """The ops of a single-device graph up to now.
+
+    Args:
+        graph: The graph.
+        variables: Those made in the scope.
+        known: What was known of it when it had fewer ops, if that was looked at.
+
+    Attributes:
+        ops: All that were added since, in order.
+        shared: Those that are there once.
+        markers: The gradients of variables, in order.
+
+    Raises:
+        UnsupportedError: There is an op that cannot be copied.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        variables: Sequence[marked.MarkedVariable],
+        known: Program | None = None,
+    ) -> None:
+        self.graph = graph
+        every = graph.get_operations()
+        start: int = 0 if known is None else known.count
+        self.count: int = len(every)
+        self.ops = every[start:]
+        self.variables = {one.op.name: one for one in variables}
+        before: Collection[tf.Operation] = () if known is None else known.shared
+        self.shared: set[tf.Operation] = _shared(self.ops, self.variables, before)
+        self.markers = [
+            op for op in self.ops if marked.text(op, marked.GRADIENT) is not None
+        ]
+        self._flows: dict[tuple[frozenset[str], bool], set[tf.Operation]] = {}
+        self._refuse()
+
+    def variable_behind(self, tensor: tf.Tensor) -> marked.MarkedVariable | None:
+        """Returns the variable of which a tensor is a handle, if it is one."""
+        op = tensor.op
+        name = marked.text(op, marked.READ) if op.type == "Identity" else op.name
+        if op.type not in ("Identity", "VarHandleOp"):
+            return None
+        return self.variables.get(name or "")
+
+    @functools.cached_property
+    def copied(self) -> list[tf.Operation]:
+        """The ops of which each replica gets a copy, in order."""
+        return [
+            op
+            for op in self.ops
+            if op not in self.shared and not is_handle(op, self.variables)
+        ]
+
+    @functools.cached_property
+    def imported(self) -> list[tf.Operation]:
+        """The shared ops, but for handles of variables, in order."""
+        own = self.variables
+        return [op for op in self.ops if op in self.shared and not is_handle(op, own)]
+
+    @functools.cached_property
+    def in_control_flow(self) -> set[str]:
+        """The names of variables that conditionals, loops or functions are given."""
+        found = set()
+        for op in self.ops:
+            if kind_of(op).calls or op.type in ("Switch", "Enter", "RefEnter"):
+                for tensor in op.inputs:
+                    variable = self.variable_behind(tensor)
+                    if variable is not None:
+                        found.add(variable.op.name)
+        return found
+
+    @functools.cached_property
+    def slots(self) -> dict[str, str]:
+        """The variables that optimizers update with another, by their names."""
+        found: dict[str, str] = {}
+        for op in self.ops:
+            if _UPDATES.fullmatch(op.type):
+                behind = [self.variable_behind(t) for _, t in resource_inputs(op)]
+                names = [one.op.name for one in behind if one is not None]
+                found.update((name, names[0]) for name in names[1:])
+        return found
+
+    def differing(
+        self, fed: Iterable[str] = (), by_shape: bool = True
+    ) -> set[tf.Operation]:
+        """Returns the ops whose results differ between replicas.
+
+        They depend on what is split, drawn or dealt, and not through the gradient of a
+        variable, which is the same on all.
+
+        Args:
+            fed: The names of ops without which nothing is split, and that are fed.
+            by_shape: Whether what depends on the shape alone differs, too.
+        """
+        key = frozenset(fed), by_shape
+        if key not in self._flows:
+            every = self.graph.get_operations()[: self.count]
+            names = key[0]
+            sources = [op for op in every if op.name in names or self.gives_own(op)]
+            self._flows[key] = _downstream(sources, by_shape)
+        return self._flows[key]
+
+    def downstream(self, op: tf.Operation) -> set[tf.Operation]:
+        """Returns an op and those that depend on it, but not through gradients."""
+        return _downstream([op], by_shape=True)
+
+    def gives_own(self, op: tf.Operation) -> bool:
+        """Whether an op gives each replica something else."""
+        if op in self.shared:
+            return False
+        if op.type in _PLACEHOLDERS and marked.text(op, marked.GRADIENT) is None:
+            return splits(op.outputs[0])
+        if ELEMENTS.fullmatch(op.type):
+            return True
+        return _draws(op)
+
+    def _refuse(self) -> None:
+        own = self.variables
+        for op in self.ops:
+            what = None
+            if op.type == "VarHandleOp" and op.name not in own:
+                what = (
+                    f"variable {op.name} was made outside of AutoDist's scope",
+                    "enter autodist.scope() before the first variable is made.",
+                )
+            elif _REFUSED.fullmatch(op.type):
+                what = (
+                    f"{op.type} {op.name} cannot be copied for each replica: it holds "
+                    "a state, or communicates by itself",
+                    "use variables made in the scope, datasets and tables.",
+                )
+            elif op.type == "VarHandleOp" or op in self.shared:
+                continue
+            elif (
+                kind_of(op).stateful
+                and any(t.dtype == tf.resource for t in op.outputs)
+                and not _OF_A_STEP.fullmatch(op.type)
+                and not kind_of(op).calls
+                and not resource_inputs(op)
+            ):
+                what = (
+                    f"{op.type} {op.name} cannot be copied for each replica: it makes "
+                    "something that holds a state",
+                    "let it be a variable, a dataset's iterator or a table.",
+                )
+            if what is not None:
+                problem, fix = what
+                raise errors.UnsupportedError(
+                    errors.compose(f"{problem}.", [f"at {errors.line_of(op)}"], fix)
+                )
+
+
+def splits(tensor: tf.Tensor) -> bool:
+    """Whether what is fed for a tensor may be split: its first size is not known."""
+    shape = tensor.shape
+    if tensor.dtype in (tf.resource, tf.variant):
+        return False
+    return shape.rank is None or (shape.rank > 0 and shape[0] is None)
+
+
+def is_handle(op: tf.Operation, variables: Any) -> bool:
+    """Whether an op stands for a variable."""
+    if op.type == "VarHandleOp":
+        return True
+    return op.type == "Identity" and marked.text(op, marked.READ) in variables
+
+
+def _shared(
+    ops: Sequence[tf.Operation], variables: Any, before: Collection[tf.Operation]
+) -> set[tf.Operation]:
+    """Returns the ops that are there once: some by their types, and their sources."""
+    new = set(ops)
+    shared = set(before)
+    stack = [op for op in ops if _SHARED.fullmatch(op.type) or _is_whole(op)]
+    stack += _settings(ops)
+    for variable in variables.values():
+        if variable.initializer in new:
+            stack.append(variable.initializer.inputs[1].op)
+    while stack:
+        op = stack.pop()
+        if op in shared or op not in new or is_handle(op, variables):
+            continue
+        shared.add(op)
+        stack += [tensor.op for tensor in op.inputs]
+        stack += op.control_inputs
+    return shared
+
+
+def _is_whole(op: tf.Operation) -> bool:
+    """Whether an op is fed a value that goes to all replicas as it is."""
+    if op.type not in _PLACEHOLDERS or splits(op.outputs[0]):
+        return False
+    return not op.inputs or op.inputs[0].op.type == "Const"
+
+
+def _settings(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
+    """Returns placeholders of unknown rank that optimizers use: a learning rate."""
+    stack = [op for op in ops if _UPDATES.fullmatch(op.type)]
+    seen, found = set(stack), []
+    while stack:
+        op = stack.pop()
+        if op.type == "Placeholder" and op.outputs[0].shape.rank is None:
+            found.append(op)
+        if marked.text(op, marked.GRADIENT) is None:
+            sources = {tensor.op for tensor in op.inputs} - seen
+            seen |= sources
+            stack += sources
+    return found
+
+
+def _downstream(sources: Sequence[tf.Operation], by_shape: bool) -> set[tf.Operation]:
+    """Returns ops and those that are given their results, but not by gradients."""
+    found = set(sources)
+    stack = list(sources)
+    while stack:
+        op = stack.pop()
+        for tensor in op.outputs:
+            for consumer in tensor.consumers():
+                if consumer in found or consumer.type == "Const":
+                    continue
+                if marked.text(consumer, marked.GRADIENT) is not None:
+                    continue
+                if not by_shape and consumer.type in _SHAPES:
+                    continue
+                found.add(consumer)
+                stack.append(consumer)
+    return found
+
+
+def _draws(op: tf.Operation) -> bool:
+    """Whether an op draws random numbers, or asks Python, also in a function."""
+    kind = kind_of(op)
+    if kind.seeded and kind.stateful or op.type in _PYTHON:
+        return True
+    if not kind.calls:
+        return False
+    return any(
+        _draws(inner)
+        for _, body in _tf.called_graphs(op)
+        for inner in body.get_operations()
+    )

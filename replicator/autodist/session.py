@@ -1,0 +1,152 @@
+"""A session on a single-device graph, that runs all of its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.autodist import feeds, fetches
+from replicator.autodist.program import Program
+from replicator.autodist.replicas import Replicas
+
+
+class DistributedSession(tf.compat.v1.Session):
+    """A session of the user's graph; what it runs is the graph of all replicas.
+
+    What is fetched and fed are tensors and ops of the user's graph, or their names.
+
+    Args:
+        program: Returns the user's graph as it is now, given how it was.
+        replicas: The graph of all replicas.
+        config: A ConfigProto, or None.
+
+    Raises:
+        ArgumentError: Something is fetched or fed that has no meaning for all replicas.
+    """
+
+    def __init__(
+        self,
+        program: Callable[[Program], Program],
+        replicas: Replicas,
+        config: Any = None,
+    ) -> None:
+        if config is None:
+            config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+        super().__init__(graph=replicas.program.graph, config=config)
+        self._program, self._replicas = program, replicas
+        self._all = tf.compat.v1.Session(graph=replicas.graph, config=config)
+        self._found: tuple[Program, fetches.Fetches] | None = None
+
+    def run(
+        self,
+        fetches: Any,
+        feed_dict: Any = None,
+        options: tf.compat.v1.RunOptions | None = None,
+        run_metadata: tf.compat.v1.RunMetadata | None = None,
+    ) -> Any:
+        """Runs what is fetched, on all replicas; returns values for all examples.
+
+        Args:
+            fetches: A nest of tensors, operations, variables and their names.
+            feed_dict: What is fed: values of the whole batch, which are split.
+            options: As for any session.
+            run_metadata: As for any session; it is told of all replicas.
+        """
+        look = self._look()
+        places = self._replicas.places
+        fed = feeds.split(self._replicas.program, feed_dict, len(places))
+        leaves = [look.leaf(leaf, fed.names) for leaf in _flat(fetches)]
+        found = [part for leaf in leaves for part in leaf.parts]
+        sources = list(dict.fromkeys(one.source for one in found if one.source))
+        values, dealt = self._all.run(
+            [
+                [[part.on(places) for part in leaf.parts] for leaf in leaves],
+                [self._replicas.counts(source) for source in sources],
+            ],
+            self._fed(fed),
+            options=options,
+            run_metadata=run_metadata,
+        )
+        counts = {None: fed.counts, **dict(zip(sources, dealt, strict=True))}
+        joined = [
+            leaf.joined(own, [counts[part.source] for part in leaf.parts])
+            for leaf, own in zip(leaves, values, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(fetches, joined)
+
+    def _look(self) -> fetches.Fetches:
+        """Returns what looks up fetches, in the user's graph as it is now."""
+        self._replicas.extend(self._program)
+        program = self._replicas.program
+        if self._found is None or self._found[0] is not program:
+            self._found = program, fetches.Fetches(program, self._replicas.plan)
+        return self._found[1]
+
+    def _fed(self, fed: feeds.Feeds) -> Mapping[Any, Any]:
+        values: dict[Any, Any] = feeds.fed_to(fed, self._replicas.places)
+        if fed.weights is not None:
+            shares = self._replicas.shares
+            for n, weight in enumerate(fed.weights):
+                values[shares.shares[n]] = weight
+                values[shares.parts[n]] = float(weight > 0)
+        return values
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._all.close()
+        super().close()
+
+    def list_devices(self) -> Any:
+        """Returns the devices of all replicas."""
+        return self._all.list_devices()
+
+    def make_callable(
+        self,
+        fetches: Any,
+        feed_list: Sequence[Any] | None = None,
+        accept_options: bool = False,
+    ) -> Callable[..., Any]:
+        """Returns a function that runs `fetches`, fed with its arguments."""
+        keys = list(feed_list or ())
+
+        def call(*values: Any, **options: Any) -> Any:
+            fed = dict(zip(keys, values, strict=True))
+            return self.run(fetches, fed, **(options if accept_options else {}))
+
+        return call
+
+    def partial_run_setup(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuses to run a step in parts."""
+        raise _no_parts("partial_run_setup")
+
+    def partial_run(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuses to run a step in parts."""
+        raise _no_parts("partial_run")
+
+
+def _flat(fetches: Any) -> list[Any]:
+    """Returns the leaves of what is fetched."""
+    try:
+        flat: list[Any] = tf.nest.flatten(fetches)
+    except (TypeError, ValueError) as error:
+        raise errors.ArgumentError(
+            errors.compose(
+                f"session.run cannot fetch {errors.shown(fetches)}: "
+                f"{errors.told(error)}.",
+                fix="fetch tensors, operations, or lists, tuples and dicts of them.",
+            )
+        ) from error
+    return flat
+
+
+def _no_parts(what: str) -> errors.UnsupportedError:
+    return errors.UnsupportedError(
+        errors.compose(
+            f"{what} was called on a distributed session: replicas that stop in the "
+            "middle of a step would wait for one another.",
+            fix="fetch all at once: session.run(fetches, feed_dict).",
+        )
+    )

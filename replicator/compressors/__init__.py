@@ -1,0 +1,24 @@
+"""Compressors: gradients that are smaller on their way from replica to replica."""
+
+from replicator.compressors.base import Compressor, Sums
+from replicator.compressors.cast import BF16, FP16
+from replicator.compressors.error_feedback import ErrorFeedback
+from replicator.compressors.int8 import Int8
+from replicator.compressors.link import Link
+from replicator.compressors.powersgd import PowerSGD
+from replicator.compressors.specs import parse, text
+from replicator.compressors.topk import TopK
+
+__all__ = [
+    "BF16",
+    "FP16",
+    "Compressor",
+    "ErrorFeedback",
+    "Int8",
+    "Link",
+    "PowerSGD",
+    "Sums",
+    "TopK",
+    "parse",
+    "text",
+]

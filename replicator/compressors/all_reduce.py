@@ -1,0 +1,99 @@
+"""all_reduce, by a compressor where one is given.
+
+Its gradient is that of the exact all_reduce, and is not compressed: rounding has a
+derivative of zero almost everywhere, by which nothing could be trained, so it counts as
+the identity (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432); and
+a residual that is fed back to the next step has no dual in this one. Gradients that
+are to travel compressed are those that a wrapped optimizer is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.compressors import reducing, specs
+from replicator.compressors.memory import Place
+from replicator.primitives import algorithms, base, groups, reductions
+from replicator.primitives import all_reduce as exact
+
+
+def all_reduce(
+    value: Any,
+    op: str = "sum",
+    weight: Any = None,
+    group: Any = None,
+    algorithm: str | None = None,
+    compressor: Any = None,
+) -> Any:
+    """Reduces over all replicas and gives every replica the result.
+
+    Example:
+        >>> for x in repl.run(lambda: repl.all_reduce(repl.replica_id + 1.0)): print(x)
+        tf.Tensor(3.0, shape=(), dtype=float32)
+        tf.Tensor(3.0, shape=(), dtype=float32)
+
+    Args:
+        value: A nest of tensors, alike in dtype and shape on all replicas.
+            IndexedSlices stay sparse, for "sum" and "mean": each row that any replica
+            has is there once. 16-bit floats are added up and multiplied in float32.
+        op: "sum" or "prod", for numbers; "mean", for floating and complex ones; "min",
+            "max", "argmin" or "argmax", for floating ones and integers; "bitwise_and",
+            "bitwise_or" or "bitwise_xor", for integers and booleans; "logical_and" or
+            "logical_or", for booleans, where "min" and "max" are synonyms.
+        weight: For "mean": a scalar per replica, e.g. its number of examples. The
+            result is sum(weight_r * x_r) / sum(weight_r); a replica of weight 0 does
+            not contribute, whatever its value (NaN included); if all weigh 0, it is 0.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all,
+            unless given. The calling replica is one of them.
+        algorithm: "hub", "shuffled", "tree", "ring" or "nccl", see `Replicator`; None:
+            that of the Replicator, else the cheapest, which may be to send the factors
+            of a matrix product instead of the product. Gradients use the same one.
+            IndexedSlices, whose rows are gathered, use none.
+        compressor: Makes floating numbers smaller on their way, for "sum" and "mean": a
+            Compressor, or its text, see `replicator.compressors`. Integers and complex
+            numbers travel as they are; of IndexedSlices, rows are cast at most. What it
+            keeps from step to step belongs to the place of the call. The gradient is
+            that of the exact sum, and is not compressed. None: all travels as it is.
+
+    Returns:
+        A nest like `value`, the same bits on every replica, on this replica's device.
+        For "argmin" and "argmax" each leaf is an `Extremum(value, owner)`; the gradient
+        of `value` goes to the owner alone.
+
+    Raises:
+        ArgumentError: `op` is unknown or has no meaning for a dtype; or the algorithm
+            or the compressor is unknown, or cannot do it.
+        ContextError: Called outside a step.
+    """
+    chosen = specs.compressor("all_reduce", compressor)
+    if chosen is None:
+        return exact.all_reduce(value, op, weight, group, algorithm)
+    members = groups.members("all_reduce", group)
+    reductions.check_op("all_reduce", op)
+    algorithms.check("all_reduce", algorithm)
+    leaves = base.flatten(value, "all_reduce")
+    for leaf in leaves:
+        reductions.check("all_reduce", leaf, op)
+    if op not in ("sum", "mean"):
+        raise base.bad_argument(
+            "all_reduce",
+            f"was given op={errors.shown(op)} with a compressor",
+            'compressors add up: op is "sum" or "mean".',
+        )
+    if weight is not None and op != "mean":
+        raise base.bad_argument(
+            "all_reduce",
+            f"was given a weight with op={errors.shown(op)}",
+            'weights go with "mean".',
+        )
+    if not leaves:
+        return value
+    if weight is not None:
+        weight = exact.as_weight("all_reduce", weight)
+    place = Place(tf.Module(name="all_reduce"), "all_reduce")
+    call = reducing.Call(*(op, members, weight, place, algorithm), differentiable=True)
+    reduced = reducing.reduce(call, leaves, [chosen] * len(leaves))
+    return tf.nest.pack_sequence_as(value, reduced)

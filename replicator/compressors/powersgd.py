@@ -1,0 +1,171 @@
+"""PowerSGD: of each matrix, a product of two thin ones.
+
+One step of a power iteration per sum, from where that of the step before has ended
+(the warm start): with M the replicas' sum, P = M Q is added up and made orthonormal,
+then Q = M^T P is, and all replicas receive P Q^T, the part of M that lies in the space
+of P. The two sums are of thin matrices.
+
+What a replica has sent is P Q'^T, with its own part Q' of Q: the same space, so that
+the parts add up to what was received, and error feedback keeps the rest.
+
+Source: Vogels, Karimireddy and Jaggi 2019, PowerSGD: practical low-rank gradient
+compression for distributed optimization (arXiv:1905.13727), algorithm 1. It makes P
+orthonormal by Gram-Schmidt; here it is by Householder reflections, which stay so where
+columns are alike, or zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.compressors import checks
+from replicator.compressors.base import Compressor, Sums
+from replicator.compressors.link import Link
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerSGD(Compressor):
+    """Of each matrix, a product of two thin ones travels: two vectors per rank.
+
+    Tensors of more dimensions are matrices whose columns are the last one, as layers
+    have their outputs. Vectors, and matrices that would be no smaller, travel as they
+    are. To be of use it needs error feedback: "ef(powersgd)".
+
+    Example:
+        >>> from replicator import compressors
+        >>> def step_fn():  # of rank 1, which is found in one step
+        ...     x = tf.ones([64, 1]) * tf.range(1.0, 65.0)
+        ...     return repl.all_reduce(x, compressor=compressors.PowerSGD(rank=1))
+        >>> repl.run(step_fn)[0].numpy()[0, :3].round(3)
+        array([2., 4., 6.], dtype=float32)
+
+    Attributes:
+        rank: How many vectors each of the two matrices has.
+        warm_start: Whether each step goes on from what the one before has found.
+        start_step: How many steps travel uncompressed first.
+    """
+
+    rank: int = 4
+    warm_start: bool = True
+    start_step: int = 0
+
+    def __post_init__(self) -> None:
+        checks.whole("powersgd", "rank", self.rank, 1)
+        checks.truth("powersgd", "warm_start", self.warm_start)
+        checks.whole("powersgd", "start_step", self.start_step, 0)
+
+    def reduce(self, tensors: Sequence[tf.Tensor], link: Link) -> Sums:
+        """Adds up tensors; see the module's docstring."""
+        if self.warm_start and not self.start_step:
+            return self._compressed(tensors, link, None)
+        turn = link.count()
+        if not self.start_step:
+            return self._compressed(tensors, link, turn)
+        for k in self._thick(tensors):
+            self._factor(k, tensors[k], link)  # outside of the conditional
+        count = len(tensors)
+
+        def compressed() -> list[tf.Tensor]:
+            made = self._compressed(tensors, link, turn)
+            return [*made.totals, *made.sent]
+
+        def whole() -> list[tf.Tensor]:
+            return [*link.sum(tensors), *map(tf.identity, tensors)]
+
+        made = _tf.cond(turn >= self.start_step, compressed, whole)
+        return Sums(made[:count], made[count:])
+
+    def _compressed(
+        self, tensors: Sequence[tf.Tensor], link: Link, turn: tf.Tensor | None
+    ) -> Sums:
+        """Adds up tensors by their factors.
+
+        Args:
+            tensors: The tensors.
+            link: By which they travel.
+            turn: How often that was done before; None if nothing depends on it.
+        """
+        thick = self._thick(tensors)
+        thin = [k for k in range(len(tensors)) if k not in thick]
+        matrices = [_matrix(tensors[k]) for k in thick]
+        right = [self._right(k, tensors[k], link, turn) for k in thick]
+        left = [m @ q for m, q in zip(matrices, right, strict=True)]
+        received = link.sum(
+            [*left, *(tensors[k] for k in thin)], [*[None] * len(thick), *thin]
+        )
+        bases = [tf.linalg.qr(p).q for p in received[: len(thick)]]
+        own = [
+            tf.linalg.matmul(m, p, transpose_a=True)
+            for m, p in zip(matrices, bases, strict=True)
+        ]
+        sums = link.sum(own, [None] * len(own)) if own else []
+        totals, sent = list(tensors), list(tensors)
+        for k, total in zip(thin, received[len(thick) :], strict=True):
+            totals[k] = total
+        for k, p, q, mine in zip(thick, bases, sums, own, strict=True):
+            like = tensors[k]
+            totals[k] = tf.reshape(tf.linalg.matmul(p, q, transpose_b=True), like.shape)
+            sent[k] = tf.reshape(
+                tf.linalg.matmul(p, mine, transpose_b=True), like.shape
+            )
+            if self.warm_start:
+                self._keep(k, like, q, link)
+        return Sums(totals, sent)
+
+    def _thick(self, tensors: Sequence[tf.Tensor]) -> list[int]:
+        """Returns which tensors are larger than their factors."""
+        return [
+            k
+            for k, tensor in enumerate(tensors)
+            if tensor.shape.is_fully_defined()
+            and tensor.shape.rank >= 2
+            and self.rank * sum(_sizes(tensor)) < math.prod(_sizes(tensor))
+        ]
+
+    def _right(
+        self, k: int, tensor: tf.Tensor, link: Link, turn: tf.Tensor | None
+    ) -> tf.Tensor:
+        """Returns Q, with which a step begins."""
+        if self.warm_start:
+            return self._factor(k, tensor, link).read_value()
+        shape = [_sizes(tensor)[1], self.rank]
+        seed = tf.stack([tf.constant(k, tf.int64), turn])
+        return tf.random.stateless_normal(shape, seed, dtype=tensor.dtype)
+
+    def _factor(self, k: int, tensor: tf.Tensor, link: Link) -> tf.Variable:
+        """Returns where Q is kept."""
+        shape, dtype = [_sizes(tensor)[1], self.rank], tensor.dtype
+        return link.factor(
+            k, lambda: tf.random.stateless_normal(shape, [k, self.rank], dtype=dtype)
+        )
+
+    def _keep(self, k: int, tensor: tf.Tensor, q: tf.Tensor, link: Link) -> None:
+        """Keeps Q for the next step, unless it is of no use there.
+
+        A direction in which there was nothing is one in which there may be something.
+        """
+        factor = self._factor(k, tensor, link)
+        before = factor.read_value()
+        sizes = tf.reduce_sum(q * q, 0, keepdims=True)
+        usable = tf.math.is_finite(sizes) & (sizes > 0)
+        link.write(factor, tf.where(usable, q, before))
+
+
+def _sizes(tensor: tf.Tensor) -> tuple[int, int]:
+    """Returns how many rows and columns a tensor has as a matrix."""
+    *rows, columns = tensor.shape.as_list()
+    return math.prod(rows), columns
+
+
+def _matrix(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(tensor, _sizes(tensor))
+
+
+def _product(p: tf.Tensor, q: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Returns P Q^T, in the shape of a tensor."""
+    return tf.reshape(tf.linalg.matmul(p, q, transpose_b=True), like.shape)

@@ -1,0 +1,171 @@
+"""Compressors as texts: "bf16", "powersgd(rank=4)", "ef(topk(ratio=0.01))"."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from typing import Any
+
+from replicator import errors
+from replicator.compressors.base import Compressor
+from replicator.compressors.cast import BF16, FP16
+from replicator.compressors.error_feedback import ErrorFeedback
+from replicator.compressors.int8 import Int8
+from replicator.compressors.powersgd import PowerSGD
+from replicator.compressors.topk import TopK
+
+# By their names in texts.
+CLASSES: dict[str, type[Compressor]] = {
+    "fp16": FP16,
+    "bf16": BF16,
+    "int8": Int8,
+    "topk": TopK,
+    "powersgd": PowerSGD,
+    "ef": ErrorFeedback,
+}
+_NONE = "none"
+
+
+def parse(spec: str) -> Compressor | None:
+    """Returns the compressor that a text describes.
+
+    Example:
+        >>> from replicator import compressors
+        >>> compressors.parse("ef(powersgd(rank=2))")
+        ErrorFeedback(compressor=PowerSGD(rank=2, warm_start=True, start_step=0))
+
+    Args:
+        spec: A name, with options in brackets where they are others than usual; "ef"
+            has the text of another compressor in them. "none" and "" are none.
+
+    Raises:
+        ArgumentError: There is no such compressor, or it has no such option.
+    """
+    if not isinstance(spec, str):
+        raise _bad(spec, "is no text")
+    if spec.strip() in ("", _NONE):
+        return None
+    try:
+        node = ast.parse(spec.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _bad(spec, "cannot be read") from None
+    made = _made(spec, node)
+    if not isinstance(made, Compressor):
+        raise _bad(spec, "is no compressor")
+    return made
+
+
+def text(compressor: Compressor | None) -> str:
+    """Returns the text that describes a compressor; "" for None.
+
+    Example:
+        >>> from replicator import compressors
+        >>> compressors.text(compressors.ErrorFeedback(compressors.TopK()))
+        'ef(topk)'
+
+    Raises:
+        ArgumentError: It is a class of the user's, of which no text is known.
+    """
+    if compressor is None:
+        return ""
+    names = {cls: name for name, cls in CLASSES.items()}
+    if type(compressor) not in names:
+        raise errors.ArgumentError(
+            errors.compose(
+                f"{errors.shown(compressor)} cannot be written as a text.",
+                fix=f"those that can are {_listed()}.",
+            )
+        )
+    options = []
+    for field in dataclasses.fields(compressor):  # type: ignore[arg-type]
+        value = getattr(compressor, field.name)
+        if isinstance(value, Compressor):
+            options.append(text(value))
+        elif value != field.default:
+            options.append(f"{field.name}={value!r}")
+    name = names[type(compressor)]
+    return f"{name}({', '.join(options)})" if options else name
+
+
+def compressor(what: str, given: Any) -> Compressor | None:
+    """Returns what a user passes as a compressor: one, its text, or None.
+
+    Args:
+        what: Who is given it, for messages.
+        given: As the user gave it.
+
+    Raises:
+        ArgumentError: It is none of these.
+    """
+    if given is None or isinstance(given, Compressor):
+        return given
+    if isinstance(given, str):
+        return parse(given)
+    passed = errors.shown(given)
+    hint = ""
+    if inspect.isclass(given) and issubclass(given, Compressor):
+        hint = f" Make one of the class: {given.__name__}()."
+    raise errors.ArgumentError(
+        errors.compose(
+            f"{what} was given compressor={passed}.",
+            [f"at {errors.user_line()}"],
+            f"pass a Compressor, or a text: {_listed()}.{hint}",
+        )
+    )
+
+
+def _made(spec: str, node: ast.expr) -> Any:
+    """Returns what a part of a text stands for."""
+    if isinstance(node, ast.Name | ast.Call):
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        return _called(spec, call)
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        raise _bad(spec, "has an option that is no plain value") from None
+
+
+def _called(spec: str, call: ast.Call) -> Compressor:
+    """Returns the compressor that a name, or a name with options, stands for."""
+    name = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)
+    cls = CLASSES.get(name)
+    if cls is None:
+        raise _bad(spec, f"names {errors.shown(name)}, which is no compressor")
+    fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    options = {one.arg: one.value for one in call.keywords}
+    if call.args and (fields != ["compressor"] or len(call.args) + len(options) > 1):
+        raise _bad(spec, f"has options without names, of {_signature(cls, name)}")
+    if call.args:
+        options = {"compressor": call.args[0]}
+    unknown = [str(option) for option in options if option not in fields]
+    if unknown:
+        raise _bad(
+            spec, f"has {errors.shown(unknown[0])}, which is no option of {name}"
+        )
+    if "compressor" in fields and not options:
+        raise _bad(spec, f"has {name} of nothing")
+    return cls(**{str(k): _made(spec, value) for k, value in options.items()})
+
+
+def _bad(spec: Any, problem: str) -> errors.ArgumentError:
+    return errors.ArgumentError(
+        errors.compose(
+            f"the compressor {errors.shown(spec)} {problem}.",
+            [f"at {errors.user_line()}"],
+            f"there are {_listed()}.",
+        )
+    )
+
+
+def _listed() -> str:
+    return ", ".join([*(_signature(c, n) for n, c in CLASSES.items()), '"none"'])
+
+
+def _signature(cls: type[Compressor], name: str) -> str:
+    """Returns how a compressor is written, with all of its options."""
+    options = [
+        "topk" if field.name == "compressor" else f"{field.name}={field.default}"
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+    ]
+    return f'"{name}({", ".join(options)})"' if options else f'"{name}"'

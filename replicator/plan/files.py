@@ -1,0 +1,64 @@
+"""What tables and pictures need: packages that may be missing, files to write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from replicator import errors
+
+
+def check_picture(what: str, path: str | os.PathLike[str]) -> None:
+    """Raises ArgumentError unless a path names a kind of picture that can be made.
+
+    Args:
+        what: Is to be plotted: "a plan".
+        path: Where to.
+    """
+    named = isinstance(path, str | os.PathLike)
+    suffix = os.path.splitext(os.fspath(path))[1].lower() if named else ""
+    if suffix not in (".png", ".svg"):
+        raise errors.ArgumentError(
+            errors.compose(
+                f"{what} cannot be plotted to {errors.shown(path)}: its suffix is "
+                f"{suffix!r}.",
+                fix="name a file that ends in .png or .svg.",
+            )
+        )
+
+
+@contextlib.contextmanager
+def writing(problem: str, where: Any) -> Iterator[None]:
+    """Says in this block what could not be written, and where.
+
+    Args:
+        problem: "a plan cannot be plotted to".
+        where: The file.
+    """
+    try:
+        yield
+    except (OSError, TypeError, ValueError) as error:
+        raise errors.ArgumentError(
+            errors.compose(
+                f"{problem} {errors.shown(where)}: {errors.told(error)}.",
+                fix="name a file that can be written to, in a folder that exists.",
+            )
+        ) from error
+
+
+@contextlib.contextmanager
+def needing(package: str, to: str) -> Iterator[None]:
+    """Says how to install a package that an import in this block does not find."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise errors.DependencyError(
+            errors.compose(
+                f"{package} is needed to {to}, and is not installed.",
+                fix=f"pip install {package}, or pip install 'replicator[plan]'.",
+            )
+        ) from error

@@ -1,0 +1,1 @@
+"""The graph of a step after each stage of its build: `Replicator.stages`."""

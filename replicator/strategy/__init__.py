@@ -1,0 +1,58 @@
+"""Strategies: for each variable, where it is and how its gradient travels.
+
+`Replicator(devices, strategy=...)` takes a builder, builders by patterns of variables'
+paths, a Strategy, or the path of a saved one.
+
+Example:
+    >>> from replicator import strategy
+    >>> rules = {"embedding": strategy.PSLoadBalancing(), ".*": strategy.AllReduce()}
+    >>> repl = replicator.Replicator(["CPU:0", "CPU:1"], strategy=rules)
+    >>> with repl.context():
+    ...     table = tf.Variable(tf.zeros([8, 2]), name="embedding/table")
+    ...     scale = tf.Variable(1.0, name="scale")
+    >>> for node in repl.strategy.nodes: print(node.name, node.sent)
+    embedding/table 128
+    scale 8
+    >>> repl.strategy.save("strategy.pb")
+    >>> repl = replicator.Replicator(["CPU:0", "CPU:1"], strategy="strategy.pb")
+"""
+
+from replicator.strategy.builder import Builder
+from replicator.strategy.builders.all_reduce import AllReduce
+from replicator.strategy.builders.parallax import Parallax
+from replicator.strategy.builders.partitioned import Partitioned
+from replicator.strategy.builders.partitioned_ar import PartitionedAR
+from replicator.strategy.builders.partitioned_ps import PartitionedPS
+from replicator.strategy.builders.ps import PS
+from replicator.strategy.builders.ps_load_balancing import PSLoadBalancing
+from replicator.strategy.builders.random_axis_partition_ar import (
+    RandomAxisPartitionAR,
+)
+from replicator.strategy.builders.sharded import Mirrored, Sharded
+from replicator.strategy.builders.uneven_partitioned_ps import UnevenPartitionedPS
+from replicator.strategy.description import Strategy
+from replicator.strategy.facts import Resources, VariableFacts
+from replicator.strategy.nodes import AllReduceSynchronizer, Node, PSSynchronizer
+from replicator.strategy.rules import Rules
+
+__all__ = [
+    "PS",
+    "AllReduce",
+    "AllReduceSynchronizer",
+    "Builder",
+    "Mirrored",
+    "Node",
+    "PSLoadBalancing",
+    "PSSynchronizer",
+    "Parallax",
+    "Partitioned",
+    "PartitionedAR",
+    "PartitionedPS",
+    "RandomAxisPartitionAR",
+    "Resources",
+    "Rules",
+    "Sharded",
+    "Strategy",
+    "UnevenPartitionedPS",
+    "VariableFacts",
+]

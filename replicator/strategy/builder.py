@@ -1,0 +1,147 @@
+"""Builder: what makes a strategy of the facts of variables and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from replicator import arguments, errors
+from replicator.strategy.description import Strategy
+from replicator.strategy.facts import Resources, VariableFacts
+from replicator.strategy.nodes import Node, error
+
+
+class Builder:
+    """Makes a strategy of the facts of variables and devices: a rule for each variable.
+
+    A builder of your own is one method. It is handed the variables in the order in
+    which they are created, and yields for each, before it asks for the next, a `Node`,
+    or None to leave it as without a strategy.
+
+    Each variable is then created where its node says. A builder that has to know more
+    before it can decide (the next variables, or `variable.sparse`: whether its gradient
+    is) may ask for it all the same. Its variables are created as without a strategy,
+    and it decides on all of them, and they move, when the first step with gradients of
+    theirs is built.
+
+    Example:
+        >>> from replicator import strategy
+        >>> class LargeOnServers(strategy.Builder):
+        ...     '''Large ones are on CPUs in turn, all replicas have the others.'''
+        ...     def __init__(self, nbytes=1 << 20):
+        ...         self.nbytes = nbytes
+        ...     def nodes(self, variables, resources):
+        ...         servers, turn = resources.cpus, 0
+        ...         for variable in variables:
+        ...             if variable.nbytes < self.nbytes:
+        ...                 group = variable.order // 64
+        ...                 how = strategy.AllReduceSynchronizer(group=group)
+        ...             else:
+        ...                 how = strategy.PSSynchronizer(servers[turn % len(servers)])
+        ...                 turn += 1
+        ...             yield strategy.Node(variable.path, how)
+        >>> repl = replicator.Replicator(
+        ...     ["CPU:0", "CPU:1"], strategy=LargeOnServers(nbytes=4096))
+        >>> with repl.context():
+        ...     table = tf.Variable(tf.zeros([1000, 4]), name="table")
+        ...     scale = tf.Variable(1.0, name="scale")
+        >>> [type(node.synchronizer).__name__ for node in repl.strategy.nodes]
+        ['PSSynchronizer', 'AllReduceSynchronizer']
+    """
+
+    def nodes(
+        self, variables: Iterable[VariableFacts], resources: Resources
+    ) -> Iterator[Node | None]:
+        """Yields a Node for each variable, in their order, or None.
+
+        Example:
+            >>> facts = replicator.strategy.VariableFacts("w", (2, 2), "float32")
+            >>> devices = replicator.strategy.Resources(("CPU:0", "CPU:1"))
+            >>> (node,) = replicator.strategy.PS().nodes([facts], devices)
+            >>> node.synchronizer.reduction_destination
+            'CPU:0'
+
+        Args:
+            variables: Those that are trainable and floating, in the order of creation.
+            resources: The devices.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method `nodes`")
+
+    def build(
+        self, variables: Sequence[VariableFacts], resources: Resources
+    ) -> Strategy:
+        """Returns the strategy for variables of which all is known.
+
+        Example:
+            >>> facts = replicator.strategy.VariableFacts("w", (2, 2), "float32")
+            >>> devices = replicator.strategy.Resources(("CPU:0", "CPU:1"))
+            >>> replicator.strategy.AllReduce().build([facts], devices).node("w").name
+            'w'
+
+        Args:
+            variables: As for `nodes`.
+            resources: As for `nodes`.
+        """
+        made = self.nodes(iter(variables), resources)
+        pairs = zip(variables, made, strict=False)
+        nodes = [checked(self, facts, node) for facts, node in pairs]
+        return Strategy(
+            tuple(node for node in nodes if node is not None), resources.devices
+        )
+
+    def missing(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """Returns what the builder says of variables that there are not.
+
+        Example:
+            >>> replicator.strategy.PS().missing(["w"])
+            ()
+
+        Args:
+            paths: The variables there are.
+        """
+        return ()
+
+    def __repr__(self) -> str:
+        options = [f"{name.strip('_')}={value!r}" for name, value in vars(self).items()]
+        return f"{type(self).__name__}({', '.join(options)})"
+
+
+def checked(builder: Builder, facts: VariableFacts, node: Any) -> Node | None:
+    """Returns what a builder has yielded for a variable, if it is of that variable.
+
+    Raises:
+        StrategyError: It is something else.
+    """
+    if node is None:
+        return None
+    if not isinstance(node, Node) or node.name != facts.path:
+        what = node.name if isinstance(node, Node) else errors.shown(node)
+        raise error(
+            f"{type(builder).__name__} yields {what} for variable {facts.path}.",
+            "yield one Node(variable.path, ...) for each variable, before the next is "
+            "asked for; or None, to leave it as it would be without a strategy.",
+        )
+    fit(node, facts)
+    return node
+
+
+def fit(node: Node, facts: VariableFacts) -> None:
+    """Raises StrategyError unless a variable can be in the parts that its node says."""
+    if node.axis is None:
+        return
+    if node.axis >= len(facts.shape):
+        raise error(
+            f"variable {facts.path} is to be in parts along axis {node.axis}, and its "
+            f"shape is {list(facts.shape)}.",
+            "name an axis that it has, or give it a node without parts.",
+        )
+    node.extents(facts.shape[node.axis])
+
+
+def check_chunks(who: Builder, chunk_size: Any) -> None:
+    """Raises StrategyError unless this is a number of variables."""
+    if not arguments.is_whole(chunk_size, 1):
+        raise error(
+            f"{type(who).__name__} was given chunk_size={errors.shown(chunk_size)}.",
+            "it is how many variables travel together: an int, at least 1.",
+        )

@@ -1,0 +1,1 @@
+"""The builders of strategies, one file each."""

@@ -1,0 +1,49 @@
+"""PartitionedAR: even parts of variables, of each of which all replicas have a copy."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+from replicator.strategy.builders.all_reduce import AllReduce
+from replicator.strategy.builders.parts import divisor, node_in_parts
+from replicator.strategy.facts import Resources, VariableFacts
+from replicator.strategy.nodes import Node
+
+
+class PartitionedAR(AllReduce):
+    """Variables are in parts along axis 0, as by PartitionedPS; each is all-reduced.
+
+    Takes what `AllReduce` takes; groups are of as many parts.
+
+    Example:
+        >>> facts = replicator.strategy.VariableFacts("w", (6, 2), "float32", nbytes=48)
+        >>> devices = replicator.strategy.Resources(("CPU:0", "CPU:1"))
+        >>> builder = replicator.strategy.PartitionedAR(chunk_size=1)
+        >>> parts = builder.build([facts], devices).node("w").parts
+        >>> [part.synchronizer.group for part in parts]
+        [0, 1]
+    """
+
+    def nodes(
+        self, variables: Iterable[VariableFacts], resources: Resources
+    ) -> Iterator[Node | None]:
+        """Yields nodes with parts; see `Builder.nodes`."""
+        index, cut = itertools.count(), self.cutter()
+        for variable in variables:
+            axis, count = cut(variable)
+            yield node_in_parts(variable, axis, count, lambda _: self.of(next(index)))
+
+    def cutter(self) -> Callable[[VariableFacts], tuple[int, int]]:
+        """Returns what says along which axis a variable is in parts, and in how many.
+
+        Example:
+            >>> facts = replicator.strategy.VariableFacts("w", (9, 2), "float32")
+            >>> replicator.strategy.PartitionedAR().cutter()(facts)
+            (0, 3)
+        """
+
+        def cut(variable: VariableFacts) -> tuple[int, int]:
+            return 0, divisor(variable.shape[0]) if variable.shape else 1
+
+        return cut

@@ -1,0 +1,73 @@
+"""PS: all variables on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from replicator.strategy.builder import Builder
+from replicator.strategy.facts import Resources, VariableFacts
+from replicator.strategy.nodes import Node, PSSynchronizer, check_compressor, check_ps
+
+
+class PS(Builder):
+    """All variables are on the first CPU device, a parameter server.
+
+    Source: Li et al. 2014, Scaling distributed machine learning with the parameter
+    server; this and the other builders are those of AutoDist.
+
+    Example:
+        >>> repl = replicator.Replicator(
+        ...     ["CPU:0", "CPU:1"], strategy=replicator.strategy.PS())
+        >>> with repl.context():
+        ...     v = tf.Variable([1.0, 2.0])
+        >>> v.components[1].device == repl.devices[0]
+        True
+
+    Args:
+        local_proxy_variable: Whether every replica has a copy, refreshed after each
+            update, or reads the variable where it is.
+        sync: Whether an update waits for the gradients of all replicas.
+        staleness: By how many steps the fastest replica may be ahead of the slowest.
+        compressor: What makes gradients smaller on their way; None for none.
+
+    Raises:
+        StrategyError: The options do not fit together.
+    """
+
+    def __init__(
+        self,
+        local_proxy_variable: bool = False,
+        sync: bool = True,
+        staleness: int = 0,
+        compressor: Any = None,
+    ) -> None:
+        name, compressor = type(self).__name__, "" if compressor is None else compressor
+        check_ps(name, local_proxy_variable, sync, staleness)
+        check_compressor(name, compressor)
+        self.local_proxy_variable = local_proxy_variable
+        self.sync = sync
+        self.staleness = staleness
+        self.compressor = compressor
+
+    def on(self, device: str) -> PSSynchronizer:
+        """Returns the synchronizer of what is on a device.
+
+        Example:
+            >>> replicator.strategy.PS().on("CPU:1").reduction_destination
+            'CPU:1'
+        """
+        return PSSynchronizer(
+            device,
+            self.local_proxy_variable,
+            self.sync,
+            self.staleness,
+            self.compressor,
+        )
+
+    def nodes(
+        self, variables: Iterable[VariableFacts], resources: Resources
+    ) -> Iterator[Node | None]:
+        """Yields nodes on the first CPU device; see `Builder.nodes`."""
+        for variable in variables:
+            yield Node(variable.path, self.on(resources.cpus[0]))

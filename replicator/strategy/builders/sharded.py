@@ -1,0 +1,64 @@
+"""Sharded and Mirrored: what `variables="sharded"` and `"mirrored"` are names of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from replicator.strategy.builder import Builder
+from replicator.strategy.builders.loads import Loads
+from replicator.strategy.facts import Resources, VariableFacts
+from replicator.strategy.nodes import AllReduceSynchronizer, Node, PSSynchronizer
+
+
+class Sharded(Builder):
+    """Each variable is on the replica that has the fewest bytes so far.
+
+    Vectors are with the variable before them: a bias with its layer's weights, whose
+    gradient is computed from the same. All replicas have scalars.
+
+    Source: ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054), whose first two stages
+    divide the optimizer's state and the gradients like this.
+
+    Example:
+        >>> repl = replicator.Replicator(
+        ...     ["CPU:0", "CPU:1"], strategy=replicator.strategy.Sharded())
+        >>> with repl.context():
+        ...     v, w = tf.Variable([[1.0, 2.0]]), tf.Variable([[3.0]])
+        >>> [x.owner for x in (v, w)]
+        [0, 1]
+    """
+
+    def nodes(
+        self, variables: Iterable[VariableFacts], resources: Resources
+    ) -> Iterator[Node | None]:
+        """Yields nodes on the replicas' devices; see `Builder.nodes`."""
+        loads, last = Loads(resources.devices), ""
+        for variable in variables:
+            if not variable.shape:
+                yield Node(variable.path, AllReduceSynchronizer())
+                continue
+            if last and len(variable.shape) == 1:
+                loads.add(last, variable.nbytes)
+            else:
+                last = loads.least(variable.nbytes)
+            yield Node(variable.path, PSSynchronizer(last))
+
+
+class Mirrored(Builder):
+    """Each replica has all variables, and what is cheapest moves their gradients.
+
+    Example:
+        >>> repl = replicator.Replicator(
+        ...     ["CPU:0", "CPU:1"], strategy=replicator.strategy.Mirrored())
+        >>> with repl.context():
+        ...     v = tf.Variable([[1.0, 2.0]])
+        >>> print(v.owner)
+        None
+    """
+
+    def nodes(
+        self, variables: Iterable[VariableFacts], resources: Resources
+    ) -> Iterator[Node | None]:
+        """Yields nodes of one group; see `Builder.nodes`."""
+        for variable in variables:
+            yield Node(variable.path, AllReduceSynchronizer())

@@ -1,0 +1,225 @@
+"""The strategy of a Replicator while its variables are created and its steps built."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.strategy import compiled
+from replicator.strategy.builder import Builder
+from replicator.strategy.builders.given import Given
+from replicator.strategy.description import Strategy
+from replicator.strategy.facts import Resources, VariableFacts
+from replicator.strategy.live import Asked, Later, Live
+from replicator.strategy.nodes import Node, error
+from replicator.strategy.rules import Rules
+from replicator.variables.chooser import Chosen
+from replicator.variables.placement import Mirrored
+from replicator.world import World
+
+
+def as_builder(strategy: Any) -> Builder:
+    """Returns what a user gave as a strategy, as a builder.
+
+    Args:
+        strategy: A builder, a dictionary of rules, a Strategy, or a saved one's path.
+
+    Raises:
+        StrategyError: It is none of them.
+    """
+    if isinstance(strategy, Builder):
+        return strategy
+    if isinstance(strategy, Strategy):
+        return Given(strategy)
+    if isinstance(strategy, str | os.PathLike):
+        return Given(Strategy.load(strategy))
+    if isinstance(strategy, Mapping):
+        return Rules(strategy)
+    called = ""
+    if isinstance(strategy, type) and issubclass(strategy, Builder):
+        called = f" Call it: strategy={strategy.__name__}()."
+    raise error(
+        f"Replicator was given strategy={errors.shown(strategy)}.",
+        "it is a builder, as replicator.strategy.PSLoadBalancing(); a dictionary of "
+        "builders by patterns; a Strategy; or the path of a saved one." + called,
+    )
+
+
+def in_force(variables: Mapping[str, Any], resources: Resources) -> Strategy:
+    """Returns the strategy that some variables follow, as they are now.
+
+    Args:
+        variables: ReplicatedVariables, by their paths.
+        resources: The devices.
+    """
+    nodes = (compiled.described(*own, resources) for own in variables.items())
+    return Strategy(tuple(nodes), resources.devices)
+
+
+@dataclasses.dataclass
+class _Rule:
+    """How far one builder is.
+
+    Attributes:
+        builder: The builder.
+        live: What asks it for one variable after the other; None once it was found to
+            decide later.
+        asked: The variables that it was asked for.
+        undecided: The paths of those on which it has yet to decide.
+    """
+
+    builder: Builder
+    live: Live | None
+    asked: list[VariableFacts] = dataclasses.field(default_factory=list)
+    undecided: set[str] = dataclasses.field(default_factory=set)
+
+
+class _Run:
+    """What was decided on the variables of one graph, or on the eager ones."""
+
+    def __init__(self, strategy: Builder, resources: Resources, world: World) -> None:
+        self._strategy, self._resources, self._world = strategy, resources, world
+        rules = list(strategy.rules.values()) if isinstance(strategy, Rules) else []
+        self._rules = [_Rule(b, Live(b, resources)) for b in rules or [strategy]]
+        self._paths: list[str] = []
+        self._sparse: dict[str, bool] = {}  # what is known of gradients
+        self._checked = False
+
+    def choose(self, facts: VariableFacts) -> Chosen | None:
+        """Returns what is decided on a variable, None if nothing is, or not yet."""
+        self._paths.append(facts.path)
+        number = 0
+        if isinstance(self._strategy, Rules):
+            found = self._strategy.matching(facts.path)
+            if found is None:
+                return None
+            number = found
+        rule = self._rules[number]
+        rule.asked.append(facts)
+        node = None
+        if rule.live is not None:
+            try:
+                node = rule.live.ask(Asked(**dataclasses.asdict(facts)))
+            except Later:
+                rule.live = None
+        if rule.live is None:
+            rule.undecided.add(facts.path)
+            return Chosen(Mirrored(), later=True)
+        return self._compiled(node, facts)
+
+    def _compiled(self, node: Node | None, facts: VariableFacts) -> Chosen | None:
+        return None if node is None else compiled.chosen(node, facts, self._world)
+
+    @property
+    def undecided(self) -> set[str]:
+        """The paths of variables on which was not decided yet."""
+        return set().union(*(rule.undecided for rule in self._rules))
+
+    def decide(self, sparse: Mapping[str, bool]) -> dict[str, Chosen]:
+        """Returns what is decided on variables that were created before that."""
+        made: dict[str, Chosen] = {}
+        self._sparse.update(sparse)
+        for rule in self._rules:
+            if rule.undecided:
+                nodes = self._built(rule)
+                for facts in rule.asked:
+                    if facts.path in nodes and facts.path in rule.undecided:
+                        chosen = self._compiled(nodes[facts.path], facts)
+                        if chosen is not None:
+                            made[facts.path] = chosen
+                rule.undecided -= set(nodes)
+        return made
+
+    def _built(self, rule: _Rule) -> dict[str, Node | None]:
+        """Returns what a builder says of all variables that it can decide on now."""
+        asked = [
+            Asked(**{**dataclasses.asdict(one), "sparse": self._sparse.get(one.path)})
+            for one in rule.asked
+        ]
+        known = [one for one in asked if one.path in self._sparse]
+        for facts in (asked, known):
+            try:
+                built = rule.builder.build(facts, self._resources)
+            except Later:
+                continue
+            return {one.path: built.node(one.path) for one in facts}
+        return {}
+
+    def check(self) -> None:
+        """Raises StrategyError, once, if a rule is of no variable that there is."""
+        if self._checked or not self._paths:
+            return
+        self._checked = True
+        missing = self._strategy.missing(self._paths)
+        if missing:
+            shown = ", ".join(map(repr, missing[:_MOST_SHOWN]))
+            raise error(
+                f"the strategy has rules for variables that there are not: {shown}.",
+                "correct them, or leave them out; a pattern is searched for in paths.",
+                [f"there is {path}" for path in _some(self._paths)],
+            )
+
+
+_MOST_SHOWN = 20
+
+
+def _some(paths: Sequence[str]) -> list[str]:
+    more = len(paths) - _MOST_SHOWN
+    return [*paths[:_MOST_SHOWN], *([f"... and {more} more"] if more > 0 else [])]
+
+
+class StrategyChooser:
+    """Decides on variables by a builder: what their factory asks.
+
+    Each tf.Graph has variables of its own, and so the builder begins anew for each.
+
+    Args:
+        strategy: The builder.
+        resources: The devices.
+        world: The replicas.
+    """
+
+    def __init__(self, strategy: Builder, resources: Resources, world: World) -> None:
+        self._begin = lambda: _Run(strategy, resources, world)
+        self._eager = self._begin()
+        self._graphs: weakref.WeakKeyDictionary[tf.Graph, _Run]
+        self._graphs = weakref.WeakKeyDictionary()
+
+    def _run(self) -> _Run:
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                return self._eager
+            graph = tf.compat.v1.get_default_graph()
+            if graph not in self._graphs:
+                self._graphs[graph] = self._begin()
+            return self._graphs[graph]
+
+    def choose(self, facts: VariableFacts) -> Chosen | None:
+        """Returns what is decided on a variable that is about to be created."""
+        return self._run().choose(facts)
+
+    @property
+    def undecided(self) -> set[str]:
+        """The paths of variables on which is decided when a step is built."""
+        return self._run().undecided
+
+    def decide(self, sparse: Mapping[str, bool]) -> dict[str, Chosen]:
+        """Decides on these variables.
+
+        Args:
+            sparse: Which gradients are sparse, by the paths of the variables.
+
+        Returns:
+            What is decided on, by the paths.
+        """
+        return self._run().decide(sparse)
+
+    def check(self) -> None:
+        """Raises StrategyError if a rule is of no variable that there is."""
+        self._run().check()

@@ -1,0 +1,122 @@
+"""A strategy as a table in the terminal, by rich."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from replicator.strategy.nodes import Node, PSSynchronizer, Synchronizer
+
+_WIDTH = 10_000  # what prints the table may fold it
+_MOST_SHOWN = 4  # parts that are named by where they are
+_HEADER = (
+    "variable",
+    "shape",
+    "bytes",
+    "placement",
+    "synchronizer",
+    "compressor",
+    "bytes per step",
+    "predicted",
+)
+
+
+def table(strategy: Any) -> str:
+    """Returns a strategy as a table, one row per variable, and what they come to."""
+    rows = [_row(node) for node in strategy.nodes]
+    known = [node.nbytes for node in strategy.nodes if node.nbytes is not None]
+    sent = [node.sent for node in strategy.nodes if node.sent is not None]
+    seconds = [node.seconds for node in strategy.nodes if node.seconds is not None]
+    total = ["all", "", "", "", "", "", "", ""]
+    total[2] = size(sum(known)) if known else ""
+    total[6] = size(sum(sent)) if sent else ""
+    total[7] = _duration(sum(seconds)) if seconds else ""
+    title = f"Strategy {strategy.id} for {len(strategy.replicas)} replicas"
+    try:
+        return _by_rich(title, rows, total)
+    except ModuleNotFoundError:
+        lines = ["\t".join(cells) for cells in (_HEADER, *rows, total)]
+        note = "(pip install rich, or 'replicator[plan]', for a table)"
+        return "\n".join([title, *lines, note])
+
+
+def _by_rich(title: str, rows: Sequence[Sequence[str]], total: Sequence[str]) -> str:
+    import rich.box
+    import rich.console
+    import rich.table
+
+    made = rich.table.Table(
+        title=title, title_justify="left", box=rich.box.SIMPLE, show_footer=True
+    )
+    right = ("bytes", "bytes per step", "predicted")
+    for name, footer in zip(_HEADER, total, strict=True):
+        justify: Any = "right" if name in right else "left"
+        made.add_column(name, footer, justify=justify, overflow="fold")
+    for cells in rows:
+        made.add_row(*cells)
+    console = rich.console.Console(
+        file=io.StringIO(), width=_WIDTH, highlight=False, markup=False, emoji=False
+    )
+    with console.capture() as captured:
+        console.print(made)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def _row(node: Node) -> list[str]:
+    """Returns the cells of a variable's row."""
+    hows = [part.synchronizer for part in node.parts] or [node.synchronizer]
+    known = [how for how in hows if how is not None]
+    placement = _joined([_placement(how) for how in known])
+    if node.parts:
+        sizes = ", ".join(map(str, node.sizes[:_MOST_SHOWN]))
+        more = ", ..." if len(node.sizes) > _MOST_SHOWN else ""
+        of = f" of {sizes}{more}" if sizes else ""
+        placement = f"{len(node.parts)} parts{of} along axis {node.axis}: {placement}"
+    compressors = {str(how.compressor) or "none" for how in known}
+    return [
+        node.name,
+        "?" if node.shape is None else f"{node.dtype}{list(node.shape)}",
+        "?" if node.nbytes is None else size(node.nbytes),
+        placement,
+        ", ".join(dict.fromkeys(map(_synchronizer, known))),
+        ", ".join(sorted(compressors)),
+        "?" if node.sent is None else size(node.sent),
+        "?" if node.seconds is None else _duration(node.seconds),
+    ]
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Returns what is said of several parts, once if they are alike."""
+    kinds = list(dict.fromkeys(texts))
+    more = len(kinds) - _MOST_SHOWN
+    listed = ", ".join(kinds[:_MOST_SHOWN])
+    return f"{listed} and {more} more" if more > 0 else listed
+
+
+def _placement(how: Synchronizer) -> str:
+    if not isinstance(how, PSSynchronizer):
+        return "mirrored"
+    device = how.reduction_destination.removeprefix("/job:localhost/replica:0/task:0/")
+    copies = " with copies" if how.local_replication else ""
+    return device.removeprefix("device:") + copies
+
+
+def _synchronizer(how: Synchronizer) -> str:
+    if isinstance(how, PSSynchronizer):
+        if not how.sync:
+            return "PS, asynchronous"
+        return f"PS, staleness {how.staleness}" if how.staleness else "PS"
+    return f"all-reduce {how.spec}, group {how.group}"
+
+
+def size(nbytes: int) -> str:
+    """Returns a size in words, "1.5 KiB"."""
+    number, unit = float(nbytes), 0
+    while number >= 1024 and unit < 4:
+        number, unit = number / 1024, unit + 1
+    return f"{number:.1f} {'KMGT'[unit - 1]}iB" if unit else f"{nbytes} B"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

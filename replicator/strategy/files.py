@@ -1,0 +1,295 @@
+"""Strategies written and read: as protobufs, as their text, as JSON or YAML.
+
+Whatever bytes or text there are, what is read is a strategy that its classes accept,
+or a StrategyError says why not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import yaml
+from google.protobuf import json_format, text_format
+from google.protobuf.message import DecodeError
+
+from replicator import errors
+from replicator.strategy import strategy_pb2
+from replicator.strategy.nodes import (
+    SPECS,
+    AllReduceSynchronizer,
+    Node,
+    PSSynchronizer,
+    Synchronizer,
+    error,
+)
+
+_pb: Any = strategy_pb2  # its classes are made when it is imported
+_JSON, _TEXT = (".json", ".yml", ".yaml"), (".txt", ".pbtxt", ".textproto")
+_MOST_COUNT = 10**6  # parts along an axis
+
+
+def save(strategy: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a strategy; see `Strategy.save`."""
+    suffix = _suffix(path)
+    message = _to_message(strategy)
+    try:
+        message.path = os.fspath(path)
+        if suffix in _JSON:
+            text = _json(message)
+            data = (text if suffix == ".json" else _as_yaml(text)).encode()
+        elif suffix in _TEXT:
+            data = text_format.MessageToString(message).encode()
+        else:
+            data = message.SerializeToString()
+        with open(path, "wb") as file:
+            file.write(data)
+    except (OSError, ValueError) as problem:
+        raise error(
+            f"a strategy cannot be saved as {errors.shown(path)}: "
+            f"{errors.told(problem)}.",
+            "name a file that can be written to, in a folder that exists.",
+        ) from problem
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns what a Strategy is made of; see `Strategy.load`."""
+    suffix = _suffix(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except (OSError, ValueError) as problem:
+        raise error(
+            f"a strategy cannot be loaded from {errors.shown(path)}: "
+            f"{errors.told(problem)}.",
+            "name a file that Strategy.save has written.",
+        ) from problem
+    where = f"the file {os.fspath(path)}"
+    read = from_json if suffix in _JSON else from_text
+    made = read(data, where) if suffix in _JSON + _TEXT else from_bytes(data, where)
+    return {**made, "path": os.fspath(path)}
+
+
+def to_bytes(strategy: Any) -> bytes:
+    """Returns a strategy as a protobuf."""
+    return bytes(_to_message(strategy).SerializeToString())
+
+
+def from_bytes(data: Any, where: str = "these bytes") -> dict[str, Any]:
+    """Returns what a Strategy is made of, from a protobuf."""
+    if not isinstance(data, bytes | bytearray):
+        raise _nothing(where, f"expected bytes, not {errors.shown(data)}")
+    return _read(lambda: _pb.Strategy.FromString(bytes(data)), where)
+
+
+def to_text(strategy: Any) -> str:
+    """Returns a strategy in the text form of protobufs."""
+    return text_format.MessageToString(_to_message(strategy))
+
+
+def from_text(text: Any, where: str = "this text") -> dict[str, Any]:
+    """Returns what a Strategy is made of, from a text form."""
+    return _read(
+        lambda: text_format.Parse(_decoded(text, where), _pb.Strategy()), where
+    )
+
+
+def to_json(strategy: Any) -> str:
+    """Returns a strategy as JSON."""
+    return _json(_to_message(strategy))
+
+
+def from_json(text: Any, where: str = "this text") -> dict[str, Any]:
+    """Returns what a Strategy is made of, from JSON, or from YAML."""
+
+    def parse() -> Any:
+        said = _decoded(text, where)
+        try:
+            known = json.loads(said)
+        except ValueError:  # not all JSON is YAML: pairs of surrogates
+            known = yaml.safe_load(said)
+        if not isinstance(known, dict):
+            raise ValueError(f"expected a mapping, not {errors.shown(known)}")
+        return json_format.ParseDict(known, _pb.Strategy())
+
+    return _read(parse, where)
+
+
+def _json(message: Any) -> str:
+    known = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return json.dumps(known, indent=1)
+
+
+def _as_yaml(text: str) -> str:
+    return str(yaml.safe_dump(json.loads(text), sort_keys=False))
+
+
+def _suffix(path: Any) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise error(
+            f"a strategy's file was given as {errors.shown(path)}.",
+            "pass the path of a file.",
+        )
+    return os.path.splitext(os.fspath(path))[1].lower()
+
+
+def _decoded(text: Any, where: str) -> str:
+    if isinstance(text, bytes | bytearray):
+        text = bytes(text).decode()  # a UnicodeDecodeError is a ValueError
+    if not isinstance(text, str):
+        raise _nothing(where, f"expected a str, not {errors.shown(text)}")
+    return text
+
+
+def _nothing(where: str, why: str) -> errors.StrategyError:
+    printed = why.encode(errors="backslashreplace").decode()
+    return error(
+        f"there is no strategy in {where}: {printed}.", "save one there first."
+    )
+
+
+def _read(parse: Callable[[], Any], where: str) -> dict[str, Any]:
+    """Returns what a parsed message says, or says that it holds no strategy."""
+    with _naming(where):
+        message = parse()
+    try:
+        return {
+            "nodes": tuple(map(_node, message.node_config)),
+            "replicas": tuple(message.graph_config.replicas),
+            "id": message.id,
+            "path": message.path,
+        }
+    except errors.StrategyError as problem:
+        said = str(problem).partition("\n")[0].rstrip(".")
+        raise error(f"in {where}, {said}.", "correct it, or build it anew.") from None
+
+
+@contextlib.contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Says what could not be read; the parsers raise many different things."""
+    try:
+        yield
+    except errors.StrategyError:
+        raise
+    except (
+        *(DecodeError, text_format.ParseError, json_format.ParseError, yaml.YAMLError),
+        *(ValueError, TypeError, AttributeError, RecursionError, OverflowError),
+        *(KeyError, IndexError),
+    ) as problem:
+        raise _nothing(where, errors.told(problem)) from problem
+
+
+# --- Messages -------------------------------------------------------------------------
+
+
+def _to_message(strategy: Any) -> Any:
+    """Returns the message of a strategy, whose texts need not be any that UTF-8 has."""
+    try:
+        message = _pb.Strategy(id=strategy.id, path=strategy.path)
+        for node in strategy.nodes:
+            _fill(message.node_config.add(), node)
+        message.graph_config.replicas.extend(strategy.replicas)
+        return message
+    except (ValueError, TypeError) as problem:
+        raise error(
+            f"a strategy cannot be written: {errors.told(problem)}.",
+            "use texts and numbers that a protobuf can hold.",
+        ) from problem
+
+
+def _fill(message: Any, node: Node) -> None:
+    """Writes a node into its message."""
+    message.var_name = node.name
+    how = node.synchronizer
+    if isinstance(how, PSSynchronizer):
+        ps = message.PSSynchronizer
+        ps.reduction_destination = how.reduction_destination
+        ps.local_replication, ps.sync = how.local_replication, how.sync
+        ps.staleness, ps.compressor = how.staleness, str(how.compressor)
+    elif how is not None:
+        ar = message.AllReduceSynchronizer
+        ar.SetInParent()
+        ar.spec, ar.group = SPECS.index(how.spec), how.group
+        ar.compressor = str(how.compressor)
+    message.partitioner = node.partitioner
+    for part in node.parts:
+        _fill(message.part_config.add(), part)
+    message.sizes.extend(node.sizes)
+    if node.shape is not None:
+        message.shape.extend(node.shape)
+        message.dtype = node.dtype
+    if node.sent is not None:
+        message.bytes_per_step = node.sent
+    if node.seconds is not None:
+        message.seconds = node.seconds
+
+
+def _node(message: Any) -> Node:
+    """Returns the node that a message describes."""
+    axis = _axis(message)
+    known = bool(message.dtype)
+    return Node(
+        name=message.var_name,
+        synchronizer=_synchronizer(message),
+        parts=tuple(map(_node, message.part_config)) if axis is not None else (),
+        axis=axis,
+        sizes=tuple(message.sizes) if axis is not None else (),
+        shape=_shape(message) if known else None,
+        dtype=message.dtype,
+        sent=message.bytes_per_step if message.HasField("bytes_per_step") else None,
+        seconds=message.seconds if message.HasField("seconds") else None,
+    )
+
+
+def _synchronizer(message: Any) -> Synchronizer | None:
+    kind = message.WhichOneof("synchronizer")
+    if kind is None:
+        return None
+    how = getattr(message, kind)
+    if kind == "PSSynchronizer":
+        return PSSynchronizer(
+            how.reduction_destination,
+            how.local_replication,
+            how.sync if how.HasField("sync") else True,
+            how.staleness,
+            how.compressor,
+        )
+    # A number of a later version, or of no version, is kept by protobufs as it is.
+    spec = SPECS[how.spec] if 0 <= how.spec < len(SPECS) else how.spec
+    return AllReduceSynchronizer(spec, how.compressor, how.group)
+
+
+def _shape(message: Any) -> tuple[int, ...]:
+    if min(message.shape, default=0) < 0:
+        raise _wrong(message, f"has the shape {list(message.shape)}", "sizes are >= 0")
+    return tuple(message.shape)
+
+
+def _axis(message: Any) -> int | None:
+    """Returns the axis along which a partitioner has parts, None if it has none."""
+    said = message.partitioner
+    counts = said.split(",") if said else []
+    digits = all(one.isascii() and one.isdigit() and len(one) < 8 for one in counts)
+    if not digits or any(not 0 < int(one) <= _MOST_COUNT for one in counts):
+        raise _wrong(
+            message, f"has the partitioner {said!r}", 'it is like "1,2,1", parts each'
+        )
+    several = [axis for axis, one in enumerate(counts) if int(one) > 1]
+    if len(several) > 1:
+        raise _wrong(message, f"has the partitioner {said!r}", "one axis has parts")
+    axis = several[0] if several else None
+    parts = len(message.part_config)
+    if parts != (0 if axis is None else int(counts[axis])):
+        raise _wrong(
+            message, f"has the partitioner {said!r} and {parts} parts", "they are alike"
+        )
+    if axis is None and message.sizes:
+        raise _wrong(message, "has sizes of parts and no parts", "parts have sizes")
+    return axis
+
+
+def _wrong(message: Any, problem: str, fix: str) -> errors.StrategyError:
+    return error(f"the node of {message.var_name!r} {problem}; {fix}.", "")

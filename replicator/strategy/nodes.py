@@ -1,0 +1,310 @@
+"""Node: how one variable is kept equal on all replicas, as plain data.
+
+What is wrong with one is found where it is made, so that all others can rely on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import arguments, errors
+
+SPECS = ("AUTO", "NCCL", "RING")
+
+
+def error(
+    problem: str, fix: str, sites: Sequence[str] | None = None
+) -> errors.StrategyError:
+    """Returns the error for what is wrong with a strategy.
+
+    Args:
+        problem: One sentence.
+        fix: What to do about it.
+        sites: As for `errors.compose`.
+    """
+    return errors.StrategyError(errors.compose(problem, sites, fix))
+
+
+@dataclasses.dataclass(frozen=True)
+class PSSynchronizer:
+    """The variable is on one device: gradients are reduced and applied there.
+
+    Example:
+        >>> replicator.strategy.PSSynchronizer("CPU:1").sync
+        True
+
+    Attributes:
+        reduction_destination: The device, which need not be a replica's.
+        local_replication: Whether every replica has a copy, refreshed after each
+            update, or reads the variable where it is.
+        sync: Whether an update waits for the gradients of all replicas.
+        staleness: By how many steps the fastest replica may be ahead of the slowest.
+        compressor: What makes gradients smaller on their way; "" for none.
+    """
+
+    reduction_destination: str
+    local_replication: bool = False
+    sync: bool = True
+    staleness: int = 0
+    compressor: Any = ""
+
+    def __post_init__(self) -> None:
+        name = self.reduction_destination
+        if not isinstance(name, str) or not name:
+            raise error(
+                f"a PSSynchronizer was given reduction_destination="
+                f"{errors.shown(name)}.",
+                'name a device, e.g. "CPU:0".',
+            )
+        check_ps("a PSSynchronizer", self.local_replication, self.sync, self.staleness)
+        check_compressor("a PSSynchronizer", self.compressor)
+
+
+@dataclasses.dataclass(frozen=True)
+class AllReduceSynchronizer:
+    """Every replica has the variable, and gradients are reduced for all of them.
+
+    Example:
+        >>> replicator.strategy.AllReduceSynchronizer(group=1).spec
+        'AUTO'
+
+    Attributes:
+        spec: "AUTO": the cheapest way; "NCCL": by NVIDIA's library, where all replicas
+            are on GPUs of one host, else as AUTO; "RING": around a ring.
+        compressor: What makes gradients smaller on their way; "" for none.
+        group: Small gradients of one group travel together, of others they do not.
+    """
+
+    spec: str = "AUTO"
+    compressor: Any = ""
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        check_spec("an AllReduceSynchronizer", self.spec)
+        check_compressor("an AllReduceSynchronizer", self.compressor)
+        if not arguments.is_whole(self.group):
+            raise error(
+                f"an AllReduceSynchronizer was given group={errors.shown(self.group)}.",
+                "groups are numbered from 0 on.",
+            )
+
+
+Synchronizer = PSSynchronizer | AllReduceSynchronizer
+
+
+def check_ps(who: str, replication: Any, sync: Any, staleness: Any) -> None:
+    """Raises StrategyError unless the options of a parameter server fit together."""
+    for name, value in (("local replication", replication), ("sync", sync)):
+        if not isinstance(value, bool):
+            raise error(
+                f"{who} was given {name} {errors.shown(value)}.", "it is a bool."
+            )
+    if not arguments.is_whole(staleness):
+        raise error(
+            f"{who} was given staleness={errors.shown(staleness)}.",
+            "it is a number of steps: an int, at least 0.",
+        )
+    if staleness and not sync:
+        raise error(
+            f"{who} was given staleness={staleness} with sync=False: what waits for "
+            "nobody is bounded by nothing.",
+            "pass sync=True for a bound, or staleness=0 for none.",
+        )
+
+
+def check_spec(who: str, spec: Any) -> None:
+    """Raises StrategyError unless an all-reduce's spec is known."""
+    if not arguments.is_choice(spec, SPECS):
+        raise error(
+            f"{who} was given spec={errors.shown(spec)}.",
+            f"it is one of {', '.join(SPECS)}.",
+        )
+
+
+def check_compressor(who: str, compressor: Any) -> None:
+    """Raises StrategyError unless this may be a compressor: a text, or an object."""
+    plain = bool | int | float | complex | bytes | list | tuple | dict | set
+    if compressor is None or isinstance(compressor, plain | type):
+        raise error(
+            f"{who} was given compressor={errors.shown(compressor)}.",
+            'name one, e.g. "bf16", or pass the compressor itself; "" for none.',
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """How one variable, or one part of it, is kept equal.
+
+    Example:
+        >>> ps = [replicator.strategy.PSSynchronizer(f"CPU:{k}") for k in range(2)]
+        >>> node = replicator.strategy.Node.in_parts("table", 0, [3, 2], ps)
+        >>> node.partitioner, [part.name for part in node.parts]
+        ('2', ['table/part_0', 'table/part_1'])
+
+    Attributes:
+        name: The variable's path.
+        synchronizer: How it is kept equal; None where its parts say.
+        parts: One Node for each part; empty if the variable is whole.
+        axis: Along which it is in parts; None if it is whole.
+        sizes: Those of the parts along the axis; empty if they are as even as can be,
+            the larger ones first.
+        shape: Its shape, if known; what follows is for tables, too.
+        dtype: The name of its dtype; "" if not known.
+        sent: How many bytes travel for it in a step, if known.
+        seconds: How long that takes, if known.
+    """
+
+    name: str
+    synchronizer: Synchronizer | None = None
+    parts: tuple[Node, ...] = ()
+    axis: int | None = None
+    sizes: tuple[int, ...] = ()
+    shape: tuple[int, ...] | None = dataclasses.field(default=None, compare=False)
+    dtype: str = dataclasses.field(default="", compare=False)
+    sent: int | None = dataclasses.field(default=None, compare=False)
+    seconds: float | None = dataclasses.field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise error(
+                f"a Node was given the name {errors.shown(self.name)}.",
+                "it is the path of a variable.",
+            )
+        if not isinstance(self.synchronizer, Synchronizer | None):
+            raise self._wrong(
+                f"has the synchronizer {errors.shown(self.synchronizer)}",
+                "it is a PSSynchronizer or an AllReduceSynchronizer.",
+            )
+        if self.synchronizer is None and not self.parts:
+            raise self._wrong("has no synchronizer", "give it one, or parts.")
+        self._check_parts()
+        try:
+            tf.as_dtype(self.dtype or "float32")
+        except TypeError:
+            raise self._wrong(
+                f"has the dtype {errors.shown(self.dtype)}", "name one of TensorFlow's."
+            ) from None
+
+    def _check_parts(self) -> None:
+        """Raises StrategyError unless the parts, their axis and sizes fit together."""
+        object.__setattr__(self, "parts", tuple(self.parts))
+        object.__setattr__(self, "sizes", tuple(self.sizes))
+        if bool(self.parts) != (self.axis is not None):
+            raise self._wrong("has parts without an axis, or the reverse", _PARTS)
+        if not self.parts:
+            if self.sizes:
+                raise self._wrong("has sizes of parts and no parts", _PARTS)
+            return
+        if not arguments.is_whole(self.axis, 0, _MOST_AXES):
+            raise self._wrong(
+                f"is in parts along axis {errors.shown(self.axis)}",
+                "axes are numbered from 0 on.",
+            )
+        if len(self.parts) < 2:
+            raise self._wrong("has one part", _PARTS)
+        if any(not isinstance(part, Node) or part.parts for part in self.parts):
+            raise self._wrong("has a part that is no Node, or has parts", _PARTS)
+        if any(part.synchronizer is None for part in self.parts):
+            raise self._wrong("has a part without a synchronizer", _PARTS)
+        if self.sizes and len(self.sizes) != len(self.parts):
+            raise self._wrong(
+                f"has {len(self.parts)} parts of {len(self.sizes)} sizes", _PARTS
+            )
+        if not all(arguments.is_whole(size, 1) for size in self.sizes):
+            raise self._wrong(f"has parts of sizes {self.sizes}", _PARTS)
+
+    def _wrong(self, problem: str, fix: str) -> errors.StrategyError:
+        return error(f"the node of {errors.shown(self.name)} {problem}.", fix)
+
+    @classmethod
+    def in_parts(
+        cls,
+        name: str,
+        axis: int,
+        sizes: Sequence[int],
+        synchronizers: Sequence[Synchronizer],
+    ) -> Node:
+        """Returns the node of a variable in parts.
+
+        Example:
+            >>> ps = replicator.strategy.PSSynchronizer("CPU:0")
+            >>> replicator.strategy.Node.in_parts("w", 1, [2, 2], [ps, ps]).partitioner
+            '1,2'
+
+        Args:
+            name: The variable's path.
+            axis: Along which.
+            sizes: Those of the parts along the axis.
+            synchronizers: One for each.
+        """
+        made = zip(range(len(sizes)), synchronizers, strict=True)
+        parts = tuple(cls(f"{name}/part_{k}", how) for k, how in made)
+        return cls(name, parts=parts, axis=axis, sizes=tuple(sizes))
+
+    @property
+    def partitioner(self) -> str:
+        """How many parts there are along each axis, up to that in question: "1,2".
+
+        Example:
+            >>> ps = replicator.strategy.PSSynchronizer("CPU:0")
+            >>> replicator.strategy.Node("w", ps).partitioner
+            ''
+        """
+        if self.axis is None:
+            return ""
+        after = max(0, len(self.shape or ()) - self.axis - 1)
+        counts = [1] * self.axis + [len(self.parts)] + [1] * after
+        return ",".join(map(str, counts))
+
+    @property
+    def nbytes(self) -> int | None:
+        """The size of the variable, if it is known.
+
+        Example:
+            >>> ps = replicator.strategy.PSSynchronizer("CPU:0")
+            >>> replicator.strategy.Node("w", ps, shape=(2, 3), dtype="float32").nbytes
+            24
+        """
+        if self.shape is None or not self.dtype:
+            return None
+        return math.prod(self.shape) * (tf.as_dtype(self.dtype).size or 0)
+
+    def extents(self, size: int) -> tuple[int, ...]:
+        """Returns the sizes of the parts of an axis, or raises if they do not fit.
+
+        Example:
+            >>> ps = replicator.strategy.PSSynchronizer("CPU:0")
+            >>> replicator.strategy.Node.in_parts("w", 0, [2, 2], [ps, ps]).extents(4)
+            (2, 2)
+
+        Args:
+            size: That of the axis.
+
+        Raises:
+            StrategyError: They do not add up, or there are more parts than elements.
+        """
+        sizes = self.sizes or even_sizes(size, len(self.parts))
+        if sum(sizes) != size or 0 in sizes:
+            raise self._wrong(
+                f"has parts of sizes {list(sizes)} along axis {self.axis}, where the "
+                f"variable has {size}",
+                "let the sizes of the parts add up to the variable's.",
+            )
+        return sizes
+
+
+_MOST_AXES = 254  # that a tensor of TensorFlow may have
+_PARTS = (
+    "a variable in parts has an axis, two parts or more, a Node with a synchronizer "
+    "for each, and either a positive size for each or none at all."
+)
+
+
+def even_sizes(size: int, count: int) -> tuple[int, ...]:
+    """Returns the sizes of parts as even as can be, the larger ones first."""
+    return tuple(size // count + (k < size % count) for k in range(count))

@@ -1,0 +1,265 @@
+"""PartitionedVariable: parts along one axis, each where it belongs, seen as one.
+
+Each part is a ReplicatedVariable with a placement of its own. The whole has a handle
+that is never given a value, and holds no memory: by it, tapes, tf.gradients, optimizers
+and Keras know the variable. Reads join the parts, lookups go to the owners of the rows,
+and what is assigned is split.
+
+AutoDist calls this a partitioned variable (Zhang et al. 2020), FSDP a sharded one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator import _tf, arguments, context
+from replicator.graph.ir import shapes
+from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
+from replicator.graph.passes.rows import offsets_of
+from replicator.variables import drawing, joining, locks, saving, split_writes
+from replicator.variables.replicated import ReplicatedVariable
+from replicator.world import World
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
+    """A tf.Variable in parts.
+
+    Made by creating a variable under the context of a Replicator whose strategy says
+    so.
+
+    Attributes:
+        parts: The parts, in order.
+        axis: Along which they are joined.
+        sizes: Of the parts, along the axis.
+        world: The replicas that use it.
+    """
+
+    def __init__(
+        self,
+        *,
+        like: Any,
+        parts: Sequence[ReplicatedVariable],
+        axis: int,
+        world: World,
+        lock: locks.StepLock,
+        **facts: Any,
+    ) -> None:
+        super().__init__(like=like, **facts)
+        self.parts, self.axis, self.world = tuple(parts), axis, world
+        self.sizes = tuple(shapes.defined(part)[axis] for part in parts)
+        self._lock = lock
+        self.unbuilt = None
+        if self._in_graph_mode:
+            self._graph_element = self.read_value()
+
+    @property
+    def key(self) -> str:
+        """What tells the variable from all others, whatever they are called."""
+        return f"{self.parts[0].key}, and what belongs to it"
+
+    @property
+    def policy(self) -> OperandPolicy:
+        """How what is reduced for the whole is communicated."""
+        return NO_POLICY
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """Stands for the whole; there is no value behind it."""
+        return self._handle
+
+    def _distributed_container(self) -> PartitionedVariable:
+        """The variable that optimizers shall key their slots by."""
+        return self
+
+    def split(self, value: Any) -> list[tf.Tensor]:
+        """Returns what of a value, which has the variable's shape, is of each part."""
+        value = tf.convert_to_tensor(arguments.native(value), self.dtype)
+        if not self.shape.is_compatible_with(value.shape):
+            raise ValueError(
+                f"Cannot assign value to variable '{self.name}': Shape mismatch. The "
+                f"variable shape {self.shape}, and the assigned value shape "
+                f"{value.shape} are incompatible."
+            )
+        return tf.split(value, self.sizes, self.axis)
+
+    # --- Reading ----------------------------------------------------------------------
+
+    def _afterwards(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which ops come after what this object stands for."""
+        return contextlib.nullcontext()
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        if _tf.in_save_context():
+            return _tf.HandleVariable._read_variable_op(self, no_copy)
+        with self._afterwards():
+            return joining.joined(self)
+
+    @_do_not_convert
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Gathers rows `indices`, each from the parts that have it."""
+        if _tf.in_save_context():
+            return _tf.HandleVariable.sparse_read(self, indices, name)
+        with self._afterwards():
+            return joining.rows(self, indices)
+
+    @_do_not_convert
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Gathers slices `indices` of the joined value."""
+        if _tf.in_save_context():
+            return _tf.HandleVariable.gather_nd(self, indices, name)
+        return tf.gather_nd(self.read_value(), indices, name=name)
+
+    def numpy(self) -> Any:
+        """Returns the whole value, joined on the host."""
+        if not tf.executing_eagerly():
+            return _tf.HandleVariable.numpy(self)
+        return np.concatenate([part.numpy() for part in self.parts], self.axis)
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        """Whether all parts are."""
+        return tf.reduce_all([part.is_initialized() for part in self.parts], name=name)
+
+    # --- Writing ----------------------------------------------------------------------
+
+    @_do_not_convert
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Sets the value: each part gets its own."""
+        return self._write("assign", value, read_value)
+
+    @_do_not_convert
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Adds `delta`."""
+        return self._write("assign_add", delta, read_value)
+
+    @_do_not_convert
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Subtracts `delta`."""
+        return self._write("assign_sub", delta, read_value)
+
+    def _write(self, method: str, value: Any, read_value: bool) -> Any:
+        with self._afterwards():
+            own = self.split(value)
+            return self.write_parts(
+                lambda part, k: getattr(part, method)(own[k], read_value=False),
+                read_value,
+                method,
+            )
+
+    def write_parts(
+        self,
+        write: Callable[[ReplicatedVariable, int], Any],
+        read_value: bool,
+        method: str,
+    ) -> Any:
+        """Writes each part.
+
+        Args:
+            write: Writes part k; returns what has to be waited for.
+            read_value: Whether the variable is returned, or an op.
+            method: Of the whole, for messages.
+        """
+        replica = context.current()
+        agreeing: Any = contextlib.nullcontext()
+        if replica is not None:
+            agreeing = replica.agreeing_on(self.name, method, self.key)
+        with self._exclusively(), agreeing:
+            done = [write(part, k) for k, part in enumerate(self.parts)]
+        if tf.executing_eagerly():
+            return self if read_value else None
+        group = tf.group(*(one for one in done if one is not None))
+        return _Written(self, group) if read_value else group
+
+    def _exclusively(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which no other thread writes parts, when eager."""
+        return self._lock if tf.executing_eagerly() else contextlib.nullcontext()
+
+    def _assign_all(
+        self,
+        value: Any,
+        method: str = "assign",
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        return self._write(method, value, read_value)
+
+    def _settle_in_graph(self) -> None:
+        """Each part does so itself."""
+
+    def settle_if_undecided(self) -> None:
+        """What is in parts has been decided on."""
+
+    # --- Saving -----------------------------------------------------------------------
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        """Has each part saved as a slice of one tensor, as checkpoints allow."""
+        name = self._shared_name
+        return {saving.VALUE_KEY: lambda name=name: saving.InSlices(self, name)}
+
+    def read_on_host(self) -> tf.Tensor:
+        """Returns the whole value, joined where no device has to hold it."""
+        with tf.device(None), tf.device(drawing.HOST):
+            return self.read_value()
+
+    @_do_not_convert
+    def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
+        """Sets the value in a session, as tf.compat.v1.Variable.load."""
+        bounds = offsets_of(self.sizes)[1:]
+        split = np.split(np.asarray(value), bounds, self.axis)
+        for part, own in zip(self.parts, split, strict=True):
+            part.load(own, session)
+
+
+class _Written(PartitionedVariable):
+    """A variable as an assignment in a graph returns it: used after it is written."""
+
+    def __init__(self, variable: PartitionedVariable, done: tf.Operation) -> None:
+        self.__dict__.update(variable.__dict__)
+        self._done = done
+        if self._in_graph_mode:
+            self._graph_element = self.read_value()
+
+    @property
+    def op(self) -> tf.Operation:
+        """The op that has written it."""
+        return self._done
+
+    def _afterwards(self) -> contextlib.AbstractContextManager[None]:
+        return tf.control_dependencies([self._done])
+
+
+def _to_tensor(
+    variable: PartitionedVariable,
+    dtype: Any = None,
+    name: Any = None,
+    as_ref: bool = False,
+) -> Any:
+    """Reads the variable where a tensor is expected."""
+    return variable._dense_var_to_tensor(dtype, name)
+
+
+tf.register_tensor_conversion_function(PartitionedVariable, _to_tensor)

@@ -1,0 +1,146 @@
+"""The methods of a variable in parts that write a piece of it: scatters, v[i].assign.
+
+Rows go to the parts that have them. What is written by more than rows, slices of any
+kind, is written as a whole value: what the variable holds then is computed of what it
+holds now, and assigned to all parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.graph.passes import rows
+from replicator.primitives import base
+from replicator.variables import part_values
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+class SplitWriter(_tf.HandleVariable):
+    """What PartitionedVariable adds to the methods that write a piece."""
+
+    parts: tuple[Any, ...]
+    axis: int
+    sizes: tuple[int, ...]
+
+    def _write_rows(
+        self, method: str, sparse_delta: Any, use_locking: bool, name: str | None
+    ) -> Any:
+        """Writes rows, each to the part that has it."""
+        if not isinstance(sparse_delta, tf.IndexedSlices):
+            raise base.bad_argument(
+                f"{method} of variable {self.name}",
+                f"was given {errors.shown(sparse_delta)}",
+                "it takes tf.IndexedSlices(values, indices).",
+            )
+        own = cut(sparse_delta, self.parts, self.axis, self.sizes, self.dtype)
+        return self.write_parts(
+            lambda part, k: _done(getattr(part, method)(own[k])), True, method
+        )
+
+    def _write_value(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Assigns the value that the variable has once a piece is written."""
+        return self.assign(part_values.written(self, method, *args, **kwargs))
+
+    @_do_not_convert
+    def batch_scatter_update(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Assigns rows of each matrix of a batch."""
+        indices = tf.convert_to_tensor(sparse_delta.indices)
+        batches = tf.meshgrid(
+            *(
+                tf.range(size, dtype=indices.dtype)
+                for size in tf.unstack(tf.shape(indices, indices.dtype))
+            ),
+            indexing="ij",
+        )
+        places = tf.stack([*batches[:-1], indices], -1)
+        return self.scatter_nd_update(places, sparse_delta.values)
+
+
+def _done(written: Any) -> Any:
+    """Returns what has to be waited for, of what a variable's method returns."""
+    return None if tf.executing_eagerly() else getattr(written, "op", written)
+
+
+def cut(
+    slices: tf.IndexedSlices,
+    parts: Any,
+    axis: int,
+    sizes: tuple[int, ...],
+    dtype: tf.DType,
+) -> list[tf.IndexedSlices]:
+    """Returns what of some rows is of each part.
+
+    Args:
+        slices: Rows of the whole; their values may be one number for all.
+        parts: The parts.
+        axis: Along which they are joined.
+        sizes: Of the parts.
+        dtype: Of the variable.
+    """
+    values = tf.convert_to_tensor(slices.values, dtype)
+    indices = tf.convert_to_tensor(slices.indices)
+    shapes = [tf.constant(part.shape.as_list(), tf.int32) for part in parts]
+    if axis:
+        if values.shape.rank == 0:
+            own = [values] * len(sizes)
+        else:  # which have the axes of the indices in place of the first one
+            own = tf.split(values, sizes, axis - 1 + (indices.shape.rank or 1))
+        places = [indices] * len(sizes)
+    else:
+        flat = tf.reshape(indices, [-1])
+        owners = rows.owners_of(flat, sizes)
+        if values.shape.rank == 0:
+            own = [values] * len(sizes)
+        else:
+            flat_values = tf.reshape(values, [-1, *parts[0].shape.as_list()[1:]])
+            own = tf.dynamic_partition(flat_values, owners, len(sizes))
+        places = rows.local_rows(flat, owners, sizes)
+    return [tf.IndexedSlices(*one) for one in zip(own, places, shapes, strict=True)]
+
+
+def _row_writer(method: str) -> Callable[..., Any]:
+    """Returns a method that writes rows of a variable in parts."""
+
+    def write_rows(
+        self: SplitWriter,
+        sparse_delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> Any:
+        with self._afterwards():
+            return self._write_rows(method, sparse_delta, use_locking, name)
+
+    write_rows.__name__ = method
+    write_rows.__doc__ = f"As tf.Variable.{method}; see the module's docstring."
+    return _do_not_convert(write_rows)
+
+
+def _value_writer(method: str) -> Callable[..., Any]:
+    """Returns a method that writes slices of a variable in parts."""
+
+    def write_value(self: SplitWriter, *args: Any, **kwargs: Any) -> Any:
+        with self._afterwards():
+            return self._write_value(method, *args, **kwargs)
+
+    write_value.__name__ = method
+    write_value.__doc__ = f"As tf.Variable.{method}; see the module's docstring."
+    return _do_not_convert(write_value)
+
+
+for _method in (
+    "scatter_add scatter_sub scatter_update scatter_max scatter_min scatter_mul "
+    "scatter_div"
+).split():
+    setattr(SplitWriter, _method, _row_writer(_method))
+for _method in (
+    "scatter_nd_add scatter_nd_sub scatter_nd_update scatter_nd_max scatter_nd_min "
+    "_strided_slice_assign"
+).split():
+    setattr(SplitWriter, _method, _value_writer(_method))

@@ -1,0 +1,132 @@
+"""Variables whose gradients are made one by themselves, for programs of one device.
+
+Where a replica says so, a variable is read through an identity of its handle, whose
+gradient is that of all replicas: any optimizer is given it, one written by hand, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context
+from replicator.primitives import all_reduce
+
+_TYPE = "ReplicatorSynchronizedRead"
+_VARIABLE = "_replicator_synchronized"  # of such an identity: the variable's key
+_MADE = "reads made"  # of a replica: its identities, with the handles
+_SHARED = "shared reads"  # of a replica: the identities that no tape has to record
+
+
+@contextlib.contextmanager
+def read(variable: Any) -> Iterator[None]:
+    """In this block, a variable is read so that its gradient is that of all replicas.
+
+    Args:
+        variable: A ReplicatedVariable.
+    """
+    replica = context.current()
+    key = variable.key
+    if (
+        replica is None
+        or not replica.synchronizes
+        or key in replica.reading
+        or not _has_gradient(variable)
+        or tf.executing_eagerly()
+    ):
+        yield
+        return
+    identity = _identity(variable, replica)
+    replica.reading[key] = identity
+    try:
+        yield
+    finally:
+        del replica.reading[key]
+
+
+def _has_gradient(variable: Any) -> bool:
+    inexact = variable.dtype.is_floating or variable.dtype.is_complex
+    return bool(inexact and not variable.placement.differs)
+
+
+def _identity(variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
+    """Returns an identity of the handle, in the graph of the step.
+
+    A tape has to see one of its own, made after the variable was watched.
+    """
+    if tf.compat.v1.get_default_graph() is not replica.build.graph:
+        replica.trace_anew()  # a trace would keep that of another tape
+    elif _tf.place_of_reads() is not None:
+        shared = replica.build.findings.setdefault((_SHARED, replica.replica_id), {})
+        if variable.key not in shared:
+            shared[variable.key] = _made(variable, replica)
+        identity: tf.Tensor = shared[variable.key]
+        return identity
+    _tf.note_read(variable)
+    return _made(variable, replica)
+
+
+def _made(variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
+    graph = replica.build.graph
+
+    def combined(gradient: Any) -> Any:
+        return _combined(variable, gradient)
+
+    with (
+        graph.as_default(),
+        tf.control_dependencies(None),
+        graph.gradient_override_map({"Identity": _TYPE}),
+    ):
+        handle = variable.handle
+        if graph.building_function:
+            handle = graph.capture(handle)
+        with _tf.stop_recording():
+            identity = tf.identity(handle)
+        _tf.copy_handle_data(handle, identity)
+        _tf.set_text_attr(identity.op, _VARIABLE, variable.key)
+        _tf.record_gradient("Identity", [identity], [handle], lambda d: [combined(d)])
+    known = replica.build.findings.setdefault(_VARIABLE, {})
+    known[variable.key] = variable
+    made = replica.build.findings.setdefault((_MADE, replica.replica_id), [])
+    made.append((identity, handle))
+    return identity
+
+
+def resolve(replica: context.ReplicaContext) -> None:
+    """Puts the handles in the places of their identities, once there are gradients.
+
+    What orders effects, and finds out which values are equal, knows handles.
+    """
+    for identity, handle in replica.build.findings.get((_MADE, replica.replica_id), ()):
+        _tf.replace(identity, handle)
+        _tf.abandon([identity.op])  # it is nothing that happens in the step
+
+
+@tf.RegisterGradient(_TYPE)
+def _of_read(op: tf.Operation, gradient: Any) -> Any:
+    """Called by tf.gradients."""
+    replica = context.require("the gradient of a variable")
+    known = replica.build.findings[_VARIABLE]
+    return _combined(known[op.get_attr(_VARIABLE).decode()], gradient)
+
+
+def _combined(variable: Any, gradient: Any) -> Any:
+    """Returns the mean over the examples of all replicas."""
+    if gradient is None:
+        return None
+    replica = context.require("the gradient of a variable")
+    op, weight = "mean", replica.weight
+    if weight is not None:
+        gradient, op = _weighed(gradient, weight), "sum"
+    (made,) = all_reduce.combine([gradient], op, None, [variable.policy])
+    return made
+
+
+def _weighed(gradient: Any, weight: tf.Tensor) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(weight, gradient.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(weight, gradient.dtype)

@@ -1,0 +1,131 @@
+"""No program is further ahead than it may be, and none waits for ever."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicator import errors
+from replicator.asynchronous import board as boards
+from replicator.asynchronous.board import ENDED, LOST, PRESENT, STATES, STEPS
+from replicator.asynchronous.clock import Clock
+from replicator.asynchronous.events import FOLDER, Events
+
+
+class Table:
+    """A board of one process' own."""
+
+    def __init__(self, count: int) -> None:
+        self.numbers = np.zeros([3, count], np.int64)
+        self.numbers[STATES] = PRESENT
+
+    def seen_by(self, own: int) -> Seen:
+        return Seen(self.numbers, own)
+
+
+class Seen:
+    """As one of the programs sees it."""
+
+    def __init__(self, numbers: np.ndarray, own: int) -> None:
+        self._numbers, self.own, self.count = numbers, own, numbers.shape[1]
+
+    def read(self) -> np.ndarray:
+        return self._numbers.copy()
+
+    def write(self, row: int, value: int, column: int | None = None) -> None:
+        self._numbers[row, self.own if column is None else column] = value
+
+
+def _clocks(table: Table, staleness: int | None) -> list[Clock]:
+    count = table.numbers.shape[1]
+    names = tuple(f"host-{n}" for n in range(count))
+    return [
+        Clock(table.seen_by(n), names, Events(n, {}), staleness) for n in range(count)
+    ]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    count=st.integers(1, 5),
+    staleness=st.integers(1, 4),
+    turns=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30)), max_size=60),
+)
+def test_the_bound_is_never_passed_and_somebody_may_always_go_on(
+    count: int, staleness: int, turns: list[tuple[int, int]]
+) -> None:
+    table = Table(count)
+    clocks = _clocks(table, staleness)
+    for n, what in turns:
+        n %= count
+        states = table.numbers[STATES]
+        if what == 0 and (states == PRESENT).sum() > 1:
+            states[n] = ENDED  # or lost: both hold up nobody
+        present = np.flatnonzero(states == PRESENT)
+        free = [m for m in present if not clocks[m]._is_early(table.numbers, 1)]
+        assert free, "the slowest is never early"
+        if n in free:
+            clocks[n].begin(1)
+            clocks[n].done(1)
+        steps = table.numbers[STEPS, present]
+        assert steps.max() - steps.min() <= staleness
+
+
+def test_the_bound_is_reached() -> None:
+    table = Table(2)
+    fast, slow = _clocks(table, 3)
+    for _ in range(3):
+        fast.begin(1)
+        fast.done(1)
+    assert fast._is_early(table.numbers, 1)
+    slow.begin(1)
+    slow.done(1)
+    assert not fast._is_early(table.numbers, 1)
+
+
+def test_several_steps_in_one_call_wait_for_no_more_than_all_others() -> None:
+    table = Table(2)
+    fast, _ = _clocks(table, 1)
+    fast.begin(5)  # it could never begin otherwise
+    fast.done(5)
+    assert fast._is_early(table.numbers, 5)
+
+
+def test_without_a_bound_nobody_waits() -> None:
+    table = Table(2)
+    fast, _ = _clocks(table, None)
+    for _ in range(100):
+        fast.begin(1)
+        fast.done(1)
+    fast.refuse_graph()
+    with pytest.raises(errors.ContextError, match="staleness of 2(.|\n)*sync=False"):
+        _clocks(table, 2)[0].refuse_graph()
+
+
+def test_who_was_taken_for_lost_does_not_go_on() -> None:
+    table = Table(2)
+    clock = _clocks(table, 2)[1]
+    table.numbers[STATES, 1] = LOST
+    with pytest.raises(errors.HostLostError, match="host-1, was silent(.|\n)*again"):
+        clock.begin(1)
+
+
+def test_the_log_says_who_was_where(tmp_path: pathlib.Path) -> None:
+    table = Table(2)
+    events = Events(0, {FOLDER: str(tmp_path / "new")})
+    clock = Clock(table.seen_by(0), ("a", "b"), events, 1)
+    clock.begin(1)
+    clock.done(1)
+    lines = (tmp_path / "new" / "worker-0.jsonl").read_text().splitlines()
+    begins, done = map(json.loads, lines)
+    assert (begins["event"], begins["steps"]) == ("begins", [0, 0])
+    assert (done["event"], done["total"], done["worker"]) == ("done", 1, 0)
+
+
+def test_waiting_ends_at_its_limit() -> None:
+    assert boards.wait(lambda: True, 0.0)
+    assert not boards.wait(lambda: False, 0.01)

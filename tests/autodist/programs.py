@@ -1,0 +1,172 @@
+"""Programs for one device, as AutoDist's own tests have them, in graphs.
+
+Each is built by plain TensorFlow alone; how it is run, on one device or on many, is
+said elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A program in a graph.
+
+    Attributes:
+        fetches: What is fetched in each step, the op that trains among it.
+        feeds: Returns what is fed in a step, given how many examples; None: nothing.
+        variables: What is compared after the steps.
+    """
+
+    fetches: Any
+    feeds: Callable[[int], dict[Any, Any]] | None
+    variables: list[Any]
+
+
+def examples(size: int, *shape: int) -> np.ndarray:
+    """Returns random numbers, the same in each call."""
+    rng = np.random.default_rng(size)
+    return rng.standard_normal((size, *shape), np.float32)
+
+
+def regression(batch: int) -> Built:
+    """Linear regression with momentum; batch is not used, as it is fed."""
+    x, y = (v1.placeholder(tf.float32, [None], name=name) for name in "xy")
+    w, b = tf.Variable(5.0, name="w"), tf.Variable(0.0, name="b")
+    loss = tf.reduce_mean((w * x + b - y) ** 2)
+    train = v1.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
+    return Built(
+        {"loss": loss, "train": train, "rows": w * x},
+        lambda n: {x: examples(n), "y:0": 3 * examples(n) + 2},
+        [w, b],
+    )
+
+
+def cnn_on_an_iterator(batch: int) -> Built:
+    """A convolution and a dense layer, on a dataset's iterator."""
+    images = examples(48, 6, 6, 1)
+    labels = np.arange(48) % 3
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch)
+    iterator = v1.data.make_initializable_iterator(data)
+    v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    x, y = iterator.get_next()
+    kernel = v1.get_variable("kernel", [3, 3, 1, 4])
+    dense = v1.get_variable("dense", [64, 3])
+    hidden = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "VALID"))
+    logits = tf.matmul(tf.reshape(hidden, [-1, 64]), dense)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+    loss = tf.reduce_mean(losses)
+    train = v1.train.AdamOptimizer(0.01).minimize(loss)
+    right = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1), y), tf.int32))
+    return Built([loss, right, train], None, [kernel, dense])
+
+
+def embeddings(batch: int) -> Built:
+    """Two embeddings, of which one is looked up under a condition."""
+    ids = v1.placeholder(tf.int32, [None])
+    y = v1.placeholder(tf.float32, [None])
+    one = v1.get_variable("one", [10, 4])
+    two = v1.get_variable("two", [10, 4])
+    use = v1.placeholder_with_default(True, [])
+    found = tf.nn.embedding_lookup(one, ids) + tf.cond(
+        use,
+        lambda: tf.nn.embedding_lookup(two, ids),
+        lambda: tf.zeros([tf.size(ids), 4]),
+    )
+    loss = tf.reduce_mean((tf.reduce_sum(found, 1) - y) ** 2)
+    train = v1.train.AdagradOptimizer(0.1).minimize(loss)
+    return Built(
+        (loss, train),
+        lambda n: {ids: np.arange(n) % 7, y: examples(n), use: n != 4},
+        [one, two],
+    )
+
+
+def placeholders(batch: int) -> Built:
+    """What is fed: examples, a rate without a shape, a flag; clipped by their norm."""
+    x = v1.placeholder(tf.float32, [None, 3])
+    y = v1.placeholder(tf.float32, [None, 2])
+    rate = v1.placeholder(tf.float32)
+    scale = v1.placeholder(tf.float32, [2])
+    w = v1.get_variable("w", [3, 2])
+    step = v1.train.get_or_create_global_step()
+    loss = tf.reduce_mean(((tf.matmul(x, w) - y) * scale) ** 2)
+    loss += 0.01 * tf.nn.l2_loss(w)
+    optimizer = v1.train.RMSPropOptimizer(rate)
+    grads, variables = zip(*optimizer.compute_gradients(loss), strict=True)
+    clipped, norm = tf.clip_by_global_norm(grads, 0.5)
+    train = optimizer.apply_gradients(zip(clipped, variables, strict=True), step)
+    return Built(
+        [loss, train, norm, step, tf.shape(x)[0]],
+        lambda n: {x: examples(n, 3), y: examples(n, 2), rate: 0.1, scale: [1, 2]},
+        [w, step],
+    )
+
+
+def while_loop(batch: int) -> Built:
+    """A loop over a variable, of as many turns as a number that is fed."""
+    x = v1.placeholder(tf.float32, [None, 3])
+    turns = v1.placeholder(tf.int32, [])
+    w = v1.get_variable("w", [3, 3])
+    _, made = tf.while_loop(
+        lambda k, h: k < turns,
+        lambda k, h: (k + 1, tf.tanh(tf.matmul(h, w))),
+        [0, x],
+    )
+    loss = tf.reduce_mean(made**2)
+    (gradient,) = tf.gradients(loss, [w])
+    train = w.assign_sub(0.5 * gradient)
+    return Built(
+        [loss, train, made], lambda n: {x: examples(n, 3), turns: n % 3 + 1}, [w]
+    )
+
+
+class Lstm:
+    """An LSTM cell as tf.compat.v1.nn.dynamic_rnn takes it."""
+
+    output_size = 3
+    state_size = (3, 3)
+
+    def __init__(self) -> None:
+        self.kernel = v1.get_variable("kernel", [5, 12])
+
+    def zero_state(self, size: Any, dtype: Any) -> Any:
+        return tf.zeros([size, 3], dtype), tf.zeros([size, 3], dtype)
+
+    def __call__(self, x: Any, state: Any, scope: Any = None) -> Any:
+        c, h = state
+        parts = tf.split(tf.matmul(tf.concat([x, h], 1), self.kernel), 4, 1)
+        i, j, f, o = parts
+        c = tf.sigmoid(f + 1) * c + tf.sigmoid(i) * tf.tanh(j)
+        h = tf.sigmoid(o) * tf.tanh(c)
+        return h, (c, h)
+
+
+def dynamic_lstm(batch: int) -> Built:
+    """An LSTM over sequences of different lengths."""
+    x = v1.placeholder(tf.float32, [None, 4, 2])
+    lengths = v1.placeholder(tf.int32, [None])
+    cell = Lstm()
+    outputs, (_, last) = v1.nn.dynamic_rnn(cell, x, lengths, dtype=tf.float32)
+    loss = tf.reduce_mean((last - 0.5) ** 2)
+    train = v1.train.GradientDescentOptimizer(0.5).minimize(loss)
+    return Built(
+        [loss, outputs, train],
+        lambda n: {x: examples(n, 4, 2), lengths: np.arange(n) % 4 + 1},
+        [cell.kernel],
+    )
+
+
+PROGRAMS = (
+    *(regression, cnn_on_an_iterator, embeddings, placeholders),
+    *(while_loop, dynamic_lstm),
+)
+SIZES = (12, 7, 1, 4, 3)  # examples of the steps: even, uneven, fewer than replicas

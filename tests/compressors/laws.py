@@ -1,0 +1,149 @@
+"""A training whose gradients are given, and what error feedback has to keep of them.
+
+By SGD of rate 1 from zeros, so that the variables are, but for the sign, the sum over
+all steps of what was received.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import replicator
+from tests import helpers
+
+# A matrix, a convolution's kernel and a bias: what PowerSGD tells apart.
+SHAPES = ((20, 12), (3, 2, 4, 10), (12,))
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What each replica is given in each step.
+
+    Attributes:
+        gradients: `gradients[k]` [steps, replicas, ...] are those of variable k.
+        weights: [steps, replicas]; None: all weigh alike.
+        steps_per_update: How many steps are accumulated.
+    """
+
+    gradients: tuple[np.ndarray, ...]
+    weights: np.ndarray | None = None
+    steps_per_update: int = 1
+
+    @classmethod
+    def random(
+        cls,
+        steps: int,
+        replicas: int,
+        seed: int = 0,
+        weighted: bool = False,
+        shapes: Sequence[Sequence[int]] = SHAPES,
+        **options: Any,
+    ) -> Given:
+        """Returns random gradients, and weights of which some are 0."""
+        rng = np.random.default_rng(seed)
+        gradients = tuple(
+            rng.standard_normal([steps, replicas, *shape]).astype("f")
+            for shape in shapes
+        )
+        weights = rng.integers(0, 4, [steps, replicas]).astype("f")
+        weights[:, 0] += 1
+        return cls(gradients, weights if weighted else None, **options)
+
+    def sums(self) -> list[np.ndarray]:
+        """Returns, by NumPy, the sum over all updates of the means, uncompressed."""
+        results = []
+        for own in self.gradients:
+            total = np.zeros(own.shape[2:])
+            for begin in range(0, len(own), self.steps_per_update):
+                part = slice(begin, begin + self.steps_per_update)
+                weights = np.ones(own[part].shape[:2])
+                if self.weights is not None:
+                    weights = self.weights[part].astype("d")
+                total += np.tensordot(weights, own[part], 2) / weights.sum()
+            results.append(total)
+        return results
+
+    def elements(self, replica_id: int) -> tf.data.Dataset:
+        """Returns a replica's gradients, and weights, of all steps."""
+        own = tuple(gradients[:, replica_id] for gradients in self.gradients)
+        weights = np.ones(own[0].shape[:1], "f")
+        if self.weights is not None:
+            weights = self.weights[:, replica_id]
+        return helpers.untuned(tf.data.Dataset.from_tensor_slices((own, weights)))
+
+
+@dataclasses.dataclass
+class Training:
+    """A model, its optimizer and the step that trains it."""
+
+    repl: replicator.Replicator
+    given: Given
+    compressor: Any
+    make: Callable[[], Any] = lambda: tf.keras.optimizers.SGD(1.0)
+
+    def __post_init__(self) -> None:
+        with self.repl.context():
+            self.variables = [
+                tf.Variable(tf.zeros(own.shape[2:])) for own in self.given.gradients
+            ]
+            self.optimizer = self.repl.wrap_optimizer(
+                self.make(),
+                accumulation_steps=self.given.steps_per_update,
+                compressor=self.compressor,
+            )
+
+    def step_fn(self, element: Any) -> None:
+        """Applies what the replica is given."""
+        gradients, weight = element
+        options = {} if self.given.weights is None else {"weight": weight}
+        self.optimizer.apply(list(gradients), self.variables, **options)
+
+    def input_fn(self, ctx: replicator.InputContext) -> tf.data.Dataset:
+        """Returns what the replica is given."""
+        return self.given.elements(ctx.replica_id)
+
+    def run(self) -> None:
+        """Runs all steps, the replicas' variables equal after each."""
+        for number in range(len(self.given.gradients[0])):
+            elements = [
+                (
+                    tuple(tf.constant(own[number, r]) for own in self.given.gradients),
+                    tf.constant(
+                        1.0
+                        if self.given.weights is None
+                        else self.given.weights[number, r]
+                    ),
+                )
+                for r in range(self.repl.num_replicas)
+            ]
+            self.repl.run(self.step_fn, args=[replicator.PerReplica(*elements)])
+            helpers.assert_replicas_equal(self.variables)
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What compressors remember, by their names."""
+        memory = self.optimizer._replicator_combiner.compression.memory
+        return {v.name.split("/")[-1].split(":")[0]: v for v in memory.variables}
+
+    def owed(self, k: int) -> np.ndarray:
+        """Returns what all replicas together still owe of the k-th gradient."""
+        residual = self.memory.get(f"residual_{k}")
+        if residual is None:
+            return np.zeros(self.variables[k].shape)
+        return residual.read_value().numpy().astype("d").sum(0)
+
+    def received(self, k: int) -> np.ndarray:
+        """Returns the sum over all updates of what was received."""
+        return -self.variables[k].numpy()
+
+    def assert_nothing_lost(self, tolerance: float = 1e-6) -> None:
+        """Asserts that what was received and what is owed is what was given."""
+        for k, expected in enumerate(self.given.sums()):
+            found = self.received(k) + self.owed(k)
+            error = np.abs(found - expected).max()
+            assert error <= tolerance * np.abs(expected).max(), (k, error)

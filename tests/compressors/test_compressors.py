@@ -1,0 +1,297 @@
+"""What each compressor sends, by NumPy; and that all replicas receive the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import replicator
+from replicator import compressors
+from tests import helpers
+
+ALL = ("bf16", "fp16", "int8", "topk(ratio=0.2)", "powersgd(rank=2)")
+
+
+def reduced(
+    values: np.ndarray, compressor: Any, variables: str = "mirrored", **options: Any
+) -> np.ndarray:
+    """Returns what all replicas receive of theirs, asserted to be the same bits."""
+    repl = helpers.make(len(values), variables=variables)
+    given_ = replicator.PerReplica(*map(tf.constant, values))
+    results = repl.run(
+        lambda x: repl.all_reduce(x, compressor=compressor, **options), args=[given_]
+    )
+    first, *others = (result.numpy() for result in results)
+    for other in others:
+        assert first.tobytes() == other.tobytes()
+    return first
+
+
+def random(replicas: int, *shape: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal([replicas, *shape]).astype("f")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("bf16", ml_dtypes.bfloat16), ("fp16", np.float16)]
+)
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_casts(name: str, dtype: Any, op: str) -> None:
+    values = random(3, 5, 4)
+    share = values * np.float32(1 / 3) if op == "mean" else values
+    small = share.astype(dtype).astype("f")
+    expected = (small[0] + small[1] + small[2]).astype(dtype).astype("f")
+    np.testing.assert_array_equal(reduced(values, name, op=op), expected)
+
+
+@given(
+    replicas=st.integers(2, 5),
+    scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e30]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=10, deadline=None)
+def test_int8_is_off_by_less_than_a_step_per_replica(
+    replicas: int, scale: float, seed: int
+) -> None:
+    values = random(replicas, 6, 7, seed=seed) * np.float32(scale)
+    values[0] *= 3
+    step = np.abs(values).max((1, 2)).sum() / (127 - replicas)
+    result = reduced(values, "int8")
+    assert np.abs(result - values.sum(0)).max() < replicas * step * 1.001
+    multiples = result / step
+    np.testing.assert_allclose(multiples, multiples.round(), atol=1e-3)
+
+
+def test_int8_is_right_on_average() -> None:
+    """Numbers between two multiples of the step are rounded up as often as down."""
+    values = np.full([2, 20_000], 0.3, "f")
+    values[:, 0] = 62.5  # so that the step is 1
+    result = reduced(values, "int8")[1:]
+    assert set(np.unique(result)) == {0.0, 1.0, 2.0}
+    # The mean of 40,000 roundings of 0.3, with a standard deviation of 0.0023.
+    assert abs(result.mean() - 0.6) < 0.02
+    # Replicas round by numbers of their own: both up in 9 of 100, and not in 30.
+    assert abs((result == 2).mean() - 0.09) < 0.02
+
+
+def test_int8_of_the_largest_numbers_there_can_be() -> None:
+    """All replicas' largest at one place: the sum still fits into 8 bits."""
+    values = random(5, 1000)
+    values[:, 17] = np.abs(values).max() * 2
+    values[:, 18] = -values[:, 17]
+    result = reduced(values, "int8")
+    expected = values.sum(0)
+    np.testing.assert_allclose(result[17:19], expected[17:19], rtol=0.05)
+
+
+def test_int8_of_zeros_is_zeros() -> None:
+    np.testing.assert_array_equal(reduced(np.zeros([2, 9], "f"), "int8"), np.zeros(9))
+
+
+def test_int8_is_for_64_replicas_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replicator.compressors.int8._MOST_REPLICAS", 1)
+    with pytest.raises(
+        replicator.ArgumentError,
+        match=r"(?s)int8 cannot add up what 2 replicas send.*test_compressors.*bf16",
+    ):
+        reduced(random(2, 4), "int8")
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.5, 1.0])
+def test_topk(ratio: float) -> None:
+    values = random(3, 6, 10)
+    expected = np.zeros([60], "f")
+    for own in values.reshape(3, 60):
+        places = np.argsort(-np.abs(own))[: int(np.ceil(ratio * 60))]
+        expected[places] += own[places]
+    result = reduced(values, compressors.TopK(ratio))
+    np.testing.assert_array_equal(result, expected.reshape(6, 10))
+
+
+def test_topk_sends_one_number_at_least() -> None:
+    assert reduced(np.array([[1.0, -2.0], [3.0, 1.0]], "f"), "topk").tolist() == [3, -2]
+
+
+def power_iteration(
+    values: np.ndarray, rank: int, q: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns P Q^T and Q of algorithm 1 in Vogels et al. 2019, by NumPy."""
+    p, _ = np.linalg.qr(sum(own @ q for own in values))
+    q = sum(own.T @ p for own in values)
+    return p @ q.T, q
+
+
+def test_powersgd_is_a_power_iteration() -> None:
+    values = random(3, 30, 20).astype("d")
+    repl = helpers.make(3)
+    with repl.context():
+        w = tf.Variable(tf.zeros([30, 20], tf.float64))
+        optimizer = repl.wrap_optimizer(
+            tf.keras.optimizers.SGD(1.0), op="sum", compressor="powersgd(rank=2)"
+        )
+    q = tf.random.stateless_normal([20, 2], [0, 2], dtype=tf.float64).numpy()
+    given_ = replicator.PerReplica(*map(tf.constant, values))
+    exact = values.sum(0)
+    best = np.linalg.svd(exact)
+    best = (best.U[:, :2] * best.S[:2]) @ best.Vh[:2]
+    errors = []
+    for _ in range(40):
+        w.assign(tf.zeros_like(w))
+        repl.run(lambda x: optimizer.apply([x], [w]), args=[given_])
+        expected, q = power_iteration(values, 2, q)
+        np.testing.assert_allclose(-w.numpy(), expected, atol=1e-9)
+        errors.append(np.abs(w.numpy() + best).max())
+    # The warm start: the steps together find the best matrix of rank 2.
+    assert errors[-1] < 0.05 * errors[0]
+
+
+def test_powersgd_without_a_warm_start_tries_another_direction() -> None:
+    values = random(2, 30, 20)
+    repl = helpers.make(2)
+    cold = compressors.PowerSGD(rank=2, warm_start=False)
+    given_ = replicator.PerReplica(*map(tf.constant, values))
+    step = repl.build(lambda x: repl.all_reduce(x, compressor=cold), args=[given_])
+    first, second = (step(given_)[0].numpy() for _ in range(2))
+    assert np.linalg.matrix_rank(first) == np.linalg.matrix_rank(second) == 2
+    assert np.abs(first - second).max() > 0.1
+
+
+def test_powersgd_starts_later() -> None:
+    values = random(2, 30, 20)
+    repl = helpers.make(2)
+    given_ = replicator.PerReplica(*map(tf.constant, values))
+    late = compressors.PowerSGD(rank=2, start_step=2)
+    step = repl.build(lambda x: repl.all_reduce(x, compressor=late), args=[given_])
+    ranks = [np.linalg.matrix_rank(step(given_)[0].numpy()) for _ in range(4)]
+    assert ranks == [20, 20, 2, 2]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 2), (1, 50), (8, 0), (2, 2, 2)])
+@pytest.mark.parametrize("name", [*ALL, "ef(bf16)"])
+def test_of_any_shape(name: str, shape: tuple[int, ...]) -> None:
+    values = random(2, *shape)
+    result = reduced(values, name)
+    assert result.shape == shape
+    if name.startswith("powersgd"):  # none of them is larger than its factors
+        np.testing.assert_array_equal(result, values.sum(0))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_of_a_shape_that_is_not_known(name: str) -> None:
+    values = random(2, 30, 4)
+    repl = helpers.make(2)
+
+    def step_fn(x: tf.Tensor) -> tf.Tensor:
+        x = helpers.opaque(x, [None, 4])
+        return repl.all_reduce(x, compressor=name)
+
+    given_ = replicator.PerReplica(*map(tf.constant, values))
+    results = repl.run(step_fn, args=[given_])
+    assert results[0].numpy().tobytes() == results[1].numpy().tobytes()
+    assert results[0].shape == [30, 4]
+
+
+def test_of_a_shape_that_is_not_known_nothing_can_be_owed() -> None:
+    repl = helpers.make(2)
+
+    def step_fn() -> tf.Tensor:
+        x = helpers.opaque(tf.ones([30, 4]), [None, 4])
+        return repl.all_reduce(x, compressor="ef(topk)")
+
+    with pytest.raises(
+        replicator.ArgumentError,
+        match=r"(?s)owed of a tensor of shape \(None, 4\).*in step_fn.*ensure_shape",
+    ):
+        repl.run(step_fn)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_no_number_stays_none(name: str, bad: float) -> None:
+    """Whoever looks for it, to leave out an update, finds it."""
+    values = random(2, 30, 20)
+    values[1, 3, 4] = bad
+    assert not np.isfinite(reduced(values, name)).all()
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
+@pytest.mark.parametrize("name", [*ALL, "ef(int8)"])
+def test_of_other_dtypes(name: str, dtype: tf.DType) -> None:
+    values = tf.cast(random(2, 30, 20), dtype).numpy()
+    result = reduced(values, name)
+    assert result.dtype == dtype.as_numpy_dtype
+    if name in ("bf16", "fp16", "int8"):
+        np.testing.assert_allclose(
+            result.astype("d"), values.astype("d").sum(0), atol=0.15
+        )
+
+
+class Twos(compressors.Compressor):
+    """The signs, and the next power of two."""
+
+    def compress(self, tensor: tf.Tensor) -> Any:
+        exponents = tf.math.ceil(tf.math.log(tf.abs(tensor)) / tf.math.log(2.0))
+        return {"sign": tensor > 0, "exponent": tf.cast(exponents, tf.int8)}
+
+    def decompress(self, payload: Any, shape: tf.Tensor) -> tf.Tensor:
+        size = 2.0 ** tf.cast(payload["exponent"], tf.float32)
+        return tf.reshape(tf.where(payload["sign"], size, -size), shape)
+
+
+@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
+def test_a_users_own_by_two_methods(variables: str) -> None:
+    values = random(3, 4, 5)
+    rounded = np.sign(values) * 2.0 ** np.ceil(np.log2(np.abs(values)))
+    result = reduced(values, Twos(), variables)
+    np.testing.assert_allclose(result, rounded.sum(0), rtol=1e-6)
+
+
+def test_a_users_own_by_one_method() -> None:
+    class Halves(compressors.Compressor):
+        def reduce(self, tensors: Any, link: compressors.Link) -> compressors.Sums:
+            sent = [tf.round(2 * tensor) / 2 for tensor in tensors]
+            return compressors.Sums(link.sum(sent), sent)
+
+    values = random(2, 4, 5)
+    expected = (np.round(2 * values) / 2).sum(0)
+    np.testing.assert_array_equal(reduced(values, Halves()), expected)
+    assert reduced(values, compressors.ErrorFeedback(Halves())).shape == (4, 5)
+
+
+def _wrong_shape(_: Any, tensors: Any, link: Any) -> Any:
+    return compressors.Sums([tensors[0][:1]], tensors)
+
+
+def _too_few(_: Any, tensors: Any, link: Any) -> Any:
+    return compressors.Sums([], [])
+
+
+def _none(_: Any, tensors: Any, link: Any) -> Any:
+    return None
+
+
+@pytest.mark.parametrize("method", [_wrong_shape, _too_few, _none])
+def test_a_users_own_that_returns_nonsense(method: Callable[..., Any]) -> None:
+    wrong = type("Wrong", (compressors.Compressor,), {"reduce": method})
+    with pytest.raises(
+        replicator.ArgumentError, match=r"(?s)reduce of Wrong returned .*Sums"
+    ):
+        reduced(random(2, 4, 5), wrong())
+
+
+def test_a_users_own_of_another_shape() -> None:
+    class Short(Twos):
+        def decompress(self, payload: Any, shape: tf.Tensor) -> tf.Tensor:
+            return tf.zeros([3])
+
+    with pytest.raises(
+        replicator.ArgumentError, match=r"decompress of Short returned .*\(3,\)"
+    ):
+        reduced(random(2, 4, 5), Short())

@@ -1,0 +1,150 @@
+"""Every host runs the program, and the first servers; programs are stubs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from replicator.launch import commands, flags
+from replicator.launch.hosts import LaunchError
+from tests.launch.stub import Place, wait_until
+from tests.launch.test_between import _of
+
+_FLAGS = ("--mode=async", "--nnodes=3")
+_BEGIN = """
+import json, os, signal, socket, sys, time
+cluster = json.loads(os.environ["REPLICATOR_CLUSTER"])
+task, servers = cluster["task"], cluster["hosts"]
+restarts = int(os.environ["REPLICATOR_RESTARTS"])
+
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
+
+def wait(path):
+    while not os.path.exists(path):
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_every_program_is_told_of_all_and_of_the_servers(
+    servers: int, place: Place
+) -> None:
+    place.program(
+        _BEGIN + "for server in servers:\n"
+        "    name, _, port = server['address'].rpartition(':')\n"
+        "    with socket.create_connection((name, int(port))) as connection:\n"
+        "        connection.shutdown(socket.SHUT_WR)\n"
+        "        say('reached', connection.recv(100).decode().split()[0])\n"
+        "say('told', json.dumps([sys.argv[1:], restarts, cluster]))\n"
+    )
+    more = ("--nproc-per-node=2", "--heartbeat=4.5", f"--servers={servers}")
+    done = place.launch(*_FLAGS, *more, "train.py", "--servers=7")
+    assert done.returncode == 0, done.stderr
+    assert len(_of(done.stdout, "reached server")) == 3 * servers
+    for task, line in enumerate(_of(done.stdout, "told")):
+        own, restarts, cluster = json.loads(line.partition("told ")[2])
+        assert (own, restarts) == (["--servers=7"], 0)
+        assert cluster.pop("task") == task
+        for host in cluster["hosts"]:
+            assert host.pop("address").startswith("127.0.0.1:")
+        assert cluster == {
+            "version": 1,
+            "source": "--nnodes=3 --nproc-per-node=2",
+            "heartbeat": 4.5,
+            "hosts": [
+                {"name": f"localhost-{k}", "cpus": 1, "gpus": 0} for k in range(servers)
+            ],
+            "programs": [{"name": f"localhost-{k}", "cpus": 2} for k in range(3)],
+        }
+
+
+def test_others_go_on_when_one_fails_and_its_status_is_the_launchers(
+    place: Place,
+) -> None:
+    place.program(
+        _BEGIN + "if task == 1:\n    sys.exit(7)\ntime.sleep(1)\nsay('done', task)\n"
+    )
+    done = place.launch(*_FLAGS, "train.py")
+    assert done.returncode == 7
+    assert _of(done.stdout, "done") == ["[localhost-0] done 0", "[localhost-2] done 2"]
+    (said,) = [line for line in done.stderr.splitlines() if "replicator.launch" in line]
+    assert said == (
+        "replicator.launch: localhost-1: the program has ended: status 7; "
+        "2 of 3 programs go on"
+    )
+
+
+def test_the_one_that_failed_is_started_again_alone(place: Place) -> None:
+    place.program(
+        _BEGIN + "if task == 1 and not restarts:\n    sys.exit(7)\n"
+        "if task == 1:\n    open('back', 'w')\n"
+        "wait('back')\n"
+        "say('done', restarts)\n"
+    )
+    done = place.launch(*_FLAGS, "--max-restarts=2", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert _of(done.stdout, "done") == [
+        f"[localhost-{k}] done {int(k == 1)}" for k in range(3)
+    ]
+    assert "status 7; starting it again, 1 of 2" in done.stderr
+
+
+def test_a_server_that_ends_ends_all_and_all_start_anew(place: Place) -> None:
+    place.program(
+        _BEGIN + "say('life', restarts)\n"
+        "if restarts:\n    sys.exit(0)\n"
+        "open(f'up-{task}', 'w')\n"
+        "signal.pause()\n"
+    )
+    with place.start(*_FLAGS, "--max-restarts=1", "train.py") as started:
+        wait_until(lambda: len(list(place.folder.glob("up-*"))) == 3)
+        serving = place.processes("replicator.serve")
+        os.kill(min(serving), signal.SIGKILL)
+        for pid in serving:
+            if os.path.exists(f"/proc/{pid}"):
+                os.kill(pid, signal.SIGKILL)
+        stdout, stderr = started.communicate(timeout=300)
+    assert started.returncode == 0, stderr
+    assert len(_of(stdout, "life 1")) == 3
+    assert "localhost-0: its server has ended, with the variables on it" in stderr
+    place.expect_nothing_left()
+
+
+def test_ctrl_c_leaves_nothing_behind(place: Place) -> None:
+    place.program(_BEGIN + "open(f'up-{task}', 'w')\nsignal.pause()\n")
+    with place.start(*_FLAGS, "train.py") as started:
+        wait_until(lambda: len(list(place.folder.glob("up-*"))) == 3)
+        started.send_signal(signal.SIGINT)
+        started.communicate(timeout=300)
+    assert started.returncode == 128 + signal.SIGINT
+    place.expect_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--mode=async", "--tunnel"], "--tunnel is not for --mode=async"),
+        (["--mode=async", "--nnodes=2", "--servers=3"], "--servers=3, and there are 2"),
+        (["--mode=between", "--servers=2"], "--servers is for --mode=async"),
+        (["--mode=async", "--min-nodes=1"], "those of --mode=async with any number"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(given: list[str], said: str) -> None:
+    with pytest.raises(LaunchError, match=said):
+        flags.parse([*given, "-m", "train"], {}, set())
+
+
+def test_the_first_hosts_hold_variables() -> None:
+    job = flags.parse(
+        ["--mode=async", "--nnodes=3", "--servers=2", "-m", "train"], {}, set()
+    )
+    held = commands.with_servers(job).hosts
+    assert [(host.name, host.slots) for host in held] == [
+        ("localhost-0", 1),
+        ("localhost-1", 1),
+    ]

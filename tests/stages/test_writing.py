@@ -1,0 +1,82 @@
+"""What `Replicator.stages` writes: a step after each stage of its build."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.stages import sketch
+from replicator.stages.writing import STAGES
+from tests import helpers
+
+
+def _graph(folder: pathlib.Path) -> tf.compat.v1.GraphDef:
+    """Returns the graph that a folder for TensorBoard holds."""
+    (path,) = folder.glob("events*")
+    for record in tf.data.TFRecordDataset(str(path)):
+        event = tf.compat.v1.Event.FromString(record.numpy())
+        if event.graph_def:
+            return tf.compat.v1.GraphDef.FromString(event.graph_def)
+    raise AssertionError("no graph is there")
+
+
+def _calls(graph: tf.compat.v1.GraphDef) -> int:
+    return sum(block.calls for block in sketch.of(graph).blocks)
+
+
+@pytest.mark.parametrize("build", ["trace", "clone"])
+@pytest.mark.parametrize("way", ["eager", "function", "session"])
+def test_stages_hold_one_replica_then_all_then_no_placeholder(
+    way: str, build: str, tmp_path: pathlib.Path
+) -> None:
+    repl = helpers.make(3, build=build)
+
+    def step_fn() -> tf.Tensor:
+        return repl.all_reduce(repl.all_gather(tf.ones([2])), "mean")
+
+    with repl.stages(tmp_path / "new"):
+        if way == "eager":
+            repl.run(step_fn)
+        elif way == "function":
+            tf.function(lambda: repl.run(step_fn))()
+        else:
+            with tf.Graph().as_default():
+                repl.run(step_fn)
+    repl.run(lambda: tf.constant(1.0))  # which is not written down
+    (folder,) = (tmp_path / "new").iterdir()
+    assert folder.name == "step_fn-0"
+    graphs = {stage: _graph(folder / stage) for stage in STAGES}
+    assert [_calls(graphs[stage]) for stage in STAGES] == [2, 2, 6, 0]
+    for stage, graph in graphs.items():
+        assert (folder / f"{stage}.svg").stat().st_size > 1000
+        names = {node.name for node in graph.node}
+        assert len(names) == len(graph.node)
+        for node in graph.node:
+            given = {s.removeprefix("^").partition(":")[0] for s in node.input}
+            assert given <= names
+    final = sketch.of(graphs[STAGES[3]])
+    assert {"CPU:0", "CPU:1", "CPU:2"} <= set(final.devices)
+    assert any(block.scope == sketch.COMMUNICATE for block in final.blocks)
+
+
+def test_a_build_that_fails_writes_nothing(tmp_path: pathlib.Path) -> None:
+    repl = helpers.make(2)
+
+    def step_fn() -> tf.Tensor:
+        return repl.all_reduce(tf.ones([repl.replica_id + 1]))
+
+    with repl.stages(tmp_path), pytest.raises(replicator.MismatchError):
+        repl.run(step_fn)
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_step_has_a_folder(tmp_path: pathlib.Path) -> None:
+    repl = helpers.make(2)
+    with repl.stages(tmp_path):
+        for _ in range(2):
+            repl.run(lambda: tf.constant(1.0))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 2 and names[0].endswith("-0") and names[1].endswith("-1")

@@ -1,0 +1,243 @@
+"""Builders that have to know more decide when a step is built, and variables move."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.strategy import (
+    AllReduceSynchronizer,
+    Builder,
+    Node,
+    Parallax,
+    PSSynchronizer,
+    Sharded,
+)
+from tests import helpers
+
+DEVICE = "/job:localhost/replica:0/task:0/device:CPU:"
+
+
+class LargestFirst(Builder):
+    """The largest variable is on the last device, wherever it comes in the order."""
+
+    def __init__(self, proxies: bool = False) -> None:
+        self.proxies = proxies
+
+    def nodes(self, variables, resources):  # type: ignore[no-untyped-def]
+        known = list(variables)
+        largest = max(known, key=lambda v: v.nbytes, default=None)
+        for variable in known:
+            how: Any = AllReduceSynchronizer("RING")
+            if variable is largest:
+                how = PSSynchronizer(resources.devices[-1], self.proxies)
+            yield Node(variable.path, how)
+
+
+def _language_model(repl: replicator.Replicator, optimizer: Any) -> Any:
+    """Returns a step_fn with a sparse and a dense gradient, and what it is of."""
+    table = tf.Variable(tf.reshape(tf.range(12.0), [6, 2]) / 10, name="table")
+    kernel = tf.Variable([[0.5], [-0.25]], name="kernel")
+    wrapped = repl.wrap_optimizer(optimizer)
+
+    def step_fn() -> Any:
+        ids = tf.constant([1, 3]) + repl.replica_id
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.gather(table, ids) @ kernel) ** 2)
+        gradients = tape.gradient(loss, [table, kernel])
+        wrapped.apply_gradients(zip(gradients, [table, kernel], strict=True))
+        return loss
+
+    return step_fn, (table, kernel, wrapped)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
+def test_parallax_moves_what_has_sparse_gradients(mode: str, variables: str) -> None:
+    found = []
+    for strategy in (Parallax(), None):
+        repl = helpers.make(3, variables=variables, strategy=strategy)
+        made: list[Any] = []
+
+        def make_step(repl: Any = repl, made: Any = made) -> Any:
+            step_fn, made[:] = _language_model(repl, tf.keras.optimizers.Adam(0.1))
+            return step_fn
+
+        found.append(helpers.run(mode, repl, make_step, steps=3))
+        if strategy is None or mode == "session":
+            continue
+        table, kernel, optimizer = made
+        assert (table.owner, kernel.owner) == (0, None)
+        slots = {v.path: v.value.owner for v in optimizer.variables}
+        for path, owner in slots.items():
+            assert owner == (0 if "table" in path else None), slots
+        node = repl.strategy.node("kernel")
+        assert node == Node("kernel", AllReduceSynchronizer())
+        helpers.assert_replicas_equal([kernel])
+    for one, two in zip(*map(tf.nest.flatten, found), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6)
+
+
+@pytest.mark.parametrize("proxies", [False, True])
+def test_a_builder_that_looks_ahead_decides_at_the_first_build(proxies: bool) -> None:
+    repl = helpers.make(2, variables="mirrored", strategy=LargestFirst(proxies))
+    with repl.context():
+        small = tf.Variable([1.0], name="small")
+        large = tf.Variable([1.0, 2.0], name="large")
+    assert (small.owner, large.owner) == (None, None)
+    seen: list[Any] = [repl.build(lambda: small * large)]
+    large.assign([3.0, 4.0])
+    small.assign_add([1.0])
+    for value in seen[0]():
+        assert value.numpy().tolist() == [6.0, 8.0]
+    assert (small.owner, large.owner) == (None, 1)
+    assert small.storage.synchronizer.algorithm == "ring"
+    devices = [c.device for c in large.components]
+    assert devices == ([*repl.devices] if proxies else [repl.devices[1]] * 2)
+    assert large.numpy().tolist() == [3.0, 4.0]
+    large.assign([5.0, 6.0])  # by its new handle
+    assert tf.reduce_sum(large).numpy() == 11.0
+    for value in seen[0]():
+        assert value.numpy().tolist() == [10.0, 12.0]
+
+
+def test_steps_that_were_called_before_are_traced_again() -> None:
+    repl = helpers.make(2, variables="mirrored", strategy=Parallax())
+    with repl.context():
+        step_fn, (table, kernel, _) = _language_model(
+            repl, tf.keras.optimizers.SGD(0.5, momentum=0.9)
+        )
+
+    def look() -> Any:
+        return tf.reduce_sum(table) + tf.reduce_sum(kernel)
+
+    before = repl.run(look)  # no gradients: nothing is decided
+    assert table.owner is None and table.storage.undecided
+    repl.run(step_fn)
+    assert table.owner == 0 and not table.storage.undecided
+    after = repl.run(look)
+    expected = tf.reduce_sum(table) + tf.reduce_sum(kernel)
+    assert float(before[0]) != float(after[0])
+    for value in after:
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+def test_variables_that_come_later_are_decided_on_later() -> None:
+    repl = helpers.make(2, variables="mirrored", strategy=Parallax(chunk_size=1))
+    owners = []
+    with repl.context():
+        first, made = _language_model(repl, tf.keras.optimizers.SGD(0.5))
+    repl.run(first)
+    with repl.context():
+        second, others = _language_model(repl, tf.keras.optimizers.SGD(0.5))
+    repl.run(second)
+    owners = [v.owner for v in (*made[:2], *others[:2])]
+    assert owners == [0, None, 1, None]  # balanced with those of before
+    assert others[1].storage.synchronizer.bucket == "1"
+
+
+def test_variables_without_gradients_stay_undecided() -> None:
+    repl = helpers.make(2, variables="mirrored", strategy=Parallax())
+    with repl.context():
+        step_fn, (table, _, _) = _language_model(repl, tf.keras.optimizers.SGD(0.5))
+        other = tf.Variable([1.0], name="other")
+    repl.run(step_fn)
+    assert table.owner == 0
+    assert other.storage.undecided and other.owner is None
+
+
+def test_rules_wait_each_for_itself() -> None:
+    rules = {"table": Parallax(), "kernel": Sharded()}
+    repl = helpers.make(2, variables="mirrored", strategy=rules)
+    with repl.context():
+        step_fn, (table, kernel, _) = _language_model(
+            repl, tf.keras.optimizers.SGD(0.5)
+        )
+    assert (table.owner, kernel.owner) == (None, 0)
+    repl.run(step_fn)
+    assert (table.owner, kernel.owner) == (0, 0)
+
+
+def test_what_was_built_before_keeps_a_variable_where_it_is() -> None:
+    repl = helpers.make(2, variables="mirrored", strategy=Parallax())
+    with repl.context():
+        step_fn, (table, _, _) = _language_model(repl, tf.keras.optimizers.SGD(0.5))
+    read = tf.function(lambda: tf.reduce_sum(table))
+    read()
+    with pytest.raises(
+        replicator.StrategyError,
+        match="(?s)table.*Owned.*relies on where it is.*built at.*Fix: build this",
+    ):
+        repl.run(step_fn)
+
+
+@pytest.mark.parametrize("order", ["before", "behind"])
+def test_savers_of_moved_variables(order: str, tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "model")
+    with tf.Graph().as_default(), helpers.session() as session:
+        repl = helpers.make(2, variables="mirrored", strategy=Parallax())
+        with repl.context():
+            step_fn, (table, kernel, _) = _language_model(
+                repl, tf.compat.v1.train.AdagradOptimizer(0.5)
+            )
+        if order == "before":
+            tf.compat.v1.train.Saver([table, kernel])
+            with pytest.raises(replicator.StrategyError, match="relies on where it is"):
+                repl.run(step_fn)
+            return
+        losses = repl.run(step_fn)
+        saver = tf.compat.v1.train.Saver([table, kernel])
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(losses)
+        saver.save(session, path)
+        kept = session.run([table, kernel])
+        session.run(losses)
+        assert session.run(table).tolist() != kept[0].tolist()
+        saver.restore(session, path)
+        for one, two in zip(session.run([table, kernel]), kept, strict=True):
+            np.testing.assert_array_equal(one, two)
+        assert session.run(table.is_initialized())
+
+
+def test_checkpoints_of_moved_variables(tmp_path: pathlib.Path) -> None:
+    repl = helpers.make(2, variables="mirrored", strategy=Parallax())
+    with repl.context():
+        step_fn, (table, _, optimizer) = _language_model(
+            repl, tf.keras.optimizers.Adam(0.5)
+        )
+    checkpoint = tf.train.Checkpoint(table=table, optimizer=optimizer)
+    repl.run(step_fn)
+    path = checkpoint.write(str(tmp_path / "moved"))
+    kept = [table.numpy(), *(v.numpy() for v in optimizer.variables)]
+    first = [x.numpy() for x in repl.run(step_fn)]
+    checkpoint.read(path).assert_consumed()
+    for one, two in zip(
+        [table.numpy(), *(v.numpy() for v in optimizer.variables)], kept, strict=True
+    ):
+        np.testing.assert_array_equal(one, two)
+    assert first[0].shape == ()
+
+
+def test_a_builder_that_only_reads_facts_does_not_wait() -> None:
+    class Fails(Builder):
+        def nodes(self, variables, resources):  # type: ignore[no-untyped-def]
+            for variable in variables:
+                try:
+                    sparse = bool(variable.sparse)
+                except Exception:  # what is not known is no Exception
+                    sparse = True
+                yield Node(variable.path, AllReduceSynchronizer(group=int(sparse)))
+
+    repl = helpers.make(2, variables="mirrored", strategy=Fails())
+    with repl.context():
+        step_fn, (table, kernel, _) = _language_model(
+            repl, tf.keras.optimizers.SGD(0.5)
+        )
+    repl.run(step_fn)
+    buckets = [v.storage.synchronizer.bucket for v in (table, kernel)]
+    assert buckets == ["1", "0"]

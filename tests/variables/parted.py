@@ -1,0 +1,77 @@
+"""Has variables created in parts, without a strategy: what tests of parts share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import replicator
+from replicator.variables.chooser import Chosen, Part, VariableFacts
+from replicator.variables.placement import Mirrored, Owned, Placement
+
+
+@dataclasses.dataclass
+class InParts:
+    """Divides each variable that has an axis, unevenly, and deals the parts.
+
+    Attributes:
+        num_replicas: Own the parts in turn; every third part is mirrored.
+        axis: Along which variables are divided; those without it stay whole.
+        count: How many parts there are at most.
+    """
+
+    num_replicas: int
+    axis: int = 0
+    count: int = 3
+
+    def choose(self, facts: VariableFacts) -> Chosen | None:
+        """Returns the parts of a variable."""
+        if len(facts.shape) <= self.axis or facts.shape[self.axis] < 2:
+            return None
+        size = facts.shape[self.axis]
+        count = min(self.count, size)
+        sizes = [1] * (count - 1) + [size - count + 1]
+        return chosen(self.axis, sizes, [self._placement(k) for k in range(count)])
+
+    def _placement(self, k: int) -> Placement:
+        return Mirrored() if k % 3 == 1 else Owned((k + 1) % self.num_replicas)
+
+
+@dataclasses.dataclass
+class As:
+    """Divides all variables in one way.
+
+    Attributes:
+        what: The parts.
+    """
+
+    what: Chosen
+
+    def choose(self, facts: VariableFacts) -> Chosen | None:
+        """Returns the parts."""
+        return self.what
+
+
+def chosen(axis: int, sizes: Sequence[int], placements: Sequence[Placement]) -> Chosen:
+    """Returns a choice of parts."""
+    parts = tuple(Part(*own) for own in zip(sizes, placements, strict=True))
+    return Chosen(Mirrored(), parts=parts, axis=axis)
+
+
+def replicas(count: int, chooser: Any = None, **options: Any) -> Any:
+    """Returns a Replicator of some CPUs, whose variables are as a chooser says.
+
+    Args:
+        count: Of replicas.
+        chooser: Says in which parts; None: in three, along axis 0.
+        **options: Of the Replicator.
+    """
+    repl = replicator.Replicator([f"CPU:{r}" for r in range(count)], **options)
+    repl._settings.factory._strategy = chooser or InParts(count)
+    return repl
+
+
+def one_device() -> Any:
+    """Returns what all is compared with: one replica, with whole variables."""
+    return replicator.Replicator(["CPU:0"], variables="mirrored")
