@@ -29,15 +29,22 @@ def dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
         graph = tf.__internal__.FuncGraph("initial_value")
         with context.building(None), graph.as_default():
             value = initial_value()
-        made = value.op
-        while made.type == "Identity":
-            made = made.inputs[0].op
-        if made.type == "Const":  # made by Python, perhaps by a generator
-            kwargs["initial_value"] = tf.get_static_value(made.outputs[0])
+        constant = _constant_behind(value)
+        if constant is not None:  # made by Python, perhaps by a generator
+            kwargs["initial_value"] = constant
     else:
         value = initial_value()
     shape = kwargs.get("shape")
     return value.dtype, value.shape if shape is None else tf.TensorShape(shape)
+
+
+def _constant_behind(value: tf.Tensor) -> Any:
+    """Returns what a tensor always is, if that is a constant of its graph."""
+    if not tf.is_symbolic_tensor(value):
+        return None
+    while value.op.type == "Identity":
+        (value,) = value.op.inputs
+    return tf.get_static_value(value) if value.op.type == "Const" else None
 
 
 def placeholder(kwargs: dict[str, Any]) -> Callable[[], tf.Tensor]:
