@@ -183,6 +183,6 @@ def test_what_only_the_owner_needs_goes_to_the_owner() -> None:
     # The gradient, and a signal that it was applied.
     assert plain == {(1, 0): 1, (0, 1): 1}
     assert sent("bf16") == plain
-    # Where error feedback adds up in float32, it gathers there; one message says
-    # whether all are numbers, to the hub and back.
-    assert sent("ef(bf16)") == {(1, 0): 2, (0, 1): 2}
+    # A number that says whether all are finite comes and goes, too; the rest are
+    # signals, by which replicas write what they owe once nothing can fail.
+    assert sent("ef(bf16)") == {(1, 0): 3, (0, 1): 4}
