@@ -19,6 +19,7 @@ Example:
 
 from replicator.strategy.builder import Builder
 from replicator.strategy.builders.all_reduce import AllReduce
+from replicator.strategy.builders.auto import Auto
 from replicator.strategy.builders.parallax import Parallax
 from replicator.strategy.builders.partitioned import Partitioned
 from replicator.strategy.builders.partitioned_ar import PartitionedAR
@@ -39,6 +40,7 @@ __all__ = [
     "PS",
     "AllReduce",
     "AllReduceSynchronizer",
+    "Auto",
     "Builder",
     "Mirrored",
     "Node",
