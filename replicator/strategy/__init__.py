@@ -35,6 +35,8 @@ from replicator.strategy.description import Strategy
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import AllReduceSynchronizer, Node, PSSynchronizer
 from replicator.strategy.rules import Rules
+from replicator.strategy.trials import Trial
+from replicator.strategy.tuning import tune
 
 __all__ = [
     "PS",
@@ -55,6 +57,8 @@ __all__ = [
     "Rules",
     "Sharded",
     "Strategy",
+    "Trial",
     "UnevenPartitionedPS",
     "VariableFacts",
+    "tune",
 ]

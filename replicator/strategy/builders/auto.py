@@ -103,7 +103,7 @@ class Auto(Builder):
             resources: The devices.
         """
         made = _candidates(variable, owner, resources)
-        sparse = sparse_if_known(variable)
+        sparse = sparse_if_known(variable) if variable.shape else False
         if sparse is None:
             dense, rows = (self._least(made, variable, resources, s) for s in _LAYOUTS)
             # To ask is to wait for the first step, where it is not known.
