@@ -8,6 +8,7 @@ where they are; on others, what counts is the longest chain.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 from replicator.costs import cost, hosts, rates
@@ -34,7 +35,7 @@ class Load:
         """How many bytes the gradient of a replica has."""
         if self.rows is None:
             return self.nbytes
-        return min(self.nbytes, round(self.rows * self.nbytes))
+        return min(self.nbytes, math.ceil(self.rows * self.nbytes))
 
     def update(self, replicas: int) -> Work:
         """Returns the work of one update: it reads gradient, variable and slots.

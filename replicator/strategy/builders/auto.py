@@ -103,12 +103,17 @@ class Auto(Builder):
             resources: The devices.
         """
         made = _candidates(variable, owner, resources)
-        sparse = sparse_if_known(variable) if variable.shape else False
-        if sparse is None:
-            dense, rows = (self._least(made, variable, resources, s) for s in _LAYOUTS)
-            # To ask is to wait for the first step, where it is not known.
-            return rows if dense != rows and variable.sparse else dense
-        return self._least(made, variable, resources, sparse)
+        sparse = sparse_if_known(variable)
+        if len(variable.shape) != 2:
+            sparse = bool(sparse)  # tables have two axes
+        if sparse is not None:
+            return self._least(made, variable, resources, sparse)
+        dense, rows = (self._least(made, variable, resources, s) for s in _LAYOUTS)
+        same = self._least([n for n in made if n == dense], variable, resources, True)
+        if (same.seconds or 0.0) <= (rows.seconds or 0.0):
+            return dense
+        # To ask is to wait for the first step, where it is not known.
+        return rows if variable.sparse else dense
 
     def _least(
         self,

@@ -143,7 +143,7 @@ def _resembles_no_cheaper(
     """Nobody has found a node of all replicas that takes less than Auto's."""
     other = predictions.predicted(
         Node(facts.path, AllReduceSynchronizer()),
-        *(facts.shape, facts.nbytes, resources, bool(facts.sparse and facts.shape)),
+        *(facts.shape, facts.nbytes, resources, bool(facts.sparse)),
         predictions.Assumed(slots),
     )
     assert node.seconds <= other.seconds  # type: ignore[operator]
@@ -186,7 +186,7 @@ def test_predictions_grow_with_bytes_and_replicas(
 
 def _language_model(repl: replicator.Replicator) -> Any:
     with repl.context():
-        table = tf.Variable(tf.reshape(tf.range(24.0), [12, 2]) / 10, name="table")
+        table = tf.Variable(tf.reshape(tf.range(2e3), [-1, 2]) / 1e3, name="table")
         kernel = tf.Variable([[0.5], [-0.25]], name="kernel")
         bias = tf.Variable([0.1], name="bias")
         wrapped = repl.wrap_optimizer(tf.keras.optimizers.Adam(0.1))
@@ -203,44 +203,47 @@ def _language_model(repl: replicator.Replicator) -> Any:
     return step_fn, variables
 
 
+# What makes Auto share cores, make parts, and wait for the layout of gradients: by the
+# rows that a step touches the table of _language_model should not be in parts, as a
+# whole it should be.
+_FILES = {
+    "shared": {"add": 1e-9, "apart": False},
+    "parts": {"add": 1e-9, "apart": True},
+    "waits": {"add": 1e-9, "op": 1e-6, "apart": True},
+}
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["shared", "parts", "waits"])
+@pytest.mark.parametrize("kind", list(_FILES))
 def test_results_are_those_without(
     kind: str, count: int, tmp_path: pathlib.Path
 ) -> None:
-    # Of each kind of choice: rates are a matter of the file.
-    costs = {"op": 0.0, "message": 0.0, "link": 0.0, "add": 1e-9, "copy": 0.0}
-    if kind == "waits":
-        costs |= {"copy": 1e-6, "op": 1e-12}
+    nothing = {"op": 0.0, "message": 0.0, "link": 0.0, "copy": 0.0}
     path = tmp_path / "rates.json"
-    facts = {"rates": {"cpu": {**costs, "apart": kind != "shared"}}}
-    path.write_text(json.dumps(facts))
+    path.write_text(json.dumps({"rates": {"cpu": {**nothing, **_FILES[kind]}}}))
     found = []
-    for options in ({}, {"strategy": Auto(rows=0.1), "calibration": path}):
+    for options in ({}, {"strategy": Auto(), "calibration": path}):
         repl = helpers.make(count, **options)
         step_fn, variables = _language_model(repl)
+        if options and count > 1:
+            waits = kind == "waits"
+            assert getattr(variables[0], "parts", ()) or kind != "parts"
+            assert repl._settings.chooser.undecided == (  # type: ignore[union-attr]
+                {"table", "kernel", "bias"} if waits else set()
+            )
         losses = [list(repl.run(step_fn)) for _ in range(3)]
         found.append([*np.ravel(losses), *(v.numpy() for v in variables)])
+    assert not repl._settings.chooser.undecided  # type: ignore[union-attr]
     if count > 1:
         node = repl.strategy.node("table")
         assert node is not None and node.seconds is not None
         assert bool(node.parts) == (kind == "parts")
+        if kind == "waits":
+            assert node.synchronizer == AllReduceSynchronizer()
+            assert node.sent is not None and node.nbytes is not None
+            assert node.sent < node.nbytes  # rows travel
     for one, two in zip(*found, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
-
-
-def test_it_waits_where_the_layout_of_a_gradient_counts(tmp_path: pathlib.Path) -> None:
-    # Rows are dear to gather and cheap to send, so they are updated at one place.
-    resources = _resources("CPU", 2, cpu=rates.Rates(0, 0, 0, 1e-9, 1e-9, True))
-    shapes = [(12, 2), (400, 300)]
-    kinds = {
-        sparse: [
-            type(_node(_facts(s, sparse=sparse, whole=True), resources).synchronizer)
-            for s in shapes
-        ]
-        for sparse in (False, True)
-    }
-    assert kinds[False] == kinds[True] == [AllReduceSynchronizer] * 2
 
 
 def test_the_table_has_the_prediction() -> None:
