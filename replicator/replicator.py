@@ -210,7 +210,7 @@ class Replicator(running.Running, methods.InStep):
             (2,)
         """
         trained = self._settings.factory.trained()
-        return choosing.in_force(trained, self._resources)
+        return choosing.in_force(trained, self._resources, self._settings.chooser)
 
     # --- Variables and optimizers -----------------------------------------------------
 

@@ -155,6 +155,11 @@ def buckets(
     return groups
 
 
+def filled(nbytes: int) -> float:
+    """Returns what share of a message a tensor takes that travels with others."""
+    return min(1.0, nbytes / _BUCKET_BYTES)
+
+
 class Hubs:
     """Deals hubs so that each host, and each device of it, adds up about as much.
 

@@ -19,6 +19,7 @@ Example:
 
 from replicator.strategy.builder import Builder
 from replicator.strategy.builders.all_reduce import AllReduce
+from replicator.strategy.builders.auto import Auto
 from replicator.strategy.builders.parallax import Parallax
 from replicator.strategy.builders.partitioned import Partitioned
 from replicator.strategy.builders.partitioned_ar import PartitionedAR
@@ -34,11 +35,14 @@ from replicator.strategy.description import Strategy
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import AllReduceSynchronizer, Node, PSSynchronizer
 from replicator.strategy.rules import Rules
+from replicator.strategy.trials import Trial
+from replicator.strategy.tuning import tune
 
 __all__ = [
     "PS",
     "AllReduce",
     "AllReduceSynchronizer",
+    "Auto",
     "Builder",
     "Mirrored",
     "Node",
@@ -53,6 +57,8 @@ __all__ = [
     "Rules",
     "Sharded",
     "Strategy",
+    "Trial",
     "UnevenPartitionedPS",
     "VariableFacts",
+    "tune",
 ]

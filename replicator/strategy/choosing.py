@@ -13,11 +13,13 @@ import tensorflow as tf
 from replicator import errors
 from replicator.strategy import compiled
 from replicator.strategy.builder import Builder
+from replicator.strategy.builders.auto import Auto
 from replicator.strategy.builders.given import Given
 from replicator.strategy.description import Strategy
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.live import Asked, Later, Live
 from replicator.strategy.nodes import Node, error
+from replicator.strategy.predictions import Assumed
 from replicator.strategy.rules import Rules
 from replicator.variables.chooser import Chosen
 from replicator.variables.placement import Mirrored
@@ -51,14 +53,22 @@ def as_builder(strategy: Any) -> Builder:
     )
 
 
-def in_force(variables: Mapping[str, Any], resources: Resources) -> Strategy:
+def in_force(
+    variables: Mapping[str, Any],
+    resources: Resources,
+    chooser: StrategyChooser | None = None,
+) -> Strategy:
     """Returns the strategy that some variables follow, as they are now.
 
     Args:
         variables: ReplicatedVariables, by their paths.
         resources: The devices.
+        chooser: Knows which gradients are sparse, if anyone asked.
     """
-    nodes = (compiled.described(*own, resources) for own in variables.items())
+    nodes = []
+    for path, variable in variables.items():
+        known = (False,) if chooser is None else chooser.known(path)
+        nodes.append(compiled.described(path, variable, resources, *known))
     return Strategy(tuple(nodes), resources.devices)
 
 
@@ -88,7 +98,8 @@ class _Run:
         rules = list(strategy.rules.values()) if isinstance(strategy, Rules) else []
         self._rules = [_Rule(b, Live(b, resources)) for b in rules or [strategy]]
         self._paths: list[str] = []
-        self._sparse: dict[str, bool] = {}  # what is known of gradients
+        self.sparse: dict[str, bool] = {}  # what is known of gradients
+        self.assumed: dict[str, Assumed] = {}  # by predictions, of some variables
         self._checked = False
 
     def choose(self, facts: VariableFacts) -> Chosen | None:
@@ -102,6 +113,8 @@ class _Run:
             number = found
         rule = self._rules[number]
         rule.asked.append(facts)
+        if isinstance(rule.builder, Auto):
+            self.assumed[facts.path] = rule.builder.assumed
         node = None
         if rule.live is not None:
             try:
@@ -125,7 +138,7 @@ class _Run:
     def decide(self, sparse: Mapping[str, bool]) -> dict[str, Chosen]:
         """Returns what is decided on variables that were created before that."""
         made: dict[str, Chosen] = {}
-        self._sparse.update(sparse)
+        self.sparse.update(sparse)
         for rule in self._rules:
             if rule.undecided:
                 nodes = self._built(rule)
@@ -139,11 +152,8 @@ class _Run:
 
     def _built(self, rule: _Rule) -> dict[str, Node | None]:
         """Returns what a builder says of all variables that it can decide on now."""
-        asked = [
-            Asked(**{**dataclasses.asdict(one), "sparse": self._sparse.get(one.path)})
-            for one in rule.asked
-        ]
-        known = [one for one in asked if one.path in self._sparse]
+        asked = [self._asked(one, one.path in rule.undecided) for one in rule.asked]
+        known = [one for one in asked if one.path in self.sparse]
         for facts in (asked, known):
             try:
                 built = rule.builder.build(facts, self._resources)
@@ -151,6 +161,10 @@ class _Run:
                 continue
             return {one.path: built.node(one.path) for one in facts}
         return {}
+
+    def _asked(self, facts: VariableFacts, whole: bool) -> Asked:
+        known = {"sparse": self.sparse.get(facts.path), "whole": whole}
+        return Asked(**{**dataclasses.asdict(facts), **known})
 
     def check(self) -> None:
         """Raises StrategyError, once, if a rule is of no variable that there is."""
@@ -220,6 +234,11 @@ class StrategyChooser:
             What is decided on, by the paths.
         """
         return self._run().decide(sparse)
+
+    def known(self, path: str) -> tuple[bool, Assumed]:
+        """Returns what is known of a variable's gradient, and what is assumed."""
+        run = self._run()
+        return run.sparse.get(path, False), run.assumed.get(path, Assumed())
 
     def check(self) -> None:
         """Raises StrategyError if a rule is of no variable that there is."""

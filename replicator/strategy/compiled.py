@@ -6,11 +6,11 @@ The only place that knows both.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from replicator import devices
-from replicator.costs import cost, hosts, rates
+from replicator.costs import hosts, rates
+from replicator.strategy import predictions
 from replicator.strategy.facts import Resources
 from replicator.strategy.nodes import (
     AllReduceSynchronizer,
@@ -22,8 +22,6 @@ from replicator.variables import synchronizer
 from replicator.variables.chooser import Chosen, Part, VariableFacts
 from replicator.variables.placement import Mirrored, Owned, Placement
 from replicator.world import World
-
-_ALGORITHMS = {"RING": "ring", "NCCL": "nccl"}
 
 
 def chosen(node: Node, facts: VariableFacts, world: World) -> Chosen:
@@ -53,7 +51,7 @@ def _compiled(
     how = node.synchronizer
     if isinstance(how, AllReduceSynchronizer):
         # The group says with what a gradient may travel.
-        algorithm = _ALGORITHMS.get(how.spec)
+        algorithm = predictions.ALGORITHMS.get(how.spec)
         if algorithm == "nccl" and not rates.are_gpus(world.everywhere):
             algorithm = None
         bucket = str(how.group)
@@ -98,31 +96,23 @@ def _owned(device: str, proxies: bool, world: World) -> Placement:
     return Owned((near or world.local)[0], on=device, proxies=proxies)
 
 
-def described(name: str, variable: Any, resources: Resources) -> Node:
+def described(name: str, variable: Any, resources: Resources, *known: Any) -> Node:
     """Returns the node of a variable as it is now.
 
     Args:
         name: Its path.
         variable: The ReplicatedVariable.
         resources: The devices.
+        *known: Whether its gradient is sparse, and what else predictions are told.
     """
     parts = getattr(variable, "parts", ())
     hows = [_described(one) for one in parts or (variable,)]
-    sizes = [_nbytes(one) for one in parts or (variable,)]
-    costs = [
-        _predicted(how, nbytes, resources)
-        for how, nbytes in zip(hows, sizes, strict=True)
-    ]
     node = Node(name, hows[0])
     if parts:
         node = Node.in_parts(name, variable.axis, variable.sizes, hows)
-    return dataclasses.replace(
-        node,
-        shape=tuple(variable.shape.as_list()),
-        dtype=variable.dtype.name,
-        sent=sum(sent for sent, _ in costs),
-        seconds=sum(seconds for _, seconds in costs),
-    )
+    shape = tuple(variable.shape.as_list())
+    node = dataclasses.replace(node, shape=shape, dtype=variable.dtype.name)
+    return predictions.predicted(node, shape, _nbytes(variable), resources, *known)
 
 
 def _nbytes(variable: Any) -> int:
@@ -137,35 +127,6 @@ def _described(variable: Any) -> PSSynchronizer | AllReduceSynchronizer:
         return PSSynchronizer(
             device, placement.has_copies, sync, staleness, how.compressor
         )
-    names = {algorithm: spec for spec, algorithm in _ALGORITHMS.items()}
+    names = {algorithm: spec for spec, algorithm in predictions.ALGORITHMS.items()}
     spec = names.get(how.algorithm or "", "AUTO")
     return AllReduceSynchronizer(spec, how.compressor, int(how.bucket or 0))
-
-
-def _predicted(
-    how: PSSynchronizer | AllReduceSynchronizer, nbytes: int, resources: Resources
-) -> tuple[int, float]:
-    """Returns how much travels for a dense gradient in a step, and for how long.
-
-    Of a variable that all read where it is, or have copies of, its value travels, too.
-    """
-    names = resources.devices
-    if len(names) == 1 and isinstance(how, AllReduceSynchronizer):
-        return 0, 0.0
-    kind = rates.kind_of(names)
-    algorithm = "hub"
-    if isinstance(how, AllReduceSynchronizer):
-        able = [name for name in cost.ALGORITHM_NAMES if name != "nccl"]
-        asked = _ALGORITHMS.get(how.spec) if how.spec != "NCCL" else None
-        policy = cost.Policy(calibration=resources.calibration)
-        algorithm = cost.choose(policy, asked, able, nbytes, names)
-    others = _others(how, names)
-    seconds = resources.calibration.seconds(algorithm, kind, others + 1, nbytes)
-    return 2 * others * nbytes, seconds
-
-
-def _others(how: PSSynchronizer | AllReduceSynchronizer, names: Sequence[str]) -> int:
-    """Returns how many replicas are elsewhere than where a gradient is reduced."""
-    if isinstance(how, AllReduceSynchronizer):
-        return len(names) - 1
-    return len([name for name in names if name != how.reduction_destination])

@@ -18,6 +18,7 @@ from replicator import errors
 from replicator.plan import files as plan_files
 from replicator.strategy import display, files
 from replicator.strategy.nodes import Node, error
+from replicator.strategy.trials import Trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,15 +39,17 @@ class Strategy:
         replicas: The device of each replica, by its full name.
         id: Tells strategies apart, whatever they are called: a digest of the two.
         path: Where it was saved or loaded from, if it was.
+        trials: What `tune` has measured of it, and then of others.
     """
 
     nodes: tuple[Node, ...] = ()
     replicas: tuple[str, ...] = ()
     id: str = dataclasses.field(default="", compare=False)
     path: str = dataclasses.field(default="", compare=False)
+    trials: tuple[Trial, ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "replicas"):
+        for name in ("nodes", "replicas", "trials"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         seen = set()
         for node in self.nodes:
@@ -65,6 +68,11 @@ class Strategy:
             raise error(
                 f"a Strategy was given replicas={errors.shown(self.replicas)}.",
                 "these are the names of their devices.",
+            )
+        if not all(isinstance(trial, Trial) for trial in self.trials):
+            raise error(
+                f"a Strategy was given trials={errors.shown(self.trials)}.",
+                "they are Trials.",
             )
         if not self.id:
             said = repr((self.nodes, self.replicas)).encode(errors="replace")

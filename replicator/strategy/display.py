@@ -33,12 +33,13 @@ def table(strategy: Any) -> str:
     total[6] = size(sum(sent)) if sent else ""
     total[7] = _duration(sum(seconds)) if seconds else ""
     title = f"Strategy {strategy.id} for {len(strategy.replicas)} replicas"
+    measured = [f"  {trial}" for trial in strategy.trials]
     try:
-        return _by_rich(title, rows, total)
+        return "\n".join([_by_rich(title, rows, total), *measured])
     except ModuleNotFoundError:
         lines = ["\t".join(cells) for cells in (_HEADER, *rows, total)]
         note = "(pip install rich, or 'replicator[plan]', for a table)"
-        return "\n".join([title, *lines, note])
+        return "\n".join([title, *lines, note, *measured])
 
 
 def _by_rich(title: str, rows: Sequence[Sequence[str]], total: Sequence[str]) -> str:

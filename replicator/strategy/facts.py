@@ -32,12 +32,15 @@ class Resources:
         memory: How many bytes each of these devices has, by its name; left out where
             that is not known.
         calibration: What work costs on them, and between them.
+        one_program: Whether one program builds all replicas. In between-graph mode,
+            where several do, no variable can be on one device.
     """
 
     devices: tuple[str, ...]
     cpus: tuple[str, ...] = ()
     memory: tuple[tuple[str, int], ...] = ()
     calibration: rates.Calibration = rates.Calibration()
+    one_program: bool = True
 
     def __post_init__(self) -> None:
         if not self.cpus:
@@ -83,7 +86,19 @@ def resources_of(world: World, calibration: rates.Calibration) -> Resources:
         calibration: What work costs.
     """
     devices = tuple(world.everywhere)
-    return Resources(devices, _cpus(devices), _memory(devices), calibration)
+    return Resources(
+        *(devices, _cpus(devices), _memory(devices), calibration),
+        one_program=not world.processes,
+    )
+
+
+def sparse_if_known(variable: VariableFacts) -> bool | None:
+    """Returns whether a gradient is sparse, None if no step was built that says so.
+
+    A builder that asks `variable.sparse` waits for that step; see live.py.
+    """
+    known: bool | None = vars(variable)["sparse"]
+    return known
 
 
 def _cpus(devices: Sequence[str]) -> tuple[str, ...]:

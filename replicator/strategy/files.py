@@ -26,6 +26,7 @@ from replicator.strategy.nodes import (
     Synchronizer,
     error,
 )
+from replicator.strategy.trials import Trial
 
 _pb: Any = strategy_pb2  # its classes are made when it is imported
 _JSON, _TEXT = (".json", ".yml", ".yaml"), (".txt", ".pbtxt", ".textproto")
@@ -161,6 +162,7 @@ def _read(parse: Callable[[], Any], where: str) -> dict[str, Any]:
             "replicas": tuple(message.graph_config.replicas),
             "id": message.id,
             "path": message.path,
+            "trials": tuple(map(_trial, message.trials)),
         }
     except errors.StrategyError as problem:
         said = str(problem).partition("\n")[0].rstrip(".")
@@ -192,6 +194,9 @@ def _to_message(strategy: Any) -> Any:
         for node in strategy.nodes:
             _fill(message.node_config.add(), node)
         message.graph_config.replicas.extend(strategy.replicas)
+        for trial in strategy.trials:
+            known = {k: v for k, v in vars(trial).items() if v is not None}
+            message.trials.add(**known)
         return message
     except (ValueError, TypeError) as problem:
         raise error(
@@ -241,6 +246,16 @@ def _node(message: Any) -> Node:
         dtype=message.dtype,
         sent=message.bytes_per_step if message.HasField("bytes_per_step") else None,
         seconds=message.seconds if message.HasField("seconds") else None,
+    )
+
+
+def _trial(message: Any) -> Trial:
+    return Trial(
+        message.builder,
+        message.strategy,
+        message.predicted,
+        message.measured if message.HasField("measured") else None,
+        message.problem,
     )
 
 

@@ -156,7 +156,7 @@ class Node:
         shape: Its shape, if known; what follows is for tables, too.
         dtype: The name of its dtype; "" if not known.
         sent: How many bytes travel for it in a step, if known.
-        seconds: How long that takes, if known.
+        seconds: How long that and its update take, as predicted, if known.
     """
 
     name: str

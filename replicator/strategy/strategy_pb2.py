@@ -13,7 +13,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"replicator/strategy/strategy.proto\x12\x13replicator.strategy\"\x8c\x01\n\x08Strategy\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12.\n\x0bnode_config\x18\x03 \x03(\x0b\x32\x19.replicator.strategy.Node\x12\x36\n\x0cgraph_config\x18\x04 \x01(\x0b\x32 .replicator.strategy.GraphConfig\"\x1f\n\x0bGraphConfig\x12\x10\n\x08replicas\x18\x01 \x03(\t\"\xf8\x02\n\x04Node\x12\x10\n\x08var_name\x18\x01 \x01(\t\x12=\n\x0ePSSynchronizer\x18\x02 \x01(\x0b\x32#.replicator.strategy.PSSynchronizerH\x00\x12K\n\x15\x41llReduceSynchronizer\x18\x03 \x01(\x0b\x32*.replicator.strategy.AllReduceSynchronizerH\x00\x12\x13\n\x0bpartitioner\x18\x04 \x01(\t\x12.\n\x0bpart_config\x18\x05 \x03(\x0b\x32\x19.replicator.strategy.Node\x12\r\n\x05sizes\x18\x06 \x03(\x03\x12\r\n\x05shape\x18\x07 \x03(\x03\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x1b\n\x0e\x62ytes_per_step\x18\t \x01(\x03H\x01\x88\x01\x01\x12\x14\n\x07seconds\x18\n \x01(\x01H\x02\x88\x01\x01\x42\x0e\n\x0csynchronizerB\x11\n\x0f_bytes_per_stepB\n\n\x08_seconds\"\x8d\x01\n\x0ePSSynchronizer\x12\x1d\n\x15reduction_destination\x18\x01 \x01(\t\x12\x19\n\x11local_replication\x18\x02 \x01(\x08\x12\x11\n\x04sync\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x11\n\tstaleness\x18\x04 \x01(\x05\x12\x12\n\ncompressor\x18\x05 \x01(\tB\x07\n\x05_sync\"\x9f\x01\n\x15\x41llReduceSynchronizer\x12=\n\x04spec\x18\x01 \x01(\x0e\x32/.replicator.strategy.AllReduceSynchronizer.Spec\x12\x12\n\ncompressor\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\x05\"$\n\x04Spec\x12\x08\n\x04\x41UTO\x10\x00\x12\x08\n\x04NCCL\x10\x01\x12\x08\n\x04RING\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"replicator/strategy/strategy.proto\x12\x13replicator.strategy\"\xb8\x01\n\x08Strategy\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12.\n\x0bnode_config\x18\x03 \x03(\x0b\x32\x19.replicator.strategy.Node\x12\x36\n\x0cgraph_config\x18\x04 \x01(\x0b\x32 .replicator.strategy.GraphConfig\x12*\n\x06trials\x18\x05 \x03(\x0b\x32\x1a.replicator.strategy.Trial\"r\n\x05Trial\x12\x0f\n\x07\x62uilder\x18\x01 \x01(\t\x12\x10\n\x08strategy\x18\x02 \x01(\t\x12\x11\n\tpredicted\x18\x03 \x01(\x01\x12\x15\n\x08measured\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07problem\x18\x05 \x01(\tB\x0b\n\t_measured\"\x1f\n\x0bGraphConfig\x12\x10\n\x08replicas\x18\x01 \x03(\t\"\xf8\x02\n\x04Node\x12\x10\n\x08var_name\x18\x01 \x01(\t\x12=\n\x0ePSSynchronizer\x18\x02 \x01(\x0b\x32#.replicator.strategy.PSSynchronizerH\x00\x12K\n\x15\x41llReduceSynchronizer\x18\x03 \x01(\x0b\x32*.replicator.strategy.AllReduceSynchronizerH\x00\x12\x13\n\x0bpartitioner\x18\x04 \x01(\t\x12.\n\x0bpart_config\x18\x05 \x03(\x0b\x32\x19.replicator.strategy.Node\x12\r\n\x05sizes\x18\x06 \x03(\x03\x12\r\n\x05shape\x18\x07 \x03(\x03\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x1b\n\x0e\x62ytes_per_step\x18\t \x01(\x03H\x01\x88\x01\x01\x12\x14\n\x07seconds\x18\n \x01(\x01H\x02\x88\x01\x01\x42\x0e\n\x0csynchronizerB\x11\n\x0f_bytes_per_stepB\n\n\x08_seconds\"\x8d\x01\n\x0ePSSynchronizer\x12\x1d\n\x15reduction_destination\x18\x01 \x01(\t\x12\x19\n\x11local_replication\x18\x02 \x01(\x08\x12\x11\n\x04sync\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x11\n\tstaleness\x18\x04 \x01(\x05\x12\x12\n\ncompressor\x18\x05 \x01(\tB\x07\n\x05_sync\"\x9f\x01\n\x15\x41llReduceSynchronizer\x12=\n\x04spec\x18\x01 \x01(\x0e\x32/.replicator.strategy.AllReduceSynchronizer.Spec\x12\x12\n\ncompressor\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\x05\"$\n\x04Spec\x12\x08\n\x04\x41UTO\x10\x00\x12\x08\n\x04NCCL\x10\x01\x12\x08\n\x04RING\x10\x02\x62\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'replicator.strategy.strategy_pb2', globals())
@@ -21,15 +21,17 @@ if _descriptor._USE_C_DESCRIPTORS == False:
 
   DESCRIPTOR._options = None
   _STRATEGY._serialized_start=60
-  _STRATEGY._serialized_end=200
-  _GRAPHCONFIG._serialized_start=202
-  _GRAPHCONFIG._serialized_end=233
-  _NODE._serialized_start=236
-  _NODE._serialized_end=612
-  _PSSYNCHRONIZER._serialized_start=615
-  _PSSYNCHRONIZER._serialized_end=756
-  _ALLREDUCESYNCHRONIZER._serialized_start=759
-  _ALLREDUCESYNCHRONIZER._serialized_end=918
-  _ALLREDUCESYNCHRONIZER_SPEC._serialized_start=882
-  _ALLREDUCESYNCHRONIZER_SPEC._serialized_end=918
+  _STRATEGY._serialized_end=244
+  _TRIAL._serialized_start=246
+  _TRIAL._serialized_end=360
+  _GRAPHCONFIG._serialized_start=362
+  _GRAPHCONFIG._serialized_end=393
+  _NODE._serialized_start=396
+  _NODE._serialized_end=772
+  _PSSYNCHRONIZER._serialized_start=775
+  _PSSYNCHRONIZER._serialized_end=916
+  _ALLREDUCESYNCHRONIZER._serialized_start=919
+  _ALLREDUCESYNCHRONIZER._serialized_end=1078
+  _ALLREDUCESYNCHRONIZER_SPEC._serialized_start=1042
+  _ALLREDUCESYNCHRONIZER_SPEC._serialized_end=1078
 # @@protoc_insertion_point(module_scope)

@@ -28,6 +28,7 @@ class VariableFacts:
             known, because no step was built yet.
         order: How many variables that a strategy is asked for were created before it.
         nbytes: Its size.
+        whole: Whether it was created already, and so cannot be in parts any more.
     """
 
     path: str
@@ -37,6 +38,7 @@ class VariableFacts:
     sparse: bool | None = None
     order: int = 0
     nbytes: int = 0
+    whole: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -135,6 +135,8 @@ PROGRAMS: tuple[Program, ...] = (
             *("AllReduce(bad)", "AllReduce(all_reduce_spec=bad)"),
             *("AllReduce(compressor=bad)", "RandomAxisPartitionAR(seed=bad)"),
             *("Partitioned(bad)", "Partitioned(parts=bad)"),
+            *("Auto(bad)", "Auto(rows=bad)", "tune(bad, trials=1)"),
+            *("tune(print, trials=bad)", "tune(lambda chosen: bad, best=1)"),
             *("Rules({'x': bad})", "Strategy(replicas=[bad])", "Strategy([bad])"),
             *("PSSynchronizer(bad)", "AllReduceSynchronizer(group=bad)"),
             *("Strategy.load(bad)", "Strategy().save(bad)"),

@@ -17,9 +17,13 @@ class Loads:
         Args:
             nbytes: How much it gets.
         """
-        device = min(self._nbytes, key=self._nbytes.__getitem__)
+        device = self.lowest()
         self.add(device, nbytes)
         return device
+
+    def lowest(self) -> str:
+        """Returns the device with the least load, the first of several."""
+        return min(self._nbytes, key=self._nbytes.__getitem__)
 
     def add(self, device: str, nbytes: int) -> None:
         """Adds to the load of a device."""
