@@ -271,6 +271,19 @@ class ReplicaContext:
             self.shard = before
 
     @contextlib.contextmanager
+    def creating_for_all(self) -> Iterator[None]:
+        """In this block, a new variable is a new one, whichever replica is being built.
+
+        Inside a step, variables that replicas create at one place of the code are one.
+        But an object that all replicas use creates each of its variables once, and at
+        one place: in a later build, or on a later replica, that is the next of them.
+        """
+        scope = tf.compat.v1.get_default_graph().get_name_scope() + "/"
+        scope = scope.removeprefix(self.scope)
+        with building(None), tf.name_scope(scope if scope != "/" else ""):
+            yield
+
+    @contextlib.contextmanager
     def backward_pass(self) -> Iterator[None]:
         """In this block, communication calls belong to a gradient."""
         before, self.backward = self.backward, True

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from replicator import errors
 from replicator.cluster import addresses, description
+from replicator.launch import hostfile
 
 # Which hosts there are is no variable of mpirun's; which file says so may be one.
 MPIRUN_FILES = (
@@ -32,12 +33,13 @@ def read(path: str | os.PathLike[str], source: str) -> description.Description:
         ClusterError: The file cannot be read, or is no such list.
     """
     where = f"{source} ({shown_path(path)})"
-    lines = text_of(path, where).splitlines()
-    hosts = [
-        _host(words, f"line {number} of {where}")
-        for number, line in enumerate(lines, 1)
-        if (words := line.partition("#")[0].split())
-    ]
+    try:
+        lines = hostfile.lines(text_of(path, where))
+    except hostfile.HostfileError as error:
+        raise description.wrong(
+            f"line {error.number} of {where}", str(error), 'write "host slots=2"'
+        ) from None
+    hosts = [_host(line, f"line {line.number} of {where}") for line in lines]
     return description.checked(description.Description(tuple(hosts), where))
 
 
@@ -104,19 +106,8 @@ def text_of(path: str | os.PathLike[str], where: str) -> str:
         ) from None
 
 
-def _host(words: list[str], where: str) -> description.Host:
-    name, *options = words
-    slots = None
-    for option in options:
-        key, equals, value = option.partition("=")
-        if key not in ("slots", "max_slots", "max-slots") or not equals:
-            raise description.wrong(
-                where, f"{errors.shown(option)} is unknown", 'write "host slots=2"'
-            )
-        if not (value.isascii() and value.isdecimal() and 0 < int(value[:9]) < 10**6):
-            raise description.wrong(where, f"{errors.shown(option)} is no count")
-        if key == "slots":
-            slots = int(value)
+def _host(line: hostfile.Line, where: str) -> description.Host:
+    name = line.host
     try:
         port = addresses.split(name)[1]
     except ValueError as error:
@@ -127,4 +118,4 @@ def _host(words: list[str], where: str) -> description.Host:
             f"{errors.shown(name)} names port {port}, which only the system may use",
             f'if {port} is the number of replicas, write "slots={port}"',
         )
-    return description.Host(name=name, address=name, cpus=slots)
+    return description.Host(name=name, address=name, cpus=line.slots)

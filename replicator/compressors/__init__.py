@@ -4,6 +4,7 @@ from replicator.compressors.base import Compressor, Sums
 from replicator.compressors.cast import BF16, FP16
 from replicator.compressors.error_feedback import ErrorFeedback
 from replicator.compressors.int8 import Int8
+from replicator.compressors.kept import Kept
 from replicator.compressors.link import Link
 from replicator.compressors.powersgd import PowerSGD
 from replicator.compressors.specs import parse, text
@@ -15,6 +16,7 @@ __all__ = [
     "Compressor",
     "ErrorFeedback",
     "Int8",
+    "Kept",
     "Link",
     "PowerSGD",
     "Sums",

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.compressors import reducing, specs
+from replicator.compressors.kept import Kept
 from replicator.compressors.memory import Place
 from replicator.primitives import algorithms, base, groups, reductions
 from replicator.primitives import all_reduce as exact
@@ -55,8 +56,9 @@ def all_reduce(
         compressor: Makes floating numbers smaller on their way, for "sum" and "mean": a
             Compressor, or its text, see `replicator.compressors`. Integers and complex
             numbers travel as they are; of IndexedSlices, rows are cast at most. What it
-            keeps from step to step belongs to the place of the call. The gradient is
-            that of the exact sum, and is not compressed. None: all travels as it is.
+            keeps from step to step belongs to the place of the call; a
+            `compressors.Kept` holds it for checkpoints. The gradient is that of the
+            exact sum, and is not compressed. None: all travels as it is.
 
     Returns:
         A nest like `value`, the same bits on every replica, on this replica's device.
@@ -68,7 +70,8 @@ def all_reduce(
             or the compressor is unknown, or cannot do it.
         ContextError: Called outside a step.
     """
-    chosen = specs.compressor("all_reduce", compressor)
+    kept = compressor if isinstance(compressor, Kept) else None
+    chosen = kept.compressor if kept else specs.compressor("all_reduce", compressor)
     if chosen is None:
         return exact.all_reduce(value, op, weight, group, algorithm)
     members = groups.members("all_reduce", group)
@@ -93,7 +96,10 @@ def all_reduce(
         return value
     if weight is not None:
         weight = exact.as_weight("all_reduce", weight)
-    place = Place(tf.Module(name="all_reduce"), "all_reduce")
+    if kept is not None:
+        place = kept.place()
+    else:
+        place = Place(tf.Module(name="all_reduce"), "all_reduce")
     call = reducing.Call(*(op, members, weight, place, algorithm), differentiable=True)
     reduced = reducing.reduce(call, leaves, [chosen] * len(leaves))
     return tf.nest.pack_sequence_as(value, reduced)

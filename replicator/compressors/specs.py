@@ -7,6 +7,8 @@ import dataclasses
 import inspect
 from typing import Any
 
+import tensorflow as tf
+
 from replicator import errors
 from replicator.compressors.base import Compressor
 from replicator.compressors.cast import BF16, FP16
@@ -104,6 +106,8 @@ def compressor(what: str, given: Any) -> Compressor | None:
         return parse(given)
     passed = errors.shown(given)
     hint = ""
+    if isinstance(given, tf.Module):
+        hint = " A Kept is for all_reduce; optimizers keep what there is themselves."
     if inspect.isclass(given) and issubclass(given, Compressor):
         hint = f" Make one of the class: {given.__name__}()."
     raise errors.ArgumentError(

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-from replicator.launch import hosts
+from replicator.launch import hostfile, hosts
 from replicator.launch.hosts import Host, LaunchError
 
 IN_GRAPH, BETWEEN, ASYNC = "in-graph", "between", "async"  # the modes
@@ -68,7 +68,7 @@ def _number(kind: type, least: float, most: float) -> Any:
     return parse
 
 
-_COUNT = _number(int, 1, hosts.MOST_SLOTS)
+_COUNT = _number(int, 1, hostfile.MOST_SLOTS)
 _SECONDS = _number(float, 0.1, 86400)
 _SWITCH = {"action": "store_true"}
 # By name, what argparse is told of each.

@@ -7,7 +7,8 @@ import re
 import socket
 from collections.abc import Collection, Sequence
 
-MOST_SLOTS = 4096
+from replicator.launch import hostfile
+
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.-]+)?")
@@ -82,10 +83,15 @@ def parse_hostfile(
         LaunchError: A line is not of this form, a host is named twice, or none is.
     """
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if words:
-            found.append(_line(words, slots, own, f"{path}, line {number}"))
+    try:
+        for line in hostfile.lines(text):
+            host = _host(line.host, slots, own, f"{path}, line {line.number}")
+            host = dataclasses.replace(host, slots=line.slots or host.slots)
+            if line.most is not None and line.most < host.slots:
+                raise hostfile.HostfileError(line.number, "more slots than max_slots")
+            found.append(host)
+    except hostfile.HostfileError as error:
+        raise LaunchError(f"{path}, line {error.number}: {error}") from None
     if not found:
         raise LaunchError(f"{path} names no host")
     return _distinct(found, path)
@@ -94,21 +100,6 @@ def parse_hostfile(
 def local_hosts(count: int, slots: int) -> list[Host]:
     """Returns so many hosts that are all this one: `--nnodes` without `--hosts`."""
     return [Host(f"localhost-{k}", slots, local=True) for k in range(count)]
-
-
-def _line(words: Sequence[str], slots: int, own: Collection[str], where: str) -> Host:
-    host = _host(words[0], slots, own, where)
-    limits = {}
-    for word in words[1:]:
-        key, equals, value = word.partition("=")
-        key = key.replace("-", "_")
-        if not equals or key not in ("slots", "max_slots"):
-            raise LaunchError(f"{where}: unknown word {word!r}; expected slots=NUMBER")
-        limits[key] = _slots(value, f"{where}: {word}")
-    host = dataclasses.replace(host, slots=limits.get("slots", host.slots))
-    if limits.get("max_slots", host.slots) < host.slots:
-        raise LaunchError(f"{where}: more slots than max_slots")
-    return host
 
 
 def _host(text: str, slots: int, own: Collection[str], where: str) -> Host:
@@ -134,11 +125,10 @@ def _host(text: str, slots: int, own: Collection[str], where: str) -> Host:
 
 
 def _slots(text: str, where: str) -> int:
-    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MOST_SLOTS:
-        raise LaunchError(
-            f"{where}: {text!r} is no number of replicas from 1 to {MOST_SLOTS}"
-        )
-    return int(text)
+    try:
+        return hostfile.count(text)
+    except ValueError as error:
+        raise LaunchError(f"{where}: {error}") from None
 
 
 def _distinct(found: Sequence[Host], where: str) -> list[Host]:

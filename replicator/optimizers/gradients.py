@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -149,7 +149,7 @@ class Combiner:
             if self._shared:
                 # Outside of the function that is traced: some assign to what they
                 # create, which is to happen once, and not in every step.
-                with _creation(replica), tf.init_scope():
+                with replica.creating_for_all(), tf.init_scope():
                     prepare(needed)
             else:
                 with replica.equal_updates(self.name):
@@ -185,9 +185,13 @@ class Combiner:
             (_home(replica.build.graph), what),
             [policy for k in used for policy in division.policies(k)],
             self.compression.of(pieces, grads),
-            lambda: _creation(replica) if self._shared else contextlib.nullcontext(),
+            self._creating(replica),
             scale,
         )
+
+    def _creating(self, replica: context.ReplicaContext) -> Callable[[], Any]:
+        """Returns what makes a block in which the optimizer's variables are created."""
+        return replica.creating_for_all if self._shared else contextlib.nullcontext
 
     def _agree_on_layouts(
         self,
@@ -266,7 +270,7 @@ class Combiner:
             addends = [*(accumulators.scaled(g, weight) for g in addends), weight]
         key = (_home(replica.build.graph), weight is not None, what)
         if key not in self.accumulators:
-            with _creation(replica) if self._shared else contextlib.nullcontext():
+            with self._creating(replica)():
                 self.accumulators[key] = self.sums.create(addends, op, self.name)
         sums, counter = self.accumulators[key]
         with replica.equal_updates(self.name):
@@ -307,20 +311,6 @@ class Combiner:
 
         with replica.build.ledger.agreed(effects.Claim(self.name, wrapped=True)):
             return _tf.cond(full, apply_and_clear, lambda: tf.constant(False)).op
-
-
-@contextlib.contextmanager
-def _creation(replica: context.ReplicaContext) -> Iterator[None]:
-    """In this block, a new variable is a new one, whichever replica is being built.
-
-    Inside a step, variables that replicas create at one place of the code are one. But
-    an optimizer that all replicas use creates each of its variables once, and at one
-    place: in a later build, or on a later replica, that is the next of them.
-    """
-    scope = tf.compat.v1.get_default_graph().get_name_scope() + "/"
-    scope = scope.removeprefix(replica.scope)
-    with context.building(None), tf.name_scope(scope if scope != "/" else ""):
-        yield
 
 
 def _home(graph: tf.Graph) -> Any:

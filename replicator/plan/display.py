@@ -98,7 +98,7 @@ def _rows(plan: Rows) -> rich.table.Table:
             "all" if len(row.group) == len(plan.devices) else _ids(row.group),
             tensors(row),
             *(_levels(row) if several else (sent(row),)),
-            row.algorithm,
+            "\n".join(filter(None, [row.algorithm, row.synchronizer])),
             row.place,
             "?" if row.times is None else str(row.times),
             "backward" if row.backward else "forward",

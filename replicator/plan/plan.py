@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from replicator import errors
-from replicator.graph.ir.placeholder import Call
+from replicator.graph.ir.placeholder import Call, OperandPolicy
 from replicator.graph.lowering.record import Communication
 from replicator.plan import files, reading
 from replicator.plan.rows import Row, Rows
@@ -171,7 +171,20 @@ def _row(kept: Communication, algorithm: str) -> Row:
         backward=kept.calls[0].backward,
         wires=kept.wires,
         seconds=kept.seconds,
+        synchronizer=_synchronizers(kept.calls[0].policies),
     )
+
+
+def _synchronizers(policies: Sequence[OperandPolicy]) -> str:
+    """Returns how what is reduced for variables is, each way once."""
+    found = [
+        f"PS {policy.owner}"
+        if policy.owner is not None
+        else " group ".join(filter(None, ["all-reduce", policy.bucket]))
+        for policy in policies
+        if policy.variable
+    ]
+    return ", ".join(dict.fromkeys(found))
 
 
 def _lines(calls: Sequence[Call]) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ class Row:
         wires: Which host sends how much to which, each time; empty if there is one.
         seconds: How long it takes between hosts, by the calibration, if nothing else
             happens; None on one host.
+        synchronizer: How the variables are kept equal that it is for, each way once:
+            "PS 0" where replica 0 owns them, "all-reduce group 1"; "" for no variable.
     """
 
     primitive: str
@@ -49,6 +51,7 @@ class Row:
     backward: bool
     wires: tuple[Wire, ...] = ()
     seconds: float | None = None
+    synchronizer: str = ""
 
     @property
     def place(self) -> str:

@@ -37,9 +37,15 @@ from replicator.step import (
     tracing,
 )
 from replicator.step.draft import Built, Draft, Settings
-from replicator.variables import drift, elsewhere, python_calls, storage, unbuilt
+from replicator.variables import (
+    drift,
+    elsewhere,
+    following,
+    python_calls,
+    storage,
+    unbuilt,
+)
 from replicator.variables.chooser import SPARSE
-from replicator.variables.replicated import ReplicatedVariable
 
 _SAME_WRITES = (
     "let all hosts write the same values, computed from the same constants; values "
@@ -113,9 +119,9 @@ def pull_inputs(draft: Draft) -> None:
     if draft.settings.chooser is not None:
         trained = draft.settings.factory.trained().items()
         draft.settled = {
-            path: variable.storage.settled_at
+            path: following.undecided(variable)[0].storage.settled_at
             for path, variable in trained
-            if isinstance(variable, ReplicatedVariable)
+            if following.undecided(variable)
         }
     ops = draft.build.graph.get_operations()
     draft.previous = [op for op in ops if not _tf.is_abandoned(op)]
@@ -169,18 +175,19 @@ def follow_strategy(draft: Draft) -> None:
     chooser.check()
     if not chooser.undecided:
         return
-    variables = draft.settings.factory.trained()
+    factory = draft.settings.factory
+    variables = factory.trained()
     sparse = draft.build.findings.get(SPARSE, {})
     known = {p: sparse[v.key] for p, v in variables.items() if v.key in sparse}
-    whole = {p: v for p, v in variables.items() if isinstance(v, ReplicatedVariable)}
-    for path in chooser.undecided.intersection(whole):
-        # An optimizer has read them where it created its slots: in this step.
-        whole[path].storage.settled_at = draft.settled.get(path)
+    for path, variable in variables.items():
+        for one in following.undecided(variable):
+            # An optimizer has read them where it created its slots: in this step.
+            one.storage.settled_at = draft.settled.get(path)
     decided = chooser.decide(known)
     changed = [
         path
         for path, chosen in decided.items()
-        if path in whole and storage.follow(whole[path], chosen)
+        if path in variables and following.follow(factory, variables[path], chosen)
     ]
     if changed:
         draft.build.knowledge.update({("decided", path): True for path in changed})

@@ -47,7 +47,13 @@ class Builder:
         ...     scale = tf.Variable(1.0, name="scale")
         >>> [type(node.synchronizer).__name__ for node in repl.strategy.nodes]
         ['PSSynchronizer', 'AllReduceSynchronizer']
+
+    Attributes:
+        may_divide: Whether a builder that decides when a step is built may then put
+            variables in parts: they are created so that they can be.
     """
+
+    may_divide = False
 
     def nodes(
         self, variables: Iterable[VariableFacts], resources: Resources

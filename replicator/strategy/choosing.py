@@ -110,7 +110,8 @@ class _Run:
                 rule.live = None
         if rule.live is None:
             rule.undecided.add(facts.path)
-            return Chosen(Mirrored(), later=True)
+            divides = rule.builder.may_divide
+            return Chosen(Mirrored(), later=True, may_divide=divides)
         return self._compiled(node, facts)
 
     def _compiled(self, node: Node | None, facts: VariableFacts) -> Chosen | None:

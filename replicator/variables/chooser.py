@@ -67,6 +67,7 @@ class Chosen:
         axis: Along which it is in parts; None if it is whole.
         later: Whether it will be decided when a step is built. Until then it is as it
             would be without a strategy, whatever the placement says.
+        may_divide: Whether it may be in parts then.
     """
 
     placement: Placement
@@ -74,6 +75,7 @@ class Chosen:
     parts: tuple[Part, ...] = ()
     axis: int | None = None
     later: bool = False
+    may_divide: bool = False
 
 
 class Chooser(Protocol):

@@ -226,6 +226,32 @@ class VariableFactory:
             path = f"{path.rpartition('_')[0] if number > 1 else path}_{number}"
         return self._decisions.on(kwargs, None, path, kept.asked), path
 
+    def divide_again(self, variable: PartitionedVariable, chosen: Chosen) -> None:
+        """Puts a variable that may be in parts, and its slots, into those decided on.
+
+        Args:
+            variable: The variable.
+            chosen: What a strategy has decided.
+        """
+        slots = [slot for ref in variable.slots if (slot := ref()) is not None]
+        with contextlib.ExitStack() as stack, self._creating():
+            for one in (variable, *slots):
+                stack.enter_context(one.parts[0].storage.moving(self._lock))
+            division.divide_again(self._make_part, variable, chosen)
+            for slot in slots:
+                own = division.of_slot(variable, slot.shape)
+                assert own is not None, "it has the variable's shape"
+                division.divide_again(self._make_part, slot, own)
+                for part, beside in zip(variable.parts, slot.parts, strict=True):
+                    part.storage.add_slot(beside)
+
+    def _make_part(self, own: dict[str, Any], part: Part) -> ReplicatedVariable:
+        """Creates a part of a variable."""
+        components, _ = self._components.new(own, part.placement)
+        made = self._combine(components, own, [], part.placement)
+        made.storage.synchronizer = part.synchronizer
+        return made
+
     def _divide(
         self,
         kwargs: dict[str, Any],
@@ -234,17 +260,12 @@ class VariableFactory:
         primary: Any,
     ) -> PartitionedVariable:
         """Creates a variable in parts."""
-
-        def make(own: dict[str, Any], part: Part) -> ReplicatedVariable:
-            components, _ = self._components.new(own, part.placement)
-            made = self._combine(components, own, [], part.placement)
-            made.storage.synchronizer = part.synchronizer
-            return made
-
         dtype, shape = initial_values.dtype_and_shape(kwargs)
         variable = division.create(
-            make, kwargs, chosen, dtype, shape, self._world, self._lock
+            self._make_part, kwargs, chosen, dtype, shape, self._world, self._lock
         )
+        for part in variable.parts:
+            part.storage.undecided = chosen.later
         in_graphs.collect(variable, collections)
         self._in_parts.append(weakref.ref(variable))
         division.add_slot(primary, variable)

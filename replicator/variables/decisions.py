@@ -52,7 +52,8 @@ class Decisions:
                 return divided
         if isinstance(primary, ReplicatedVariable):
             return Chosen(self._of_slot(kwargs, primary))
-        later = False
+        later = divides = False
+        sizes: tuple[int, ...] = ()
         if self._strategy is not None and self.has_path(kwargs):
             # What is in parts is not to be drawn whole.
             dtype, shape = initial_values.dtype_and_shape(kwargs)
@@ -66,9 +67,11 @@ class Decisions:
                 if chosen is not None and not chosen.later:
                     return chosen
                 later = chosen is not None
+                divides = chosen is not None and chosen.may_divide and bool(shape.rank)
         owner = self._owner(_initial_value(kwargs)) if self._sharded else None
         placement = Mirrored() if owner is None else Owned(owner)
-        return Chosen(placement, later=later)
+        made = Chosen(placement, later=later)
+        return division.undecided(made, sizes[0]) if divides else made
 
     def has_path(self, kwargs: dict[str, Any]) -> bool:
         """Whether a strategy may be asked for a variable, by its path."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -42,6 +44,7 @@ def add_slot(primary: Any, slot: PartitionedVariable) -> None:
         slot: What may be a slot of it, divided as it is.
     """
     if isinstance(primary, PartitionedVariable):
+        primary.slots.append(weakref.ref(slot))
         for part, own in zip(primary.parts, slot.parts, strict=True):
             part.storage.add_slot(own)
 
@@ -70,12 +73,7 @@ def create(
     like = _tf.unfilled(kwargs.get("name"), shape, dtype)
     draw = drawing.pieces(kwargs["initial_value"], dtype, axis, sizes)
     own = {k: v for k, v in kwargs.items() if k != "shape"}
-    parts = []
-    with tf.name_scope(f"{like._handle_name}/"):
-        for k, part in enumerate(chosen.parts):
-            own.update(initial_value=draw[k], name=f"part_{k}", trainable=False)
-            own.update(constraint=None, dtype=dtype)
-            parts.append(make_part(own, part))
+    parts = _made(make_part, own, chosen.parts, draw, like._handle_name, dtype)
     facts: dict[str, Any] = {
         name: kwargs[name]
         for name in ("trainable", "synchronization", "aggregation", "constraint")
@@ -91,6 +89,65 @@ def create(
     )
     variable.placement = chosen.placement
     return variable
+
+
+def _made(
+    make_part: MakePart,
+    kwargs: dict[str, Any],
+    parts: Sequence[Part],
+    draw: Sequence[Callable[[], tf.Tensor]],
+    scope: str,
+    dtype: tf.DType,
+) -> list[ReplicatedVariable]:
+    """Creates all parts of a variable, in a scope of its name."""
+    made = []
+    own = {**kwargs, "trainable": False, "constraint": None, "dtype": dtype}
+    with tf.name_scope(f"{scope}/"):
+        for k, part in enumerate(parts):
+            own.update(initial_value=draw[k], name=f"part_{k}")
+            made.append(make_part(dict(own), part))
+    return made
+
+
+def undecided(chosen: Chosen, size: int) -> Chosen:
+    """Returns how a variable is created that may be in parts later: as one part.
+
+    Args:
+        chosen: Where it is until then.
+        size: That of its first axis.
+    """
+    part = Part(size, chosen.placement, chosen.synchronizer)
+    return Chosen(chosen.placement, parts=(part,), axis=0, later=True)
+
+
+def divide_again(
+    make_part: MakePart, variable: PartitionedVariable, chosen: Chosen
+) -> None:
+    """Puts a variable that is one part into the parts that were decided on.
+
+    With the same values, or in a tf.Graph with the same initial ones.
+
+    Args:
+        make_part: Creates a part.
+        variable: The variable; no step runs that uses it.
+        chosen: The parts; if there are none, it is whole.
+    """
+    if not chosen.parts:
+        size = variable.shape.as_list()[0]
+        chosen = dataclasses.replace(undecided(chosen, size), later=False)
+    axis, sizes = check(chosen, variable.shape, variable.name)
+    (old,) = variable.parts
+    first = old.storage.first
+    eager = tf.executing_eagerly()
+    value = first.read_value() if eager else first.initial_value
+    draw = drawing.pieces(value, variable.dtype, axis, sizes)
+    scope = variable._handle_name.removesuffix(":0")
+    facts = {"synchronization": old.synchronization, "aggregation": old.aggregation}
+    parts = _made(make_part, facts, chosen.parts, draw, scope, variable.dtype)
+    if not eager:  # what initializes it may be known elsewhere by now
+        added = [part.initializer for part in parts]
+        _tf.add_control_inputs(variable.initializer, added)
+    variable.stand_for(parts, axis)
 
 
 def check(chosen: Chosen, shape: tf.TensorShape, name: str) -> tuple[int, list[int]]:

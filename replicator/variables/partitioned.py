@@ -11,6 +11,7 @@ AutoDist calls this a partitioned variable (Zhang et al. 2020), FSDP a sharded o
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
         axis: Along which they are joined.
         sizes: Of the parts, along the axis.
         world: The replicas that use it.
+        slots: What optimizers have created to go with it, in parts as it is.
     """
 
     def __init__(
@@ -55,7 +57,20 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
         self.parts, self.axis, self.world = tuple(parts), axis, world
         self.sizes = tuple(shapes.defined(part)[axis] for part in parts)
         self._lock = lock
+        self.slots: list[weakref.ref[PartitionedVariable]] = []
         self.unbuilt = None
+        if self._in_graph_mode:
+            self._graph_element = self.read_value()
+
+    def stand_for(self, parts: Sequence[ReplicatedVariable], axis: int) -> None:
+        """Is made of other parts from now on.
+
+        Args:
+            parts: They have been given its value.
+            axis: Along which they are joined.
+        """
+        self.parts, self.axis = tuple(parts), axis
+        self.sizes = tuple(part.shape[axis] for part in parts)
         if self._in_graph_mode:
             self._graph_element = self.read_value()
 
@@ -211,7 +226,9 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
         """Each part does so itself."""
 
     def settle_if_undecided(self) -> None:
-        """What is in parts has been decided on."""
+        """Each part does so itself."""
+        for part in self.parts:
+            part.settle_if_undecided()
 
     # --- Saving -----------------------------------------------------------------------
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.variables import locks
-from replicator.variables.chooser import Chosen
 from replicator.variables.placement import Mirrored, Placement
 from replicator.variables.synchronizer import AllReduce, Synchronizer
 
@@ -116,15 +115,25 @@ class Storage:
             variable: The variable that this is the storage of.
             placement: Where it will be.
         """
-        users = list(self._users)
-        with contextlib.ExitStack() as stack:  # steps of other Replicators, too
-            for lock in dict.fromkeys([variable.lock, *(user.lock for user in users)]):
-                stack.enter_context(lock.also_held())
+        with self.moving(variable.lock):
             components, first = self._move(variable, placement)
             self.components, self.placement = tuple(components), placement
             if first is not self.first:
                 self.first = first
                 _tf.stand_for(variable, first)
+
+    @contextlib.contextmanager
+    def moving(self, lock: locks.StepLock) -> Iterator[None]:
+        """In this block, no step runs that uses it; behind it, they are traced again.
+
+        Args:
+            lock: The variable's.
+        """
+        users = list(self._users)
+        with contextlib.ExitStack() as stack:  # steps of other Replicators, too
+            for held in dict.fromkeys([lock, *(user.lock for user in users)]):
+                stack.enter_context(held.also_held())
+            yield
             for user in users:
                 user.trace_again()
             self._users.clear()
@@ -225,49 +234,6 @@ def mirror_all(needs: Iterable[Need]) -> list[Any]:
     for variable, need in owned.values():
         variable.storage.mirror(variable, f"{need.why}, at {need.line}")
     return [variable for variable, _ in owned.values()]
-
-
-def follow(variable: Any, chosen: Chosen) -> bool:
-    """Moves a variable and its slots to where a strategy has decided that they are.
-
-    Args:
-        variable: Was created before that.
-        chosen: What was decided.
-
-    Returns:
-        Whether anything has changed.
-
-    Raises:
-        StrategyError: It cannot be moved any more.
-    """
-    storage = variable.storage
-    storage.undecided = False
-    moves: list[tuple[Any, Placement]] = []
-    if storage.placement != chosen.placement:
-        moves = [(variable, chosen.placement)]
-        moves += [
-            (slot, chosen.placement.slot)
-            for slot in storage.slots()
-            if slot.dtype.is_floating and (slot.shape.rank or not variable.shape.rank)
-        ]
-    settled = storage.settled_at
-    if chosen.parts or (moves and settled is not None):
-        where = f"in {len(chosen.parts)} parts" if chosen.parts else chosen.placement
-        relies = "it is created whole" if settled is None else f"built at {settled}"
-        raise errors.StrategyError(
-            errors.compose(
-                f"the strategy decides that variable {variable.name} is {where} when a "
-                "step is built, but what was built before relies on where it is.",
-                [f"at {errors.user_line()}", relies],
-                "build this step first; or use a strategy that decides where the "
-                "variable is created.",
-            )
-        )
-    for one, placement in moves:
-        one.storage.move(one, placement)
-    changed = bool(moves) or storage.synchronizer != chosen.synchronizer
-    storage.synchronizer = chosen.synchronizer
-    return changed
 
 
 def notes(variables: Iterable[Any]) -> tuple[str, ...]:

@@ -290,6 +290,7 @@ PROGRAMS: tuple[Program, ...] = (
     _plain("replicator.compressors.PowerSGD(warm_start=bad)"),
     _plain("replicator.compressors.PowerSGD(start_step=bad)"),
     _plain("replicator.compressors.ErrorFeedback(bad)"),
+    _plain("replicator.compressors.Kept(bad)"),
     *(
         _step(f"{family}.{call}", plain=f"plain_{family}.{call}" if plain else "")
         for family, call, plain in (

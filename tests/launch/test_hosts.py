@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicator.launch import hosts
+from replicator.launch import hostfile, hosts
 from replicator.launch.hosts import Host, LaunchError
 
 _OWN = frozenset({"localhost", "127.0.0.1", "here"})
@@ -15,7 +15,7 @@ _NAMES = st.from_regex(
 ) | st.sampled_from(["10.0.0.7", "::1", "fe80::2", "host_b", "a.b.example"])
 _USERS = st.none() | st.sampled_from(["alice", "svc-train", "a.b"])
 _HOSTS = st.lists(
-    st.builds(Host, _NAMES, st.integers(1, hosts.MOST_SLOTS), _USERS),
+    st.builds(Host, _NAMES, st.integers(1, hostfile.MOST_SLOTS), _USERS),
     min_size=1,
     max_size=6,
     unique_by=lambda host: host.name,
@@ -60,7 +60,7 @@ def test_whatever_is_written_is_read_or_refused(text: str) -> None:
         for host in found:
             assert host.name
             assert not {*host.name} & set(" ,@\n[]#")
-            assert 1 <= host.slots <= hosts.MOST_SLOTS
+            assert 1 <= host.slots <= hostfile.MOST_SLOTS
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,7 @@ def test_bad_lists_are_named(text: str, said: str) -> None:
         ("a\nb slots=x\n", "f, line 2: slots=x: 'x' is no number of replicas"),
         ("a cpus=2", "f, line 1: unknown word 'cpus=2'; expected slots=NUMBER"),
         ("a slots=3 max-slots=2", "f, line 1: more slots than max_slots"),
+        ("a:3 max_slots=2", "f, line 1: more slots than max_slots"),
         ("a\na\n", "f: a is named twice"),
     ],
 )

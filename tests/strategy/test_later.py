@@ -16,6 +16,7 @@ from replicator.strategy import (
     Node,
     Parallax,
     PSSynchronizer,
+    RandomAxisPartitionAR,
     Sharded,
 )
 from tests import helpers
@@ -171,7 +172,7 @@ def test_what_was_built_before_keeps_a_variable_where_it_is() -> None:
     read()
     with pytest.raises(
         replicator.StrategyError,
-        match="(?s)table.*Owned.*relies on where it is.*built at.*Fix: build this",
+        match="(?s)table.*Owned.*relies on where it is.*built in at.*Fix: build this",
     ):
         repl.run(step_fn)
 
@@ -241,3 +242,57 @@ def test_a_builder_that_only_reads_facts_does_not_wait() -> None:
     repl.run(step_fn)
     buckets = [v.storage.synchronizer.bucket for v in (table, kernel)]
     assert buckets == ["1", "0"]
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_variables_are_put_in_parts_when_their_gradients_are_known(mode: str) -> None:
+    found = []
+    for strategy in (RandomAxisPartitionAR(seed=2), None):
+        repl = helpers.make(2, variables="mirrored", strategy=strategy)
+        made: list[Any] = []
+
+        def make_step(repl: Any = repl, made: Any = made) -> Any:
+            step_fn, made[:] = _language_model(repl, tf.keras.optimizers.Adam(0.1))
+            return step_fn
+
+        found.append(helpers.run(mode, repl, make_step, steps=3))
+        if strategy is None or mode == "session":
+            continue
+        table, kernel, optimizer = made
+        assert [(v.axis, v.sizes) for v in (table, kernel)] == [
+            (0, (3, 3)),
+            (0, (1, 1)),
+        ]
+        slots = [v.value for v in optimizer.variables if "table" in v.path]
+        assert [(v.axis, v.sizes) for v in slots] == [(0, (3, 3))] * 2
+        nodes = repl.strategy.by_name
+        assert [len(nodes[name].parts) for name in ("table", "kernel")] == [2, 2]
+        table.assign(table * 2.0)
+        np.testing.assert_allclose(repl.run(lambda table=table: table + 0.0)[1], table)
+        helpers.assert_replicas_equal([*table.parts, *kernel.parts])
+    for one, two in zip(*map(tf.nest.flatten, found), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+def test_a_builder_that_divides_later_says_so() -> None:
+    class Silent(RandomAxisPartitionAR):
+        may_divide = False
+
+    repl = helpers.make(2, variables="mirrored", strategy=Silent())
+    with repl.context():
+        step_fn, _ = _language_model(repl, tf.keras.optimizers.SGD(0.5))
+    with pytest.raises(
+        replicator.StrategyError, match="(?s)in 2 parts.*created whole.*may_divide"
+    ):
+        repl.run(step_fn)
+
+
+def test_what_was_built_before_keeps_parts_where_they_are() -> None:
+    repl = helpers.make(2, variables="mirrored", strategy=RandomAxisPartitionAR())
+    with repl.context():
+        step_fn, (table, _, _) = _language_model(repl, tf.keras.optimizers.SGD(0.5))
+    tf.function(lambda: tf.reduce_sum(table))()
+    with pytest.raises(
+        replicator.StrategyError, match="(?s)table.*in 2 parts.*built in"
+    ):
+        repl.run(step_fn)

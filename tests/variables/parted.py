@@ -68,7 +68,8 @@ def replicas(count: int, chooser: Any = None, **options: Any) -> Any:
         **options: Of the Replicator.
     """
     repl = replicator.Replicator([f"CPU:{r}" for r in range(count)], **options)
-    repl._settings.factory._strategy = chooser or InParts(count)
+    decisions = repl._settings.factory._decisions
+    decisions._strategy = chooser or InParts(count)
     return repl
 
 

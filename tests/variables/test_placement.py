@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicator
@@ -70,7 +70,22 @@ def test_what_is_read_is_what_was_written(
             np.testing.assert_array_equal(part, written)
 
 
-@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
+@given(value=st.lists(st.integers(-1000, 1000), min_size=1, max_size=4))
+@settings(deadline=None)
+def test_what_is_owed_is_owed_by_whoever_owed_it_or_by_the_first(
+    value: list[int],
+) -> None:
+    """A row each, where there are as many replicas; else their sum."""
+    placed = placement.Owed(3)
+    rows = np.array(value, "d")[:, np.newaxis]
+    components = [tf.Variable(np.zeros([1, 1])) for _ in range(3)]
+    own = [placed.written(rows, _Variable(components), r) for r in range(3)]
+    assert all(part.shape == [1, 1] for part in own)
+    expected = value if len(value) == 3 else [sum(value), 0, 0]
+    np.testing.assert_array_equal(placed.read(own)[:, 0], expected)
+
+
+@pytest.mark.parametrize("placed", [*PLACEMENTS, placement.Owed(3)], ids=str)
 def test_a_placement_is_copied_or_owned_or_differs(placed: placement.Placement) -> None:
     assert placed.is_copied + placed.differs + (placed.owner is not None) == 1
     assert not placed.adds_up or placed.is_aggregated

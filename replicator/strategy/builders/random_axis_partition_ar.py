@@ -36,6 +36,8 @@ class RandomAxisPartitionAR(PartitionedAR):
         StrategyError: An option has a value that it cannot have.
     """
 
+    may_divide = True
+
     def __init__(
         self,
         chunk_size: int = 128,

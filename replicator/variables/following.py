@@ -1,0 +1,94 @@
+"""What becomes of variables on which a strategy decides after they were created."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replicator import errors
+from replicator.variables.chooser import Chosen
+from replicator.variables.creation import VariableFactory
+from replicator.variables.partitioned import PartitionedVariable
+from replicator.variables.placement import Placement
+
+
+def undecided(variable: Any) -> list[Any]:
+    """Returns the ReplicatedVariables of which a variable is made, if it can move."""
+    made = getattr(variable, "parts", (variable,))
+    return [one for one in made if one.storage.undecided]
+
+
+def follow(factory: VariableFactory, variable: Any, chosen: Chosen) -> bool:
+    """Moves a variable and its slots to where a strategy has decided that they are.
+
+    Args:
+        factory: Has created it.
+        variable: Was created before that.
+        chosen: What was decided.
+
+    Returns:
+        Whether anything has changed.
+
+    Raises:
+        StrategyError: It cannot be moved any more.
+    """
+    if isinstance(variable, PartitionedVariable):
+        return _divide(factory, variable, chosen)
+    storage = variable.storage
+    storage.undecided = False
+    moves: list[tuple[Any, Placement]] = []
+    if storage.placement != chosen.placement:
+        moves = [(variable, chosen.placement)]
+        moves += [
+            (slot, chosen.placement.slot)
+            for slot in storage.slots()
+            if slot.dtype.is_floating and (slot.shape.rank or not variable.shape.rank)
+        ]
+    if chosen.parts:
+        raise _cannot(
+            variable,
+            chosen,
+            "created whole",
+            "let the builder's attribute may_divide be True, or have it decide where "
+            "variables are created.",
+        )
+    if moves:
+        _check(variable, chosen, storage.settled_at)
+    for one, placement in moves:
+        one.storage.move(one, placement)
+    changed = bool(moves) or storage.synchronizer != chosen.synchronizer
+    storage.synchronizer = chosen.synchronizer
+    return changed
+
+
+def _divide(
+    factory: VariableFactory, variable: PartitionedVariable, chosen: Chosen
+) -> bool:
+    """Does so with a variable that is one part so far."""
+    (part,) = variable.parts
+    _check(variable, chosen, part.storage.settled_at)
+    factory.divide_again(variable, chosen)
+    return True
+
+
+def _check(variable: Any, chosen: Chosen, settled: str | None) -> None:
+    """Raises StrategyError if what was built before relies on where a variable is."""
+    if settled is not None:
+        raise _cannot(
+            variable,
+            chosen,
+            f"built in at {settled}",
+            "build this step first; or use a strategy that decides where variables are "
+            "created.",
+        )
+
+
+def _cannot(variable: Any, chosen: Chosen, how: str, fix: str) -> errors.StrategyError:
+    where = f"in {len(chosen.parts)} parts" if chosen.parts else str(chosen.placement)
+    return errors.StrategyError(
+        errors.compose(
+            f"the strategy decides that variable {variable.name} is {where} when a "
+            "step is built, but what was built before relies on where it is.",
+            [f"at {errors.user_line()}", how],
+            fix,
+        )
+    )
