@@ -149,7 +149,7 @@ def test_a_random_program_equals_one_device(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_random_programs_equal_one_device(kind: str) -> None:
-    @settings(max_examples=60, **QUIET)
+    @settings(max_examples=25, **QUIET)
     @given(programs(kind))
     def law(program: Program) -> None:
         check(program)
