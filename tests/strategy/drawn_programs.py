@@ -121,7 +121,9 @@ def models(draw: st.DrawFn) -> Model:
     tied = draw(st.booleans())
     widths = [*widths, widths[0]] if tied else widths
     lookup = draw(st.sampled_from(LOOKUPS))
-    return Model(draw(st.integers(2, 9)), tuple(widths), lookup, tied, draw(st.booleans()))
+    return Model(
+        draw(st.integers(2, 9)), tuple(widths), lookup, tied, draw(st.booleans())
+    )
 
 
 # What divides by a root adds to it enough that rounding stays small.
