@@ -45,12 +45,14 @@ class Program:
 @st.composite
 def programs(draw: st.DrawFn, kind: str) -> Program:
     """Draws a program whose strategy is a builder, rules, or a node each."""
-    model, replicas = draw(drawn_programs.models()), draw(st.integers(1, 3))
+    # The first example of a test is made of the first of each.
+    model, replicas = draw(drawn_programs.models()), draw(st.sampled_from([2, 3, 1]))
     drawn = {
+        **drawn_programs.BUILDERS,
         "rules": drawn_programs.rules(model),
         "nodes": drawn_programs.given_nodes(model, replicas),
     }
-    chosen = draw(drawn.get(kind) or drawn_programs.BUILDERS[kind])
+    chosen = draw(drawn[kind])
     optimizer = draw(st.sampled_from(sorted(drawn_programs.OPTIMIZERS)))
     return Program(model, replicas, chosen, optimizer, draw(st.sampled_from(MODES)))
 
