@@ -63,12 +63,18 @@ def functions_called(op: tf.Operation) -> list[tuple[str, int]]:
         names += [value.func.name] if value.HasField("func") else []
         for position, name in enumerate(names):
             function = _function(op, name)
-            compiled = function is not None and "_XlaMustCompile" in (
-                function.cached_definition.attr
-            )
-            if getattr(function, "graph", None) is not None and not compiled:
+            if getattr(function, "graph", None) is not None and not compiled(op, name):
                 found.append((attribute, position))
     return found
+
+
+def compiled(op: tf.Operation, name: str) -> bool:
+    """Whether XLA compiles a function that `op` calls by name."""
+    function = _function(op, name)
+    if function is None:
+        return False
+    attributes = function.cached_definition.attr
+    return "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b
 
 
 def function_called(op: tf.Operation, name: str) -> tuple[Any, list[tf.Tensor]] | None:

@@ -13,7 +13,7 @@ from replicator import _tf, errors
 from replicator.autodist import marked, replicas
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.program import Program
-from replicator.autodist.session import DistributedSession
+from replicator.autodist.session import DistributedSession, with_devices
 from replicator.cluster.resources import ResourceSpec
 from replicator.options import VARIABLES
 from replicator.replicator import Replicator
@@ -75,7 +75,7 @@ class AutoDist:
         return self._repl
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> Iterator[AutoDist]:
         """Returns a block in which a program for one device is built.
 
         In a tf.Graph, what is built is for `create_distributed_session`. Else it is
@@ -101,13 +101,13 @@ class AutoDist:
             )
         if tf.executing_eagerly():
             with self._repl.context():
-                yield
+                yield self
             return
         graph = tf.compat.v1.get_default_graph()
         self._scope = _Scope(graph)
         try:
             with _tf.last_variable_creator(marked.creator(self._scope.variables)):
-                yield
+                yield self
         finally:
             self._scope = None
 
@@ -145,6 +145,7 @@ class AutoDist:
                     "and autodist.keras_model.",
                 )
             )
+        config = with_devices(config, self._repl.devices)
         program = Program(scope.graph, scope.variables)
         made = replicas.replicate(program, self._repl._settings)
         session = DistributedSession(scope.renewed, made, config)

@@ -126,7 +126,7 @@ class Fetches:
         if what.op not in self._program.differing(fed):
             return Fetch(what, self._acts(what.op), Kind.SAME)
         kind = self._plan.kinds.of(what)
-        if kind is Kind.SAME:  # as long as only placeholders are fed
+        if kind is Kind.SAME and what.op not in self._program.differing():
             kind = Kind.ROWS if what.shape.rank else Kind.UNKNOWN
         if checked:
             self._check(what, kind)
@@ -168,14 +168,15 @@ class Fetches:
                     "them, and compute the rest of that.",
                 )
             )
-        if kind is Kind.RATIO:
-            logging.log_first_n(
-                logging.WARNING,
-                "%s (%s) is a ratio of two sums over the examples: what is fetched is "
-                "the mean of the replicas' own, weighed by their examples.",
-                1,
-                *(tensor.name, errors.line_of(tensor.op)),
-            )
+        if kind in (Kind.RATIO, Kind.UNKNOWN) and not tensor.shape.rank:
+            if tensor.dtype != tf.string:
+                logging.log_first_n(
+                    logging.WARNING,
+                    "%s (%s) is no mean over the examples, nor a sum: what is fetched "
+                    "is the mean of the replicas' own, weighed by their examples.",
+                    1,
+                    *(tensor.name, errors.line_of(tensor.op)),
+                )
 
 
 def _said(kind: Kind) -> str:
@@ -290,7 +291,7 @@ def _rows(
     if counts is None:
         return np.concatenate(arrays)
     for array, count in zip(arrays, counts, strict=True):
-        if len(array) != max(count, 1) and (not count or len(array) % count):
+        if count and len(array) % count:
             raise errors.ArgumentError(
                 errors.compose(
                     f"{tensor.name} has {len(array)} rows on a replica of "

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import _tf, context, errors
+from replicator.graph.ir import shapes
 from replicator.inputs.shards import Shard
 from replicator.values import PerReplica
 from replicator.variables import synchronized
@@ -74,8 +75,8 @@ class DistributedFunction:
         except TypeError:
             raise errors.ArgumentError(
                 errors.compose(
-                    f"{_name(self._function)} was given what is neither an array nor "
-                    "can be compared: "
+                    f"{_name(self._function)} was given what is no array, nor can be "
+                    "compared: "
                     + ", ".join(errors.shown(x) for x in others if not _hashes(x))
                     + ".",
                     fix="pass arrays, tensors, numbers and texts; other objects are "
@@ -183,7 +184,7 @@ def _joined(
     first = values[0]
     if not isinstance(first, tf.Tensor):
         return first
-    if has_rows and first.shape.rank and first.shape[0] is None:
+    if has_rows and first.shape.rank and shapes.sizes(first)[0] is None:
         rows = [
             value[: tf.where(count > 0, tf.shape(value)[0], 0)]
             for value, count in zip(values, counts, strict=True)
@@ -225,12 +226,12 @@ def _name(function: Any) -> str:
 
 def _check(tensors: Sequence[tf.Tensor]) -> None:
     """Raises ArgumentError unless all tensors have as many rows, and have any."""
-    sizes = {tensor.shape[0] for tensor in tensors}
+    sizes = {shapes.sizes(tensor)[0] for tensor in tensors}
     if len(sizes) > 1 or 0 in sizes:
         raise errors.ArgumentError(
             errors.compose(
                 "the arguments of a function of AutoDist are split along their first "
-                f"axis, but they are of shapes {[tuple(t.shape) for t in tensors]}.",
+                f"axis, but they are of shapes {[shapes.static(t) for t in tensors]}.",
                 fix="pass as many rows of each, one or more; what shall go to each "
                 "replica as a whole is for the function to refer to.",
             )

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator.autodist.program import ELEMENTS, Program
+from replicator.graph.ir import shapes
 
 
 class Kind(enum.Enum):
@@ -48,6 +49,11 @@ _ADDED = ("Add", "AddV2", "AddN", "Sub")
 _SCALED = ("Mul", "RealDiv", "Div", "DivNoNan", "MulNoNan")
 _LINEAR = (Kind.SAME, Kind.MEAN, Kind.SUM, Kind.COUNT)
 _SUMS = (Kind.SUM, Kind.COUNT)
+# Their rows are not those of examples, however many there are.
+_ROWS_OF_OTHERS = (
+    *("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"),
+    *("Where", "ListDiff", "Range"),
+)
 _DEEPEST = 200  # ops between a value and what it is reduced from
 
 
@@ -63,11 +69,11 @@ class Kinds:
         self._by_value = program.differing(by_shape=False)
         self._known: dict[int, tuple[tf.Tensor, Kind]] = {}
         self._batches = {
-            tensor.shape[0]
+            shapes.sizes(tensor)[0]
             for op in program.graph.get_operations()
             if ELEMENTS.fullmatch(op.type)
             for tensor in op.outputs
-            if tensor.shape.rank and tensor.shape[0] is not None
+            if tensor.shape.rank and shapes.sizes(tensor)[0] is not None
         }
 
     def of(self, tensor: tf.Tensor, depth: int = 0) -> Kind:
@@ -102,7 +108,7 @@ class Kinds:
     def has_rows(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor that differs is taken to have a row for each example."""
         shape = tensor.shape
-        if shape.rank is None or shape.rank == 0:
+        if not shape.rank or tensor.op.type in _ROWS_OF_OTHERS:
             return False
         return shape[0] is None or shape[0] in self._batches
 
@@ -144,8 +150,8 @@ class Kinds:
 def _unary(op: tf.Operation, kind: Kind) -> Kind:
     if kind is Kind.ROWS:
         return Kind.UNKNOWN
-    if op.type == "Neg" and kind in (Kind.MAX, Kind.MIN):
-        return Kind.MIN if kind is Kind.MAX else Kind.MAX
+    if op.type == "Neg":
+        return _negated(kind)
     if op.type == "Cast" and kind not in (Kind.SAME, *_SUMS):
         rounded = op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating
         return Kind.UNKNOWN if rounded else kind
@@ -159,7 +165,7 @@ def _added(op: tf.Operation, kinds: Sequence[Kind]) -> Kind:
         if kind is not Kind.SAME or not _is_zero(tensor)
     }
     if not found <= set(_LINEAR):
-        return Kind.MIXED if Kind.MIXED in found else Kind.UNKNOWN
+        return _beside_the_same(op, kinds, found)
     sums = found & set(_SUMS)
     if not sums:
         return Kind.MEAN
@@ -168,13 +174,30 @@ def _added(op: tf.Operation, kinds: Sequence[Kind]) -> Kind:
     return Kind.COUNT if found == {Kind.COUNT} else Kind.SUM
 
 
+def _beside_the_same(op: tf.Operation, kinds: Sequence[Kind], found: set[Kind]) -> Kind:
+    """Returns the kind of an extremum to which what is the same is added."""
+    if Kind.MIXED in found:
+        return Kind.MIXED
+    (*others,) = found - {Kind.SAME}
+    if len(others) > 1 or others[0] not in (Kind.MAX, Kind.MIN):
+        return Kind.UNKNOWN
+    if list(kinds).count(others[0]) > 1:
+        return Kind.UNKNOWN
+    negated = op.type == "Sub" and kinds[1] is others[0]
+    return _negated(others[0]) if negated else others[0]
+
+
+def _negated(kind: Kind) -> Kind:
+    return {Kind.MAX: Kind.MIN, Kind.MIN: Kind.MAX}.get(kind, kind)
+
+
 def _scaled(type_: str, kinds: Sequence[Kind]) -> Kind:
     one, two = kinds
     if two is Kind.SAME:
-        return Kind.UNKNOWN if one is Kind.ROWS else one
+        return one if one in _LINEAR or one is Kind.RATIO else Kind.UNKNOWN
     if type_ in ("Mul", "MulNoNan"):
         if one is Kind.SAME:
-            return Kind.UNKNOWN if two is Kind.ROWS else two
+            return two if two in _LINEAR or two is Kind.RATIO else Kind.UNKNOWN
         pair = {one, two}
         return Kind.SUM if pair == {Kind.MEAN, Kind.COUNT} else Kind.UNKNOWN
     if one in _SUMS and two is Kind.COUNT:

@@ -160,7 +160,7 @@ class Program:
             return splits(op.outputs[0])
         if ELEMENTS.fullmatch(op.type):
             return True
-        return _draws(op)
+        return draws(op)
 
     def _refuse(self) -> None:
         own = self.variables
@@ -275,7 +275,7 @@ def _downstream(sources: Sequence[tf.Operation], by_shape: bool) -> set[tf.Opera
     return found
 
 
-def _draws(op: tf.Operation) -> bool:
+def draws(op: tf.Operation) -> bool:
     """Whether an op draws random numbers, or asks Python, also in a function."""
     kind = kind_of(op)
     if kind.seeded and kind.stateful or op.type in _PYTHON:
@@ -283,7 +283,7 @@ def _draws(op: tf.Operation) -> bool:
     if not kind.calls:
         return False
     return any(
-        _draws(inner)
+        draws(inner)
         for _, body in _tf.called_graphs(op)
         for inner in body.get_operations()
     )

@@ -19,10 +19,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.autodist import shares, stamping
+from replicator.autodist import bodies, freshness, shares, stamping
 from replicator.autodist.kinds import Kind
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
+from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import resource_inputs
 from replicator.graph.order import effects
 from replicator.graph.passes import owners
@@ -96,10 +97,12 @@ class Replicas:
         self._settings, self.program = settings, program
         world = settings.world
         self.graph = tf.Graph()
-        self._shared: Places = {}
         self.places: list[Places] = [{} for _ in world.local]
         self.communications: tuple[Any, ...] = ()
         self._parts: dict[int, tuple[int, int]] = {}
+        self._reduced: list[Places] = [{} for _ in world.local]
+        kind = tf.DeviceSpec.from_string(world.devices[0]).device_type
+        self._bodies = bodies.Bodies(kind)
         self._finished = False
         self.plan = shares.Plan(program)
         with self.graph.as_default():
@@ -158,6 +161,12 @@ class Replicas:
             self._copy(program)
             self._deal(program)
             self._keep_owners_writes(program)
+            freshness.read_first(program, self.places)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where the replicas are."""
+        return self._settings.world.devices
 
     def counts(self, source: tf.Operation) -> list[tf.Tensor]:
         """Returns how many examples each replica has been dealt, as floats."""
@@ -230,13 +239,12 @@ class Replicas:
         def given(tensor: tf.Tensor) -> tf.Tensor:
             original = program.variable_behind(tensor)
             if original is None:
-                return _of(self._shared, tensor)
+                return _of(self.places[0], tensor)
             return self._variables[original.op.name].components[0].handle
 
         new = stamp.press(
-            self.graph, "", given, lambda op: op.device, dict(self._shared)
+            self.graph, "", given, lambda op: op.device, dict(self.places[0])
         )
-        self._shared.update(new)
         for places in self.places:
             places.update(new)
 
@@ -255,7 +263,13 @@ class Replicas:
                 return self._placed(program, op, r, device)
 
             scope = f"{PREFIX}{r}/" if r else ""
-            places.update(stamp.press(self.graph, scope, given, placed, dict(places)))
+
+            def called(op: tf.Operation, name: str, r: int = r) -> str:
+                return self._bodies.copy(op, name, r)
+
+            places.update(
+                stamp.press(self.graph, scope, given, placed, dict(places), called)
+            )
             own.append([places[op] for op in stamp.ops])
         return own
 
@@ -323,6 +337,8 @@ class Replicas:
         for n, places in enumerate(self.places):
             replaced = draft.replicas[n][:count]
             places.update(zip(program.copied, replaced, strict=True))
+            places.update(self._reduced[n])
+        freshness.read_first(program, self.places)
 
     def _moved(self) -> dict[str, str]:
         """Returns the variables that have been given components, and why."""
@@ -372,6 +388,8 @@ class Replicas:
             parts = [result.values, result.indices] if sparse else [result]
             for op, part in zip(gradient.ops, parts, strict=True):
                 _tf.replace(places[op].outputs[0], part)
+                # What is fetched of the marker is this.
+                self._reduced[n][op] = tf.identity(part).op
 
     def _agree(self, plan: shares.Plan, write: shares.Write, n: int) -> None:
         """Makes what replicas write equal, as it would be on one device."""
@@ -412,7 +430,7 @@ def _no_mean(variable: Any, op: tf.Operation) -> errors.ReplicatorError:
 
 def _empty(variable: tf.Variable) -> tf.Tensor:
     """Returns some value of a variable's shape, as far as that is known, and dtype."""
-    shape = [size or 0 for size in variable.shape] if variable.shape.rank else []
+    shape = [size or 0 for size in shapes.static(variable) or ()]
     if variable.dtype == tf.string:
         return tf.fill(shape, "")
     return tf.zeros(shape, variable.dtype)

@@ -33,8 +33,6 @@ class DistributedSession(tf.compat.v1.Session):
         replicas: Replicas,
         config: Any = None,
     ) -> None:
-        if config is None:
-            config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
         super().__init__(graph=replicas.program.graph, config=config)
         self._program, self._replicas = program, replicas
         self._all = tf.compat.v1.Session(graph=replicas.graph, config=config)
@@ -125,6 +123,34 @@ class DistributedSession(tf.compat.v1.Session):
     def partial_run(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuses to run a step in parts."""
         raise _no_parts("partial_run")
+
+
+def with_devices(config: Any, devices: Sequence[str]) -> Any:
+    """Returns a ConfigProto by which a session has all CPUs that replicas are on.
+
+    Args:
+        config: The user's; with None, a session has the logical devices of the program.
+        devices: Where the replicas are.
+
+    Raises:
+        ArgumentError: `config` is none.
+    """
+    if config is None:
+        return None
+    if not isinstance(config, tf.compat.v1.ConfigProto):
+        raise errors.ArgumentError(
+            errors.compose(
+                f"a distributed session was given config={errors.shown(config)}.",
+                fix="pass a tf.compat.v1.ConfigProto, or None.",
+            )
+        )
+    made = tf.compat.v1.ConfigProto()
+    made.CopyFrom(config)
+    specs = [tf.DeviceSpec.from_string(device) for device in devices]
+    cpus = [spec.device_index or 0 for spec in specs if spec.device_type == "CPU"]
+    if cpus:
+        made.device_count["CPU"] = max(made.device_count["CPU"], max(cpus) + 1)
+    return made
 
 
 def _flat(fetches: Any) -> list[Any]:

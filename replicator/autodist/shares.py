@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import _tf, errors
 from replicator.autodist import marked
@@ -108,6 +109,14 @@ class Plan:
                     "let the loss be a mean over the examples (tf.reduce_mean), or "
                     "divide the sum by their number, tf.shape(x)[0].",
                 )
+            )
+        if kind in (Kind.UNKNOWN, Kind.RATIO, Kind.MAX, Kind.MIN):
+            logging.log_first_n(
+                logging.WARNING,
+                "The loss %s (%s) is no mean over the examples, nor a sum: it is taken "
+                "for a mean, which is weighed by the examples of each replica.",
+                1,
+                *(loss and loss.name, loss and errors.line_of(loss.op)),
             )
         return kind
 

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.graph.ir.kinds import kind_of
 
 _OUTSIDE = "AutoDist-outside"  # where what nodes are given from elsewhere is named
 Places = dict[tf.Operation, tf.Operation]  # what an op of the original has become
@@ -56,6 +57,7 @@ class Stamp:
                 else:
                     self._waits.append((n, source))
             self._definition.node.append(node)
+        self._calling = [n for n, op in enumerate(self.ops) if kind_of(op).calls]
         self._handles = [
             (n, k)
             for n, op in enumerate(self.ops)
@@ -70,6 +72,7 @@ class Stamp:
         given: Callable[[tf.Tensor], tf.Tensor],
         placed: Callable[[tf.Operation], str],
         others: Mapping[tf.Operation, tf.Operation],
+        called: Callable[[tf.Operation, str], str] | None = None,
     ) -> Places:
         """Adds a copy to a graph; returns what each op has become.
 
@@ -79,6 +82,8 @@ class Stamp:
             given: Returns what is in the place of a tensor that is not copied.
             placed: Returns the device of an op's copy.
             others: What ops have become that are not copied here.
+            called: Returns the function in the place of one that an op calls; None: ops
+                call what they called.
         """
         if not self.ops:
             return {}
@@ -89,6 +94,9 @@ class Stamp:
             if "frame_name" in node.attr:  # one loop of TensorFlow 1 for each copy
                 frame = node.attr["frame_name"]
                 frame.s = scope.encode() + frame.s
+        if called is not None:
+            for n in self._calling:
+                _call(definition.node[n], self.ops[n], called)
         inputs = {
             f"{_OUTSIDE}{k}:0": given(tensor) for k, tensor in enumerate(self.outside)
         }
@@ -105,3 +113,14 @@ class Stamp:
         for op, copy in places.items():
             _tf.copy_line(op, copy)
         return places
+
+
+def _call(
+    node: Any, op: tf.Operation, called: Callable[[tf.Operation, str], str]
+) -> None:
+    """Lets a copy of an op call other functions."""
+    for value in node.attr.values():
+        if value.HasField("func"):
+            value.func.name = called(op, value.func.name)
+        for function in value.list.func:
+            function.name = called(op, function.name)

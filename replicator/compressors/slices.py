@@ -20,6 +20,7 @@ import tensorflow as tf
 from replicator import context
 from replicator.compressors.link import Link
 from replicator.costs import cost
+from replicator.graph.ir import shapes
 
 
 def narrow(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -78,7 +79,7 @@ class _Pack:
     def rows(self, count: int) -> tf.Tensor:
         """Returns all numbers in so many rows, the last filled up with zeros."""
         flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in self._tensors], 0)
-        size = flat.shape[0]
+        (size,) = shapes.sizes(flat)
         if size is None:
             filled = tf.pad(flat, [[0, -tf.size(flat) % count]])
         else:

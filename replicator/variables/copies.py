@@ -10,7 +10,7 @@ Source: AutoDist's local_proxy_variable; Zhang et al. 2020.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,11 +25,11 @@ _WRITTEN = "copies written"  # a finding of builds
 _BY_OP = "written by an op, past its methods, while replicas have copies of it"
 
 
-def refresh(variables: Sequence[Any], replica: context.ReplicaContext) -> list[Any]:
+def refresh(variables: Iterable[Any], replica: context.ReplicaContext) -> list[Any]:
     """Gives the copies of variables the value that an optimizer has just written.
 
     Args:
-        variables: ReplicatedVariables, of which some may have copies.
+        variables: Of which some may have copies; also such as are not replicated.
         replica: The replica being built.
 
     Returns:
@@ -37,7 +37,8 @@ def refresh(variables: Sequence[Any], replica: context.ReplicaContext) -> list[A
     """
     by_owner: dict[int, list[Any]] = {}
     for variable in variables:
-        if variable.placement.has_copies:
+        placement = getattr(variable, "placement", None)
+        if placement is not None and placement.has_copies:
             by_owner.setdefault(variable.owner, []).append(variable)
     done = []
     for owner, own in by_owner.items():

@@ -1,20 +1,44 @@
 """Initial values of variables in parts: for each part its slice of the whole.
 
 Where what draws the whole can draw a part of it, nothing holds the whole: constants,
-and uniform and normal numbers of a stateless generator, with what is computed from
-these element by element. All else is drawn whole on the host, and handed on in slices.
+and random numbers of a stateless generator, uniform or normal, with what is computed
+from these element by element. All else is drawn whole on the host, and handed on in
+slices.
+
+Philox (Salmon et al. 2011) makes each group of numbers of a counter, which counts up:
+numbers further on are those that begin with a larger counter.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from replicator import context
+from replicator.graph.ir import shapes
 from replicator.graph.passes.rows import offsets_of
 
 HOST = "/device:CPU:0"
+_ELEMENTWISE = frozenset(
+    "Identity Cast Add AddV2 Sub Mul RealDiv FloorMod Neg Square Sqrt Exp Abs".split()
+)
+# Generators, and by how much the counter goes up from one group to the next: normal
+# numbers that are truncated are drawn again and again, from counters that are reserved.
+_GENERATORS = {
+    "StatelessRandomUniformV2": 1,
+    "StatelessRandomNormalV2": 1,
+    "StatelessTruncatedNormalV2": 256,
+}
+_PHILOX = 1
+_CHOSEN = (_PHILOX, 3)  # 3: by the device, which is Philox on CPUs and GPUs
+_GROUP = {tf.float32: 4, tf.float64: 2}  # numbers made of one counter
+
+
+class WholeOnly(Exception):
+    """A value cannot be drawn in parts."""
 
 
 def pieces(
@@ -28,25 +52,175 @@ def pieces(
         axis: Along which it is in parts.
         sizes: Of the parts, along the axis.
     """
+    bounds = list(zip(offsets_of(sizes), sizes, strict=True))
+    if callable(initial_value) and tf.executing_eagerly():
+        made = _traced(initial_value, dtype)
+        if made is not None and all(_can_draw(made, axis, *own) for own in bounds):
+            return [_drawer(made, axis, *own) for own in bounds]
     with tf.device(None), tf.device(HOST):
         whole = initial_value() if callable(initial_value) else initial_value
         whole = tf.convert_to_tensor(getattr(whole, "wrapped_value", whole), dtype)
+    return [_slicer(whole, axis, *own) for own in bounds]
 
-    def piece(offset: int, size: int) -> Callable[[], tf.Tensor]:
-        begin, length = [0] * whole.shape.rank, whole.shape.as_list()
-        begin[axis], length[axis] = offset, size
 
-        def draw() -> tf.Tensor:
-            with tf.device(None), tf.device(HOST):
-                return tf.slice(whole, begin, length)
+def _slicer(
+    whole: tf.Tensor, axis: int, offset: int, size: int
+) -> Callable[[], tf.Tensor]:
+    """Returns what gives a slice of a value, on the host."""
+    begin, length = [0] * whole.shape.rank, whole.shape.as_list()
+    begin[axis], length[axis] = offset, size
 
-        if tf.executing_eagerly():
-            return draw
-        # A variable of a tf.Graph has what its initial value is made of beside it.
-        drawn = draw()
-        return lambda: drawn
+    def draw() -> tf.Tensor:
+        with tf.device(None), tf.device(HOST):
+            return tf.slice(whole, begin, length)
 
-    return [
-        piece(offset, size)
-        for offset, size in zip(offsets_of(sizes), sizes, strict=True)
-    ]
+    if tf.executing_eagerly():
+        return draw
+    # A variable of a tf.Graph has what its initial value is made of beside it.
+    drawn = draw()
+    return lambda: drawn
+
+
+def _traced(initial_value: Callable[[], Any], dtype: tf.DType | None) -> Any:
+    """Returns the graph that makes a value, and the value; None if it has a state."""
+
+    def made() -> tf.Tensor:
+        value = initial_value()
+        return tf.convert_to_tensor(getattr(value, "wrapped_value", value), dtype)
+
+    with context.building(None):
+        traced = tf.function(made, autograph=False).get_concrete_function()
+    return None if traced.graph.captures else traced.outputs[0]
+
+
+def _drawer(
+    value: tf.Tensor, axis: int, offset: int, size: int
+) -> Callable[[], tf.Tensor]:
+    """Returns what draws a part of a traced value, where it is called."""
+    return lambda: _draw(value, axis, offset, size, {})
+
+
+def _can_draw(value: tf.Tensor, axis: int, offset: int, size: int) -> bool:
+    """Whether a part of a traced value can be drawn: without drawing it."""
+
+    def draw() -> tf.Tensor:
+        return _draw(value, axis, offset, size, {})
+
+    try:
+        with context.building(None):
+            tf.function(draw, autograph=False).get_concrete_function()
+    except WholeOnly:
+        return False
+    return True
+
+
+def _draw(
+    tensor: tf.Tensor, axis: int, offset: int, size: int, known: dict[int, tf.Tensor]
+) -> tf.Tensor:
+    """Computes a part of what a tensor of a traced function is.
+
+    Args:
+        tensor: Of the function; of the shape of the whole, or what broadcasts to it.
+        axis: Along which the part is taken.
+        offset: Where it begins.
+        size: Its size along the axis.
+        known: What was computed already, by the ids of tensors.
+
+    Raises:
+        WholeOnly: It takes more than is known here.
+    """
+    op = tensor.op
+    if not tensor.shape.is_fully_defined():
+        raise WholeOnly
+    if not tensor.shape.rank:
+        return _number(tensor, known)
+    shape = list(shapes.defined(tensor))
+    if op.type in _ELEMENTWISE and shape[axis] > 1:
+        if any(len(shapes.defined(t)) not in (0, len(shape)) for t in op.inputs):
+            raise WholeOnly
+        own = [_draw(t, axis, offset, size, known) for t in op.inputs]
+        return _applied(op, own)
+    part = [size if k == axis else n for k, n in enumerate(shape)]
+    if op.type == "Fill":
+        return tf.fill(part, _number(op.inputs[1], known))
+    if op.type in _GENERATORS and axis == 0:
+        return _random(op, math.prod(shape[1:]), offset, part, known)
+    constant = tf.get_static_value(tensor)
+    if op.type == "Const" and shape[axis] > 1:  # TensorFlow makes them of small values
+        return tf.constant(constant.take(range(offset, offset + size), axis))
+    raise WholeOnly
+
+
+def _random(
+    op: tf.Operation,
+    row: int,
+    offset: int,
+    part: Sequence[int],
+    known: dict[int, tf.Tensor],
+) -> tf.Tensor:
+    """Draws rows of random numbers, those that the whole would have there.
+
+    Args:
+        op: Draws the whole.
+        row: How many numbers are in a row.
+        offset: The first row.
+        part: The shape of the rows.
+        known: What was computed already.
+    """
+    dtype = op.outputs[0].dtype
+    if tf.get_static_value(op.inputs[3]) not in _CHOSEN or dtype not in _GROUP:
+        raise WholeOnly
+    key, counter = (_small(t, known) for t in op.inputs[1:3])
+    groups, skipped = divmod(offset * row, _GROUP[dtype])
+    passed = groups * _GENERATORS[op.type]
+    low = counter[0] + tf.constant(passed, tf.uint64)
+    high = counter[1] + tf.cast(low < counter[0], tf.uint64)
+    count = math.prod(part)
+    numbers = getattr(tf.raw_ops, op.type)(
+        shape=[skipped + count],
+        key=key,
+        counter=tf.stack([low, high]),
+        alg=_PHILOX,
+        dtype=dtype,
+    )
+    if skipped:
+        numbers = numbers[skipped:]
+    return tf.reshape(numbers, part)
+
+
+def _number(tensor: tf.Tensor, known: dict[int, tf.Tensor]) -> tf.Tensor:
+    if tensor.shape.rank:
+        raise WholeOnly
+    return _small(tensor, known)
+
+
+def _small(tensor: tf.Tensor, known: dict[int, tf.Tensor]) -> tf.Tensor:
+    """Computes a tensor that is not of the variable's shape: a number, a key, ..."""
+    if id(tensor) in known:
+        return known[id(tensor)]
+    op = tensor.op
+    if op.type == "Const":
+        result = tf.constant(tf.get_static_value(tensor))
+    elif op.type in _ELEMENTWISE:
+        result = _applied(op, [_small(t, known) for t in op.inputs])
+    elif op.type == "StatelessRandomGetKeyCounter":
+        both = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_small(op.inputs[0], known))
+        known.update({id(t): value for t, value in zip(op.outputs, both, strict=True)})
+        return known[id(tensor)]
+    else:
+        raise WholeOnly
+    known[id(tensor)] = result
+    return result
+
+
+def _applied(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Applies an elementwise op to other inputs."""
+    if op.type == "Cast":
+        return tf.cast(inputs[0], op.outputs[0].dtype)
+    if op.type == "Identity":
+        return inputs[0]
+    names = [argument.name for argument in op.op_def.input_arg]
+    result: tf.Tensor = getattr(tf.raw_ops, op.type)(
+        **dict(zip(names, inputs, strict=True))
+    )
+    return result

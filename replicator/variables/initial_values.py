@@ -14,20 +14,37 @@ CAPTURED = "captured for an initial value"  # a finding, and knowledge, of a bui
 
 
 def dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
-    """Returns what a creator's arguments say of the variable, without making it."""
+    """Returns what a creator's arguments say of the variable, without making it.
+
+    What Python makes is made, and becomes the initial value: it is made once.
+    """
     value, dtype = kwargs.get("initial_value"), kwargs.get("dtype")
 
     def initial_value() -> tf.Tensor:
         return tf.convert_to_tensor(value() if callable(value) else value, dtype)
 
     if callable(value):
-        with context.building(None):  # traced, not run: initializers may draw numbers
-            value = tf.function(initial_value, autograph=False).get_concrete_function()
-            value = value.structured_outputs
+        # Traced, not run, as initializers may draw numbers; and no function is made of
+        # it, which takes several times as long.
+        graph = tf.__internal__.FuncGraph("initial_value")
+        with context.building(None), graph.as_default():
+            value = initial_value()
+        constant = _constant_behind(value)
+        if constant is not None:  # made by Python, perhaps by a generator
+            kwargs["initial_value"] = constant
     else:
         value = initial_value()
     shape = kwargs.get("shape")
     return value.dtype, value.shape if shape is None else tf.TensorShape(shape)
+
+
+def _constant_behind(value: tf.Tensor) -> Any:
+    """Returns what a tensor always is, if that is a constant of its graph."""
+    if not tf.is_symbolic_tensor(value):
+        return None
+    while value.op.type == "Identity":
+        (value,) = value.op.inputs
+    return tf.get_static_value(value) if value.op.type == "Const" else None
 
 
 def placeholder(kwargs: dict[str, Any]) -> Callable[[], tf.Tensor]:

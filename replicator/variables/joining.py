@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context
+from replicator import _tf, context, errors
 from replicator.graph.passes.rows import gathered
 from replicator.graph.passes.ties import GRADIENT_TYPE, STAND_IN
 
@@ -23,6 +23,7 @@ def joined(variable: Any) -> tf.Tensor:
     Args:
         variable: The variable, of any shape.
     """
+    _refuse_compiled(variable)
     _tf.note_access(variable)
     with _tf.stop_recording():
         own = [part.read_value() for part in variable.parts]
@@ -42,6 +43,7 @@ def rows(variable: Any, indices: Any) -> tf.Tensor:
     Returns:
         A tensor of shape [*indices.shape, ...].
     """
+    _refuse_compiled(variable)
     indices = tf.convert_to_tensor(indices)
     _tf.note_access(variable)
     with _tf.stop_recording():
@@ -49,6 +51,23 @@ def rows(variable: Any, indices: Any) -> tf.Tensor:
         value = gathered(own, indices, variable.axis, variable.sizes)
         value.set_shape(indices.shape.concatenate(variable.shape[1:]))
     return _tied(variable, value, indices)
+
+
+def _refuse_compiled(variable: Any) -> None:
+    """Raises UnsupportedError in a function that XLA compiles, for one device."""
+    if tf.executing_eagerly():
+        return
+    graph = tf.compat.v1.get_default_graph()
+    if _tf.compiled_function(graph, None) is not None:
+        raise errors.UnsupportedError(
+            errors.compose(
+                f"a function with jit_compile=True uses variable {variable.name}, but "
+                f"it is in {len(variable.parts)} parts: XLA reaches one device only.",
+                [f"at {errors.user_line()}"],
+                "read it outside of the function, and pass what was read; or use a "
+                "strategy that leaves this variable whole.",
+            )
+        )
 
 
 def _here() -> Any:

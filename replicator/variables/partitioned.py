@@ -13,12 +13,12 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf, arguments, context
+from replicator import _tf, arguments, context, errors
 from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.passes.rows import offsets_of
@@ -70,7 +70,7 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
             axis: Along which they are joined.
         """
         self.parts, self.axis = tuple(parts), axis
-        self.sizes = tuple(part.shape[axis] for part in parts)
+        self.sizes = tuple(shapes.defined(part)[axis] for part in parts)
         if self._in_graph_mode:
             self._graph_element = self.read_value()
 
@@ -87,7 +87,21 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
     @property
     def handle(self) -> tf.Tensor:
         """Stands for the whole; there is no value behind it."""
+        if context.current() is None:
+            if _tf.v1_optimizer_applying() or _tf.older_optimizer_asks():
+                self._refuse_update()
         return self._handle
+
+    def _refuse_update(self) -> NoReturn:
+        """Raises where an optimizer is about to write what is behind the handle."""
+        raise errors.ContextError(
+            errors.compose(
+                f"an optimizer of tf.compat.v1.train or legacy Keras updates variable "
+                f"{self.name} outside a step, but it is in {len(self.parts)} parts.",
+                [f"at {errors.user_line()}"],
+                "wrap the optimizer, and apply its gradients inside a step_fn.",
+            )
+        )
 
     def _distributed_container(self) -> PartitionedVariable:
         """The variable that optimizers shall key their slots by."""

@@ -137,3 +137,14 @@ def test_errors_that_passed_user_code_are_known(how: str, converted: bool) -> No
     assert caught is not None
     caught.__traceback__ = caught.__traceback__.tb_next  # without this test's own line
     assert _tf.passed_user_code(caught) is (how != "library")
+
+
+def test_copy_line_gives_an_op_the_frames_of_another():
+    def original() -> tf.Operation:
+        return tf.no_op()
+
+    with tf.Graph().as_default():
+        one, copy = original(), tf.no_op()
+    _tf.copy_line(one, copy)
+    assert _tf.user_frames(copy) == _tf.user_frames(one)
+    assert _tf.user_frames(copy)[-1][2] == "original"

@@ -216,3 +216,13 @@ def test_capture_at_call_asks_at_each_call():
     current[0] = tf.constant([2.0, 3.0])
     assert function().numpy().tolist() == [4.0, 6.0]
     assert function.experimental_get_tracing_count() == 1
+
+
+def test_compiled_are_functions_of_xla():
+    found = []
+    for jit_compile in (False, True):
+        inner = tf.function(lambda x: x + 1, jit_compile=jit_compile)
+        outer = tf.function(inner).get_concrete_function(tf.constant(1.0))
+        (call,) = [op for op in outer.graph.get_operations() if "Call" in op.type]
+        found.append(_tf.compiled(call, call.get_attr("f").name))
+    assert found == [False, True]

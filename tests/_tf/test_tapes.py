@@ -41,3 +41,11 @@ def test_is_watched_by_a_tape_or_may_be_where_there_is_none():
         assert not _tf.is_watched([x])
         tape.watch(x)
         assert _tf.is_watched([n, x])
+
+
+def test_note_read_has_all_tapes_watch_a_variable():
+    v = tf.Variable(2.0)
+    with tf.GradientTape() as outer, tf.GradientTape() as inner:
+        _tf.note_read(v)
+    assert [x.ref() for x in outer.watched_variables()] == [v.ref()]
+    assert [x.ref() for x in inner.watched_variables()] == [v.ref()]

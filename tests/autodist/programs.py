@@ -105,7 +105,7 @@ def placeholders(batch: int) -> Built:
     clipped, norm = tf.clip_by_global_norm(grads, 0.5)
     train = optimizer.apply_gradients(zip(clipped, variables, strict=True), step)
     return Built(
-        [loss, train, norm, step, tf.shape(x)[0]],
+        [loss, train, norm, tf.shape(x)[0]],
         lambda n: {x: examples(n, 3), y: examples(n, 2), rate: 0.1, scale: [1, 2]},
         [w, step],
     )

@@ -283,7 +283,6 @@ PROGRAMS: tuple[Program, ...] = (
     _plain("repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1), accumulation_steps=bad)"),
     _plain("repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1), compressor=bad)"),
     _plain("replicator.compressors.parse(bad)"),
-    _plain("replicator.compressors.parse(bad)", "texts"),
     _plain("replicator.compressors.text(bad)"),
     _plain("replicator.compressors.TopK(bad)"),
     _plain("replicator.compressors.PowerSGD(bad)"),

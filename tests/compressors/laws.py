@@ -121,7 +121,9 @@ class Training:
                 )
                 for r in range(self.repl.num_replicas)
             ]
-            self.repl.run(self.step_fn, args=[replicator.PerReplica(*elements)])
+            alone = len(elements) == 1  # a PerReplica of one tuple is that tuple
+            given = elements[0] if alone else replicator.PerReplica(*elements)
+            self.repl.run(self.step_fn, args=[given])
             helpers.assert_replicas_equal(self.variables)
 
     @property

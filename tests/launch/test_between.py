@@ -398,7 +398,7 @@ def test_a_host_that_is_lost_is_why_others_fail(
     with place.start(*_here_and_there(remote), "train.py") as started:
         here = _ready(started)["localhost"]
         keeper = pathlib.Path(f"/proc/{here}/stat").read_text().split()[3]
-        os.kill(here, 9)  # it ends a moment before, as TensorFlow has it
+        os.kill(here, signal.SIGABRT)  # a moment before, as TensorFlow has it end
         wait_until(lambda: not os.path.exists(f"/proc/{keeper}"))
         for pid in remote.connections():
             os.kill(pid, 9)

@@ -177,7 +177,7 @@ def test_groups_and_rings_are_communicated_as_said() -> None:
                 how = AllReduceSynchronizer(spec, group=k // 3)
                 yield Node(variable.path, how)
 
-    repl = helpers.make(3, strategy=Both())
+    repl = helpers.make(3, strategy=Both(), fusion=True, algorithm=None)
     with repl.context():
         made = [tf.Variable([1.0, 2.0]) for _ in range(6)]
         optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))

@@ -356,6 +356,30 @@ def test_what_reaches_for_the_whole_value_by_the_handle_is_refused(
     np.testing.assert_array_equal(v.numpy(), INITIAL)
 
 
+def test_a_compiled_function_is_refused() -> None:
+    repl = parted.replicas(2)
+    v = variable(repl)
+
+    @tf.function(jit_compile=True)
+    def compiled() -> tf.Tensor:
+        return tf.reduce_sum(v**2)
+
+    message = r"(?s)jit_compile=True.*table:0.*3 parts.*test_partitioned.py.*Fix: read"
+    with pytest.raises(replicator.UnsupportedError, match=message):
+        repl.run(compiled)
+    with pytest.raises(replicator.UnsupportedError, match=message):
+        compiled()
+
+
+def test_an_optimizer_that_writes_by_the_handle_outside_of_steps_is_refused() -> None:
+    v = variable(parted.replicas(2))
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    message = r"(?s)table:0 outside a step.*3 parts.*test_partitioned.py.*Fix: wrap"
+    with pytest.raises(replicator.ContextError, match=message):
+        optimizer.apply_gradients([(tf.ones_like(INITIAL), v)])
+    np.testing.assert_array_equal(v.numpy(), INITIAL)
+
+
 # --- Any parts ------------------------------------------------------------------------
 
 

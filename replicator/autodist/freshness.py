@@ -1,0 +1,76 @@
+"""Variables are read before a step updates them, on all replicas.
+
+In a plain tf.Graph nothing orders a read and an update that do not depend on one
+another: which comes first is up to the runtime. On one device that is nearly always the
+read, which has nothing to wait for; it is to be so on many, where the update of one
+replica may be another's, too. What a program makes wait for an update stays behind it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.autodist.program import Program
+from replicator.autodist.stamping import Places
+from replicator.graph.ir.kinds import resource_inputs
+
+_UPDATES = re.compile(
+    r"Assign(Add|Sub)VariableOp|Resource(Sparse)?Apply\w+|ResourceScatter\w+"
+)
+
+
+def read_first(program: Program, places: Sequence[Places]) -> None:
+    """Lets updates wait for the reads of what they update.
+
+    Args:
+        program: The single-device graph.
+        places: What its ops are on each replica; of what one replica does for all, the
+            same op on each.
+    """
+    reads: dict[str, list[tf.Operation]] = {}
+    for op in program.copied:
+        if op.type == "ReadVariableOp" and not op.control_inputs:
+            variable = program.variable_behind(op.inputs[0])
+            if variable is not None:
+                reads.setdefault(variable.op.name, []).append(op)
+    for op in program.copied:
+        if not _UPDATES.fullmatch(op.type) and not _changes(program, op):
+            continue
+        before: list[tf.Operation] = []
+        for _, tensor in resource_inputs(op):
+            variable = program.variable_behind(tensor)
+            if variable is not None:
+                before += reads.get(variable.op.name, [])
+        done = [own[op] for own in places]
+        if all(one is done[0] for one in done):
+            _tf.add_control_inputs(done[0], [own[b] for own in places for b in before])
+        else:
+            for one, own in zip(done, places, strict=True):
+                _tf.add_control_inputs(one, [own[b] for b in before])
+
+
+def _changes(program: Program, op: tf.Operation) -> bool:
+    """Whether an op assigns what follows from the variable's own value.
+
+    What initializes or restores a variable cannot wait for it to be read.
+    """
+    if op.type != "AssignVariableOp":
+        return False
+    variable = program.variable_behind(op.inputs[0])
+    if variable is None or op is variable.initializer:
+        return False
+    seen: set[tf.Operation] = set()
+    stack = [op.inputs[1].op]
+    while stack:
+        one = stack.pop()
+        if one.type == "ReadVariableOp":
+            if program.variable_behind(one.inputs[0]) is variable:
+                return True
+        sources = {tensor.op for tensor in one.inputs} - seen
+        seen |= sources
+        stack += sources
+    return False

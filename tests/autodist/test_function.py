@@ -1,0 +1,170 @@
+"""Functions of TensorFlow 2 on replicas compute what they do on one device."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+import replicator
+from tests.autodist import helpers
+from tests.autodist.programs import SIZES, examples
+
+X, Y = examples(12, 3), examples(24, 2)[:12]
+IDS = np.random.default_rng(0).permutation(12)
+
+
+def _by_hand(rate, variables):
+    def apply(grads):
+        for variable, gradient in zip(variables, grads, strict=True):
+            variable.assign_sub(rate * tf.convert_to_tensor(gradient))
+
+    return apply
+
+
+def _v1(variables):
+    optimizer = tf.compat.v1.train.AdagradOptimizer(0.1)
+    return lambda grads: optimizer.apply_gradients(zip(grads, variables, strict=True))
+
+
+def _keras(variables):
+    optimizer = tf.keras.optimizers.Adam(0.1, clipnorm=0.5)
+    return lambda grads: optimizer.apply_gradients(zip(grads, variables, strict=True))
+
+
+def _sonnet(variables):
+    optimizer = snt.optimizers.Momentum(0.1, 0.9)
+
+    def apply(grads):
+        optimizer.apply([tf.convert_to_tensor(g) for g in grads], variables)
+
+    return apply
+
+
+OPTIMIZERS = {
+    "by hand": functools.partial(_by_hand, 0.1),
+    "v1": _v1,
+    "keras": _keras,
+    "sonnet": _sonnet,
+}
+
+
+def _train(family, autodist=None):
+    """Returns what all steps return, and the variables."""
+    scope = autodist.scope() if autodist else tf.init_scope()
+    with scope:
+        w, b = tf.Variable(examples(3, 2)), tf.Variable([0.5, -0.5])
+        table = tf.Variable(examples(12, 2))
+        variables = [w, b, table]
+        apply = OPTIMIZERS[family](variables)
+
+    @tf.function
+    def inner(x):
+        return tf.tanh(tf.matmul(x, w) + b)
+
+    def step(x, y, ids, scale, turns=2):
+        with tf.GradientTape() as tape:
+            made = inner(x) + tf.gather(table, ids)
+            for _ in range(turns):
+                made = made * b if scale > 1 else made + b
+            k = tf.constant(0)
+            while k < 2:
+                made += 0.1 * tf.matmul(x, w)
+                k += 1
+            loss = tf.reduce_mean((made - y) ** 2) * scale
+        apply(tape.gradient(loss, variables))
+        return {"loss": loss, "made": (made, None), "rows": tf.reduce_sum(made, 1)}
+
+    run = autodist.function(step) if autodist else tf.function(step)
+    values = []
+    for n in SIZES:
+        scale = np.float32(0.5 + n % 2)
+        values.append(run(X[:n], tf.constant(Y[:n]), ids=IDS[:n], scale=scale))
+    return tf.nest.map_structure(np.asarray, (values, [v.numpy() for v in variables]))
+
+
+@functools.cache
+def _expected(family):
+    return _train(family)
+
+
+@pytest.mark.parametrize("family", OPTIMIZERS)
+@pytest.mark.parametrize("num_replicas, strategy", [(2, "sharded"), (3, "mirrored")])
+def test_a_function_trains_as_on_one_device(family, num_replicas, strategy):
+    found = _train(family, helpers.make(num_replicas, strategy))
+    for a, b in zip(
+        tf.nest.flatten(found), tf.nest.flatten(_expected(family)), strict=True
+    ):
+        if b.dtype == object:  # None
+            assert a == b
+            continue
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_keras_fit_in_the_scope_trains_as_on_one_device():
+    found = []
+    for autodist in (helpers.make(2), None):
+        tf.keras.utils.set_random_seed(1)
+        scope = autodist.scope() if autodist else tf.init_scope()
+        with scope:
+            model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+            model.compile("adam", "mse")
+        if autodist:
+            autodist.keras_model(model)
+        history = model.fit(X, Y, batch_size=5, epochs=2, verbose=0, shuffle=False)
+        found.append((history.history["loss"], model.get_weights()))
+    for a, b in zip(*map(tf.nest.flatten, found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_one_trace_serves_batches_of_all_sizes():
+    autodist, traced = helpers.make(2), []
+
+    @autodist.function
+    def double(x, name="a"):
+        traced.append(name)
+        return x * 2
+
+    for n in (5, 4, 1):
+        np.testing.assert_array_equal(double(X[:n]), X[:n] * 2)
+    assert traced == ["a", "a"]  # once for each replica
+    double(X, "b")
+    assert traced == ["a", "a", "b", "b"]
+
+
+def test_what_is_the_same_on_all_replicas_is_returned_once():
+    autodist = helpers.make(2)
+    with autodist.scope():
+        w = tf.Variable([1.0, 2.0])
+        n = tf.Variable(0)
+
+    @autodist.function
+    def step(x):
+        n.assign_add(1)
+        return w + 0.0, n + 0, tf.reduce_mean(x)
+
+    found = step(X[:3])
+    np.testing.assert_array_equal(found[0], [1, 2])
+    assert int(found[1]) == 1
+    np.testing.assert_allclose(found[2], X[:3].mean(), rtol=1e-6)
+
+
+def test_errors_of_functions_say_what_is_wrong():
+    autodist = helpers.make(2)
+    with pytest.raises(replicator.ArgumentError, match=r"(?s)was given 3.*Fix"):
+        autodist.function(3)
+    same = autodist.function(lambda *args: args[0])
+    with pytest.raises(replicator.ArgumentError, match=r"(?s)\(12, 3\), \(5,\).*Fix"):
+        same(X, np.zeros(5))
+    with pytest.raises(replicator.ArgumentError, match=r"(?s)shapes \[\(0,\)\].*Fix"):
+        same(np.zeros(0))
+    with pytest.raises(replicator.ArgumentError, match=r"(?s)nor can be.*\{1\}.*Fix"):
+        same(X, {1})
+    top = autodist.function(lambda x: tf.argmax(x, 0))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"(?s)int64.*differs.*Fix"
+    ):
+        top(np.array([[1.0, 5], [2, 3], [3, 4]]))

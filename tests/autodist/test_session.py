@@ -1,0 +1,288 @@
+"""What a session fetches and is fed is what it would be on one device."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from tests.autodist import helpers
+
+v1 = tf.compat.v1
+X = np.arange(14, dtype=np.float32).reshape(7, 2)
+
+
+@contextlib.contextmanager
+def scope(num_replicas=3, strategy="mirrored"):
+    """Yields an AutoDist in whose scope, in a tf.Graph, the block is."""
+    autodist = helpers.make(num_replicas, strategy)
+    with tf.Graph().as_default(), autodist.scope():
+        yield autodist
+
+
+def both(fetch, feed=X, num_replicas=3):
+    """Returns what is fetched on replicas, and on one device by plain TensorFlow."""
+    values = []
+    for place in (scope(num_replicas), tf.Graph().as_default()):
+        with place as autodist:
+            x = v1.placeholder(tf.float32, [None, 2], "x")
+            fetches = fetch(x)
+            if isinstance(autodist, replicator.AutoDist):
+                session = autodist.create_distributed_session()
+            else:
+                session = v1.Session()
+            values.append(session.run(fetches, {x: feed}))
+    return values
+
+
+@pytest.mark.parametrize("rows", [7, 6, 3, 2, 1])
+@pytest.mark.parametrize(
+    "fetch",
+    [
+        lambda x: x * 2,
+        lambda x: tf.reduce_mean(x),
+        lambda x: tf.reduce_mean(x, 0),
+        lambda x: tf.reduce_sum(x, 0),
+        lambda x: tf.reduce_sum(x) / 2.0 - tf.reduce_sum(x * x),
+        lambda x: tf.reduce_max(x) + 0.0 * tf.ones([]),
+        lambda x: -tf.reduce_max(x, 0),
+        lambda x: tf.reduce_min(x),
+        lambda x: tf.reduce_all(x > 3),
+        lambda x: tf.reduce_any(x > 3),
+        lambda x: tf.shape(x)[0],
+        lambda x: tf.shape(x)[1],
+        lambda x: tf.size(x),
+        lambda x: tf.reduce_sum(tf.cast(x > 3, tf.int32)),
+        lambda x: tf.reduce_sum(x) / tf.cast(tf.shape(x)[0], tf.float32),
+        lambda x: tf.reduce_mean(x) * tf.cast(tf.shape(x)[0], tf.float32),
+        lambda x: tf.as_string(x),
+        lambda x: tf.sparse.from_dense(x),
+        lambda x: tf.constant([1, 2, 3]),
+        lambda x: {"a": [x, (tf.reduce_mean(x),)], "b": tf.no_op()},
+        lambda x: tf.reshape(x, [-1]),
+        lambda x: tf.gradients(tf.reduce_mean(x * x), [x]),
+        lambda x: tf.gradients(tf.reduce_sum(x * x), [x]),
+        lambda x: tf.gradients(x * x, [x]),
+    ],
+)
+def test_what_is_fetched_is_that_of_one_device(fetch, rows):
+    name = "reduce_max(x) + 0"
+    found, expected = both(fetch, X[:rows])
+    for a, b in zip(
+        tf.nest.flatten(found, expand_composites=True),
+        tf.nest.flatten(expected, expand_composites=True),
+        strict=True,
+    ):
+        if b is None:
+            assert a is None, name
+            continue
+        assert np.asarray(a).dtype == np.asarray(b).dtype
+        if np.asarray(b).dtype.kind in "OS":
+            assert np.array_equal(a, b)
+        else:
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_nests_keep_their_types_and_names_stand_for_what_is_fetched_and_fed():
+    pair = collections.namedtuple("pair", "one two")
+    with scope() as autodist:
+        x = v1.placeholder(tf.float32, [None, 2], "x")
+        tf.identity(x * 2, "double")
+        session = autodist.create_distributed_session()
+        fetches = collections.OrderedDict(p=pair("double:0", [x]), q="double")
+        found = session.run(fetches, {"x:0": X})
+    assert isinstance(found, collections.OrderedDict)
+    assert isinstance(found["p"], pair)
+    np.testing.assert_array_equal(found["p"].one, X * 2)
+    np.testing.assert_array_equal(found["p"].two[0], X)
+    assert found["q"] is None  # an operation
+
+
+def test_variables_are_the_same_on_all_replicas_and_written_once():
+    for strategy in ("mirrored", "sharded"):
+        with scope(3, strategy) as autodist:
+            v = tf.Variable(tf.ones([4, 2]))
+            n = tf.Variable(0)
+            add = v.assign_add(tf.ones([4, 2]))
+            count = n.assign_add(1)
+            session = autodist.create_distributed_session()
+            session.run([add.op, count.op])
+            found = session.run(add)
+            np.testing.assert_array_equal(found, np.full([4, 2], 3))
+            assert session.run([n, v])[0] == 1
+            assert session.run(count) == 2
+            late = v.assign_sub(tf.ones([4, 2]))  # behind the session
+            session.run(late)
+            np.testing.assert_array_equal(v.eval(session), np.full([4, 2], 2))
+
+
+def test_what_is_assigned_of_the_examples_is_that_of_one_device():
+    with scope() as autodist:
+        x = v1.placeholder(tf.float32, [None, 2])
+        mean = tf.Variable([0.0, 0.0])
+        total, seen, top = tf.Variable(0.0), tf.Variable(0), tf.Variable(0.0)
+        writes = [
+            mean.assign_sub(0.5 * (mean - tf.reduce_mean(x, 0))).op,
+            total.assign_add(tf.reduce_sum(x)).op,
+            seen.assign_add(tf.shape(x)[0]).op,
+            top.assign(tf.reduce_max(x)).op,
+        ]
+        session = autodist.create_distributed_session()
+        for rows in (7, 2):
+            session.run(writes, {x: X[:rows]})
+        found = session.run([mean, total, seen, top])
+    expected = 0.5 * (0.5 * X.mean(0)) + 0.5 * X[:2].mean(0)
+    np.testing.assert_allclose(found[0], expected)
+    assert found[1:] == [X.sum() + X[:2].sum(), 9, 3.0]
+
+
+def test_metrics_of_tensorflow_1_count_all_examples():
+    with scope() as autodist:
+        x = v1.placeholder(tf.float32, [None])
+        value, update = v1.metrics.mean(x)
+        session = autodist.create_distributed_session()
+        for n in (5, 2, 4):
+            session.run(update, {x: np.arange(n)})
+        expected = np.concatenate([np.arange(n) for n in (5, 2, 4)]).mean()
+        np.testing.assert_allclose(session.run(value), expected, rtol=1e-6)
+
+
+def test_a_loss_that_is_a_sum_over_the_examples_trains_as_on_one_device():
+    found = []
+    for place in (scope(), tf.Graph().as_default()):
+        with place as autodist:
+            x = v1.placeholder(tf.float32, [None, 2])
+            w = tf.Variable([[1.0], [2.0]])
+            loss = tf.reduce_sum(tf.matmul(x, w) ** 2)
+            train = v1.train.GradientDescentOptimizer(1e-3).minimize(loss)
+            if isinstance(autodist, replicator.AutoDist):
+                session = autodist.create_distributed_session()
+            else:
+                session = v1.Session()
+                session.run(v1.global_variables_initializer())
+            losses = [session.run([loss, train], {x: X[:n]})[0] for n in (7, 2, 6)]
+            found.append([*losses, session.run(w)])
+    helpers.assert_equal(*found)
+
+
+def test_gradients_of_a_tape_are_those_of_one_device():
+    with scope() as autodist:
+        x = v1.placeholder(tf.float32, [None, 2])
+        w = tf.Variable([[1.0], [2.0]])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.matmul(x, w) ** 2)
+        gradient = tape.gradient(loss, w)
+        session = autodist.create_distributed_session()
+        found = session.run(gradient, {x: X})
+    np.testing.assert_allclose(found, 2 * X.T @ (X @ [[1], [2]]) / 7, rtol=1e-5)
+
+
+def test_each_replica_is_dealt_its_own_elements():
+    with scope(2) as autodist:
+        data = tf.data.Dataset.range(8).batch(2)
+        x = v1.data.make_one_shot_iterator(data).get_next()
+        total = tf.reduce_sum(x)
+        session = autodist.create_distributed_session()
+        assert session.run(x).tolist() == [0, 1, 2, 3]
+        assert session.run(total) == 4 + 5 + 6 + 7
+        with pytest.raises(tf.errors.OutOfRangeError):
+            session.run(x)
+
+
+def test_iterators_begin_anew_with_what_they_are_fed():
+    with scope(2) as autodist:
+        given = v1.placeholder(tf.float32, [None])
+        data = tf.data.Dataset.from_tensor_slices(given).batch(2)
+        iterator = v1.data.make_initializable_iterator(data)
+        mean = tf.reduce_mean(iterator.get_next())
+        session = autodist.create_distributed_session()
+        for values in ([1, 2, 6], [3, 5, 7, 9]):
+            session.run(iterator.initializer, {given: values})
+            assert session.run(mean) == np.mean(values)
+
+
+def test_replicas_draw_different_numbers():
+    with scope(2) as autodist:
+        v1.set_random_seed(7)
+        x = v1.placeholder(tf.float32, [None])
+        draws = tf.random.uniform(tf.shape(x))
+        session = autodist.create_distributed_session()
+        found = session.run(draws, {x: np.zeros(4)})
+    assert len(set(found.tolist())) == 4
+
+
+def test_tables_and_python_functions_are_used_by_all_replicas():
+    with scope(2) as autodist:
+        x = v1.placeholder(tf.string, [None])
+        keys = tf.constant(["a", "b"])
+        table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(keys, tf.constant([1.0, 2.0])), 0.0
+        )
+        found = table.lookup(x)
+        doubled = v1.py_func(lambda v: v * 2, [found], tf.float32)
+        doubled.set_shape([None])
+        session = autodist.create_distributed_session()
+        values = session.run([found, doubled], {x: ["b", "c", "a"]})
+    assert [v.tolist() for v in values] == [[2, 0, 1], [4, 0, 2]]
+
+
+def test_summaries_hold_the_mean():
+    with scope(2) as autodist:
+        x = v1.placeholder(tf.float32, [None])
+        v1.summary.scalar("mean", tf.reduce_mean(x))
+        session = autodist.create_distributed_session()
+        summary = v1.Summary()
+        summary.ParseFromString(session.run(v1.summary.merge_all(), {x: [1, 2, 6]}))
+    assert summary.value[0].simple_value == 3
+
+
+def test_run_options_give_a_trace_of_all_replicas():
+    with scope(2) as autodist:
+        x = v1.placeholder(tf.float32, [None, 2])
+        w = tf.Variable(tf.ones([2, 2]))
+        y = tf.matmul(x, w)
+        session = autodist.create_distributed_session()
+        metadata = v1.RunMetadata()
+        options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+        session.run(y, {x: X}, options, metadata)
+    names = {
+        node.node_name for d in metadata.step_stats.dev_stats for node in d.node_stats
+    }
+    assert any(name.startswith("AutoDist-Replica-1/") for name in names)
+    assert any(name.startswith("MatMul") for name in names)
+
+
+def test_a_session_of_the_users_graph():
+    with scope(2) as autodist:
+        x = v1.placeholder(tf.float32, [None])
+        mean = tf.reduce_mean(x)
+        with autodist.create_distributed_session() as session:
+            assert session.graph is tf.compat.v1.get_default_graph()
+            assert mean.eval({x: [1, 2, 6]}) == 3
+            assert session.make_callable(mean, [x])([1, 5]) == 3
+            assert len(session.list_devices()) >= 2
+
+
+def test_a_config_of_the_users_gets_the_devices_of_all_replicas():
+    with scope(3) as autodist:
+        x = v1.placeholder(tf.float32, [None])
+        config = v1.ConfigProto(allow_soft_placement=False)
+        session = autodist.create_distributed_session(config)
+        assert session.run(x * 2, {x: [1, 2, 3]}).tolist() == [2, 4, 6]
+        with pytest.raises(replicator.ArgumentError, match="(?s)config='no'.*Fix"):
+            autodist.create_distributed_session("no")
+
+
+def test_what_is_built_behind_the_session_is_copied_too():
+    with scope(2) as autodist:
+        x = v1.placeholder(tf.float32, [None])
+        w = tf.Variable(2.0)
+        session = autodist.create_distributed_session()
+        assert session.run(tf.reduce_mean(w * x), {x: [1, 2, 6]}) == 6
+        assert session.run(w * x, {x: [1, 2, 6]}).tolist() == [2, 4, 12]
+        with pytest.raises(replicator.UnsupportedError, match=r"(?s)after create.*Fix"):
+            session.run(tf.gradients(tf.reduce_mean(w * x), [w]), {x: [1, 2]})

@@ -1,0 +1,124 @@
+"""Parts begin with slices of the whole initial value, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from replicator.variables import drawing
+from tests.variables import parted
+
+I = keras.initializers  # noqa: E741  as in the others' documentation
+
+BY_PART: dict[str, Callable[..., Any]] = {
+    "zeros": I.Zeros(),
+    "constant": I.Constant(3.0),
+    "uniform": I.RandomUniform(-0.05, 0.05, seed=3),
+    "normal": I.RandomNormal(seed=1),
+    "truncated normal": I.TruncatedNormal(seed=1),
+    "Glorot": I.GlorotUniform(seed=2),
+    "He": I.HeNormal(seed=2),
+    "tf_keras": tf_keras.initializers.RandomUniform(-0.05, 0.05, seed=1),
+    "stateless": lambda shape, dtype: tf.random.stateless_normal(
+        shape, [1, 2], 0.0, 2.0
+    ),
+}
+WHOLE: dict[str, Callable[..., Any]] = {
+    "orthogonal": I.Orthogonal(seed=1),
+    "of NumPy": lambda shape, dtype: np.arange(np.prod(shape)).reshape(shape) * 1.0,
+}
+
+
+@pytest.mark.parametrize("shape", [(9, 4), (10, 3), (7, 5, 3), (500, 7)])
+@pytest.mark.parametrize("name", [*BY_PART, *WHOLE])
+def test_parts_are_slices_of_the_whole(name: str, shape: tuple[int, ...]) -> None:
+    make = {**BY_PART, **WHOLE}[name]
+    whole = np.float32(make(shape, dtype="float32"))
+    for axis in range(2):
+        sizes = [2, 1, shape[axis] - 3]
+        drawn = drawing.pieces(
+            lambda: make(shape, dtype="float32"), tf.float32, axis, sizes
+        )
+        for piece, expected in zip(drawn, np.split(whole, [2, 3], axis), strict=True):
+            np.testing.assert_array_equal(piece(), expected)
+
+
+@pytest.mark.parametrize("name", BY_PART)
+def test_nothing_as_large_as_the_whole_is_made(name: str) -> None:
+    made = []
+    shape = (4096, 8)
+
+    def initial_value() -> tf.Tensor:
+        value = BY_PART[name](shape, dtype="float32")
+        if not tf.is_symbolic_tensor(value):
+            made.append(value)
+        return value
+
+    for piece in drawing.pieces(initial_value, tf.float32, 0, [2048, 2048]):
+        assert piece().shape == [2048, 8]
+    assert not made
+
+
+def test_what_cannot_be_drawn_by_part_is_drawn_once() -> None:
+    count = []
+
+    def initial_value() -> tf.Tensor:
+        if tf.executing_eagerly():
+            count.append(1)
+        return tf.linalg.qr(tf.random.uniform([6, 6]))[0]
+
+    pieces = drawing.pieces(initial_value, tf.float32, 0, [1, 5])
+    whole = np.concatenate([piece() for piece in pieces])
+    np.testing.assert_allclose(whole @ whole.T, np.eye(6), atol=1e-5)
+    assert count == [1]
+
+
+def test_a_generator_in_python_is_asked_once() -> None:
+    def values(repl: Any) -> list[np.ndarray]:
+        random = np.random.RandomState(0)
+        with repl.context():
+            made = [tf.Variable(lambda: random.randn(6, 2)) for _ in range(2)]
+        return [v.numpy() for v in made]
+
+    random = np.random.RandomState(0)
+    for value in values(parted.replicas(2)):
+        np.testing.assert_allclose(value, random.randn(6, 2))
+
+
+def test_layers_begin_as_without_parts() -> None:
+    def weights(repl: Any) -> list[np.ndarray]:
+        keras.utils.set_random_seed(7)
+        with repl.context():
+            model = keras.Sequential(
+                [
+                    keras.layers.Input([3]),
+                    keras.layers.Embedding(9, 6),
+                    keras.layers.LSTM(4),
+                    keras.layers.Dense(5, kernel_initializer="truncated_normal"),
+                ]
+            )
+        return [np.array(w) for w in model.get_weights()]
+
+    for axis in (0, 1):
+        found = weights(parted.replicas(2, parted.InParts(2, axis)))
+        for own, expected in zip(found, weights(parted.one_device()), strict=True):
+            np.testing.assert_array_equal(own, expected)
+
+
+def test_a_graph_draws_the_whole_once() -> None:
+    with tf.Graph().as_default():
+        repl = parted.replicas(2)
+        with repl.context():
+            v = tf.Variable(tf.random.uniform([6, 3]))
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            value = session.run(v)
+            assert len(np.unique(value)) == 18
+            for part, own in zip(v.parts, np.split(value, [1, 2]), strict=True):
+                np.testing.assert_array_equal(session.run(part.read_value()), own)
