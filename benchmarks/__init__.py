@@ -10,6 +10,7 @@ each a table:
 - `build.py`: the time until a step's first result, over the number of replicas;
 - `memory.py`: what variables and optimizer slots take;
 - `xla.py`: what XLA makes of a step;
+- `strategies.py`: steps under every strategy, and what they communicate;
 - `fit.py`: an epoch of Keras' fit, for four networks;
 - `peers/`: torch and JAX, in an environment of their own;
 - `hosts.py`: steps and all-reduce on two hosts, by `make bench-hosts`; `on_hosts/` has

@@ -23,6 +23,7 @@ PROGRAMS = (
     "memory",
     "xla",
     "loops",
+    "strategies",
     "fit",
 )
 

@@ -119,7 +119,19 @@ def replicated(
     names: Sequence[str] | None = None,
     **options: Any,
 ) -> Step:
-    """Replicator: the built step, with its loss reduced to the mean.
+    """Replicator: the built step, with its loss reduced to the mean; see `built`."""
+    step = built(workload, replicas, weights, names, **options)
+    return lambda: step()[0]
+
+
+def built(
+    workload: Workload,
+    replicas: int,
+    weights: Weights,
+    names: Sequence[str] | None = None,
+    **options: Any,
+) -> Any:
+    """Returns a step of a Replicator, which has a plan once it was called.
 
     Args:
         workload: What is trained.
@@ -143,8 +155,7 @@ def replicated(
         loss = workloads.train_step(model, optimizer, batch, compiled=workload.compiled)
         return repl.all_reduce(loss, "mean")
 
-    step = repl.build(step_fn, input_fn)
-    return lambda: step()[0]
+    return repl.build(step_fn, input_fn)
 
 
 def one_replica(workload: Workload, replicas: int, weights: Weights) -> Step:

@@ -26,6 +26,7 @@ from benchmarks import (
     results,
     scaling,
     steps,
+    strategies,
     targets,
     xla,
 )
@@ -50,6 +51,7 @@ PROGRAMS: Mapping[str, ModuleType] = {
         memory,
         xla,
         loops,
+        strategies,
         fit,
         hosts,
     )

@@ -98,13 +98,15 @@ class InSlices(_tf.SaveableObject):
         self._variable = variable
         eager = tf.executing_eagerly()
         described = slice_specs(variable.shape, variable.axis, variable.sizes)
+        # A v1 Saver that is sharded, as that of monitored sessions, takes one device.
+        first = variable.parts[0]._handle.device
         specs = [
             _tf.SaveSpec(
                 part.read_value if eager else part._graph_element,
                 described[k],
                 name,
                 dtype=part.dtype,
-                device=part._handle.device,
+                device=part._handle.device if eager else first,
             )
             for k, part in enumerate(variable.parts)
         ]

@@ -1,0 +1,89 @@
+"""examples/strategies.py, run as a user runs it: in a process of its own."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_COMMAND = [sys.executable, str(_ROOT / "examples" / "strategies.py")]
+_PATH = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+_ENVIRONMENT = {
+    **{k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")},
+    "PYTHONPATH": _PATH,
+}
+_VOCABULARY, _COLUMNS = 1000, 16
+
+
+def run(*flags):
+    """Runs the example to its end."""
+    return subprocess.run(
+        [*_COMMAND, *map(str, flags)],
+        env=_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def rows(printed):
+    """Returns the cells of the table's rows, by their first."""
+    lines = [line for line in printed.splitlines() if line.startswith("│")]
+    found = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    return {name: cells for name, *cells in found}
+
+
+def mebibytes(cell):
+    """Returns the number of a cell of bytes."""
+    return float(re.match(r"([\d.]+) MiB", cell)[1])
+
+
+@pytest.mark.slow
+def test_five_strategies_reach_one_loss_and_hold_what_they_say():
+    small = ["--steps=30", f"--vocabulary={_VOCABULARY}", f"--columns={_COLUMNS}"]
+    result = run(*small)
+    assert result.returncode == 0, result.stderr
+    for name in ("mirrored", "ps", "partitioned", "parallax", "bf16"):
+        assert f"{name}: 100%" in result.stderr
+    found = rows(result.stdout)
+    held = {name: [mebibytes(c) for c in cells[1:3]] for name, cells in found.items()}
+    sent = {name: mebibytes(cells[3]) for name, cells in found.items()}
+    losses = {name: float(cells[4]) for name, cells in found.items()}
+
+    whole, _ = held["mirrored"]
+    assert held["mirrored"] == held["bf16"] == [whole, whole]
+    assert sum(held["ps"]) == pytest.approx(whole, abs=0.02)
+    assert held["partitioned"] == pytest.approx([whole / 2] * 2, abs=0.02)
+    table = 3 * 4 * _VOCABULARY * _COLUMNS / 2**20  # with Adam's two slots
+    assert held["parallax"] == pytest.approx([whole, whole - table], abs=0.02)
+    assert sent["bf16"] < sent["partitioned"]
+
+    exact = [losses[name] for name in losses if name != "bf16"]
+    assert max(exact) - min(exact) <= 2e-4
+    assert losses["bf16"] == pytest.approx(losses["mirrored"], abs=0.01)
+    assert losses["mirrored"] < 6.8  # of log(1000) = 6.91 at first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--steps=1"], "--steps"),
+        (["--learning_rate=nan"], "must be a positive number"),
+        (["--devices=CPU:0,CPU:0"], "CPU:0"),
+        (["--devices=TPU:7", "--batch_size=1"], "TPU:7"),
+        (["--strategies=ps,none"], "--strategies=ps,none: there are mirrored, ps"),
+        (["--strategies="], "there are mirrored"),
+        (["--batch_size=63"], "does not divide evenly by 2 replicas"),
+        (["more"], "unexpected argument 'more'"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(flags, said):
+    result = run(*flags)
+    assert result.returncode == 2
+    errors = [line for line in result.stderr.splitlines() if "strategies.py:" in line]
+    assert len(errors) == 1 and said in errors[0]
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,38 @@
+"""What a large embedding takes: half of it on each of two devices, never all twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.strategy import large_table
+
+ROOT = pathlib.Path(__file__).parents[2]
+TOTAL = 3 * 4 * large_table.ROWS * large_table.COLUMNS  # with Adam's two slots
+SCALARS = 64  # bytes: the optimizer's counter and its rate
+
+
+@pytest.mark.slow
+def test_parts_are_created_as_parts_and_each_device_holds_half() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.strategy.large_table"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for nbytes in found["held"]:
+        assert TOTAL / 2 <= nbytes <= TOTAL / 2 + SCALARS
+    assert found["peak"] <= 1.15 * TOTAL, found
+    assert found["resident"] >= 0.9 * TOTAL, found  # it is all there, and was counted
+    first, second = found["losses"]
+    assert 0 < second < first
