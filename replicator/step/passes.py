@@ -26,16 +26,17 @@ from replicator.inputs import checks as input_checks
 from replicator.inputs import feeds
 from replicator.inputs.shards import Shard
 from replicator.primitives import table
-from replicator.stages import writing
 from replicator.step import (
     checks,
     constants,
     copies,
     objects,
     outputs,
+    stages,
     step_arguments,
     tracing,
 )
+from replicator.stages.writing import Build
 from replicator.step.draft import Built, Draft, Settings
 from replicator.variables import (
     drift,
@@ -77,38 +78,11 @@ def run(
     for apply in PASSES:
         apply(draft)
         for graphs in written:
-            _write_down(graphs, apply, draft)
+            if apply in _STAGES:
+                _STAGES[apply](graphs, draft)
     used = {id(one): one for one in build.aliases.noted().values()}
     variables = tuple(used.values())
     return Built(draft.returned, draft.communications, variables, draft.writes)
-
-
-def _write_down(
-    graphs: writing.Build, done: Callable[[Draft], None], draft: Draft
-) -> None:
-    """Writes down what a pass has made of the step, if it ends a stage."""
-    graph = draft.build.graph
-    if done is divide_ops:
-        graphs.traced(graph, draft.replicas[0])
-    elif done is copy_replicas:
-        graphs.copied(graph, [op for ops in draft.replicas for op in ops])
-    elif done is check_leftovers:
-        graphs.done(graph, _running(draft))
-
-
-def _running(draft: Draft) -> set[tf.Operation]:
-    """Returns the ops of a step that is built which will run."""
-    ops = [op for op in draft.ops() if not _tf.is_abandoned(op)]
-    leaves = [leaf for leaf in draft.leaves() if leaf is not None]
-    stack = [leaf.op if tf.is_tensor(leaf) else leaf for leaf in leaves]
-    stack += [op for op in ops if has_effect(op) and op not in draft.initializers]
-    known, running = set(ops), set()
-    while stack:
-        op = stack.pop()
-        if op in known and op not in running:
-            running.add(op)
-            stack += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    return running
 
 
 # --- Building the replicas ------------------------------------------------------------
@@ -448,3 +422,9 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     seal_results,
     check_leftovers,
 )
+# What is written down of the step after some of them; see `Replicator.stages`.
+_STAGES: dict[Callable[[Draft], None], Callable[[Build, Draft], None]] = {
+    divide_ops: stages.traced,
+    copy_replicas: stages.copied,
+    check_leftovers: stages.done,
+}
