@@ -94,6 +94,9 @@ def _check_named(lives: Sequence[Life], stderr: Said, name: str, kind: str) -> N
     faults = [life.fault for life in lives[:-1]]
     assert lives[-1].fault is None
     assert len(told) == len(faults), stderr.text[-6000:]
+    if kind == "stop":  # its keeper says so when it kills it, which takes a while
+        told = stderr.times(f"[{name}] replicator.launch: silent for ")
+        assert len(told) == len(faults), stderr.text[-6000:]
     seconds = [when - fault for when, fault in zip(told, faults, strict=True) if fault]
     by_programs = [
         when - life.fault
