@@ -26,6 +26,7 @@ from replicator.inputs import checks as input_checks
 from replicator.inputs import feeds
 from replicator.inputs.shards import Shard
 from replicator.primitives import table
+from replicator.stages.writing import Build
 from replicator.step import (
     checks,
     constants,
@@ -36,7 +37,6 @@ from replicator.step import (
     step_arguments,
     tracing,
 )
-from replicator.stages.writing import Build
 from replicator.step.draft import Built, Draft, Settings
 from replicator.variables import (
     drift,
