@@ -78,6 +78,7 @@ def model() -> Any:
     )
 
 
+@pytest.mark.slow
 def test_keras_fits_and_its_files_load_everywhere(tmp_path: pathlib.Path) -> None:
     y = np.ones([6, 5], np.float32)
     histories, made = [], []

@@ -155,7 +155,16 @@ def check(name: str, make: Callable[[], Any], count: int, axis: int) -> Any:
     return optimizer, variables
 
 
-@pytest.mark.parametrize("name", BY_PART)
+def _often(names: Any, quick: tuple[str, ...]) -> list[Any]:
+    """Returns the names, of which all but a few are tried in long runs only."""
+    slow = pytest.mark.slow
+    return [n if n in quick else pytest.param(n, marks=slow) for n in names]
+
+
+QUICK = ("Adam", "clipnorm", "legacy clipnorm", "v1 Adam", "Sonnet Adam", "Lamb")
+
+
+@pytest.mark.parametrize("name", _often(BY_PART, QUICK))
 def test_updates_part_by_part_as_whole_variables(name: str) -> None:
     count, axis = (2, 0) if list(BY_PART).index(name) % 2 else (3, 1)
     optimizer, variables = check(name, BY_PART[name], count, axis)
@@ -171,14 +180,14 @@ def test_updates_part_by_part_as_whole_variables(name: str) -> None:
                     assert own.placement == part.placement
 
 
-@pytest.mark.parametrize("name", AS_WHOLE)
+@pytest.mark.parametrize("name", _often(AS_WHOLE, QUICK))
 def test_optimizers_whose_updates_are_not_elementwise_update_wholes(name: str) -> None:
     count, axis = (2, 0) if list(AS_WHOLE).index(name) % 2 else (2, 1)
     optimizer, _ = check(name, AS_WHOLE[name], count, axis)
     assert not parts.is_elementwise(optimizer)
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_gradients_of_several_steps_are_added_up_whole(count: int) -> None:
     def make() -> Any:
         return K.Adam(0.05)
