@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.autodist import bodies, freshness, shares, stamping
+from replicator.autodist import bodies, freshness, refusals, shares, stamping
 from replicator.autodist.kinds import Kind
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
@@ -66,7 +66,7 @@ def replicate(program: Program, settings: Settings) -> Replicas:
             known = len(mirrored)
             mirrored.update(again.mirrored)
             if len(mirrored) == known:
-                raise _unbuildable() from None
+                raise refusals.unbuildable() from None
 
 
 class Replicas:
@@ -146,14 +146,7 @@ class Replicas:
         ]
         late += program.markers + [write.op for write in plan.writes]
         if late:
-            raise errors.UnsupportedError(
-                errors.compose(
-                    "a variable, a gradient or a write of what depends on the examples "
-                    "was added after create_distributed_session.",
-                    [f"at {errors.line_of(late[0])}"],
-                    "build all of the model first, then create the session.",
-                )
-            )
+            raise refusals.too_late(late[0])
         with self.graph.as_default():
             self.program, self.plan = program, plan
             self._share(program)
@@ -331,7 +324,7 @@ class Replicas:
             except context.BuildAgain:
                 raise _Again(self._moved()) from None
             except errors.ReplicatorError as error:
-                raise _of_user(error) from error
+                raise refusals.of_user(error, _VARIABLES) from error
         self.communications = draft.communications
         for n, places in enumerate(self.places):
             replaced = draft.replicas[n][:count]
@@ -402,7 +395,7 @@ class Replicas:
         how = {Kind.MAX: "max", Kind.MIN: "min"}.get(kind, "sum")
         if how == "sum":
             if not value.dtype.is_floating and kind not in (Kind.SUM, Kind.COUNT):
-                raise _no_mean(original, op)
+                raise refusals.no_mean(original, op)
             source = plan.source(op.inputs[1].op)
             weight = self.shares.weight(source, kind, self.places, n)
             if value.dtype.is_floating:
@@ -413,18 +406,6 @@ class Replicas:
                 value = tf.where(counts, value, tf.zeros_like(value))
         (agreed,) = all_reduce.combine([value], how, None)
         _tf.set_input(copy, 1, agreed)
-
-
-def _no_mean(variable: Any, op: tf.Operation) -> errors.ReplicatorError:
-    return errors.UnsupportedError(
-        errors.compose(
-            f"variable {variable.op.name} of {variable.dtype.name} is assigned what "
-            "differs between replicas, and has no mean.",
-            [f"at {errors.line_of(op)}"],
-            "assign what does not depend on the examples, or a sum, a maximum or a "
-            "minimum over them, or let it be a variable of floats.",
-        )
-    )
 
 
 def _empty(variable: tf.Variable) -> tf.Tensor:
@@ -441,24 +422,3 @@ def _of(places: Places, tensor: tf.Tensor) -> tf.Tensor:
 
 def _calls(op: tf.Operation) -> bool:
     return bool(_tf.called_graphs(op))
-
-
-def _of_user(error: errors.ReplicatorError) -> errors.ReplicatorError:
-    """Returns an error of the passes, in words for one who knows of no replicas."""
-    said = str(error).replace(f"{_VARIABLES}/", "").partition("\nFix: ")[0]
-    fix = (
-        "let what is written follow from gradients of tf.gradients, from variables and "
-        "from what is fed as a whole; or write it by assign, assign_add or assign_sub, "
-        "outside of conditionals and loops, which makes it equal."
-    )
-    return errors.UnsupportedError(errors.compose(said, [], fix))
-
-
-def _unbuildable() -> errors.ReplicatorError:
-    return errors.UnsupportedError(
-        errors.compose(
-            "a variable that one replica owns is used in a way for which each replica "
-            "needs a component.",
-            fix='use a strategy that mirrors it, strategy="mirrored".',
-        )
-    )
