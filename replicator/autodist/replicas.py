@@ -19,12 +19,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.autodist import bodies, freshness, refusals, shares, stamping
+from replicator.autodist import bodies, freshness, marked, refusals, shares, stamping
 from replicator.autodist.kinds import Kind
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
 from replicator.graph.ir.kinds import resource_inputs
-from replicator.graph.order import effects
 from replicator.graph.passes import owners
 from replicator.primitives import all_reduce, table
 from replicator.step import passes
@@ -152,8 +151,13 @@ class Replicas:
             self._share(program)
             self._copy(program)
             self._deal(program)
-            self._keep_owners_writes(program)
+            freshness.keep_owners_writes(program, self.places, self._owner_of)
             freshness.read_first(program, self.places)
+
+    def _owner_of(self, variable: tf.Variable) -> int | None:
+        """Returns the place of the replica that owns a variable of the user's."""
+        owner = self._variables[variable.op.name].placement.owner
+        return None if owner is None else self._settings.world.place(owner)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -164,23 +168,6 @@ class Replicas:
         """Returns how many examples each replica has been dealt, as floats."""
         with self.graph.as_default():
             return self.shares.counts(source, self.places)
-
-    def _keep_owners_writes(self, program: Program) -> None:
-        """Lets one write of a variable that one replica owns be that of all."""
-        for op in program.copied:
-            written = [t for k, t in resource_inputs(op) if effects.writes(op, k)]
-            for tensor in written:
-                original = program.variable_behind(tensor)
-                if original is None:
-                    continue
-                owner = self._variables[original.op.name].placement.owner
-                if owner is None:
-                    continue
-                keep = self.places[self._settings.world.place(owner)][op]
-                for places in self.places:
-                    if places[op] is not keep:
-                        _tf.move_control_outputs(places[op], keep)
-                        places[op] = keep
 
     # --- Variables --------------------------------------------------------------------
 
@@ -194,7 +181,7 @@ class Replicas:
                 made[name] = self._settings.factory.creator(
                     None,
                     # What is initialized is a copy of the user's own initializer.
-                    initial_value=_empty(variable),
+                    initial_value=marked.empty(variable),
                     name=name,
                     shape=variable.shape,
                     trainable=variable.trainable,
@@ -406,14 +393,6 @@ class Replicas:
                 value = tf.where(counts, value, tf.zeros_like(value))
         (agreed,) = all_reduce.combine([value], how, None)
         _tf.set_input(copy, 1, agreed)
-
-
-def _empty(variable: tf.Variable) -> tf.Tensor:
-    """Returns some value of a variable's shape, as far as that is known, and dtype."""
-    shape = [size or 0 for size in variable.shape] if variable.shape.rank else []
-    if variable.dtype == tf.string:
-        return tf.fill(shape, "")
-    return tf.zeros(shape, variable.dtype)
 
 
 def _of(places: Places, tensor: tf.Tensor) -> tf.Tensor:
