@@ -9,7 +9,7 @@ replica may be another's, too. What a program makes wait for an update stays beh
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -17,6 +17,7 @@ from replicator import _tf
 from replicator.autodist.program import Program
 from replicator.autodist.stamping import Places
 from replicator.graph.ir.kinds import resource_inputs
+from replicator.graph.order import effects
 
 _UPDATES = re.compile(
     r"Assign(Add|Sub)VariableOp|Resource(Sparse)?Apply\w+|ResourceScatter\w+"
@@ -51,6 +52,31 @@ def read_first(program: Program, places: Sequence[Places]) -> None:
         else:
             for one, own in zip(done, places, strict=True):
                 _tf.add_control_inputs(one, [own[b] for b in before])
+
+
+def keep_owners_writes(
+    program: Program,
+    places: Sequence[Places],
+    owner_of: Callable[[tf.Variable], int | None],
+) -> None:
+    """Lets one write of a variable that one replica owns be that of all.
+
+    Args:
+        program: The single-device graph.
+        places: What its ops are on each replica.
+        owner_of: Returns the place of the replica that owns a variable, or None.
+    """
+    for op in program.copied:
+        for tensor in [t for k, t in resource_inputs(op) if effects.writes(op, k)]:
+            variable = program.variable_behind(tensor)
+            owner = None if variable is None else owner_of(variable)
+            if owner is None:
+                continue
+            keep = places[owner][op]
+            for own in places:
+                if own[op] is not keep:
+                    _tf.move_control_outputs(own[op], keep)
+                    own[op] = keep
 
 
 def _changes(program: Program, op: tf.Operation) -> bool:

@@ -166,3 +166,11 @@ def text(op: tf.Operation, name: str) -> str | None:
 def _text(op: tf.Operation, name: str) -> str:
     value: bytes = op.get_attr(name)
     return value.decode()
+
+
+def empty(variable: tf.Variable) -> tf.Tensor:
+    """Returns some value of a variable's shape, as far as that is known, and dtype."""
+    shape = [size or 0 for size in variable.shape] if variable.shape.rank else []
+    if variable.dtype == tf.string:
+        return tf.fill(shape, "")
+    return tf.zeros(shape, variable.dtype)

@@ -19,13 +19,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.autodist import bodies, freshness, shares, stamping
+from replicator.autodist import bodies, freshness, marked, refusals, shares, stamping
 from replicator.autodist.kinds import Kind
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
-from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import resource_inputs
-from replicator.graph.order import effects
 from replicator.graph.passes import owners
 from replicator.primitives import all_reduce, table
 from replicator.step import passes
@@ -67,7 +65,7 @@ def replicate(program: Program, settings: Settings) -> Replicas:
             known = len(mirrored)
             mirrored.update(again.mirrored)
             if len(mirrored) == known:
-                raise _unbuildable() from None
+                raise refusals.unbuildable() from None
 
 
 class Replicas:
@@ -147,21 +145,19 @@ class Replicas:
         ]
         late += program.markers + [write.op for write in plan.writes]
         if late:
-            raise errors.UnsupportedError(
-                errors.compose(
-                    "a variable, a gradient or a write of what depends on the examples "
-                    "was added after create_distributed_session.",
-                    [f"at {errors.line_of(late[0])}"],
-                    "build all of the model first, then create the session.",
-                )
-            )
+            raise refusals.too_late(late[0])
         with self.graph.as_default():
             self.program, self.plan = program, plan
             self._share(program)
             self._copy(program)
             self._deal(program)
-            self._keep_owners_writes(program)
+            freshness.keep_owners_writes(program, self.places, self._owner_of)
             freshness.read_first(program, self.places)
+
+    def _owner_of(self, variable: tf.Variable) -> int | None:
+        """Returns the place of the replica that owns a variable of the user's."""
+        owner = self._variables[variable.op.name].placement.owner
+        return None if owner is None else self._settings.world.place(owner)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -172,23 +168,6 @@ class Replicas:
         """Returns how many examples each replica has been dealt, as floats."""
         with self.graph.as_default():
             return self.shares.counts(source, self.places)
-
-    def _keep_owners_writes(self, program: Program) -> None:
-        """Lets one write of a variable that one replica owns be that of all."""
-        for op in program.copied:
-            written = [t for k, t in resource_inputs(op) if effects.writes(op, k)]
-            for tensor in written:
-                original = program.variable_behind(tensor)
-                if original is None:
-                    continue
-                owner = self._variables[original.op.name].placement.owner
-                if owner is None:
-                    continue
-                keep = self.places[self._settings.world.place(owner)][op]
-                for places in self.places:
-                    if places[op] is not keep:
-                        _tf.move_control_outputs(places[op], keep)
-                        places[op] = keep
 
     # --- Variables --------------------------------------------------------------------
 
@@ -202,7 +181,7 @@ class Replicas:
                 made[name] = self._settings.factory.creator(
                     None,
                     # What is initialized is a copy of the user's own initializer.
-                    initial_value=_empty(variable),
+                    initial_value=marked.empty(variable),
                     name=name,
                     shape=variable.shape,
                     trainable=variable.trainable,
@@ -332,7 +311,7 @@ class Replicas:
             except context.BuildAgain:
                 raise _Again(self._moved()) from None
             except errors.ReplicatorError as error:
-                raise _of_user(error) from error
+                raise refusals.of_user(error, _VARIABLES) from error
         self.communications = draft.communications
         for n, places in enumerate(self.places):
             replaced = draft.replicas[n][:count]
@@ -403,7 +382,7 @@ class Replicas:
         how = {Kind.MAX: "max", Kind.MIN: "min"}.get(kind, "sum")
         if how == "sum":
             if not value.dtype.is_floating and kind not in (Kind.SUM, Kind.COUNT):
-                raise _no_mean(original, op)
+                raise refusals.no_mean(original, op)
             source = plan.source(op.inputs[1].op)
             weight = self.shares.weight(source, kind, self.places, n)
             if value.dtype.is_floating:
@@ -416,50 +395,9 @@ class Replicas:
         _tf.set_input(copy, 1, agreed)
 
 
-def _no_mean(variable: Any, op: tf.Operation) -> errors.ReplicatorError:
-    return errors.UnsupportedError(
-        errors.compose(
-            f"variable {variable.op.name} of {variable.dtype.name} is assigned what "
-            "differs between replicas, and has no mean.",
-            [f"at {errors.line_of(op)}"],
-            "assign what does not depend on the examples, or a sum, a maximum or a "
-            "minimum over them, or let it be a variable of floats.",
-        )
-    )
-
-
-def _empty(variable: tf.Variable) -> tf.Tensor:
-    """Returns some value of a variable's shape, as far as that is known, and dtype."""
-    shape = [size or 0 for size in shapes.static(variable) or ()]
-    if variable.dtype == tf.string:
-        return tf.fill(shape, "")
-    return tf.zeros(shape, variable.dtype)
-
-
 def _of(places: Places, tensor: tf.Tensor) -> tf.Tensor:
     return places[tensor.op].outputs[tensor.value_index]
 
 
 def _calls(op: tf.Operation) -> bool:
     return bool(_tf.called_graphs(op))
-
-
-def _of_user(error: errors.ReplicatorError) -> errors.ReplicatorError:
-    """Returns an error of the passes, in words for one who knows of no replicas."""
-    said = str(error).replace(f"{_VARIABLES}/", "").partition("\nFix: ")[0]
-    fix = (
-        "let what is written follow from gradients of tf.gradients, from variables and "
-        "from what is fed as a whole; or write it by assign, assign_add or assign_sub, "
-        "outside of conditionals and loops, which makes it equal."
-    )
-    return errors.UnsupportedError(errors.compose(said, [], fix))
-
-
-def _unbuildable() -> errors.ReplicatorError:
-    return errors.UnsupportedError(
-        errors.compose(
-            "a variable that one replica owns is used in a way for which each replica "
-            "needs a component.",
-            fix='use a strategy that mirrors it, strategy="mirrored".',
-        )
-    )

@@ -1,0 +1,56 @@
+"""Errors of programs for one device that cannot be copied, in words for their users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+
+
+def of_user(error: errors.ReplicatorError, scope: str) -> errors.ReplicatorError:
+    """Returns an error of the passes, in words for one who knows of no replicas."""
+    said = str(error).replace(f"{scope}/", "").partition("\nFix: ")[0]
+    fix = (
+        "let what is written follow from gradients of tf.gradients, from variables and "
+        "from what is fed as a whole; or write it by assign, assign_add or assign_sub, "
+        "outside of conditionals and loops, which makes it equal."
+    )
+    return errors.UnsupportedError(errors.compose(said, [], fix))
+
+
+def unbuildable() -> errors.ReplicatorError:
+    """Returns the error for an owned variable that cannot be mirrored either."""
+    return errors.UnsupportedError(
+        errors.compose(
+            "a variable that one replica owns is used in a way for which each replica "
+            "needs a component.",
+            fix='use a strategy that mirrors it, strategy="mirrored".',
+        )
+    )
+
+
+def no_mean(variable: Any, op: tf.Operation) -> errors.ReplicatorError:
+    """Returns the error for a write of what differs and cannot be made equal."""
+    return errors.UnsupportedError(
+        errors.compose(
+            f"variable {variable.op.name} of {variable.dtype.name} is assigned what "
+            "differs between replicas, and has no mean.",
+            [f"at {errors.line_of(op)}"],
+            "assign what does not depend on the examples, or a sum, a maximum or a "
+            "minimum over them, or let it be a variable of floats.",
+        )
+    )
+
+
+def too_late(op: tf.Operation) -> errors.ReplicatorError:
+    """Returns the error for what cannot be added to a graph that is copied already."""
+    return errors.UnsupportedError(
+        errors.compose(
+            "a variable, a gradient or a write of what depends on the examples was "
+            "added after create_distributed_session.",
+            [f"at {errors.line_of(op)}"],
+            "build all of the model first, then create the session.",
+        )
+    )
