@@ -241,6 +241,7 @@ _IN_A_STEP = {
 def test_all_that_means_the_step_being_built_is_among_those():
     """A run in a step is refused whosever it is; the rest are facts."""
     others = {"run", "build", "initialize", "plan", "devices", "num_replicas", "inputs"}
+    others |= {"strategy", "stages"}
     public = {name for name in dir(replicator.Replicator) if name[0] != "_"}
     assert _IN_A_STEP.keys() == public - others
 

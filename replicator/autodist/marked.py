@@ -170,7 +170,7 @@ def _text(op: tf.Operation, name: str) -> str:
 
 def empty(variable: tf.Variable) -> tf.Tensor:
     """Returns some value of a variable's shape, as far as that is known, and dtype."""
-    shape = [size or 0 for size in variable.shape] if variable.shape.rank else []
+    shape = [size or 0 for size in shapes.static(variable) or ()]
     if variable.dtype == tf.string:
         return tf.fill(shape, "")
     return tf.zeros(shape, variable.dtype)
