@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.graph.ir import shapes
 
 READ = "_replicator_read"  # the attribute of an identity of a variable's handle
 GRADIENT = "_replicator_gradient"  # of a marker: whose gradient it hands on
