@@ -23,6 +23,7 @@ from replicator.strategy.choosing import StrategyChooser
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 from replicator.variables.replicated import ReplicatedVariable
+from replicator.variables.storage import Settlement
 from replicator.world import World
 
 
@@ -118,7 +119,7 @@ class Draft:
     earlier: list[tf.Operation] = dataclasses.field(default_factory=list)
     elements: Any = None
     further: Sequence[Any] = ()
-    settled: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    settled: Mapping[str, Settlement | None] = dataclasses.field(default_factory=dict)
     returned: list[Any] = dataclasses.field(default_factory=list)
     scopes: list[str] = dataclasses.field(default_factory=list)
     seeds: list[int] = dataclasses.field(default_factory=list)

@@ -93,7 +93,7 @@ def pull_inputs(draft: Draft) -> None:
     if draft.settings.chooser is not None:
         trained = draft.settings.factory.trained().items()
         draft.settled = {
-            path: following.undecided(variable)[0].storage.settled_at
+            path: following.undecided(variable)[0].storage.settlement
             for path, variable in trained
             if following.undecided(variable)
         }
@@ -156,13 +156,14 @@ def follow_strategy(draft: Draft) -> None:
     for path, variable in variables.items():
         for one in following.undecided(variable):
             # An optimizer has read them where it created its slots: in this step.
-            one.storage.settled_at = draft.settled.get(path)
+            one.storage.settlement = draft.settled.get(path)
     decided = chooser.decide(known)
     changed = [
         path
         for path, chosen in decided.items()
         if path in variables and following.follow(factory, variables[path], chosen)
     ]
+    chooser.followed()
     if changed:
         draft.build.knowledge.update({("decided", path): True for path in changed})
         raise context.BuildAgain

@@ -82,12 +82,14 @@ class _Rule:
             decide later.
         asked: The variables that it was asked for.
         undecided: The paths of those on which it has yet to decide.
+        decided: The paths of those on which it has decided, whether or not that is so.
     """
 
     builder: Builder
     live: Live | None
     asked: list[VariableFacts] = dataclasses.field(default_factory=list)
     undecided: set[str] = dataclasses.field(default_factory=set)
+    decided: set[str] = dataclasses.field(default_factory=set)
 
 
 class _Run:
@@ -147,8 +149,13 @@ class _Run:
                         chosen = self._compiled(nodes[facts.path], facts)
                         if chosen is not None:
                             made[facts.path] = chosen
-                rule.undecided -= set(nodes)
+                rule.decided = set(nodes)
         return made
+
+    def followed(self) -> None:
+        """Notes that what was decided last is so."""
+        for rule in self._rules:
+            rule.undecided -= rule.decided
 
     def _built(self, rule: _Rule) -> dict[str, Node | None]:
         """Returns what a builder says of all variables that it can decide on now."""
@@ -234,6 +241,10 @@ class StrategyChooser:
             What is decided on, by the paths.
         """
         return self._run().decide(sparse)
+
+    def followed(self) -> None:
+        """Notes that all variables are as was decided last."""
+        self._run().followed()
 
     def known(self, path: str) -> tuple[bool, Assumed]:
         """Returns what is known of a variable's gradient, and what is assumed."""

@@ -156,14 +156,14 @@ class VariableFactory:
 
         What is built into them settles no variable.
         """
-        before = {one.key: one.storage.settled_at for one in self._variables()}
+        before = {one.key: one.storage.settlement for one in self._variables()}
         try:
             yield
         finally:
             for variable in self._variables():
                 settled = before.get(variable.key)
-                if variable.storage.settled_at != settled:
-                    variable.storage.settled_at = settled
+                if variable.storage.settlement != settled:
+                    variable.storage.settlement = settled
                     variable.storage.add_user(user)
 
     def _again(

@@ -9,6 +9,7 @@ from replicator.variables.chooser import Chosen
 from replicator.variables.creation import VariableFactory
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.placement import Placement
+from replicator.variables.storage import Storage
 
 
 def undecided(variable: Any) -> list[Any]:
@@ -34,7 +35,6 @@ def follow(factory: VariableFactory, variable: Any, chosen: Chosen) -> bool:
     if isinstance(variable, PartitionedVariable):
         return _divide(factory, variable, chosen)
     storage = variable.storage
-    storage.undecided = False
     moves: list[tuple[Any, Placement]] = []
     if storage.placement != chosen.placement:
         moves = [(variable, chosen.placement)]
@@ -52,7 +52,8 @@ def follow(factory: VariableFactory, variable: Any, chosen: Chosen) -> bool:
             "variables are created.",
         )
     if moves:
-        _check(variable, chosen, storage.settled_at)
+        _check(variable, chosen, storage)
+    storage.undecided = False
     for one, placement in moves:
         one.storage.move(one, placement)
     changed = bool(moves) or storage.synchronizer != chosen.synchronizer
@@ -64,14 +65,17 @@ def _divide(
     factory: VariableFactory, variable: PartitionedVariable, chosen: Chosen
 ) -> bool:
     """Does so with a variable that is one part so far."""
-    (part,) = variable.parts
-    _check(variable, chosen, part.storage.settled_at)
+    part = variable.parts[0]
+    if not part.storage.undecided:
+        return False  # done before another variable could not be
+    _check(variable, chosen, part.storage)
     factory.divide_again(variable, chosen)
     return True
 
 
-def _check(variable: Any, chosen: Chosen, settled: str | None) -> None:
+def _check(variable: Any, chosen: Chosen, storage: Storage) -> None:
     """Raises StrategyError if what was built before relies on where a variable is."""
+    settled = storage.relied_on()
     if settled is not None:
         raise _cannot(
             variable,

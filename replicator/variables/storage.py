@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import tensorflow as tf
 
@@ -38,6 +39,19 @@ class User(Protocol):
         """Forgets what was traced."""
 
 
+class Settlement(NamedTuple):
+    """That code of the user's reaches a variable's components as they are.
+
+    Attributes:
+        line: The user's line at which it was built.
+        graph: Returns the graph that it was built into, as long as that is there: what
+            Keras builds to find out a shape is gone at once.
+    """
+
+    line: str
+    graph: Callable[[], Any]
+
+
 class Storage:
     """The components of one variable, and their placement.
 
@@ -56,8 +70,7 @@ class Storage:
             outside of steps, wherever others are.
         why_mirrored: For a variable that was to have one owner: what has been found to
             need a component on each replica, and where; else None.
-        settled_at: The user's line at which it was built into code for good; None as
-            long as it was not.
+        settlement: Where it was built into code of the user's; None if it was not.
     """
 
     def __init__(
@@ -74,7 +87,7 @@ class Storage:
         self.path = ""
         self.undecided = False
         self.why_mirrored: str | None = None
-        self.settled_at: str | None = None
+        self.settlement: Settlement | None = None
         self._move = move
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self._slots: list[weakref.ref[Any]] = []
@@ -96,7 +109,21 @@ class Storage:
         """Notes that code of the user's reaches the components as they are now."""
         may_move = self.placement.owner is not None or self.undecided
         if may_move and self.settled_at is None:
-            self.settled_at = errors.user_line()
+            graph = tf.compat.v1.get_default_graph()
+            self.settlement = Settlement(errors.user_line(), weakref.ref(graph))
+
+    @property
+    def settled_at(self) -> str | None:
+        """The user's line at which it was built into code that is still there."""
+        if self.settlement is None or self.settlement.graph() is None:
+            return None
+        return self.settlement.line
+
+    def relied_on(self) -> str | None:
+        """Returns that line after Python has let go of what nobody can reach."""
+        if self.settled_at is not None:
+            gc.collect()  # graphs are in circles of references
+        return self.settled_at
 
     def mirror(self, variable: Any, why: str) -> None:
         """Gives each replica a component, which begins with what the one holds now.
@@ -220,7 +247,7 @@ def mirror_all(needs: Iterable[Need]) -> list[Any]:
         if one.placement.owner is not None
     }
     for variable, need in owned.values():
-        settled = variable.storage.settled_at
+        settled = variable.storage.relied_on()
         if settled is not None:
             raise errors.UnsupportedError(
                 errors.compose(
