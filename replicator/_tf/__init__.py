@@ -58,6 +58,7 @@ from replicator._tf.control_flow import (
     cond,
     control_flow_context,
     in_loop_of,
+    is_loop_gradient,
     lower_in_place,
 )
 from replicator._tf.distribute import (
@@ -201,6 +202,7 @@ __all__ = [
     "in_save_context",
     "is_abandoned",
     "is_initialized",
+    "is_loop_gradient",
     "is_stateful",
     "is_step",
     "is_watched",

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.ops import cond_v2 as _cond_v2
 from tensorflow.python.ops import control_flow_util_v2 as _control_flow_v2
 from tensorflow.python.ops import control_flow_v2_func_graphs as _graphs
+from tensorflow.python.ops import while_v2 as _while_v2
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     ControlFlowFuncGraph as _ControlFlowFuncGraph,
 )
@@ -25,6 +26,15 @@ def control_flow_context(graph: tf.Graph) -> str | None:
     if inside is None:
         return None
     return "xla" if inside.IsXLAContext() else "v1"
+
+
+def is_loop_gradient(graph: Any) -> bool:
+    """Whether a graph is the body of a loop that is the gradient of another loop.
+
+    Such a body returns all that it captures, and captures in a way of its own; nothing
+    public says which graphs are bodies.
+    """
+    return isinstance(graph, _while_v2._WhileBodyGradFuncGraph)
 
 
 def compiled_function(graph: Any, outermost: tf.Graph) -> Any:

@@ -40,6 +40,8 @@ class Constants:
         """Looks at an op that is being made, and moves it outside if it is large."""
         if self._movable and op.type == "Const" and _is_large(op.outputs[0]):
             graph = self._build.graph
+            if _tf.is_loop_gradient(op.graph):
+                return  # TensorFlow would have to know what it captures
             if _tf.stands_in(graph) and _tf.compiled_function(op.graph, graph) is None:
                 _tf.replace_new_constant(op, self._captured)
 

@@ -29,6 +29,29 @@ def test_control_flow_context_tells_v1_and_xla_from_all_else():
     assert seen == [None, "xla", None]
 
 
+def test_a_loop_gradient_is_the_body_of_a_loop():
+    seen = []
+
+    @tf.custom_gradient
+    def noted(x):
+        def gradient(upstream):
+            seen.append(_tf.is_loop_gradient(tf.compat.v1.get_default_graph()))
+            return upstream
+
+        seen.append(_tf.is_loop_gradient(tf.compat.v1.get_default_graph()))
+        return tf.identity(x), gradient
+
+    @tf.function
+    def train(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.while_loop(lambda x: x < 9.0, lambda x: noted(x) * 2.0, [x])
+        return tape.gradient(y, x)
+
+    train(tf.constant(1.0))
+    assert seen[0] is False and seen[-1] is True
+
+
 def test_ops_are_added_to_a_loop_that_is_built():
     with helpers.v1_control_flow(), tf.Graph().as_default() as graph:
         loop = tf.compat.v1.while_loop(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import replicator
 from replicator.step import constants
 from tests import helpers
 
@@ -277,3 +278,27 @@ def test_a_graph_of_the_users_own_keeps_its_constants() -> None:
             return total + session.run(own)
 
     np.testing.assert_allclose(repl.run(step_fn), [3 * _TABLE.sum()] * 2, rtol=1e-5)
+
+
+def test_a_large_variable_in_parts_is_read_by_a_loop() -> None:
+    """The gradient of the loop begins with zeros as large, in a body of its own."""
+    sums = []
+    for strategy in (replicator.strategy.PartitionedPS(), None):
+        repl = helpers.make(2, strategy=strategy)
+        with repl.context():
+            kernel = tf.Variable(tf.fill([256, 256], 0.01))
+            optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1))
+
+        def step_fn(repl=repl, kernel=kernel, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                _, x = tf.while_loop(
+                    lambda i, x: i < 3,
+                    lambda i, x: (i + 1, tf.tanh(x @ kernel)),
+                    [0, tf.ones([2, 256])],
+                )
+                loss = tf.reduce_mean(x)
+            optimizer.apply([tape.gradient(loss, kernel)], [kernel])
+
+        repl.run(step_fn)
+        sums.append(float(tf.reduce_sum(kernel)))
+    assert sums[0] == pytest.approx(sums[1], rel=1e-5) and sums[1] != 655.36
