@@ -37,6 +37,7 @@ BUILDERS: Mapping[str, Callable[[], strategy.Builder]] = {
         strategy.PartitionedAR,
         strategy.RandomAxisPartitionAR,
         strategy.Parallax,
+        strategy.Auto,
     )
 }
 NETWORKS = {workload.name: workload for workload in workloads.WORKLOADS}
