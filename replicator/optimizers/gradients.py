@@ -124,8 +124,7 @@ class Combiner:
             combined_already = _tf.distribution_mode(_tf.CombinedContext())
             with replica.equal_updates(self.name), combined_already:
                 done = apply(everyone)
-            updated = [plain(piece) for own in division.pieces for piece in own]
-            refreshed = copies.refresh(updated, replica)
+            refreshed = copies.refresh(division.replicated(), replica)
             if refreshed and isinstance(done, tf.Operation):
                 return tf.group(done, *refreshed)
             return done
