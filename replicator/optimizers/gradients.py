@@ -138,7 +138,7 @@ class Combiner:
             combined_already = _tf.distribution_mode(_tf.CombinedContext())
             with replica.equal_updates(self.name), combined_already:
                 done = apply(everyone)
-            refreshed = copies.refresh(map(plain, division.variables), replica)
+            refreshed = copies.refresh(division.replicated(), replica)
             if refreshed and isinstance(done, tf.Operation):
                 return tf.group(done, *refreshed)
             return done

@@ -73,6 +73,14 @@ class Division:
         """All parts, and what is no part."""
         return [piece for own in self.pieces for piece in own]
 
+    def replicated(self) -> list[ReplicatedVariable]:
+        """Returns what is written in the end: variables, and parts also of wholes."""
+        found = []
+        for variable in map(plain, self.variables):
+            own = getattr(variable, "parts", (variable,))
+            found += [one for one in own if isinstance(one, ReplicatedVariable)]
+        return found
+
     @property
     def divides(self) -> bool:
         """Whether a variable is updated part by part."""

@@ -29,7 +29,7 @@ def refresh(variables: Iterable[Any], replica: context.ReplicaContext) -> list[A
     """Gives the copies of variables the value that an optimizer has just written.
 
     Args:
-        variables: Of which some may have copies; also such as are not replicated.
+        variables: ReplicatedVariables, of which some may have copies.
         replica: The replica being built.
 
     Returns:
@@ -37,8 +37,7 @@ def refresh(variables: Iterable[Any], replica: context.ReplicaContext) -> list[A
     """
     by_owner: dict[int, list[Any]] = {}
     for variable in variables:
-        placement = getattr(variable, "placement", None)
-        if placement is not None and placement.has_copies:
+        if variable.placement.has_copies:
             by_owner.setdefault(variable.owner, []).append(variable)
     done = []
     for owner, own in by_owner.items():
