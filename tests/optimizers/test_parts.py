@@ -14,6 +14,7 @@ import tf_keras
 
 import replicator
 from replicator.optimizers import parts
+from replicator.variables.placement import Owned
 from replicator.variables.replicated import plain
 from tests.variables import parted
 
@@ -303,3 +304,23 @@ def test_an_optimizer_that_reaches_for_the_whole_is_refused_by_name() -> None:
     ):
         repl.run(lambda: optimizer.apply_gradients([(tf.ones_like(TABLE), table)]))
     np.testing.assert_array_equal(table.numpy(), TABLE)
+
+
+@pytest.mark.parametrize("make", [lambda: K.Adam(0.05), lambda: K.Lamb(0.05)])
+def test_copies_of_parts_are_those_of_the_updated_whole(make: Any) -> None:
+    placements = [Owned(0, proxies=True), Owned(1, proxies=True)]
+    repl = parted.replicas(2, parted.As(parted.chosen(0, [4, 5], placements)))
+    with repl.context():
+        table = tf.Variable(TABLE)
+        optimizer = repl.wrap_optimizer(make())
+
+    def step_fn() -> tf.Tensor:
+        before = table.read_value()
+        optimizer.apply([tf.ones_like(TABLE)], [table])
+        return before
+
+    repl.run(step_fn)
+    after = table.numpy()
+    assert not np.allclose(after, TABLE)
+    for read in repl.run(step_fn):
+        np.testing.assert_array_equal(read, after)
