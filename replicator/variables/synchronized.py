@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
-from replicator import _tf, context
+from replicator import _tf, context, errors
 from replicator.primitives import all_reduce
 
 _TYPE = "ReplicatorSynchronizedRead"
@@ -120,9 +121,25 @@ def _combined(variable: Any, gradient: Any) -> Any:
     replica = context.require("the gradient of a variable")
     op, weight = "mean", replica.weight
     if weight is not None:
+        _warn_of_sums(replica)
         gradient, op = _weighed(gradient, weight), "sum"
     (made,) = all_reduce.combine([gradient], op, None, [variable.policy])
     return made
+
+
+def _warn_of_sums(replica: context.ReplicaContext) -> None:
+    """Warns once of what nothing here can see: that a loss is no mean."""
+    if replica.num_replicas > 1:
+        logging.log_first_n(
+            logging.WARNING,
+            "A function of AutoDist on %d replicas differentiates at %s. Its loss, and "
+            "each number that it returns, is taken for a mean over its examples: a sum "
+            "over them would be too small, by the number of replicas. Divide it by the "
+            "number of examples.",
+            1,
+            replica.num_replicas,
+            errors.user_line(),
+        )
 
 
 def _weighed(gradient: Any, weight: tf.Tensor) -> Any:
