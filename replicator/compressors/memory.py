@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.variables.placement import Owed
+from replicator.variables.collected import Owed
 
 _ON_READ = tf.VariableSynchronization.ON_READ
 _FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA

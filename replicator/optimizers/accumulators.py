@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from replicator import context
-from replicator.variables.placement import Rows
+from replicator.variables.collected import Rows
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 

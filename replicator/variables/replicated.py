@@ -41,7 +41,7 @@ from replicator.variables import (
     synchronized,
     unbuilt,
 )
-from replicator.variables.placement import Placement
+from replicator.variables.placement import Placement, Write
 from replicator.variables.storage import Storage
 from replicator.world import World
 
@@ -295,7 +295,9 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
         claim = agreement.claim(self, replica)
         with self._entered(replica, claim), self._afterwards():
             if self.placement.differs:
-                value = self.placement.assigned(value, self, replica.replica_id, method)
+                value = self.placement.assigned(
+                    value, Write(self, replica.replica_id, method)
+                )
                 value = agreement.of_examples(self, value, replica, method)
             elif claim is None:
                 value = agreement.agree(self, value, replica, method)
@@ -335,7 +337,7 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
         written = self.placement.written
         return self._write_all(
             lambda component, r: getattr(component, method)(
-                written(value, self, r, method), name=name, read_value=False
+                written(value, Write(self, r, method)), name=name, read_value=False
             ),
             read_value,
         )
