@@ -18,7 +18,7 @@ from replicator.graph.passes import owners
 from replicator.inputs import checks, feeds
 from replicator.primitives import table
 from replicator.step import passes
-from replicator.step.draft import Built, Settings
+from replicator.step.draft import Built, Draft, Settings
 from replicator.variables.creation import VariableFactory
 
 
@@ -79,7 +79,7 @@ def _build_until_known(
         )
         try:
             with _creating_variables(settings.factory), _tf.ordered_branches(graph):
-                return passes.run(settings, step_fn, feed, build, args, own)
+                return passes.run(Draft(settings, step_fn, feed, build, args, own))
         except context.BuildAgain:
             _abandon(graph, start)
             assert knowledge != known, "a build that learned nothing asked for another"
