@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.asynchronous.store import Store
 from replicator.cluster.peers import Peers
 from replicator.variables import elsewhere
 from replicator.variables.placement import Owned, Placement, Seeded, Write
 from replicator.variables.seeds import Seed
 from replicator.world import World
+
+
+class Store(Protocol):
+    """Has variables that several programs share."""
+
+    def takes(self, placement: Placement, local: tf.Variable) -> bool:
+        """Whether a variable is shared that would have a placement here."""
+
+    def share(self, local: tf.Variable) -> tf.Variable:
+        """Returns the variable that is in the place of a local one."""
 
 
 class Components:
