@@ -18,6 +18,7 @@ from replicator.graph.ir import placeholder
 from replicator.graph.ir.placeholder import Call, OperandPolicy, Value
 from replicator.graph.ir.shapes import Shape
 from replicator.graph.matching import control_flow
+from replicator.primitives import flows
 
 HALF = (tf.float16, tf.bfloat16)
 # What TensorFlow, NumPy and Python raise for what is no tensor, or no nest.
@@ -306,7 +307,7 @@ def linked(loss: Any) -> tf.Tensor:
     """
     replica = context.require("linked")
     loss, *more = flatten(loss, "linked") or [None]
-    if more or not isinstance(loss, tf.Tensor) or not is_differentiable(loss):
+    if more or not isinstance(loss, tf.Tensor) or not flows.is_differentiable(loss):
         raise bad_argument(
             "linked",
             f"was given {errors.shown(loss)}",
@@ -376,11 +377,6 @@ def differentiate(
 def without(shape: Sequence[int | None], axis: int) -> Shape:
     """Returns a static shape whose size along `axis` is unknown."""
     return tuple(None if k == axis else size for k, size in enumerate(shape))
-
-
-def is_differentiable(tensor: tf.Tensor) -> bool:
-    """Whether gradients flow through tensors of this dtype."""
-    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
 def all_reduce_options(

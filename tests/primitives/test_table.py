@@ -16,6 +16,7 @@ SHARED = {
     "arithmetic",
     "axes",
     "base",
+    "flows",
     "groups",
     "job",
     "levels",
