@@ -20,6 +20,7 @@ SHARED = {
     "groups",
     "job",
     "levels",
+    "linked",
     "partials",
     "packing",
     "reductions",
