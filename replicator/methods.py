@@ -23,6 +23,7 @@ from replicator.primitives import (
     base,
     broadcast,
     gather,
+    linked,
     message,
     permute,
     reduce,
@@ -182,4 +183,4 @@ class InStep:
     all_max = primitive(tf_replicator.all_max)
     map_reduce = primitive(tf_replicator.map_reduce)
     map_gather = primitive(tf_replicator.map_gather)
-    linked = primitive(base.linked)
+    linked = primitive(linked.linked)

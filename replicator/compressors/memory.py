@@ -12,38 +12,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.variables.placement import Owed
+from replicator.variables.collected import Owed
+from replicator.variables.numbered import Numbered
 
 _ON_READ = tf.VariableSynchronization.ON_READ
 _FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
-class Memory(tf.Module):
+class Memory(Numbered):
     """All that compressors keep for one optimizer, for its checkpoints."""
 
     def __init__(self) -> None:
         super().__init__(name="compression")
-        self._numbers: dict[str, int] = {}
-
-    def group(self, facts: str) -> tf.Module:
-        """Returns a place for one call's; calls alike are told apart by their order.
-
-        Args:
-            facts: What the gradients look like, on any number of replicas.
-        """
-        digest = hashlib.sha256(facts.encode()).hexdigest()[:8]
-        number = self._numbers.get(digest, 0)
-        self._numbers[digest] = number + 1
-        group = tf.Module(name=f"g{digest}_{number}")
-        setattr(self, group.name, group)
-        return group
 
 
 class Place:

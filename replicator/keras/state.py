@@ -9,7 +9,7 @@ from replicator import errors
 from replicator.keras import parts
 from replicator.optimizers.wrapped import Wrapped
 from replicator.variables.replicated import plain
-from replicator.variables.saving import SavedAsOne
+from replicator.variables.seen_as_one import SeenAsOne
 
 _CREATE = "create the model under `with repl.context():`, and call compile there, too."
 _MAKE = "make it under `with repl.context():`, and call compile there."
@@ -144,14 +144,14 @@ def _refuse_compiled_outside(repl: Any, model: Any) -> None:
 
 
 def _is_replicated(variable: Any) -> bool:
-    return isinstance(plain(variable), SavedAsOne)
+    return isinstance(plain(variable), SeenAsOne)
 
 
 def _check(repl: Any, what: str, variables: Any, fix: str) -> None:
     """Raises ContextError if a variable is not replicated."""
     for variable in variables:
         inside = plain(variable)
-        if not isinstance(inside, SavedAsOne):
+        if not isinstance(inside, SeenAsOne):
             called = getattr(variable, "path", variable.name)
             raise errors.ContextError(
                 errors.compose(

@@ -12,19 +12,19 @@ replicas, and restored on replica 0.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from replicator import context
-from replicator.variables.placement import Rows
+from replicator.variables.collected import Rows
+from replicator.variables.numbered import Numbered
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
-class Sums(tf.Module):
+class Sums(Numbered):
     """All accumulators of an optimizer, for its checkpoints.
 
     They are found by names that are the same in another process, and on another number
@@ -34,7 +34,6 @@ class Sums(tf.Module):
 
     def __init__(self) -> None:
         super().__init__(name="sums")
-        self._numbers: dict[str, int] = {}
 
     def create(self, addends: Sequence[Gradient], op: str, name: str) -> Accumulators:
         """Creates the accumulators of one call of an optimizer.
@@ -51,21 +50,12 @@ class Sums(tf.Module):
             tf.VariableAggregation.MEAN if op == "mean" else tf.VariableAggregation.SUM
         )
         with tf.name_scope(name), tf.name_scope("accumulator"):
-            group = self._group(repr((op, *map(facts_of, addends))))
+            group = self.group(repr((op, *map(facts_of, addends))))
             steps = Accumulator.like(tf.constant(0, tf.int64), group, "steps", None)
             return [
                 Accumulator.like(gradient, group, f"sum_{k}", how)
                 for k, gradient in enumerate(addends)
             ], steps
-
-    def _group(self, facts: str) -> tf.Module:
-        """Returns a place for one call's; calls alike are told apart by their order."""
-        digest = hashlib.sha256(facts.encode()).hexdigest()[:8]
-        number = self._numbers.get(digest, 0)
-        self._numbers[digest] = number + 1
-        group = tf.Module(name=f"g{digest}_{number}")
-        setattr(self, group.name, group)
-        return group
 
 
 def facts_of(gradient: Gradient) -> tuple[Any, ...]:

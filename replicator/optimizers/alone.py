@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.optimizers import accumulators, gradients
+from replicator.optimizers import accumulators, gradients, sparsity
 from replicator.optimizers.accumulators import Gradient
 from replicator.optimizers.sparsity import Layout
 from replicator.primitives import sparse
@@ -46,7 +46,7 @@ def apply(
     key = (
         None,
         True,
-        tuple((gradients.key_of(variables[k]), Layout.of(grads[k])) for k in used),
+        tuple((sparsity.key_of(variables[k]), Layout.of(grads[k])) for k in used),
     )
     if key not in combiner.accumulators:
         combiner.accumulators[key] = combiner.sums.create(addends, "sum", combiner.name)

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.primitives import base
+from replicator.primitives import base, flows
 from replicator.variables.replicated import plain
 
 
@@ -88,7 +88,7 @@ def check(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
 def _check_gradient(who: str, gradient: Any, variable: Any) -> None:
     name = getattr(variable, "name", "?")
     leaves = base.flatten(gradient, who)
-    if len(leaves) != 1 or not base.is_differentiable(leaves[0]):
+    if len(leaves) != 1 or not flows.is_differentiable(leaves[0]):
         raise base.bad_argument(
             who,
             f"was given {errors.shown(gradient)} as the gradient of {name}",

@@ -8,7 +8,7 @@ update may gather the gradients of several steps.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,12 +18,12 @@ from replicator import _tf, context, errors
 from replicator.compressors.base import Compressor
 from replicator.graph.ir.placeholder import NO_POLICY
 from replicator.graph.order import effects
-from replicator.optimizers import accumulators
+from replicator.optimizers import accumulators, sparsity
 from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
 from replicator.optimizers.compression import Compression, Reducer
 from replicator.optimizers.due import all_reduce_when
 from replicator.optimizers.parts import Division
-from replicator.optimizers.sparsity import Layout, as_layout, merge_all
+from replicator.optimizers.sparsity import Layout
 from replicator.primitives import all_reduce
 from replicator.variables import copies
 from replicator.variables.chooser import SPARSE
@@ -97,6 +97,29 @@ class Combiner:
         Returns:
             What `apply` returns; with accumulation, an op after which all is done.
         """
+        self._refuse_weight(replica, weight)
+        layouts = sparsity.agree(
+            replica, grads, variables, weight is not None, self.name, self._shared
+        )
+        if layouts is None:
+            return tf.no_op()
+        _note_sparse(replica, variables, layouts)
+        triples = zip(grads, variables, layouts, strict=True)
+        grads = [sparsity.as_layout(*own) for own in triples]
+        used = [k for k, gradient in enumerate(grads) if gradient is not None]
+        own = [grads[k] for k in used]
+        cut = functools.partial(division.cut_some, used)
+        update = functools.partial(self._update, replica, division, used, apply)
+        if own:
+            self._prepare(replica, prepare, [variables[k] for k in used])
+        what = tuple((sparsity.key_of(variables[k]), layouts[k]) for k in used)
+        reduce = self._reducer(replica, division, used, cut(own), what, scale)
+        if self.accumulation_steps > 1 and own:
+            return self._accumulate(replica, own, what, weight, reduce, update, cut)
+        return update(reduce(cut(own), self.op, weight))
+
+    def _refuse_weight(self, replica: context.ReplicaContext, weight: Any) -> None:
+        """Raises ArgumentError if there is a weight, but no mean that it is for."""
         if weight is not None and self.op != "mean":
             raise errors.ArgumentError(
                 errors.compose(
@@ -106,58 +129,48 @@ class Combiner:
                     'weights go with op="mean".',
                 )
             )
-        layouts = self._agree_on_layouts(replica, grads, variables, weight is not None)
-        if layouts is None:
-            return tf.no_op()
-        sparse = replica.build.findings.setdefault(SPARSE, {})
-        for variable, layout in zip(variables, layouts, strict=True):
-            if layout is not None:
-                key = getattr(plain(variable), "key", None)
-                sparse[key] = layout.index_dtype is not None
-        grads = [
-            as_layout(gradient, variable, layout)
-            for gradient, variable, layout in zip(
-                grads, variables, layouts, strict=True
-            )
-        ]
-        used = [k for k, gradient in enumerate(grads) if gradient is not None]
-        own = [grads[k] for k in used]
 
-        def cut(wholes: Sequence[Gradient]) -> list[Any]:
-            pairs = zip(used, wholes, strict=True)
-            return [piece for k, whole in pairs for piece in division.cut(whole, k)]
+    def _prepare(
+        self,
+        replica: context.ReplicaContext,
+        prepare: Callable[[Sequence[Any]], Any],
+        variables: Sequence[Any],
+    ) -> None:
+        """Creates the optimizer's variables that do not exist yet."""
+        if self._shared:
+            # Outside of the function that is traced: some assign to what they create,
+            # which is to happen once, and not in every step.
+            with replica.creating_for_all(), tf.init_scope():
+                prepare(variables)
+        else:
+            with replica.equal_updates(self.name):
+                prepare(variables)
 
-        def update(combined: Sequence[Gradient]) -> Any:
-            left = iter(combined)
-            everyone = [
-                None if grads[k] is None else next(left)
-                for k, own in enumerate(division.pieces)
-                for _ in own
-            ]
-            # Keras would sum them over the replicas of tf.distribute once more.
-            combined_already = _tf.distribution_mode(_tf.CombinedContext())
-            with replica.equal_updates(self.name), combined_already:
-                done = apply(everyone)
-            refreshed = copies.refresh(division.replicated(), replica)
-            if refreshed and isinstance(done, tf.Operation):
-                return tf.group(done, *refreshed)
-            return done
+    def _update(
+        self,
+        replica: context.ReplicaContext,
+        division: Division,
+        used: Sequence[int],
+        apply: Callable[[Sequence[Any]], Any],
+        combined: Sequence[Gradient],
+    ) -> Any:
+        """Applies the combined gradients of the pieces of the variables that are used.
 
-        if own:
-            needed = [variables[k] for k in used]
-            if self._shared:
-                # Outside of the function that is traced: some assign to what they
-                # create, which is to happen once, and not in every step.
-                with replica.creating_for_all(), tf.init_scope():
-                    prepare(needed)
-            else:
-                with replica.equal_updates(self.name):
-                    prepare(needed)
-        what = tuple((key_of(variables[k]), layouts[k]) for k in used)
-        reduce = self._reducer(replica, division, used, cut(own), what, scale)
-        if self.accumulation_steps > 1 and own:
-            return self._accumulate(replica, own, what, weight, reduce, update, cut)
-        return update(reduce(cut(own), self.op, weight))
+        Args:
+            replica: The replica being built.
+            division: The pieces of all variables.
+            used: Which of these have gradients.
+            apply: Is given a gradient, or None, for each piece of the division.
+            combined: The gradients.
+        """
+        # Keras would sum them over the replicas of tf.distribute once more.
+        combined_already = _tf.distribution_mode(_tf.CombinedContext())
+        with replica.equal_updates(self.name), combined_already:
+            done = apply(division.spread(used, combined))
+        refreshed = copies.refresh(division.replicated(), replica)
+        if refreshed and isinstance(done, tf.Operation):
+            return tf.group(done, *refreshed)
+        return done
 
     def _reducer(
         self,
@@ -191,51 +204,6 @@ class Combiner:
     def _creating(self, replica: context.ReplicaContext) -> Callable[[], Any]:
         """Returns what makes a block in which the optimizer's variables are created."""
         return replica.creating_for_all if self._shared else contextlib.nullcontext
-
-    def _agree_on_layouts(
-        self,
-        replica: context.ReplicaContext,
-        grads: Sequence[Gradient | None],
-        variables: Sequence[Any],
-        weighted: bool,
-    ) -> Sequence[Layout | None] | None:
-        """Finds out which gradients there are, dense or sparse, on any replica.
-
-        A variable that is unused on some replicas counts as zeros there, and one that
-        is unused on all is left alone; a replica alone cannot tell which. Replica 0's
-        gradients are taken as typical; where a later replica finds them wrong, the step
-        is built again, knowing better. The replicas' n-th calls belong together,
-        whichever objects they are called on: an optimizer made inside step_fn is
-        another one on each replica.
-
-        Returns:
-            The layout of each gradient, None for what no replica uses; or nothing, if
-            no update must be built yet, because the step will be built again.
-        """
-        place = ("gradients", replica.count("gradients"))
-        own = _Handed.by(replica, self.name, grads, variables, weighted)
-        build = replica.build
-        first = build.findings.setdefault(place, own)
-        first.check_pairs_with(own)
-        known = build.knowledge.get(place)
-        # What replica 0 does not use must be known for sure where guessing does harm:
-        # optimizers refuse to be given nothing at all, and slots that are made inside
-        # step_fn are told apart by the order in which they are made.
-        used = [layout is not None for layout in first.layouts]
-        guess = any(used) if self._shared else all(used)
-        if known is None and not guess and replica.num_replicas > 1:
-            so_far = build.findings.get(("merged", place), first.layouts)
-            merged = merge_all(so_far, own.layouts)
-            build.findings["merged", place] = merged
-            if replica.replica_id != build.traced[-1]:
-                return None
-        else:
-            layouts = first.layouts if known is None else known
-            merged = merge_all(layouts, own.layouts)
-            if merged == layouts:
-                return layouts
-        build.knowledge[place] = merged
-        raise context.BuildAgain
 
     def _accumulate(
         self,
@@ -317,70 +285,14 @@ def _home(graph: tf.Graph) -> Any:
     return None if graph.building_function else graph
 
 
-def key_of(variable: Any) -> Any:
-    """Returns what identifies a variable, Keras' or TensorFlow's, among all others."""
-    inside = plain(variable)
-    return inside.ref() if isinstance(inside, tf.Variable) else id(inside)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Handed:
-    """What a replica handed to its n-th call of a wrapped optimizer.
-
-    Attributes:
-        optimizer: The name of its class.
-        variables: Their keys.
-        layouts: Of the gradients; None where there was none.
-        weighted: Whether a weight was given.
-        site: All of this in words, with the user's line.
-    """
-
-    optimizer: str
-    variables: tuple[Any, ...]
-    layouts: tuple[Layout | None, ...]
-    weighted: bool
-    site: str
-
-    @classmethod
-    def by(
-        cls,
-        replica: context.ReplicaContext,
-        optimizer: str,
-        grads: Sequence[Gradient | None],
-        variables: Sequence[Any],
-        weighted: bool,
-    ) -> _Handed:
-        """Notes what the replica being built passes."""
-        names = [getattr(variable, "name", "?") for variable in variables]
-        shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-        return cls(
-            optimizer,
-            tuple(map(key_of, variables)),
-            tuple(map(Layout.of, grads)),
-            weighted,
-            f"replica {replica.replica_id} ({replica.device}): {optimizer}, "
-            f"{len(names)} gradients, of {shown}, "
-            f"{'with a' if weighted else 'without'} weight, at {errors.user_line()}",
-        )
-
-    def check_pairs_with(self, other: _Handed) -> None:
-        """Raises MismatchError unless two replicas' calls belong together."""
-        sites = [self.site, other.site]
-        if (self.optimizer, self.variables) != (other.optimizer, other.variables):
-            raise errors.MismatchError(
-                errors.compose(
-                    "the replicas apply gradients of different variables, or in "
-                    "another order.",
-                    sites,
-                    "pass the same variables in the same order on every replica; "
-                    "the gradient of a variable that a replica does not use is None.",
-                )
-            )
-        if self.weighted != other.weighted:
-            raise errors.MismatchError(
-                errors.compose(
-                    "the replicas apply gradients with a weight and without one.",
-                    sites,
-                    "give a weight on every replica, or on none.",
-                )
-            )
+def _note_sparse(
+    replica: context.ReplicaContext,
+    variables: Sequence[Any],
+    layouts: Sequence[Layout | None],
+) -> None:
+    """Notes which gradients are sparse, for the strategy."""
+    sparse = replica.build.findings.setdefault(SPARSE, {})
+    for variable, layout in zip(variables, layouts, strict=True):
+        if layout is not None:
+            key = getattr(plain(variable), "key", None)
+            sparse[key] = layout.index_dtype is not None

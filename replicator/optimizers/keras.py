@@ -12,7 +12,7 @@ from replicator.optimizers import checks, parts
 from replicator.optimizers.wrapped import Wrapped, do_not_convert
 from replicator.variables import unbuilt
 from replicator.variables.replicated import plain
-from replicator.variables.saving import SavedAsOne
+from replicator.variables.seen_as_one import SeenAsOne
 
 
 class KerasAdapter(Wrapped):
@@ -24,7 +24,7 @@ class KerasAdapter(Wrapped):
 
         Wherever that is: callbacks and files ask for it before the first step.
         """
-        if not any(isinstance(plain(v), SavedAsOne) for v in variables):
+        if not any(isinstance(plain(v), SeenAsOne) for v in variables):
             return super().build(variables)
         with self._replicator_creating():
             return super().build(variables)

@@ -100,9 +100,27 @@ class Division:
             return [None] * len(own)
         return list(_cut(gradient, whole))
 
+    def cut_some(
+        self, used: Sequence[int], grads: Sequence[Gradient | None]
+    ) -> list[Gradient | None]:
+        """Returns the gradients of the pieces of those variables that are used."""
+        pairs = zip(used, grads, strict=True)
+        return [piece for k, gradient in pairs for piece in self.cut(gradient, k)]
+
+    def spread(
+        self, used: Sequence[int], grads: Sequence[Gradient]
+    ) -> list[Gradient | None]:
+        """Returns a gradient for each piece there is: None for what is not used."""
+        left, known = iter(grads), frozenset(used)
+        return [
+            next(left) if k in known else None
+            for k, own in enumerate(self.pieces)
+            for _ in own
+        ]
+
     def cut_all(self, grads: Sequence[Gradient | None]) -> list[Gradient | None]:
         """Returns the gradients of all pieces."""
-        return [piece for k, g in enumerate(grads) for piece in self.cut(g, k)]
+        return self.cut_some(range(len(grads)), grads)
 
     def policies(self, k: int) -> list[OperandPolicy]:
         """Returns how the gradients of the k-th variable's pieces are communicated."""

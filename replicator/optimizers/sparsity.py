@@ -1,4 +1,7 @@
-"""Which gradients are sparse on any replica, and how one becomes as the others are."""
+"""Which gradients there are on any replica, dense or sparse: agreed on by all.
+
+Also, how one becomes as the others are.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import context, errors
 from replicator.optimizers.accumulators import Gradient
 from replicator.variables.replicated import plain
 
@@ -72,3 +76,127 @@ def _shape_of(variable: Any) -> tf.Tensor:
     if variable.shape.is_fully_defined():
         return tf.constant(variable.shape.as_list(), tf.int32)
     return tf.shape(variable)
+
+
+def agree(
+    replica: context.ReplicaContext,
+    grads: Sequence[Gradient | None],
+    variables: Sequence[Any],
+    weighted: bool,
+    name: str,
+    shared: bool,
+) -> Sequence[Layout | None] | None:
+    """Finds out which gradients there are, dense or sparse, on any replica.
+
+    A variable that is unused on some replicas counts as zeros there, and one that
+    is unused on all is left alone; a replica alone cannot tell which. Replica 0's
+    gradients are taken as typical; where a later replica finds them wrong, the step
+    is built again, knowing better. The replicas' n-th calls belong together,
+    whichever objects they are called on: an optimizer made inside step_fn is
+    another one on each replica.
+
+    Args:
+        replica: The replica being built.
+        grads: Its gradients.
+        variables: What they are gradients of.
+        weighted: Whether they have a weight in the mean.
+        name: The optimizer's.
+        shared: Whether all replicas use one optimizer.
+
+    Returns:
+        The layout of each gradient, None for what no replica uses; or nothing, if
+        no update must be built yet, because the step will be built again.
+    """
+    place = ("gradients", replica.count("gradients"))
+    own = _Passed.by(replica, name, grads, variables, weighted)
+    build = replica.build
+    first = build.findings.setdefault(place, own)
+    first.check_pairs_with(own)
+    known = build.knowledge.get(place)
+    # What replica 0 does not use must be known for sure where guessing does harm:
+    # optimizers refuse to be given nothing at all, and slots that are made inside
+    # step_fn are told apart by the order in which they are made.
+    used = [layout is not None for layout in first.layouts]
+    guess = any(used) if shared else all(used)
+    if known is None and not guess and replica.num_replicas > 1:
+        so_far = build.findings.get(("merged", place), first.layouts)
+        merged = merge_all(so_far, own.layouts)
+        build.findings["merged", place] = merged
+        if replica.replica_id != build.traced[-1]:
+            return None
+    else:
+        layouts = first.layouts if known is None else known
+        merged = merge_all(layouts, own.layouts)
+        if merged == layouts:
+            return layouts
+    build.knowledge[place] = merged
+    raise context.BuildAgain
+
+
+def key_of(variable: Any) -> Any:
+    """Returns what identifies a variable, Keras' or TensorFlow's, among all others."""
+    inside = plain(variable)
+    return inside.ref() if isinstance(inside, tf.Variable) else id(inside)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Passed:
+    """What a replica passed to its n-th call of a wrapped optimizer.
+
+    Attributes:
+        optimizer: The name of its class.
+        variables: Their keys.
+        layouts: Of the gradients; None where there was none.
+        weighted: Whether a weight was given.
+        site: All of this in words, with the user's line.
+    """
+
+    optimizer: str
+    variables: tuple[Any, ...]
+    layouts: tuple[Layout | None, ...]
+    weighted: bool
+    site: str
+
+    @classmethod
+    def by(
+        cls,
+        replica: context.ReplicaContext,
+        optimizer: str,
+        grads: Sequence[Gradient | None],
+        variables: Sequence[Any],
+        weighted: bool,
+    ) -> _Passed:
+        """Notes what the replica being built passes."""
+        names = [getattr(variable, "name", "?") for variable in variables]
+        shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+        return cls(
+            optimizer,
+            tuple(map(key_of, variables)),
+            tuple(map(Layout.of, grads)),
+            weighted,
+            f"replica {replica.replica_id} ({replica.device}): {optimizer}, "
+            f"{len(names)} gradients, of {shown}, "
+            f"{'with a' if weighted else 'without'} weight, at {errors.user_line()}",
+        )
+
+    def check_pairs_with(self, other: _Passed) -> None:
+        """Raises MismatchError unless two replicas' calls belong together."""
+        sites = [self.site, other.site]
+        if (self.optimizer, self.variables) != (other.optimizer, other.variables):
+            raise errors.MismatchError(
+                errors.compose(
+                    "the replicas apply gradients of different variables, or in "
+                    "another order.",
+                    sites,
+                    "pass the same variables in the same order on every replica; "
+                    "the gradient of a variable that a replica does not use is None.",
+                )
+            )
+        if self.weighted != other.weighted:
+            raise errors.MismatchError(
+                errors.compose(
+                    "the replicas apply gradients with a weight and without one.",
+                    sites,
+                    "give a weight on every replica, or on none.",
+                )
+            )

@@ -24,7 +24,7 @@ from replicator.optimizers.v1 import V1Adapter
 from replicator.optimizers.wrapped import Wrapped
 from replicator.primitives import base
 from replicator.variables.replicated import plain
-from replicator.variables.saving import SavedAsOne
+from replicator.variables.seen_as_one import SeenAsOne
 from replicator.world import World
 
 OPS = ("mean", "sum")
@@ -132,7 +132,7 @@ def _check_variables(optimizer: Any, num_replicas: int) -> None:
     else:
         variables = getattr(optimizer, "variables", ())
     for variable in variables() if callable(variables) else variables:
-        if not isinstance(plain(variable), SavedAsOne):
+        if not isinstance(plain(variable), SeenAsOne):
             raise errors.ContextError(
                 errors.compose(
                     f"the optimizer {type(optimizer).__name__} holds variable "

@@ -22,7 +22,7 @@ from replicator.graph.ir.placeholder import (
     Value,
 )
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import axes, base, groups, levels
+from replicator.primitives import axes, base, flows, groups, levels
 
 FACTS = Facts(algorithm="hub", same_for_all=True)
 
@@ -107,18 +107,16 @@ def gradient(
     placed: Placeholder, upstream: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor | None]:
     """Gives each replica its slice of the summed gradients."""
-    flowing = [k for k, d in enumerate(upstream) if base.is_differentiable(d)]
-    gradients: list[tf.Tensor | None] = [None] * len(upstream)
-    if flowing:
-        back = _sum_slices(
-            [upstream[k] for k in flowing],
-            like=[placed.operands[k] for k in flowing],
-            axis=placed.call.options["axis"],
-            of=placed.call,
-        )
-        for k, d in zip(flowing, back, strict=True):
-            gradients[k] = d
-    return gradients
+    flowing = flows.places(upstream)
+    if not flowing:
+        return [None] * len(upstream)
+    back = _sum_slices(
+        [upstream[k] for k in flowing],
+        like=[placed.operands[k] for k in flowing],
+        axis=placed.call.options["axis"],
+        of=placed.call,
+    )
+    return flows.spread(back, flowing, len(upstream))
 
 
 def _sum_slices(

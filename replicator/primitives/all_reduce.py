@@ -32,6 +32,7 @@ from replicator.graph.lowering.matched import Matched
 from replicator.primitives import (
     algorithms,
     base,
+    flows,
     groups,
     levels,
     packing,
@@ -284,9 +285,11 @@ def _map_values(
 
 def sum_floating(tensors: Sequence[tf.Tensor], of: Call) -> list[tf.Tensor | None]:
     """Sums the tensors through which gradients flow; None for the others."""
-    flowing = [t for t in tensors if base.is_differentiable(t)]
-    sums = iter(reduce_dense(flowing, "sum", of=of) if flowing else [])
-    return [next(sums) if base.is_differentiable(t) else None for t in tensors]
+    flowing = flows.places(tensors)
+    if not flowing:
+        return [None] * len(tensors)
+    sums = reduce_dense([tensors[k] for k in flowing], "sum", of=of)
+    return flows.spread(sums, flowing, len(tensors))
 
 
 def gradient(
@@ -295,10 +298,9 @@ def gradient(
     """Builds the dual of an all_reduce; see the module's docstring."""
     op = placed.call.options["op"]
     operands = placed.operands
-    flowing = [k for k, x in enumerate(operands) if base.is_differentiable(x)]
-    gradients: list[tf.Tensor | None] = [None] * len(operands)
+    flowing = flows.places(operands)
     if not flowing:
-        return gradients
+        return [None] * len(operands)
     arrived = [upstream[k] for k in flowing]
     if op in ("sum", "mean"):
         back = reduce_dense(arrived, op, of=placed.call)
@@ -310,9 +312,7 @@ def gradient(
             reduce_dense(arrived, "sum", of=placed.call),
             placed.call,
         )
-    for k, d in zip(flowing, back, strict=True):
-        gradients[k] = d
-    return gradients
+    return flows.spread(back, flowing, len(operands))
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:

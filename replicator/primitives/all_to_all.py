@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import arithmetic, axes, base, groups, rooted
+from replicator.primitives import arithmetic, axes, base, flows, groups, rooted
 
 FACTS = Facts(split="split_axis")
 
@@ -219,10 +219,9 @@ def gradient(
     call, operands = placed.call, placed.operands
     given = "splits" in call.options
     count = len(placed.results) // (2 if given else 1)
-    flowing = [k for k in range(count) if base.is_differentiable(upstream[k])]
-    gradients: list[tf.Tensor | None] = [None] * len(operands)
+    flowing = flows.places(upstream[:count])
     if not flowing:
-        return gradients
+        return [None] * len(operands)
     back = exchange(
         [upstream[k] for k in flowing],
         split_axis=call.options["concat_axis"],
@@ -230,9 +229,11 @@ def gradient(
         sizes=[placed.results[count + k] for k in flowing] if given else None,
         of=call,
     )
-    for k, d in zip(flowing, back, strict=True):
-        gradients[k] = arithmetic.ensure_shape(d, operands[k].shape)
-    return gradients
+    back = [
+        arithmetic.ensure_shape(d, operands[k].shape)
+        for k, d in zip(flowing, back, strict=True)
+    ]
+    return flows.spread(back, flowing, len(operands))
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import axes, base, groups, levels, rooted
+from replicator.primitives import axes, base, flows, groups, levels, rooted
 
 FACTS = Facts()
 
@@ -107,25 +107,23 @@ def gradient(
 ) -> Sequence[tf.Tensor | None]:
     """Sends each replica its slice of the gradients."""
     operands, options = placed.operands, placed.call.options
-    flowing = [k for k, x in enumerate(operands) if base.is_differentiable(x)]
-    gradients: list[tf.Tensor | None] = [None] * len(operands)
-    if flowing:
-        own = [operands[k] for k in flowing]
-        wholes, witnesses = [], own
-        if rooted.is_root(options["root"]):
-            wholes = [upstream[k] for k in flowing]
-            witnesses = [placed.results[k] for k in flowing]
-        back = _send_slices(
-            wholes,
-            like=own,
-            witnesses=witnesses,
-            root=options["root"],
-            axis=options["axis"],
-            of=placed.call,
-        )
-        for k, d in zip(flowing, back, strict=True):
-            gradients[k] = d
-    return gradients
+    flowing = flows.places(operands)
+    if not flowing:
+        return [None] * len(operands)
+    own = [operands[k] for k in flowing]
+    wholes, witnesses = [], own
+    if rooted.is_root(options["root"]):
+        wholes = [upstream[k] for k in flowing]
+        witnesses = [placed.results[k] for k in flowing]
+    back = _send_slices(
+        wholes,
+        like=own,
+        witnesses=witnesses,
+        root=options["root"],
+        axis=options["axis"],
+        of=placed.call,
+    )
+    return flows.spread(back, flowing, len(operands))
 
 
 def _send_slices(

@@ -8,7 +8,6 @@ tensors.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import tensorflow as tf
 from replicator import arguments, context, errors
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import arithmetic, base
+from replicator.primitives import arithmetic, base, flows
 
 SEND, RECV = Facts(end="sends"), Facts(end="receives")
 
@@ -214,11 +213,10 @@ def send_gradient(
     """
     del upstream  # that of the receipt, which says nothing
     count = len(placed.call.agreed)
-    flows = [base.is_differentiable(tensor) for tensor in placed.operands]
-    flowing = list(itertools.compress(placed.operands[:count], flows))
-    back = iter(_answer("recv", placed, flowing, flowing))
-    sent = [next(back) if flow else None for flow in flows[:count]]
-    return [*sent, *[None] * (len(flows) - count)]
+    flowing = flows.places(placed.operands[:count])
+    sent = [placed.operands[k] for k in flowing]
+    back = _answer("recv", placed, sent, sent)
+    return flows.spread(back, flowing, len(placed.operands))
 
 
 def recv_gradient(
@@ -230,14 +228,14 @@ def recv_gradient(
     same for the gradient, be it a constant. Their own gradients, zeros, depend on the
     receipt, so that second derivatives come back.
     """
-    flowing = [d for d in upstream if base.is_differentiable(d)]
+    flowing = [d for d in upstream if flows.is_differentiable(d)]
     if not flowing:
         return [None] * len(placed.operands)
     _answer("send", placed, [*flowing, *placed.operands], flowing)
     receipt = context.require("recv").receipts[-1]
     return [
         tf.zeros_like(tensor) + tf.cast(receipt, tensor.dtype)
-        if base.is_differentiable(tensor)
+        if flows.is_differentiable(tensor)
         else None
         for tensor in placed.operands
     ]

@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator import arguments, context, errors
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import base, groups, rooted
+from replicator.primitives import base, flows, groups, rooted
 
 FACTS = Facts()
 
@@ -155,11 +155,12 @@ def gradient(
     placed: Placeholder, upstream: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor | None]:
     """Moves the gradients back."""
-    flows = [base.is_differentiable(d) for d in upstream]
-    flowing = [d for d, flow in zip(upstream, flows, strict=True) if flow]
+    flowing = flows.places(upstream)
+    if not flowing:
+        return [None] * len(upstream)
     back = sorted((there, here) for here, there in placed.call.options["pairs"])
-    moved = iter(move(flowing, back, of=placed.call) if flowing else [])
-    return [next(moved) if flow else None for flow in flows]
+    moved = move([upstream[k] for k in flowing], back, of=placed.call)
+    return flows.spread(moved, flowing, len(upstream))
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:

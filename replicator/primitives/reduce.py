@@ -19,6 +19,7 @@ from replicator.primitives import (
     arithmetic,
     base,
     broadcast,
+    flows,
     gather,
     groups,
     partials,
@@ -111,10 +112,9 @@ def gradient(
     """Sends the gradients of the results to all, which take their shares of them."""
     call, operands = placed.call, placed.operands
     root, op = call.options["root"], call.options["op"]
-    flowing = [k for k, x in enumerate(operands) if base.is_differentiable(x)]
-    gradients: list[tf.Tensor | None] = [None] * len(operands)
+    flowing = flows.places(operands)
     if not flowing:
-        return gradients
+        return [None] * len(operands)
     own = [operands[k] for k in flowing]
     arrived, witnesses = [], own
     if rooted.is_root(root):
@@ -127,9 +127,7 @@ def gradient(
         received = reductions.of_leaves(placed.results, flowing, len(operands))
         results = broadcast.send(received, kinds, [], root, of=call)
     back = reductions.share(op, own, results, totals, call)
-    for k, d in zip(flowing, back, strict=True):
-        gradients[k] = d
-    return gradients
+    return flows.spread(back, flowing, len(operands))
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:

@@ -21,6 +21,7 @@ from replicator.primitives import (
     arithmetic,
     axes,
     base,
+    flows,
     groups,
     partials,
     reductions,
@@ -99,10 +100,9 @@ def gradient(
     """Gathers the gradients of all slices; each replica takes its share."""
     call, operands = placed.call, placed.operands
     op, axis = call.options["op"], call.options["axis"]
-    flowing = [k for k, x in enumerate(operands) if base.is_differentiable(x)]
-    gradients: list[tf.Tensor | None] = [None] * len(operands)
+    flowing = flows.places(operands)
     if not flowing:
-        return gradients
+        return [None] * len(operands)
     own = [operands[k] for k in flowing]
     arrived = [upstream[k] for k in flowing]
     totals = all_gather.gather_dense(arrived, axis, of=call)
@@ -112,9 +112,11 @@ def gradient(
         wholes = [tf.stop_gradient(tensor) for tensor in kept]
         results = all_gather.gather_dense(wholes, axis, of=call)
     back = reductions.share(op, own, results, totals, call)
-    for k, d in zip(flowing, back, strict=True):
-        gradients[k] = arithmetic.ensure_shape(d, operands[k].shape)
-    return gradients
+    back = [
+        arithmetic.ensure_shape(d, operands[k].shape)
+        for k, d in zip(flowing, back, strict=True)
+    ]
+    return flows.spread(back, flowing, len(operands))
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import arithmetic, base
+from replicator.primitives import arithmetic, base, flows
 
 
 def is_root(root: int) -> bool:
@@ -88,7 +88,7 @@ def zeros(like: Sequence[tf.Tensor], tied: bool) -> list[tf.Tensor | None]:
     receipt = context.require("a gradient").receipts[-1] if tied else None
     return [
         None
-        if not base.is_differentiable(x)
+        if not flows.is_differentiable(x)
         else tf.zeros_like(x)
         if receipt is None
         else tf.zeros_like(x) + tf.cast(receipt, x.dtype)

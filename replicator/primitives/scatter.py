@@ -15,7 +15,7 @@ import tensorflow as tf
 from replicator import context
 from replicator.graph.ir.placeholder import Facts, Placeholder
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import axes, base, gather, groups, rooted
+from replicator.primitives import axes, base, flows, gather, groups, rooted
 
 FACTS = Facts(split="axis")
 
@@ -84,7 +84,7 @@ def gradient(
     """Gathers the gradients of the slices on the root."""
     options, operands = placed.call.options, placed.operands
     root, axis = options["root"], options["axis"]
-    flowing = [k for k, d in enumerate(upstream) if base.is_differentiable(d)]
+    flowing = flows.places(upstream)
     if not flowing:
         return [None] * len(operands)
     arrived = [upstream[k] for k in flowing]

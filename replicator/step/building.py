@@ -18,7 +18,7 @@ from replicator.graph.passes import owners
 from replicator.inputs import checks, feeds
 from replicator.primitives import table
 from replicator.step import passes
-from replicator.step.draft import Built, Settings
+from replicator.step.draft import Built, Draft, Settings
 from replicator.variables.creation import VariableFactory
 
 
@@ -43,7 +43,10 @@ def build_step(
         own: Those of the tensors behind them that a replica is given for itself.
     """
     with peers.telling(settings.peers), _collecting_later():
-        built = _build_until_known(settings, step_fn, feed, graph, step_key, args, own)
+        built = _build_until_known(
+            *(settings, graph, step_key),
+            lambda build: Draft(settings, step_fn, feed, build, args, own),
+        )
         if settings.peers is not None:  # else one would run what another cannot
             settings.peers.exchange(f"has built {checks.name_of(step_fn)}", None)
         return built
@@ -51,12 +54,9 @@ def build_step(
 
 def _build_until_known(
     settings: Settings,
-    step_fn: Callable[..., Any],
-    feed: feeds.Feed | None,
     graph: tf.Graph,
     step_key: Any,
-    args: Callable[[], Sequence[Any]],
-    own: Sequence[Any],
+    draft: Callable[[context.Build], Draft],
 ) -> Built:
     """Builds, once more whenever an attempt learns what the next has to know."""
     knowledge: dict[Any, Any] = {}
@@ -79,7 +79,7 @@ def _build_until_known(
         )
         try:
             with _creating_variables(settings.factory), _tf.ordered_branches(graph):
-                return passes.run(settings, step_fn, feed, build, args, own)
+                return passes.run(draft(build))
         except context.BuildAgain:
             _abandon(graph, start)
             assert knowledge != known, "a build that learned nothing asked for another"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from replicator import context
-from replicator.asynchronous.clock import Clock
 from replicator.cluster.peers import Peers
 from replicator.graph.ir import switching
 from replicator.graph.lowering import record
@@ -25,6 +24,20 @@ from replicator.variables.creation import VariableFactory
 from replicator.variables.replicated import ReplicatedVariable
 from replicator.variables.storage import Settlement
 from replicator.world import World
+
+
+class Clock(Protocol):
+    """Counts the steps of this program, where others train the same variables."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which program this is, and how many there are."""
+
+    def counted(self, run: Callable[[], Any], steps: int) -> Callable[[], Any]:
+        """Returns what waits until it may run so many steps, runs and counts them."""
+
+    def refuse_graph(self) -> None:
+        """Refuses to build a step into a function or graph."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

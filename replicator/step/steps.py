@@ -7,8 +7,7 @@ State (state.py); registry.py finds that again by the functions.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -26,6 +25,7 @@ from replicator.step import (
     asked,
     building,
     draft,
+    eager_calls,
     loops,
     outputs,
     repair,
@@ -202,10 +202,10 @@ class Step:
         def traced() -> list[list[Any]]:
             job = _Job(feed, handed, handed.stand_ins(current), self._use)
             returned = self._build_into(job)
-            structures.append(tf.nest.map_structure(_type, returned[0]))
+            structures.append(tf.nest.map_structure(type, returned[0]))
             return [outputs.returnable(tf.nest.flatten(own)) for own in returned]
 
-        with _holding(current, handed.leaves):
+        with eager_calls.holding(current, handed.leaves):
             function = _tf.trace(traced, ordering.order_as_created)
             writes = self._state.writes
             on_cpus = cost.share_memory(self._settings.world.devices)
@@ -213,17 +213,17 @@ class Step:
             variables = repair.mirrored(function.captured_inputs, owners)
             run = self._noted(_tf.prepare_call(function, on_cpus), function)
         run = repair.equal_after_errors(
-            _warning_of_rest(run, feed), variables, self._settings.peers
+            eager_calls.warning_of_rest(run, feed), variables, self._settings.peers
         )
         run = devices.ordered(run, self._settings.world.devices)
         if self._settings.clock is not None and writes:
             run = self._settings.clock.counted(run, self._asked.steps_per_call)
-        packed = _packed_call(run, function, structures[-1])
+        packed = eager_calls.packed(run, function, structures[-1])
         if not handed.leaves:
             return lambda _: packed()
 
         def call(leaves: Sequence[Any]) -> Any:
-            with _holding(current, leaves):
+            with eager_calls.holding(current, leaves):
                 return packed()
 
         return call
@@ -337,62 +337,3 @@ class Step:
 def runs_here() -> bool:
     """Whether a step that is called now runs, and is not built into a graph."""
     return context.current() is None and tf.executing_eagerly()
-
-
-@contextlib.contextmanager
-def _holding(current: list[Any], leaves: Sequence[Any]) -> Iterator[None]:
-    """In this block, a list holds the leaves of a call."""
-    current[:] = leaves
-    try:
-        yield
-    finally:
-        current.clear()
-
-
-def _warning_of_rest(
-    run: Callable[[], Any], feed: feeds.Feed | None
-) -> Callable[[], Any]:
-    """Returns what runs a step, and warns of elements dropped when its inputs end."""
-    if feed is None:
-        return run
-
-    def call() -> Any:
-        try:
-            return run()
-        except tf.errors.OutOfRangeError:
-            feed.warn_of_rest(ended=True)
-            raise
-        except tf.errors.OpError:
-            feed.note_failure()
-            raise
-
-    return call
-
-
-def _packed_call(
-    run: Callable[[], Any], function: Any, types: Any
-) -> Callable[[], Any]:
-    """Returns what runs a traced step and returns a structure of PerReplica.
-
-    Args:
-        run: Runs the function.
-        function: Returns a list of the leaves of each replica.
-        types: What one replica returned, with the type of each leaf in its place.
-    """
-    leaves = tf.nest.flatten(types)
-    count, pack = len(leaves), values.packer(types)
-    plain = all(issubclass(leaf, tf.Tensor) for leaf in leaves)
-
-    def call() -> Any:
-        flat = run()  # no gradient passes, as in outputs.seal
-        if plain:
-            return pack([values.PerReplica(flat[i::count]) for i in range(count)])
-        rows = _tf.pack_results(function, flat)
-        return pack([values.PerReplica(column) for column in zip(*rows, strict=True)])
-
-    return call
-
-
-def _type(leaf: Any) -> type:
-    """Stands for a leaf in a structure that outlives the graph."""
-    return type(leaf)

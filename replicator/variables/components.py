@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.asynchronous.store import Store
 from replicator.cluster.peers import Peers
 from replicator.variables import elsewhere
-from replicator.variables.placement import Owned, Placement, Seeded
+from replicator.variables.placement import Owned, Placement, Seeded, Write
 from replicator.variables.seeds import Seed
 from replicator.world import World
+
+
+class Store(Protocol):
+    """Has variables that several programs share."""
+
+    def takes(self, placement: Placement, local: tf.Variable) -> bool:
+        """Whether a variable is shared that would have a placement here."""
+
+    def share(self, local: tf.Variable) -> tf.Variable:
+        """Returns the variable that is in the place of a local one."""
 
 
 class Components:
@@ -62,7 +71,7 @@ class Components:
         def initial_value(r: int) -> Any:
             eager = tf.executing_eagerly()
             value = first.read_value() if eager else first.initial_value
-            return placement.written(value, first, r)
+            return placement.written(value, Write(first, r))
 
         def on(r: int) -> tf.Variable:
             device = self._world.device(r)
@@ -74,7 +83,7 @@ class Components:
         components = placement.components(first, on, self._world)
         if self._peers is not None and placement.differs:
             value = first.read_value()  # which would be that of replica 0
-            first.assign(placement.written(value, first, self._world.local[0]))
+            first.assign(placement.written(value, Write(first, self._world.local[0])))
         return components, placement
 
     def moved(

@@ -18,11 +18,10 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.asynchronous.store import Store
 from replicator.cluster.peers import Peers
 from replicator.variables import division, in_graphs, initial_values, locks
 from replicator.variables.chooser import Chooser, Chosen, Part
-from replicator.variables.components import Components
+from replicator.variables.components import Components, Store
 from replicator.variables.decisions import Decisions
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.placement import Placement

@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator import errors
 from replicator.cluster.peers import Peers
 from replicator.graph.ir.placeholder import Value
-from replicator.graph.lowering import crossing
+from replicator.graph.lowering import words
 
 
 def adopt(peers: Peers, variable: tf.Variable) -> None:
@@ -49,9 +49,9 @@ def adopt(peers: Peers, variable: tf.Variable) -> None:
     value = variable.read_value()
     if not value.dtype.size or not value.shape.num_elements():
         return  # a string, or nothing
-    received = peers.broadcast(crossing.words(value))
+    received = peers.broadcast(words.of(value))
     with tf.device(value.device):
-        mine = crossing.from_words(received, Value.of(value), value.shape)
+        mine = words.to_tensor(received, Value.of(value), value.shape)
         variable.assign(mine)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -11,12 +10,18 @@ from replicator import _tf, context
 from replicator.primitives import base
 from replicator.variables import agreement, part_values, python_calls, unbuilt
 
-_do_not_convert = tf.autograph.experimental.do_not_convert
 _SUM = tf.VariableAggregation.SUM
 
 
 class PartWriter(_tf.HandleVariable):
     """What ReplicatedVariable adds to the methods that write a part."""
+
+    def _write_piece(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Writes a part of the value."""
+        if context.current() is None:
+            python_calls.refuse_write(self)
+            return self._write_part_of_all(method, *args, **kwargs)
+        return self._write_part(method, *args, **kwargs)
 
     def _write_part_of_all(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Writes a part of the value, outside a step."""
@@ -59,26 +64,3 @@ class PartWriter(_tf.HandleVariable):
                 written = write(self, *args, **kwargs)
                 with tf.control_dependencies([written.op]):
                     return self.assign(self.read_value())
-
-
-def _partial_writer(method: str) -> Callable[..., Any]:
-    """Returns the replicated version of a method that writes parts of a variable."""
-
-    def write_part(self: PartWriter, *args: Any, **kwargs: Any) -> Any:
-        with self._afterwards():
-            if context.current() is None:
-                python_calls.refuse_write(self)
-                return self._write_part_of_all(method, *args, **kwargs)
-            return self._write_part(method, *args, **kwargs)
-
-    write_part.__name__ = method
-    write_part.__doc__ = f"As tf.Variable.{method}; see the module's docstring."
-    return _do_not_convert(write_part)
-
-
-for _method in (
-    "scatter_add scatter_sub scatter_update scatter_max scatter_min scatter_mul "
-    "scatter_div batch_scatter_update scatter_nd_add scatter_nd_sub scatter_nd_update "
-    "scatter_nd_max scatter_nd_min _strided_slice_assign"
-).split():
-    setattr(PartWriter, _method, _partial_writer(_method))

@@ -22,14 +22,21 @@ from replicator import _tf, arguments, context, errors
 from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.passes.rows import offsets_of
-from replicator.variables import drawing, joining, locks, saving, split_writes
+from replicator.variables import (
+    drawing,
+    joining,
+    locks,
+    saving,
+    seen_as_one,
+    split_writes,
+)
 from replicator.variables.replicated import ReplicatedVariable
 from replicator.world import World
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
 
-class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
+class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
     """A tf.Variable in parts.
 
     Made by creating a variable under the context of a Replicator whose strategy says
@@ -103,10 +110,6 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
             )
         )
 
-    def _distributed_container(self) -> PartitionedVariable:
-        """The variable that optimizers shall key their slots by."""
-        return self
-
     def split(self, value: Any) -> list[tf.Tensor]:
         """Returns what of a value, which has the variable's shape, is of each part."""
         value = tf.convert_to_tensor(arguments.native(value), self.dtype)
@@ -119,10 +122,6 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
         return tf.split(value, self.sizes, self.axis)
 
     # --- Reading ----------------------------------------------------------------------
-
-    def _afterwards(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a block in which ops come after what this object stands for."""
-        return contextlib.nullcontext()
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         if _tf.in_save_context():
@@ -157,40 +156,9 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
 
     # --- Writing ----------------------------------------------------------------------
 
-    @_do_not_convert
-    def assign(
-        self,
-        value: Any,
-        use_locking: bool | None = None,
-        name: str | None = None,
-        read_value: bool = True,
+    def _write(
+        self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
-        """Sets the value: each part gets its own."""
-        return self._write("assign", value, read_value)
-
-    @_do_not_convert
-    def assign_add(
-        self,
-        delta: Any,
-        use_locking: bool | None = None,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        """Adds `delta`."""
-        return self._write("assign_add", delta, read_value)
-
-    @_do_not_convert
-    def assign_sub(
-        self,
-        delta: Any,
-        use_locking: bool | None = None,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        """Subtracts `delta`."""
-        return self._write("assign_sub", delta, read_value)
-
-    def _write(self, method: str, value: Any, read_value: bool) -> Any:
         with self._afterwards():
             own = self.split(value)
             return self.write_parts(
@@ -223,10 +191,6 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
         group = tf.group(*(one for one in done if one is not None))
         return _Written(self, group) if read_value else group
 
-    def _exclusively(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a block in which no other thread writes parts, when eager."""
-        return self._lock if tf.executing_eagerly() else contextlib.nullcontext()
-
     def _assign_all(
         self,
         value: Any,
@@ -234,7 +198,7 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        return self._write(method, value, read_value)
+        return self._write(method, value, name, read_value)
 
     def _settle_in_graph(self) -> None:
         """Each part does so itself."""
@@ -265,32 +229,5 @@ class PartitionedVariable(split_writes.SplitWriter, saving.SavedAsOne):
             part.load(own, session)
 
 
-class _Written(PartitionedVariable):
-    """A variable as an assignment in a graph returns it: used after it is written."""
-
-    def __init__(self, variable: PartitionedVariable, done: tf.Operation) -> None:
-        self.__dict__.update(variable.__dict__)
-        self._done = done
-        if self._in_graph_mode:
-            self._graph_element = self.read_value()
-
-    @property
-    def op(self) -> tf.Operation:
-        """The op that has written it."""
-        return self._done
-
-    def _afterwards(self) -> contextlib.AbstractContextManager[None]:
-        return tf.control_dependencies([self._done])
-
-
-def _to_tensor(
-    variable: PartitionedVariable,
-    dtype: Any = None,
-    name: Any = None,
-    as_ref: bool = False,
-) -> Any:
-    """Reads the variable where a tensor is expected."""
-    return variable._dense_var_to_tensor(dtype, name)
-
-
-tf.register_tensor_conversion_function(PartitionedVariable, _to_tensor)
+class _Written(seen_as_one.Written, PartitionedVariable):
+    """One that has been written."""

@@ -13,6 +13,8 @@ and written outside of one, what a checkpoint holds, and whom gradients are redu
 | Rows | rows for each replica | its own | concatenated | all to the first |
 | Owed | a row for each replica | its own | concatenated | one to each, or the sum |
 
+Rows and Owed, which optimizers and compressors collect, are in collected.py.
+
 AutoDist calls this the configuration of a node, TorchRec an entry of a sharding plan.
 """
 
@@ -35,6 +37,25 @@ if TYPE_CHECKING:
 
 _SUM = tf.VariableAggregation.SUM
 _MEAN = tf.VariableAggregation.MEAN
+
+
+@dataclasses.dataclass(frozen=True)
+class Write:
+    """A component that is about to be written.
+
+    Attributes:
+        variable: The variable, or its first component.
+        replica_id: Whose component.
+        method: By which it is written.
+    """
+
+    variable: Any
+    replica_id: int
+    method: str = "assign"
+
+    def as_tensor(self, value: Any) -> tf.Tensor:
+        """Returns a value as a tensor of the variable's type."""
+        return tf.convert_to_tensor(value, self.variable.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,24 +161,16 @@ class Placement:
         """Returns what the components' values are together, outside a step."""
         return values[0]
 
-    def written(
-        self,
-        value: Any,
-        variable: Any,
-        replica_id: int,
-        method: str = "assign",
-    ) -> Any:
+    def written(self, value: Any, write: Write) -> Any:
         """Returns what a component gets of a value that is written outside a step.
 
         Args:
             value: Is assigned, added or subtracted.
-            variable: The variable, or its first component.
-            replica_id: Whose component.
-            method: By which it is written.
+            write: What is written of it, and how.
         """
         return value
 
-    def assigned(self, value: Any, variable: Any, replica_id: int, method: str) -> Any:
+    def assigned(self, value: Any, write: Write) -> Any:
         """Returns what a replica writes inside a step, where components may differ."""
         return value
 
@@ -278,10 +291,7 @@ class Aggregated(Placement):
 
     aggregation: tf.VariableAggregation
 
-    @property
-    def differs(self) -> bool:
-        """They are meant to."""
-        return True
+    differs = True
 
     @property
     def is_aggregated(self) -> bool:
@@ -300,16 +310,10 @@ class Aggregated(Placement):
         total = arithmetic.fold(tf.add, values)
         return total if self.adds_up else tf.cast(total / len(values), total.dtype)
 
-    def written(
-        self,
-        value: Any,
-        variable: Any,
-        replica_id: int,
-        method: str = "assign",
-    ) -> Any:
+    def written(self, value: Any, write: Write) -> Any:
         """Returns zeros for all but the first where the sum shall be the value."""
-        if replica_id and self.adds_up:
-            return tf.zeros_like(tf.convert_to_tensor(value, variable.dtype))
+        if write.replica_id and self.adds_up:
+            return tf.zeros_like(write.as_tensor(value))
         return value
 
 
@@ -323,119 +327,15 @@ class Seeded(Placement):
 
     seed: Seed
 
-    @property
-    def differs(self) -> bool:
-        """By the offset."""
-        return True
+    differs = True
 
-    def written(
-        self,
-        value: Any,
-        variable: Any,
-        replica_id: int,
-        method: str = "assign",
-    ) -> Any:
+    def written(self, value: Any, write: Write) -> Any:
         """Returns a state with the replica's seed."""
-        if not replica_id or method != "assign":
+        if not write.replica_id or write.method != "assign":
             return value
-        value = tf.convert_to_tensor(value, variable.dtype)
-        return value + self.seed.offset(variable, replica_id)
+        offset = self.seed.offset(write.variable, write.replica_id)
+        return write.as_tensor(value) + offset
 
-    def assigned(self, value: Any, variable: Any, replica_id: int, method: str) -> Any:
+    def assigned(self, value: Any, write: Write) -> Any:
         """Returns a new state with the replica's seed; what goes on has it already."""
-        if not self.seed.resets:
-            return value
-        return self.written(value, variable, replica_id, method)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows(Placement):
-    """Rows that each replica collects, as many as it likes: sums of sparse gradients.
-
-    Attributes:
-        aggregation: MEAN or SUM, of what is added up of the rows over the replicas.
-    """
-
-    aggregation: tf.VariableAggregation
-
-    @property
-    def differs(self) -> bool:
-        """They are meant to."""
-        return True
-
-    @property
-    def shared(self) -> bool:
-        """Whether other programs write the variable, too."""
-        return False
-
-    @property
-    def grows(self) -> bool:
-        """It may."""
-        return True
-
-    def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the rows of all components, one after the other."""
-        rows = tf.concat(values, 0)
-        return rows / len(values) if self.aggregation == _MEAN else rows
-
-    def written(
-        self,
-        value: Any,
-        variable: Any,
-        replica_id: int,
-        method: str = "assign",
-    ) -> Any:
-        """Returns all rows for the first replica; the others begin with none."""
-        value = tf.convert_to_tensor(value, variable.dtype)
-        if replica_id:
-            return value[:0]
-        count = len(variable.outside)
-        return value * count if self.aggregation == _MEAN else value
-
-
-@dataclasses.dataclass(frozen=True)
-class Owed(Placement):
-    """What each replica owes: a row of its own, of which the sum counts.
-
-    Each gets its own row back. If there are as many rows as other replicas had, the
-    first owes the sum of all.
-
-    Attributes:
-        replicas: How many there are.
-    """
-
-    replicas: int
-
-    @property
-    def differs(self) -> bool:
-        """They are meant to."""
-        return True
-
-    @property
-    def is_aggregated(self) -> bool:
-        """All rows together are no replica's value."""
-        return True
-
-    @property
-    def grows(self) -> bool:
-        """It may."""
-        return True
-
-    def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the rows of all components, one after the other."""
-        return tf.concat(values, 0)
-
-    def written(
-        self,
-        value: Any,
-        variable: Any,
-        replica_id: int,
-        method: str = "assign",
-    ) -> Any:
-        """Returns the replica's own row, or that of all for the first."""
-        value = tf.convert_to_tensor(value, variable.dtype)
-        rows = tf.shape(value)[0]
-        own = tf.gather(value, [tf.minimum(replica_id, rows - 1)])
-        total = tf.reduce_sum(value, 0, keepdims=True)
-        rest = tf.zeros_like(total) if replica_id else total
-        return tf.where(tf.equal(rows, self.replicas), own, rest)
+        return self.written(value, write) if self.seed.resets else value

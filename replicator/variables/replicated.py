@@ -37,21 +37,20 @@ from replicator.variables import (
     locks,
     part_writes,
     python_calls,
-    saving,
+    seen_as_one,
     synchronized,
     unbuilt,
 )
-from replicator.variables.placement import Placement
+from replicator.variables.placement import Placement, Write
 from replicator.variables.storage import Storage
 from replicator.world import World
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
 
-_SUM = tf.VariableAggregation.SUM
-
-
-class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.SavedAsOne):
+class ReplicatedVariable(
+    part_writes.PartWriter, copies.CopyWriter, seen_as_one.SeenAsOne
+):
     """A tf.Variable with one component per replica.
 
     Made by creating any variable under `Replicator.context()` or inside a step_fn.
@@ -169,10 +168,6 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
         """Component 0's op, also inside a step: v1 optimizers key their slots by it."""
         return self._handle.op
 
-    def _distributed_container(self) -> ReplicatedVariable:
-        """The variable that optimizers shall key their slots by."""
-        return self
-
     @property
     def key(self) -> str:
         """What tells the variable from all others, whatever they are called."""
@@ -190,10 +185,6 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
         return self.placement.outside(self.components)
 
     # --- Reading ----------------------------------------------------------------------
-
-    def _afterwards(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a block in which ops come after what this object stands for."""
-        return contextlib.nullcontext()
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         with self._afterwards(), synchronized.read(self):
@@ -244,46 +235,13 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
 
     # --- Writing ----------------------------------------------------------------------
 
-    @_do_not_convert
-    def assign(
-        self,
-        value: Any,
-        use_locking: bool | None = None,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        """Sets the value; see the module's docstring for what happens inside a step."""
-        if self.placement.shared:
-            added = additions.addend(self, value)
-            if added is not None:
-                return self._write("assign_add", added, name, read_value)
-        return self._write("assign", value, name, read_value)
-
-    @_do_not_convert
-    def assign_add(
-        self,
-        delta: Any,
-        use_locking: bool | None = None,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        """Adds `delta`."""
-        return self._write("assign_add", delta, name, read_value)
-
-    @_do_not_convert
-    def assign_sub(
-        self,
-        delta: Any,
-        use_locking: bool | None = None,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        """Subtracts `delta`."""
-        return self._write("assign_sub", delta, name, read_value)
-
     def _write(
         self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
+        if method == "assign" and self.placement.shared:
+            added = additions.addend(self, value)
+            if added is not None:
+                method, value = "assign_add", added
         replica = context.current()
         done = None if replica is None else unbuilt.is_done(self, replica)
         if done:
@@ -295,7 +253,9 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
         claim = agreement.claim(self, replica)
         with self._entered(replica, claim), self._afterwards():
             if self.placement.differs:
-                value = self.placement.assigned(value, self, replica.replica_id, method)
+                value = self.placement.assigned(
+                    value, Write(self, replica.replica_id, method)
+                )
                 value = agreement.of_examples(self, value, replica, method)
             elif claim is None:
                 value = agreement.agree(self, value, replica, method)
@@ -335,7 +295,7 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
         written = self.placement.written
         return self._write_all(
             lambda component, r: getattr(component, method)(
-                written(value, self, r, method), name=name, read_value=False
+                written(value, Write(self, r, method)), name=name, read_value=False
             ),
             read_value,
         )
@@ -355,10 +315,6 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
         done = tf.group(*done)
         return _Written(self, done) if read_value else done
 
-    def _exclusively(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a block in which no other thread writes components, when eager."""
-        return self._lock if tf.executing_eagerly() else contextlib.nullcontext()
-
     def _lazy_read(self, op: tf.Operation) -> ReplicatedVariable:
         """Called after `op` has written what is behind `handle`."""
         if context.current() is None:
@@ -368,45 +324,11 @@ class ReplicatedVariable(part_writes.PartWriter, copies.CopyWriter, saving.Saved
         return self if tf.executing_eagerly() else _Written(self, op)
 
 
-class _Written(ReplicatedVariable):
-    """A variable as an assignment in a graph returns it: used after it is written."""
-
-    def __init__(self, variable: ReplicatedVariable, done: tf.Operation) -> None:
-        self.__dict__.update(variable.__dict__)
-        self._done = done
-        if self._in_graph_mode:
-            self._graph_element = self.read_value()
-
-    @property
-    def op(self) -> tf.Operation:
-        """The op that has written it."""
-        return self._done
-
-    def _afterwards(self) -> contextlib.AbstractContextManager[None]:
-        return tf.control_dependencies([self._done])
+class _Written(seen_as_one.Written, ReplicatedVariable):
+    """One that has been written."""
 
 
 def plain(variable: Any) -> Any:
     """Returns the tf.Variable inside a Keras variable, or the variable itself."""
     inside = getattr(variable, "value", variable)
     return variable if callable(inside) else inside
-
-
-def _to_tensor(
-    variable: ReplicatedVariable,
-    dtype: Any = None,
-    name: Any = None,
-    as_ref: bool = False,
-) -> Any:
-    """Reads the variable where a tensor is expected."""
-    if as_ref:  # only the v1 Saver asks so, if it was given {name: variable}
-        raise errors.ReplicatorError(
-            errors.compose(
-                f"a Saver cannot rename the replicated variable {variable.name}.",
-                fix="give it a list of variables instead of a dictionary.",
-            )
-        )
-    return variable._dense_var_to_tensor(dtype, name)
-
-
-tf.register_tensor_conversion_function(ReplicatedVariable, _to_tensor)

@@ -7,7 +7,6 @@ holds now, and assigned to all parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +17,10 @@ from replicator.primitives import base
 from replicator.variables import part_values
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
+_BY_ROWS = frozenset(
+    "scatter_add scatter_sub scatter_update scatter_max scatter_min scatter_mul "
+    "scatter_div".split()
+)
 
 
 class SplitWriter(_tf.HandleVariable):
@@ -27,8 +30,18 @@ class SplitWriter(_tf.HandleVariable):
     axis: int
     sizes: tuple[int, ...]
 
+    def _write_piece(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Writes rows, or assigns the value that there is once a piece is written."""
+        if method in _BY_ROWS:
+            return self._write_rows(method, *args, **kwargs)
+        return self.assign(part_values.written(self, method, *args, **kwargs))
+
     def _write_rows(
-        self, method: str, sparse_delta: Any, use_locking: bool, name: str | None
+        self,
+        method: str,
+        sparse_delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
     ) -> Any:
         """Writes rows, each to the part that has it."""
         if not isinstance(sparse_delta, tf.IndexedSlices):
@@ -41,10 +54,6 @@ class SplitWriter(_tf.HandleVariable):
         return self.write_parts(
             lambda part, k: _done(getattr(part, method)(own[k])), True, method
         )
-
-    def _write_value(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Assigns the value that the variable has once a piece is written."""
-        return self.assign(part_values.written(self, method, *args, **kwargs))
 
     @_do_not_convert
     def batch_scatter_update(
@@ -103,44 +112,3 @@ def cut(
             own = tf.dynamic_partition(flat_values, owners, len(sizes))
         places = rows.local_rows(flat, owners, sizes)
     return [tf.IndexedSlices(*one) for one in zip(own, places, shapes, strict=True)]
-
-
-def _row_writer(method: str) -> Callable[..., Any]:
-    """Returns a method that writes rows of a variable in parts."""
-
-    def write_rows(
-        self: SplitWriter,
-        sparse_delta: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-    ) -> Any:
-        with self._afterwards():
-            return self._write_rows(method, sparse_delta, use_locking, name)
-
-    write_rows.__name__ = method
-    write_rows.__doc__ = f"As tf.Variable.{method}; see the module's docstring."
-    return _do_not_convert(write_rows)
-
-
-def _value_writer(method: str) -> Callable[..., Any]:
-    """Returns a method that writes slices of a variable in parts."""
-
-    def write_value(self: SplitWriter, *args: Any, **kwargs: Any) -> Any:
-        with self._afterwards():
-            return self._write_value(method, *args, **kwargs)
-
-    write_value.__name__ = method
-    write_value.__doc__ = f"As tf.Variable.{method}; see the module's docstring."
-    return _do_not_convert(write_value)
-
-
-for _method in (
-    "scatter_add scatter_sub scatter_update scatter_max scatter_min scatter_mul "
-    "scatter_div"
-).split():
-    setattr(SplitWriter, _method, _row_writer(_method))
-for _method in (
-    "scatter_nd_add scatter_nd_sub scatter_nd_update scatter_nd_max scatter_nd_min "
-    "_strided_slice_assign"
-).split():
-    setattr(SplitWriter, _method, _value_writer(_method))

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicator import errors
-from replicator.asynchronous import board as boards
 from replicator.asynchronous.board import ENDED, LOST, PRESENT, STATES, STEPS
 from replicator.asynchronous.clock import Clock
-from replicator.asynchronous.events import FOLDER, Events
-
-
-class Table:
-    """A board of one process' own."""
-
-    def __init__(self, count: int) -> None:
-        self.numbers = np.zeros([3, count], np.int64)
-        self.numbers[STATES] = PRESENT
-
-    def seen_by(self, own: int) -> Seen:
-        return Seen(self.numbers, own)
-
-
-class Seen:
-    """As one of the programs sees it."""
-
-    def __init__(self, numbers: np.ndarray, own: int) -> None:
-        self._numbers, self.own, self.count = numbers, own, numbers.shape[1]
-
-    def read(self) -> np.ndarray:
-        return self._numbers.copy()
-
-    def write(self, row: int, value: int, column: int | None = None) -> None:
-        self._numbers[row, self.own if column is None else column] = value
+from replicator.asynchronous.events import Events
+from tests.asynchronous.tables import Table
 
 
 def _clocks(table: Table, staleness: int | None) -> list[Clock]:
@@ -112,20 +85,3 @@ def test_who_was_taken_for_lost_does_not_go_on() -> None:
     table.numbers[STATES, 1] = LOST
     with pytest.raises(errors.HostLostError, match="host-1, was silent(.|\n)*again"):
         clock.begin(1)
-
-
-def test_the_log_says_who_was_where(tmp_path: pathlib.Path) -> None:
-    table = Table(2)
-    events = Events(0, {FOLDER: str(tmp_path / "new")})
-    clock = Clock(table.seen_by(0), ("a", "b"), events, 1)
-    clock.begin(1)
-    clock.done(1)
-    lines = (tmp_path / "new" / "worker-0.jsonl").read_text().splitlines()
-    begins, done = map(json.loads, lines)
-    assert (begins["event"], begins["steps"]) == ("begins", [0, 0])
-    assert (done["event"], done["total"], done["worker"]) == ("done", 1, 0)
-
-
-def test_waiting_ends_at_its_limit() -> None:
-    assert boards.wait(lambda: True, 0.0)
-    assert not boards.wait(lambda: False, 0.01)

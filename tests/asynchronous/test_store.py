@@ -6,9 +6,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import _tf
-from replicator.asynchronous import board as boards
-from replicator.asynchronous.board import LOST, PRESENT, STATES, STEPS, Board
+from replicator.asynchronous.board import LOST, PRESENT, STATES, Board
 from replicator.asynchronous.store import Store
 from replicator.variables.components import Components
 from replicator.variables.placement import Aggregated, Mirrored, Owned
@@ -19,13 +17,8 @@ DEVICES = ["CPU:0", "CPU:1"]
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> list[Store]:
-    """The stores of two programs, with names of this test's own."""
-    make, own = _tf.shared_variable, tf.raw_ops.VarHandleOp  # a name that is unique
-    mark = str(id(own)) + str(id(monkeypatch))
-    monkeypatch.setattr(
-        _tf, "shared_variable", lambda name, *rest: make(f"{mark}/{name}", *rest)
-    )
+def pair(names_of_its_own: None) -> list[Store]:
+    """The stores of two programs."""
     stores = []
     for n in range(2):
         board = Board(n, 2, "CPU:0")
@@ -92,17 +85,6 @@ def test_a_table_is_created_by_the_first(pair: list[Store]) -> None:
     pair[0].table("counts", 3).assign_add([1, 2, 3])
     assert pair[1].table("counts", 3).numpy().tolist() == [1, 2, 3]
     assert pair[0].table("counts", 3).numpy().tolist() == [1, 2, 3]
-
-
-def test_a_board_is_written_by_columns(pair: list[Store]) -> None:
-    boards_of = [Board(n, 2, "CPU:0") for n in range(2)]
-    boards_of[0].write(STEPS, 5)
-    boards_of[1].write(STEPS, 7)
-    boards_of[1].write(STATES, LOST, 0)
-    table = boards_of[0].read()
-    assert table[STEPS].tolist() == [5, 7]
-    assert table[STATES].tolist() == [LOST, PRESENT]
-    assert boards.ABSENT == 0, "what a new table holds"
 
 
 def test_what_programs_share_stays_where_it_is(pair: list[Store]) -> None:

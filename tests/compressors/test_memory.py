@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import compressors
-from replicator.variables.placement import Owed
+from replicator.variables.collected import Owed
 from replicator.variables.synchronizer import AllReduce
 from tests import helpers
 from tests.compressors import laws

@@ -57,22 +57,27 @@ def _language_model(repl: replicator.Replicator, optimizer: Any) -> Any:
     return step_fn, (table, kernel, wrapped)
 
 
+def _trained(mode: str, repl: Any) -> tuple[Any, list[Any]]:
+    """Trains a language model; returns the losses, and what was trained."""
+    made: list[Any] = []
+
+    def make_step() -> Any:
+        step_fn, made[:] = _language_model(repl, tf.keras.optimizers.Adam(0.1))
+        return step_fn
+
+    return helpers.run(mode, repl, make_step, steps=3), made
+
+
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 def test_parallax_moves_what_has_sparse_gradients(mode: str, variables: str) -> None:
     found = []
     for strategy in (Parallax(), None):
         repl = helpers.make(3, variables=variables, strategy=strategy)
-        made: list[Any] = []
-
-        def make_step(repl: Any = repl, made: Any = made) -> Any:
-            step_fn, made[:] = _language_model(repl, tf.keras.optimizers.Adam(0.1))
-            return step_fn
-
-        found.append(helpers.run(mode, repl, make_step, steps=3))
+        result, (table, kernel, optimizer) = _trained(mode, repl)
+        found.append(result)
         if strategy is None or mode == "session":
             continue
-        table, kernel, optimizer = made
         assert (table.owner, kernel.owner) == (0, None)
         slots = {v.path: v.value.owner for v in optimizer.variables}
         for path, owner in slots.items():
@@ -249,16 +254,10 @@ def test_variables_are_put_in_parts_when_their_gradients_are_known(mode: str) ->
     found = []
     for strategy in (RandomAxisPartitionAR(seed=2), None):
         repl = helpers.make(2, variables="mirrored", strategy=strategy)
-        made: list[Any] = []
-
-        def make_step(repl: Any = repl, made: Any = made) -> Any:
-            step_fn, made[:] = _language_model(repl, tf.keras.optimizers.Adam(0.1))
-            return step_fn
-
-        found.append(helpers.run(mode, repl, make_step, steps=3))
+        result, (table, kernel, optimizer) = _trained(mode, repl)
+        found.append(result)
         if strategy is None or mode == "session":
             continue
-        table, kernel, optimizer = made
         assert [(v.axis, v.sizes) for v in (table, kernel)] == [
             (0, (3, 3)),
             (0, (1, 1)),

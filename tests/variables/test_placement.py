@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicator
-from replicator.variables import placement
+from replicator.variables import collected, placement
+from replicator.variables.placement import Write
 from replicator.variables.seeds import Seed
 from replicator.world import World
 
@@ -24,8 +25,8 @@ PLACEMENTS = [
     placement.Owned(0, "CPU:5", proxies=True),
     *(placement.Aggregated(how) for how in AGGREGATIONS),
     placement.Seeded(Seed(position=0, resets=False)),
-    placement.Rows(tf.VariableAggregation.MEAN),
-    placement.Rows(tf.VariableAggregation.SUM),
+    collected.Rows(tf.VariableAggregation.MEAN),
+    collected.Rows(tf.VariableAggregation.SUM),
 ]
 
 
@@ -53,6 +54,7 @@ class _Variable:
     value=st.lists(st.integers(-1000, 1000), min_size=1, max_size=4),
     count=st.integers(1, 4),
 )
+@settings(deadline=None)
 def test_what_is_read_is_what_was_written(
     placed: placement.Placement, value: list[int], count: int
 ) -> None:
@@ -61,7 +63,7 @@ def test_what_is_read_is_what_was_written(
     components = [tf.Variable(tf.zeros_like(written)) for _ in range(count)]
     variable = _Variable(components)
     parts = [
-        placed.written(written, variable, replica_id)
+        placed.written(written, Write(variable, replica_id))
         for replica_id, _ in enumerate(placed.outside(components))
     ]
     np.testing.assert_allclose(placed.read(parts), written, rtol=1e-15)
@@ -76,16 +78,16 @@ def test_what_is_owed_is_owed_by_whoever_owed_it_or_by_the_first(
     value: list[int],
 ) -> None:
     """A row each, where there are as many replicas; else their sum."""
-    placed = placement.Owed(3)
+    placed = collected.Owed(3)
     rows = np.array(value, "d")[:, np.newaxis]
     components = [tf.Variable(np.zeros([1, 1])) for _ in range(3)]
-    own = [placed.written(rows, _Variable(components), r) for r in range(3)]
+    own = [placed.written(rows, Write(_Variable(components), r)) for r in range(3)]
     assert all(part.shape == [1, 1] for part in own)
     expected = value if len(value) == 3 else [sum(value), 0, 0]
     np.testing.assert_array_equal(placed.read(own)[:, 0], expected)
 
 
-@pytest.mark.parametrize("placed", [*PLACEMENTS, placement.Owed(3)], ids=str)
+@pytest.mark.parametrize("placed", [*PLACEMENTS, collected.Owed(3)], ids=str)
 def test_a_placement_is_copied_or_owned_or_differs(placed: placement.Placement) -> None:
     assert placed.is_copied + placed.differs + (placed.owner is not None) == 1
     assert not placed.adds_up or placed.is_aggregated
@@ -97,7 +99,9 @@ def test_a_placement_is_copied_or_owned_or_differs(placed: placement.Placement) 
 def test_generators_draw_from_seeds_that_differ(placed: placement.Placement) -> None:
     state = tf.constant([5, 6], tf.int64)
     variable = _Variable([tf.Variable(state)])
-    states = {tuple(placed.written(state, variable, r).numpy()) for r in range(3)}
+    states = {
+        tuple(placed.written(state, Write(variable, r)).numpy()) for r in range(3)
+    }
     assert (len(states) == 3) is isinstance(placed, placement.Seeded)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import replicator
 from replicator.variables.placement import Mirrored, Owned
 from tests import helpers
 from tests.variables import parted
@@ -44,3 +45,13 @@ def test_parts_on_several_devices_are_saved_and_restored_as_a_whole(
         with helpers.session() as session:
             saver.restore(session, saved)
             np.testing.assert_array_equal(session.run(v), INITIAL * 2)
+
+
+def test_a_saver_that_renames_parts_is_refused() -> None:
+    with tf.Graph().as_default():
+        v, _ = _saver(parted.replicas(2), sharded=False)
+        with pytest.raises(
+            replicator.ReplicatorError,
+            match=r"(?s)Saver cannot rename.*table:0.*Fix: give it a list",
+        ):
+            tf.compat.v1.train.Saver({"other": v})

@@ -10,7 +10,6 @@ by `reduce`, which moves less.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,9 +18,9 @@ import tensorflow as tf
 from replicator import errors
 from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import Call, Value
+from replicator.graph.lowering import words
 from replicator.graph.matching.elsewhere import DYNAMIC, Elsewhere
 
-_WORD = 4  # bytes: everything is gathered as int32
 # Pieces in which TensorFlow reduces, of which one is computed while another travels:
 # 64 MiB at 1 Gbit/s took 633 ms in four, 747 ms in one.
 _PIECES = 4
@@ -78,7 +77,7 @@ class Crossing:
 
     def gather(self, bits: tf.Tensor) -> dict[int, tf.Tensor]:
         """Returns an int32 vector of each process, all of one size, which is known."""
-        told = self._next(bits.shape.num_elements() * _WORD)
+        told = self._next(bits.shape.num_elements() * words.BYTES)
         with tf.device(self.device):
             return self._parts(tf.raw_ops.CollectiveGatherV2(input=bits, **told))
 
@@ -240,7 +239,7 @@ def exchanged(
     known = all(_is_known(value) for own in values for value in own)
     own = [n for n, process in enumerate(processes) if process == crossing.own]
     with tf.device(crossing.device):
-        pieces = [words(x) for n in own for x in operands[n] or ()]
+        pieces = [words.of(x) for n in own for x in operands[n] or ()]
         mine = tf.concat(pieces, 0) if pieces else tf.zeros([0], tf.int32)
         if known:
             sizes = _static_sizes(crossing, processes, values)
@@ -262,9 +261,9 @@ def exchanged(
                 continue
             made = []
             for value, shape in zip(values[n], told[n], strict=True):
-                count = _count(shape, value.dtype)
+                count = words.count(shape, value.dtype)
                 part = tf.slice(arrived[process], [taken[process]], [count])
-                made.append(from_words(part, value, shape))
+                made.append(words.to_tensor(part, value, shape))
                 taken[process] += count
             passed.append(made)
         return passed
@@ -300,7 +299,7 @@ def _static_sizes(
     """Returns how many words each process passes."""
     sizes = dict.fromkeys(crossing.processes, 0)
     for process, own in zip(processes, values, strict=True):
-        sizes[process] += sum(_count(value.shape, value.dtype) for value in own)
+        sizes[process] += sum(words.count(value.shape, value.dtype) for value in own)
     return sizes
 
 
@@ -330,48 +329,10 @@ def _dynamic(
             shape = heard[process][taken[process] : taken[process] + rank]
             taken[process] += rank
             made.append(shape)
-            sizes[process] += _count(shape, value.dtype)
+            sizes[process] += words.count(shape, value.dtype)
         found.append(made)
     sizes[crossing.own] = tf.size(mine)
     return sizes, found
-
-
-def _count(shape: Any, dtype: str) -> Any:
-    """Returns how many words hold a tensor."""
-    size = tf.as_dtype(dtype).size
-    if tf.is_tensor(shape):
-        return (tf.reduce_prod(shape) * size + _WORD - 1) // _WORD
-    return -(-math.prod(shape) * size // _WORD)
-
-
-def words(x: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor's bits as an int32 vector."""
-    if x.dtype == tf.bool:
-        x = tf.cast(x, tf.uint8)
-    flat = tf.reshape(x, [-1])
-    per_word = _WORD // x.dtype.size
-    if per_word > 1:
-        flat = tf.pad(flat, [[0, -tf.size(flat) % per_word]])
-        flat = tf.reshape(flat, [-1, per_word])
-    return tf.reshape(tf.bitcast(flat, tf.int32), [-1])
-
-
-def from_words(bits: tf.Tensor, value: Value, shape: Any) -> tf.Tensor:
-    """Returns the tensor whose bits these are."""
-    dtype = tf.as_dtype(value.dtype)
-    plain = tf.uint8 if dtype == tf.bool else dtype
-    per_word = _WORD // plain.size
-    if not per_word:
-        bits = tf.reshape(bits, [-1, plain.size // _WORD])
-    flat = tf.reshape(tf.bitcast(bits, plain), [-1])
-    if per_word > 1:
-        flat = flat[
-            : tf.reduce_prod(shape) if tf.is_tensor(shape) else math.prod(shape)
-        ]
-    x = tf.reshape(flat, shape)
-    if tf.is_tensor(shape):
-        x = tf.ensure_shape(x, value.shape)
-    return tf.cast(x, tf.bool) if dtype == tf.bool else x
 
 
 def _host(device: str) -> str:

@@ -1,0 +1,60 @@
+"""linked: a loss that depends on what was sent, so that gradients come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context, errors
+from replicator.primitives import base, flows
+
+
+def linked(loss: Any) -> tf.Tensor:
+    """Returns the loss, made to depend on all that this replica has sent so far.
+
+    What is differentiated is the sum of all replicas' losses, but a tape only visits
+    what the replica's own loss depends on. That leaves out each `send`, and each
+    `reduce` or `gather` whose root is another replica: no gradient would come back from
+    there. Through the linked loss, it does.
+
+    It covers what was sent in the graph where it is called and in those around. A
+    branch, a loop body or a function that sends returns a linked tensor of its own, on
+    which the loss depends.
+
+    Example:
+        >>> def step_fn():
+        ...     x = tf.constant(3.0)
+        ...     with tf.GradientTape() as tape:
+        ...         tape.watch(x)
+        ...         total = repl.reduce(x * x)  # None on replica 1
+        ...         loss = repl.linked(0.0) if total is None else total
+        ...     return tape.gradient(loss, x)  # without linked: None on replica 1
+        >>> [float(gradient) for gradient in repl.run(step_fn)]
+        [6.0, 6.0]
+
+    Args:
+        loss: A floating tensor of any shape; 0.0 on a replica without a loss.
+
+    Returns:
+        The same value, of the loss's dtype and shape.
+
+    Raises:
+        ArgumentError: The loss is no floating tensor.
+        ContextError: Called outside a step.
+    """
+    replica = context.require("linked")
+    loss, *more = base.flatten(loss, "linked") or [None]
+    if more or not isinstance(loss, tf.Tensor) or not flows.is_differentiable(loss):
+        raise base.bad_argument(
+            "linked",
+            f"was given {errors.shown(loss)}",
+            "pass one tensor of floating numbers.",
+        )
+    graphs = {tf.compat.v1.get_default_graph()}
+    while outer := {getattr(graph, "outer_graph", None) for graph in graphs} - graphs:
+        graphs |= outer
+    for receipt in replica.receipts:
+        if receipt.graph in graphs:
+            loss += tf.cast(receipt, loss.dtype)
+    return loss

@@ -1,0 +1,101 @@
+"""Passes that call step_fn, and say which ops are of which replica."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, context
+from replicator.graph.matching import numbering
+from replicator.graph.passes import ties
+from replicator.inputs.shards import Shard
+from replicator.step import checks, constants, copies, objects, step_arguments, tracing
+from replicator.step.draft import Draft
+from replicator.variables import storage, unbuilt
+
+
+def pull_inputs(draft: Draft) -> None:
+    """Pulls what each replica is fed, before all else."""
+    ops = draft.build.graph.get_operations()
+    draft.previous = [op for op in ops if not _tf.is_abandoned(op)]
+    with tf.name_scope("inputs"):
+        draft.elements = None if draft.feed is None else draft.feed.pull()
+        draft.further = draft.args()
+
+
+def call_step_fn(draft: Draft) -> None:
+    """Calls step_fn once per replica, in replica order, or for two of them."""
+    build = draft.build
+    large = constants.Constants(build)
+    for n, replica_id in enumerate(build.traced):
+        if n == 1:
+            copies.bring_handles(draft.settings.factory, build)
+        start = _tf.operation_count(build.graph)
+        draft.seeds.append(_tf.seeds_counted(build.graph))
+        with contextlib.suppress(context.Waiting):
+            arguments, shard = _arguments(draft, n)
+            own, scope = tracing.build_replica(
+                draft.step_fn, arguments, build, replica_id, large, shard
+            )
+            draft.returned.append(own)
+            draft.scopes.append(scope)
+        storage.meet_needs(build)
+        draft.ranges.append((start, _tf.operation_count(build.graph)))
+
+
+def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
+    """Returns what step_fn is called with, and its part of all examples, if known."""
+    further = draft.further[n]
+    if draft.elements is None:
+        return list(further), None
+    element, shard = draft.elements[n], None
+    if draft.feed is not None and draft.feed.divides:
+        shard = element
+        element = shard.element
+    return step_arguments.arranged(draft.step_fn, element, further), shard
+
+
+def check_results(draft: Draft) -> None:
+    """Checks what the replicas exchanged while they were built, and returned."""
+    objects.check(draft.build, draft.settings.peers)
+    unbuilt.check(draft.build)
+    copies.check_captures(draft.build)
+    checks.check_outputs(draft.returned, draft.build.world, draft.step_fn)
+
+
+def divide_ops(draft: Draft) -> None:
+    """Says which ops are whose."""
+    build, ops = draft.build, draft.build.graph.get_operations()
+    aliases = build.aliases.ops()
+    draft.replicas = [
+        [op for op in ops[begin:end] if op not in aliases]
+        for begin, end in draft.ranges
+    ]
+    draft.replicas = ties.resolve(
+        *(draft.replicas, build.traced, [t for t in draft.leaves() if tf.is_tensor(t)]),
+        *(draft.settings.factory.in_parts(), draft.settings.factory.initializers),
+    )
+    if build.in_functions:
+        numbering.close_gaps(draft.replicas, build.traced)
+
+
+def copy_replicas(draft: Draft) -> None:
+    """Adds copies for the replicas for which step_fn was not called."""
+    build = draft.build
+    if build.traced == build.world.local:
+        return
+    elements = draft.elements or [None] * build.world.num_local
+    made = copies.make(
+        draft.settings.factory,
+        build,
+        [*zip(elements, draft.further, strict=True)],
+        draft.replicas,
+        draft.returned,
+        draft.scopes,
+        draft.seeds,
+    )
+    for ops, returned in made:
+        draft.replicas = [*draft.replicas, ops]
+        draft.returned.append(returned)

@@ -1,0 +1,64 @@
+"""Passes that put real communication into the step, and what it makes possible."""
+
+from __future__ import annotations
+
+from replicator import errors
+from replicator.graph.ir import switching
+from replicator.graph.ir.kinds import acting
+from replicator.graph.lowering import crossing, rewrite
+from replicator.graph.passes import kernels, owners, reads
+from replicator.primitives import table
+from replicator.step.draft import Draft
+from replicator.variables import storage
+
+_WRITTEN_TOGETHER = "written by one op together with what is elsewhere"
+
+
+def lower(draft: Draft) -> None:
+    """Puts real ops in the places of placeholders."""
+    assert draft.handles is not None, "known since the checks"
+    try:
+        rewritten = rewrite.rewrite(
+            draft.replicas,
+            draft.build.world,
+            table.LOWERINGS,
+            draft.initializers,
+            draft.settings.options.policy,
+            draft.handles,
+            draft.flow,
+            _ways(draft),
+        )
+    except owners.SeveralOwners as several:
+        needs = [
+            storage.Need(shared.variable, _WRITTEN_TOGETHER, errors.line_of(op))
+            for op, written in several.found
+            for shared in written
+        ]
+        storage.mirror(draft.build, needs)
+    draft.replicas = rewritten.replicas
+    draft.communications = rewritten.communications
+    draft.sharing = draft.build.aliases.resolve()
+    draft.flow = switching.Flow(draft.ops())
+
+
+def _ways(draft: Draft) -> crossing.Ways | None:
+    """Returns the ways to the replicas that other processes build, if there are any."""
+    peers = draft.settings.peers
+    if peers is None or draft.elsewhere is None:
+        return None
+    return crossing.Ways(draft.elsewhere, peers.own, peers.order)
+
+
+def read_once(draft: Draft) -> None:
+    """Reads each variable once between two writes, and of some only rows."""
+    initializers, flow = draft.initializers, draft.flow
+    reads.join_reads(acting(draft.replicas), initializers, flow)
+    draft.replicas = reads.read_rows(draft.replicas, initializers, flow)
+    draft.active = acting(draft.replicas)
+    reads.share_reads(draft.active, initializers, draft.sharing, flow)
+
+
+def turn_products(draft: Draft) -> None:
+    """Makes products that are slow on CPUs the other way around."""
+    if draft.settings.options.kernels:
+        kernels.replace(draft.replicas, draft.flow)

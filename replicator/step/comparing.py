@@ -1,0 +1,84 @@
+"""Passes that compare the replicas: their calls, their effects and their writes."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.equal import value_numbering
+from replicator.graph.ir import switching
+from replicator.graph.ir.kinds import acting
+from replicator.graph.lowering import rewrite
+from replicator.graph.matching import control_flow, unanswered
+from replicator.graph.order import ordering
+from replicator.graph.passes import owners, random
+from replicator.inputs import checks as input_checks
+from replicator.step import checks
+from replicator.step.draft import Draft
+from replicator.variables import drift, elsewhere, python_calls
+
+_SAME_WRITES = (
+    "let all hosts write the same values, computed from the same constants; values "
+    "that differ are made equal by repl.all_reduce or repl.broadcast."
+)
+
+
+def check_effects(draft: Draft) -> None:
+    """Checks what the replicas do beside computing; copies do as their originals."""
+    build, factory = draft.build, draft.settings.factory
+    traced = draft.replicas[: len(build.traced)]
+    draft.flow = switching.Flow(draft.ops())
+    control_flow.check_switches(draft.ops(), draft.flow)
+    if draft.several:
+        draft.active = acting(traced)
+        checks.check_components(factory, draft.active, build)
+        checks.check_writes(factory, draft.active, build, draft.flow)
+        checks.check_circles(traced)
+    python_calls.note(traced)
+    random.check(draft.replicas, build.world.local)
+
+
+def answer_messages(draft: Draft) -> None:
+    """Gives zeros as gradients to messages of which nobody makes anything."""
+    build = draft.build
+    ops = build.graph.get_operations()
+    draft.own = len(ops)
+    first = draft.ranges[0][0]
+    draft.earlier = [op for op in ops[:first] if not _tf.is_abandoned(op)]
+    if build.messages:
+        draft.replicas = unanswered.answer(
+            draft.replicas, draft.returned, build.world.local
+        )
+
+
+def check_equality(draft: Draft) -> None:
+    """Checks that all calls pair, and that no write lets replicas drift apart."""
+    build, factory = draft.build, draft.settings.factory
+    draft.initializers = ordering.with_sources(factory.initializers, draft.replicas)
+    labels = value_numbering.Labels(draft.flow)
+    owned = build.aliases.label(labels)
+    draft.handles = owners.Handles(labels, owned, build.world)
+    ops = set(draft.replicas[0]).difference(draft.initializers)
+    draft.writes = any(draft.handles.written(op) for op in ops)
+    what = f"builds {input_checks.name_of(draft.step_fn)}"
+    draft.elsewhere = rewrite.check(
+        draft.replicas, draft.handles, draft.settings.peers, what
+    )
+    if draft.several:
+        equal = drift.check(
+            *(factory, build, draft.active, draft.initializers, draft.flow),
+            _own_inputs(draft),
+        )
+        if draft.settings.peers is not None:
+            draft.settings.peers.same("writes variables", equal, _SAME_WRITES)
+            used = {id(one): one for one in build.aliases.noted().values()}
+            elsewhere.check_equal(draft.settings.peers, used.values())
+
+
+def _own_inputs(draft: Draft) -> set[int] | None:
+    """Returns the ids of what a replica is given for itself, if it is alone here."""
+    world = draft.build.world
+    if world.num_local > 1 or world.num_replicas == 1:
+        return None
+    given = (draft.elements, list(draft.own_args))
+    return set(map(id, tf.nest.flatten(given, expand_composites=True)))

@@ -1,0 +1,52 @@
+"""Passes by which a strategy decides on variables that have been created."""
+
+from __future__ import annotations
+
+from replicator import context
+from replicator.step.draft import Draft
+from replicator.variables import following
+from replicator.variables.chooser import SPARSE
+
+
+def note_undecided(draft: Draft) -> None:
+    """Notes where variables that a strategy has yet to decide on were built in."""
+    if draft.settings.chooser is not None:
+        trained = draft.settings.factory.trained().items()
+        draft.settled = {
+            path: following.undecided(variable)[0].storage.settlement
+            for path, variable in trained
+            if following.undecided(variable)
+        }
+
+
+def follow_strategy(draft: Draft) -> None:
+    """Has a strategy decide on variables that it could not decide on before.
+
+    Raises:
+        BuildAgain: Some are elsewhere now, or kept equal in another way.
+        StrategyError: A rule of the strategy is of no variable that there is.
+    """
+    chooser = draft.settings.chooser
+    if chooser is None:
+        return
+    chooser.check()
+    if not chooser.undecided:
+        return
+    factory = draft.settings.factory
+    variables = factory.trained()
+    sparse = draft.build.findings.get(SPARSE, {})
+    known = {p: sparse[v.key] for p, v in variables.items() if v.key in sparse}
+    for path, variable in variables.items():
+        for one in following.undecided(variable):
+            # An optimizer has read them where it created its slots: in this step.
+            one.storage.settlement = draft.settled.get(path)
+    decided = chooser.decide(known)
+    changed = [
+        path
+        for path, chosen in decided.items()
+        if path in variables and following.follow(factory, variables[path], chosen)
+    ]
+    chooser.followed()
+    if changed:
+        draft.build.knowledge.update({("decided", path): True for path in changed})
+        raise context.BuildAgain

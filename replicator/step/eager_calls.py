@@ -1,0 +1,64 @@
+"""What is around the function of a step where it is called eagerly."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, values
+from replicator.inputs import feeds
+
+
+@contextlib.contextmanager
+def holding(current: list[Any], leaves: Sequence[Any]) -> Iterator[None]:
+    """In this block, a list holds the leaves of a call."""
+    current[:] = leaves
+    try:
+        yield
+    finally:
+        current.clear()
+
+
+def warning_of_rest(
+    run: Callable[[], Any], feed: feeds.Feed | None
+) -> Callable[[], Any]:
+    """Returns what runs a step, and warns of elements dropped when its inputs end."""
+    if feed is None:
+        return run
+
+    def call() -> Any:
+        try:
+            return run()
+        except tf.errors.OutOfRangeError:
+            feed.warn_of_rest(ended=True)
+            raise
+        except tf.errors.OpError:
+            feed.note_failure()
+            raise
+
+    return call
+
+
+def packed(run: Callable[[], Any], function: Any, types: Any) -> Callable[[], Any]:
+    """Returns what runs a traced step and returns a structure of PerReplica.
+
+    Args:
+        run: Runs the function.
+        function: Returns a list of the leaves of each replica.
+        types: What one replica returned, with the type of each leaf in its place.
+    """
+    leaves = tf.nest.flatten(types)
+    count, pack = len(leaves), values.packer(types)
+    plain = all(issubclass(leaf, tf.Tensor) for leaf in leaves)
+
+    def call() -> Any:
+        flat = run()  # no gradient passes, as in outputs.seal
+        if plain:
+            return pack([values.PerReplica(flat[i::count]) for i in range(count)])
+        rows = _tf.pack_results(function, flat)
+        return pack([values.PerReplica(column) for column in zip(*rows, strict=True)])
+
+    return call

@@ -1,0 +1,137 @@
+"""What a ReplicatedVariable and a PartitionedVariable share: several, seen as one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import errors
+from replicator.variables import locks, saving
+
+_do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+class SeenAsOne(saving.SavedAsOne):
+    """A tf.Variable made of others.
+
+    A subclass says how it is written: as a whole by `_write`, a piece of it by
+    `_write_piece`.
+    """
+
+    _lock: locks.StepLock
+
+    def _distributed_container(self) -> SeenAsOne:
+        """The variable that optimizers shall key their slots by."""
+        return self
+
+    def _afterwards(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which ops come after what this object stands for."""
+        return contextlib.nullcontext()
+
+    def _exclusively(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which no other thread writes it, when eager."""
+        return self._lock if tf.executing_eagerly() else contextlib.nullcontext()
+
+    @_do_not_convert
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Sets the value; see the class's module for what happens inside a step."""
+        return self._write("assign", value, name, read_value)
+
+    @_do_not_convert
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Adds `delta`."""
+        return self._write("assign_add", delta, name, read_value)
+
+    @_do_not_convert
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Subtracts `delta`."""
+        return self._write("assign_sub", delta, name, read_value)
+
+    def _write(
+        self, method: str, value: Any, name: str | None, read_value: bool
+    ) -> Any:
+        """Writes the value as `method` does, which is assign or one like it."""
+        raise NotImplementedError
+
+    def _write_piece(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Writes a piece of the value, as the method of a tf.Variable does."""
+        raise NotImplementedError
+
+
+class Written(SeenAsOne):
+    """A variable as an assignment in a graph returns it: used after it is written."""
+
+    def __init__(self, variable: SeenAsOne, done: tf.Operation) -> None:
+        self.__dict__.update(variable.__dict__)
+        self._done = done
+        if self._in_graph_mode:
+            self._graph_element = self.read_value()
+
+    @property
+    def op(self) -> tf.Operation:
+        """The op that has written it."""
+        return self._done
+
+    def _afterwards(self) -> contextlib.AbstractContextManager[None]:
+        return tf.control_dependencies([self._done])
+
+
+def _piece_writer(method: str) -> Callable[..., Any]:
+    """Returns a method that writes a piece of a variable."""
+
+    def write_piece(self: SeenAsOne, *args: Any, **kwargs: Any) -> Any:
+        with self._afterwards():
+            return self._write_piece(method, *args, **kwargs)
+
+    write_piece.__name__ = method
+    write_piece.__doc__ = f"As tf.Variable.{method}; see the class's module."
+    return _do_not_convert(write_piece)
+
+
+for _method in (
+    "scatter_add scatter_sub scatter_update scatter_max scatter_min scatter_mul "
+    "scatter_div batch_scatter_update scatter_nd_add scatter_nd_sub scatter_nd_update "
+    "scatter_nd_max scatter_nd_min _strided_slice_assign"
+).split():
+    setattr(SeenAsOne, _method, _piece_writer(_method))
+
+
+def _to_tensor(
+    variable: SeenAsOne,
+    dtype: Any = None,
+    name: Any = None,
+    as_ref: bool = False,
+) -> Any:
+    """Reads the variable where a tensor is expected."""
+    if as_ref:  # only the v1 Saver asks so, if it was given {name: variable}
+        raise errors.ReplicatorError(
+            errors.compose(
+                f"a Saver cannot rename the replicated variable {variable.name}.",
+                fix="give it a list of variables instead of a dictionary.",
+            )
+        )
+    return variable._dense_var_to_tensor(dtype, name)
+
+
+tf.register_tensor_conversion_function(SeenAsOne, _to_tensor)

@@ -1,0 +1,18 @@
+"""What the tests of this room share."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from replicator import _tf
+
+
+@pytest.fixture
+def names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the test share variables under names that no other test has."""
+    make, mark = _tf.shared_variable, uuid.uuid4().hex
+    monkeypatch.setattr(
+        _tf, "shared_variable", lambda name, *rest: make(f"{mark}/{name}", *rest)
+    )

@@ -1,0 +1,31 @@
+"""A board that programs of one process share: what the tests of this room share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replicator.asynchronous.board import PRESENT, STATES
+
+
+class Table:
+    """A board of one process' own."""
+
+    def __init__(self, count: int) -> None:
+        self.numbers = np.zeros([3, count], np.int64)
+        self.numbers[STATES] = PRESENT
+
+    def seen_by(self, own: int) -> Seen:
+        return Seen(self.numbers, own)
+
+
+class Seen:
+    """As one of the programs sees it."""
+
+    def __init__(self, numbers: np.ndarray, own: int) -> None:
+        self._numbers, self.own, self.count = numbers, own, numbers.shape[1]
+
+    def read(self) -> np.ndarray:
+        return self._numbers.copy()
+
+    def write(self, row: int, value: int, column: int | None = None) -> None:
+        self._numbers[row, self.own if column is None else column] = value
