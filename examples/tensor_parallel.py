@@ -151,7 +151,7 @@ class Transformer:
         return tf.nn.batch_normalization(x, mean, variance, offset, scale, 1e-3)
 
     def _attention(self, block: str, x: tf.Tensor) -> tf.Tensor:
-        """Returns what the replica's own heads add to all tokens, [n, tokens, width]."""
+        """Returns what the replica's own heads add to all tokens."""
         q, k, v = tf.unstack(tf.einsum("ntw,wchd->cnhtd", x, self._own(f"{block}/qkv")))
         scores = tf.matmul(q, k, transpose_b=True) * (WIDTH // HEADS) ** -0.5
         heads = tf.matmul(tf.nn.softmax(scores), v)
