@@ -14,7 +14,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits keras-fit torch-style strategies pipeline tensor-parallel evolution test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format proto bench bench-peers bench-hosts clean
+.PHONY: help digits keras-fit torch-style strategies pipeline tensor-parallel evolution learner test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format proto bench bench-peers bench-hosts clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
@@ -24,6 +24,7 @@ help:
 	@echo "make pipeline  train a network whose layers are on different devices"
 	@echo "make tensor-parallel  train a transformer whose matrices are divided"
 	@echo "make evolution  train a policy by evolution strategies; a minute"
+	@echo "make learner  train a policy on what processes of their own play; two minutes"
 	@echo "make test     run all tests but the slow ones, and some of these"
 	@echo "make test-long  run the slow tests; half an hour"
 	@echo "make coverage  run all tests, with the coverage of replicator/"
@@ -62,6 +63,9 @@ tensor-parallel: $(VENV)/.examples
 
 evolution: $(VENV)/.examples
 	$(BIN)/python examples/evolution.py
+
+learner: $(VENV)/.examples
+	$(BIN)/python examples/learner.py
 
 PARALLEL := --numprocesses=auto --dist=worksteal
 

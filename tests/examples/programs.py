@@ -149,7 +149,7 @@ def interrupt(name: str, after: str, *given: str, signum: int = signal.SIGINT) -
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        preexec_fn=_as_in_a_terminal,
+        preexec_fn=as_in_a_terminal,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -161,7 +161,7 @@ def interrupt(name: str, after: str, *given: str, signum: int = signal.SIGINT) -
     return printed
 
 
-def _as_in_a_terminal() -> None:
+def as_in_a_terminal() -> None:
     """Has the signals stop a program, as nohup and shells in the background do not."""
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(signum, signal.SIG_DFL)

@@ -126,7 +126,6 @@ def test_a_mistake_ends_with_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.gate
 def test_the_default_run_keeps_the_pole_up(tmp_path: pathlib.Path) -> None:
     ended = programs.run("evolution", f"--output_dir={tmp_path}")
     assert ended.status == 0, ended.stderr

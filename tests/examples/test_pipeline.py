@@ -156,7 +156,6 @@ def test_a_mistake_ends_with_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.gate
 @pytest.mark.parametrize("mode", ["messages", "devices"])
 def test_the_default_run_is_right_about_96_of_100_images(
     mode: str, tmp_path: pathlib.Path

@@ -208,7 +208,6 @@ def test_a_mistake_ends_with_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.gate
 @pytest.mark.parametrize("how", ["--nosequence_parallel", "--sequence_parallel"])
 def test_the_default_run_is_right_about_96_of_100_images(
     how: str, tmp_path: pathlib.Path
