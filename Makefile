@@ -14,13 +14,14 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits keras-fit torch-style strategies test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format proto bench bench-peers bench-hosts clean
+.PHONY: help digits keras-fit torch-style strategies resnet test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format proto bench bench-peers bench-hosts clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
 	@echo "make keras-fit  train a Keras model by fit on MNIST images, on two replicas"
 	@echo "make torch-style  run a tutorial on torch.distributed, and check its numbers"
 	@echo "make strategies  train a language model under five strategies, and compare"
+	@echo "make resnet   train a ResNet, normalized over both replicas; half a minute"
 	@echo "make test     run all tests but the slow ones, and some of these"
 	@echo "make test-long  run the slow tests; half an hour"
 	@echo "make coverage  run all tests, with the coverage of replicator/"
@@ -50,6 +51,9 @@ torch-style: $(VENV)/.examples
 
 strategies: $(VENV)/.examples
 	$(BIN)/python examples/strategies.py
+
+resnet: $(VENV)/.examples
+	$(BIN)/python examples/resnet.py
 
 PARALLEL := --numprocesses=auto --dist=worksteal
 
