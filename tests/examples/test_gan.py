@@ -48,9 +48,8 @@ def few_steps(replicas: int) -> tuple[Any, list[float], np.ndarray]:
     return gan, losses, gan.samples(noise)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_replicas_train_both_networks_as_one_does(replicas: int) -> None:
-    gan, losses, samples = few_steps(replicas)
+def test_two_replicas_train_both_networks_as_one_does() -> None:
+    gan, losses, samples = few_steps(2)
     plain, expected, images = few_steps(1)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
     np.testing.assert_allclose(samples, images, atol=1e-4)
@@ -59,12 +58,12 @@ def test_replicas_train_both_networks_as_one_does(replicas: int) -> None:
 
 
 def test_vectors_and_moving_statistics_are_the_same_bits_on_all_replicas() -> None:
-    gan, _, _ = few_steps(4)
+    gan, _, _ = few_steps(2)
     kept = [*gan.generator.non_trainable_variables, *(s.u for s in spectral(gan))]
     assert len(kept) == 6 + 4
     for variable in kept:
         components = [one.numpy().tobytes() for one in variable.value.components]
-        assert len(components) == 4
+        assert len(components) == 2
         assert len(set(components)) == 1
 
 
