@@ -39,6 +39,7 @@ import support  # before TensorFlow, whose environment it sets
 import numpy as np
 import tensorflow as tf
 from absl import flags
+from keras import layers
 
 import replicator
 
@@ -47,15 +48,14 @@ support.define_flags("runs/gan", steps=3000)  # and --devices, --seed, --resume
 flags.DEFINE_integer(
     "global_batch_size", 64, "Images per step, on all replicas together.", lower_bound=1
 )
-support.define_positive("learning_rate", 2e-4, "That of both Adams.")
+support.define_positive("generator_rate", 2e-4, "Its Adam's learning rate.")
+support.define_positive("discriminator_rate", 4e-4, "That of the other.")
 flags.DEFINE_integer("channels", 32, "Of the largest features.", 1, 256)
 flags.DEFINE_integer("noise", 64, "Numbers that an image is made of.", 1, 4096)
 
 ROWS, COLUMNS = 8, 12  # of samples
 BETAS = 0.5, 0.999  # Adam's
 SAMPLES, DISCRIMINATOR, GENERATOR = range(3)  # that draw noise, each its own
-
-layers = tf.keras.layers
 
 
 # --- Spectral normalization -----------------------------------------------------------
@@ -198,14 +198,14 @@ class Gan:
         repl: replicator.Replicator,
         channels: int,
         noise: int,
-        learning_rate: float,
+        rates: tuple[float, float],
     ) -> Gan:
-        """Returns one that is not trained yet."""
+        """Returns one that is not trained yet; rates are the generator's first."""
         with repl.context():
             networks = make_generator(noise, channels), make_discriminator(channels)
             optimizers = []
-            for network in networks:
-                adam = tf.keras.optimizers.Adam(learning_rate, *BETAS)
+            for network, rate in zip(networks, rates, strict=True):
+                adam = tf.keras.optimizers.Adam(rate, *BETAS)
                 optimizers.append(repl.wrap_optimizer(adam))
                 optimizers[-1].build(network.trainable_variables)
         return cls(repl, *networks, *optimizers)
@@ -297,15 +297,13 @@ def main() -> str:
     support.check_batch_size("global_batch_size", repl.num_replicas, len(examples))
 
     tf.keras.utils.set_random_seed(seed)
-    gan = Gan.make(repl, FLAGS.channels, FLAGS.noise, FLAGS.learning_rate)
-    names = "generator", "discriminator"
-    names += tuple(f"{name}_optimizer" for name in names)
+    rates = FLAGS.generator_rate, FLAGS.discriminator_rate
+    gan = Gan.make(repl, FLAGS.channels, FLAGS.noise, rates)
+    decisive = "global_batch_size", "channels", "noise", "seed"
     run = support.Run(
         output_dir,
-        support.settings(
-            "global_batch_size", "learning_rate", "channels", "noise", "seed"
-        ),
-        {name: getattr(gan, name) for name in names},
+        support.settings(*decisive, "generator_rate", "discriminator_rate"),
+        {name: part for name, part in vars(gan).items() if name != "repl"},
         steps=FLAGS.steps,
         resume=FLAGS.resume,
         panels=[support.Panel(["discriminator", "generator"], "loss")],

@@ -36,6 +36,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import flags
+from keras import layers
 
 import replicator
 
@@ -43,8 +44,6 @@ HEADS = 4
 BYTES = 256
 HELD_OUT = 10  # every tenth file
 HELD_OUT_WINDOWS = 512  # that are looked at
-
-layers = keras.layers
 
 FLAGS = flags.FLAGS
 support.define_flags("runs/language_model", steps=1000)  # and --devices, --resume

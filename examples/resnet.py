@@ -32,6 +32,7 @@ import support  # before TensorFlow, whose environment it sets
 import numpy as np
 import tensorflow as tf
 from absl import flags
+from keras import layers
 
 import replicator
 
@@ -46,8 +47,6 @@ flags.DEFINE_integer("blocks", 2, "Residual blocks at each of three sizes.", 1, 
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
 MOST_SHOWN = 40  # of the mistakes
-
-layers = tf.keras.layers
 
 
 # --- The network ----------------------------------------------------------------------

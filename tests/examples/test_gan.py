@@ -31,7 +31,7 @@ def few_steps(replicas: int) -> tuple[Any, list[float], np.ndarray]:
     """Returns a GAN after three steps, its losses, and samples."""
     repl = helpers.make(replicas)
     tf.keras.utils.set_random_seed(0)
-    gan = example.Gan.make(repl, channels=2, noise=NOISE, learning_rate=2e-4)
+    gan = example.Gan.make(repl, channels=2, noise=NOISE, rates=(2e-4, 4e-4))
     images = support.mnist(held_out=0)[0].images
     steps = (
         repl.build(
@@ -183,7 +183,7 @@ def test_a_run_that_is_resumed_reaches_the_same_losses_and_samples(
     [
         ("--global_batch_size=63", "63 examples cannot be divided evenly among 2"),
         ("--global_batch_size=6000", "more than the 5000 training examples"),
-        ("--learning_rate=0", "must be a positive number"),
+        ("--generator_rate=0", "must be a positive number"),
         ("--noise=0", "--noise=0: 0 is not an integer in the range"),
         ("--steps=0", "--steps=0: 0 is not an integer in the range"),
         ("--devices=CPU:0,CPU:0", "CPU:0"),
