@@ -1,6 +1,6 @@
 """Trains a transformer on the source text of Python's own standard library.
 
-    python examples/language_model.py --devices=CPU:0,CPU:1 --steps=1000
+    python examples/language_model.py --devices=CPU:0,CPU:1 --steps=2000
 
 The model is given the bytes before each byte, and learns which comes next. The text is
 that of the modules which are one file; every tenth of them is held out, and the
@@ -46,7 +46,7 @@ HELD_OUT = 10  # every tenth file
 HELD_OUT_WINDOWS = 512  # that are looked at
 
 FLAGS = flags.FLAGS
-support.define_flags("runs/language_model", steps=1000)  # and --devices, --resume
+support.define_flags("runs/language_model", steps=2000)  # and --devices, --resume
 flags.DEFINE_integer(
     "global_batch_size", 32, "Windows of text per step, on all replicas.", lower_bound=1
 )
