@@ -42,7 +42,8 @@ yielded counts from 1; what the body of the loop logs belongs to that step.
 those of flags; errors of Replicator are treated alike. Full disks and the like end with
 one line and status 1, and signals with the shells' status for them.
 
-Data come from `mnist`, `shuffled_input`, `single_pass_input` and `library_text`.
+Data come from `mnist`, `shuffled_input`, `single_pass_input` and `library_text`;
+`accuracy_on` evaluates, and `save_images` and `save_grid` draw.
 """
 
 import os
@@ -59,6 +60,7 @@ from support.data import (
     shuffled_input,
     single_pass_input,
 )
+from support.evaluation import accuracy_on
 from support.history import History, Panel, plot_curves
 from support.interruption import SIGNALS, Interruption
 from support.pictures import save_grid, save_images
@@ -90,6 +92,7 @@ __all__ = [
     "Panel",
     "Run",
     "UsageError",
+    "accuracy_on",
     "check_batch_size",
     "check_settings",
     "define_flags",

@@ -13,6 +13,7 @@ from support.checkpoints import Checkpoints
 from support.interruption import Interruption
 from support.program import Interrupted, UsageError, warn
 
+import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
@@ -119,6 +120,12 @@ class Run:
                 self._shown[name] = f"{number:.4f}"
         if self._progress is not None:
             self._progress.set_postfix(self._shown, refresh=False)
+
+    def log_images(self, **images: np.ndarray) -> None:
+        """Has TensorBoard show images, [n, height, width, 1] within 0 to 1."""
+        with self.writer.as_default(step=self.step):
+            for name, pixels in images.items():
+                tf.summary.image(name, pixels, max_outputs=len(pixels))
 
     def tell(self, line: str) -> None:
         """Prints a line, above the progress bar if there is one."""
