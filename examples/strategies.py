@@ -21,28 +21,21 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import math
-import os
-import pathlib
 import re
 import signal
 import statistics
-import sys
-import sysconfig
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-# Fewer banners, and no kernels whose rounding differs from machine to machine.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+import support  # before TensorFlow, whose environment it sets
 
 import keras
 import numpy as np
 import rich.console
 import rich.table
 import tensorflow as tf
-from absl import app, flags, logging
+from absl import flags
 from tqdm import tqdm
 
 import replicator
@@ -59,7 +52,7 @@ WORDS_BEFORE = 8  # what the model is given
 UNITS = 128
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("devices", ["CPU:0", "CPU:1"], "One device per replica.")
+support.define_flags(seed="Of the initial weights and the order of examples.")
 flags.DEFINE_list("strategies", list(STRATEGIES), "Which of them to compare.")
 flags.DEFINE_integer("steps", 200, "Of training, under each strategy.", lower_bound=2)
 flags.DEFINE_integer(
@@ -67,17 +60,7 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_integer("vocabulary", 5000, "How many words are told apart.", 2, 100_000)
 flags.DEFINE_integer("columns", 64, "Numbers that a word is embedded in.", 1, 4096)
-flags.DEFINE_float("learning_rate", 1e-3, "Adam's learning rate.")
-flags.DEFINE_integer(
-    "seed", 1, "Of the initial weights and the order of examples.", 0, 2**31 - 1
-)
-flags.register_validator(
-    "learning_rate", lambda rate: 0 < rate < math.inf, "must be a positive number"
-)
-
-
-class UsageError(Exception):
-    """The flags ask for something that cannot be done."""
+support.define_positive("learning_rate", 1e-3, "Adam's learning rate.")
 
 
 # --- The data -------------------------------------------------------------------------
@@ -92,16 +75,13 @@ def load_words(vocabulary: int, limit: int = 200_000) -> np.ndarray:
         limit: How many words of text to take, at most.
 
     Raises:
-        UsageError: This Python was installed without its source.
+        support.UsageError: This Python was installed without its source.
     """
-    folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
     found: list[str] = []
-    for path in sorted(folder.glob("*.py")):
-        found += re.findall(r"\w+|[^\w\s]", path.read_text("utf-8", "replace"))
+    for path in support.library_files():
+        found += re.findall(r"\w+|[^\w\s]", support.library_text(path))
         if len(found) >= limit:
             break
-    if len(found) < 2 * WORDS_BEFORE:
-        raise UsageError(f"{folder} holds no text of the standard library")
     counted = collections.Counter(found[:limit]).most_common(vocabulary - 1)
     ranks = {word: rank for rank, (word, _) in enumerate(counted)}
     rare = vocabulary - 1
@@ -261,61 +241,32 @@ def table(found: Mapping[str, Measured]) -> rich.table.Table:
 # --- The program as a command ---------------------------------------------------------
 
 
-def explain(error: Exception, status: int = 2) -> int:
-    """Prints what went wrong in one line; returns the exit status for it."""
-    line = " ".join(str(error).split())
-    line = line if len(line) <= 500 else f"{line[:500]}..."
-    print("strategies.py: error:", line, file=sys.stderr)
-    return status
-
-
-def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the command line; a mistake in it ends the program, with one line."""
-    try:
-        extra = FLAGS(argv)[1:]
-    except flags.Error as error:
-        sys.exit(explain(error))
-    if extra:
-        sys.exit(explain(UsageError(f"unexpected argument {extra[0]!r}")))
-    return []
-
-
 def check_flags() -> None:
-    """Raises UsageError if flags do not fit together."""
+    """Raises support.UsageError if flags do not fit together."""
     unknown = [name for name in FLAGS.strategies if name not in STRATEGIES]
     if unknown or not FLAGS.strategies:
-        raise UsageError(
+        raise support.UsageError(
             f"--strategies={','.join(FLAGS.strategies)}: there are "
             f"{', '.join(STRATEGIES)}"
         )
     if FLAGS.batch_size % max(1, len(FLAGS.devices)):
-        raise UsageError(
+        raise support.UsageError(
             f"--batch_size={FLAGS.batch_size} does not divide evenly by "
             f"{len(FLAGS.devices)} replicas"
         )
 
 
-def main(argv: Sequence[str]) -> int:
-    """Trains under each strategy, and prints the table; returns the exit status."""
-    del argv  # parse_flags has dealt with it
-    logging.set_verbosity(logging.WARNING)
-    found = {}
+def main() -> None:
+    """Trains under each strategy, and prints the table."""
+    check_flags()
+    load_words(FLAGS.vocabulary)
     try:
-        check_flags()
-        load_words(FLAGS.vocabulary)
-        for name in dict.fromkeys(FLAGS.strategies):
-            found[name] = measure(name)
-    except (UsageError, replicator.ReplicatorError) as error:
-        return explain(error)
-    except (OSError, tf.errors.OpError) as error:
-        return explain(error, 1)
+        found = {name: measure(name) for name in dict.fromkeys(FLAGS.strategies)}
     except KeyboardInterrupt:
-        print("Interrupted.")
-        return 128 + signal.SIGINT
+        raise support.Interrupted(signal.SIGINT, "Interrupted.") from None
     console = rich.console.Console()
     rich.console.Console(width=max(120, console.width)).print(table(found))
-    return 0
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    support.start(main)

@@ -134,6 +134,9 @@ class InStep:
     def logical_device(self, index: int) -> Any:
         """Inside a step: a tf.device block for one of this replica's own devices.
 
+        A tape computes gradients where its `gradient` is called, wherever the forward
+        pass was; call it in such a block, too, for a backward pass on that device.
+
         Example:
             >>> repl = replicator.Replicator([["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]])
             >>> def step_fn():

@@ -352,7 +352,9 @@ def main(program: str, *arguments: str) -> None:
     with tempfile.TemporaryFile() as file, _errors_to(file):
         try:
             if program.endswith(".py"):
-                runpy.run_path(str(ROOT / program), run_name="__main__")
+                path = ROOT / program
+                sys.path.insert(0, str(path.parent))
+                runpy.run_path(str(path), run_name="__main__")
             else:
                 runpy.run_module(program, run_name="__main__", alter_sys=True)
         except SystemExit as end:

@@ -1,6 +1,5 @@
 """examples/digits.py, run as a user runs it: in a process of its own."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -14,9 +13,8 @@ import time
 
 import numpy as np
 import pytest
-from absl import flags
 
-from tests import forks, helpers
+from tests import forks
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _COMMAND = [sys.executable, str(_ROOT / "examples" / "digits.py")]
@@ -130,117 +128,6 @@ def test_a_run_is_not_resumed_for_fewer_epochs(finished):
     folder, _ = finished
     result = run(f"--output_dir={folder}", "--resume", "--epochs=1")
     assert_refused(result, "--epochs=1, but the run has been trained for 2 epochs")
-
-
-# --- Checkpoints that were damaged, or are not whole ---------------------------------
-
-
-@pytest.fixture(scope="module")
-def digits():
-    """The example as a module, whose flags other examples may have defined before."""
-    spec = importlib.util.spec_from_file_location("digits", _COMMAND[1])
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["digits"] = module  # which its dataclasses look up
-    names = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', pathlib.Path(_COMMAND[1]).read_text())
-    others = {name: flags.FLAGS[name] for name in names if name in flags.FLAGS}
-    for name in others:
-        delattr(flags.FLAGS, name)
-    spec.loader.exec_module(module)
-    for name in names:
-        delattr(flags.FLAGS, name)
-    for name, flag in others.items():
-        flags.FLAGS[name] = flag
-    return module
-
-
-@pytest.fixture(scope="module")
-def training(digits, tmp_path_factory):
-    """A run in this process that has not begun, to restore checkpoints into."""
-    return digits.Training(
-        repl=helpers.make(2),
-        settings=digits.Settings(64, 1e-3, "adam", 1),
-        epochs=2,
-        output_dir=tmp_path_factory.mktemp("restored"),
-        resume=False,
-    )
-
-
-def resume(training, folder):
-    """Restores the newest checkpoint that can be read; returns its step."""
-    training.output_dir = folder
-    training.checkpoints._folder = folder / "checkpoints"
-    training._restore(training.history.settings)
-    assert len(training.history.loss) == int(training.step)
-    return int(training.step)
-
-
-def truncate(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    path.write_bytes(data)
-
-
-DATA, INDEX = "ckpt-44.data-00000-of-00001", "ckpt-44.index"
-# For each: what is done to which file, the step that is restored, the lines printed.
-DAMAGED = {
-    "data empty": (DATA, lambda path: path.write_bytes(b""), 22, 1),
-    "data truncated": (DATA, truncate, 22, 1),
-    "data changed": (DATA, flip, 22, 1),
-    "data removed": (DATA, pathlib.Path.unlink, 22, 1),
-    "index empty": (INDEX, lambda path: path.write_bytes(b""), 22, 1),
-    "index truncated": (INDEX, truncate, 22, 1),
-    "index changed": (INDEX, flip, 22, 1),
-    # As where a run is killed between the two renames, or before.
-    "index not there yet": (INDEX, pathlib.Path.unlink, 22, 0),
-    "not yet the newest": ("checkpoint", pathlib.Path.unlink, 44, 0),
-    "state changed": ("checkpoint", flip, 44, 0),
-    "state truncated": ("checkpoint", truncate, 44, 0),
-    "history gone": ("../history.json", pathlib.Path.unlink, 44, 0),
-    "history truncated": ("../history.json", truncate, 44, 0),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "damage", "step", "lines"), DAMAGED.values(), ids=DAMAGED
-)
-def test_what_can_be_resumed_is_resumed(
-    name, damage, step, lines, finished, training, tmp_path, capsys
-):
-    folder = shutil.copytree(finished[0], tmp_path / "copy")
-    damage(folder / "checkpoints" / name)
-    assert resume(training, folder) == step
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == lines
-    assert all("warning: cannot read" in line and "ckpt-44" in line for line in said)
-
-
-def test_a_run_without_a_whole_checkpoint_is_not_resumed(
-    digits, finished, training, tmp_path, capsys
-):
-    folder = shutil.copytree(finished[0], tmp_path / "copy")
-    for path in (folder / "checkpoints").glob("ckpt-*.data*"):
-        truncate(path)
-    with pytest.raises(digits.UsageError, match="no checkpoint in .*copy is whole"):
-        resume(training, folder)
-    assert len(capsys.readouterr().err.splitlines()) == 2
-
-
-def test_a_checkpoint_is_written_once_and_outlives_a_damaged_one(
-    finished, training, tmp_path
-):
-    folder = shutil.copytree(finished[0], tmp_path / "copy")
-    truncate(folder / "checkpoints" / DATA)
-    assert resume(training, folder) == 22
-    training.checkpoints.save(44)
-    written = (folder / "checkpoints" / INDEX).stat()
-    training.checkpoints.save(44)
-    assert (folder / "checkpoints" / INDEX).stat().st_mtime_ns == written.st_mtime_ns
-    assert (folder / "checkpoints" / "ckpt-22.index").exists()
-    assert len(training.checkpoints.found()) == 2
 
 
 # --- Runs that are stopped, killed, or have no room ----------------------------------

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import pathlib
 import re
-import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl.testing import flagsaver
 
-from tests import forks, helpers
-
-_ROOT = pathlib.Path(__file__).parents[2]
-_PROGRAM = _ROOT / "examples" / "global_batch_norm.py"
+from tests import helpers
+from tests.examples import programs
 
 SHARDS = [(6,), (4, 4), (5, 1, 2), (0, 3, 0, 4)]
 OFFSETS = [0.0, 1e4]
 
 
-def _load() -> Any:
-    spec = importlib.util.spec_from_file_location("global_batch_norm", _PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-example = _load()
+example = programs.load("global_batch_norm")
 
 
 def batch(rows: int, offset: float) -> tuple[np.ndarray, np.ndarray]:
@@ -170,15 +156,10 @@ def test_merged_sets_are_as_the_whole_set(sizes: Sequence[int]) -> None:
 # --- The program ----------------------------------------------------------------------
 
 
-def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
-    return forks.run([_PROGRAM, *flags], {**kept, "PYTHONPATH": str(_ROOT)})
-
-
 @pytest.mark.slow
 def test_the_program_says_how_wrong_each_is() -> None:
-    result = run("--devices=CPU:0,CPU:1,CPU:2")
-    assert result.returncode == 0, result.stderr
+    result = programs.run("global_batch_norm", "--devices=CPU:0,CPU:1,CPU:2")
+    assert result.status == 0, result.stderr
     rows = dict(re.findall(r"(?m)^(merged|naive) +(\S.*)$", result.stdout))
     outputs, gradients, right = map(float, rows["merged"].split())
     assert outputs < 1e-5
@@ -190,29 +171,16 @@ def test_the_program_says_how_wrong_each_is() -> None:
     assert right < 0.5
 
 
-def test_a_device_that_does_not_exist_ends_it_with_one_line_and_status_2() -> None:
-    result = run("--devices=CPU:0,GPU:99")
-    assert result.returncode == 2
-    assert_said(result.stderr, "GPU:99 does not exist")
-
-
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
+        ("--devices=CPU:0,GPU:99", "GPU:99 does not exist"),
         ("--learning_rate=0", "--learning_rate=0.0: must be a positive number"),
         ("--offset=inf", "--offset=inf: must be a finite number"),
         ("--epochs=0", "--epochs=0: 0 is not an integer in the range"),
         ("extra", "unexpected argument 'extra'"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(flag: str, said: str, capsys: Any) -> None:
-    with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
-        example.parse_flags(["global_batch_norm.py", flag])
-    assert ended.value.code == 2
-    assert_said(capsys.readouterr().err, said)
-
-
-def assert_said(printed: str, said: str) -> None:
-    line = printed.splitlines()[-1]
-    assert line.startswith("global_batch_norm.py: error: ")
-    assert said in line
+def test_a_mistake_ends_it_with_one_line_and_status_2(flag: str, said: str) -> None:
+    ended = programs.call("global_batch_norm", flag)
+    programs.assert_refused(ended, "global_batch_norm", said)

@@ -1,0 +1,113 @@
+"""What the examples share, so that each of them shows its own subject.
+
+`import support` comes before TensorFlow, whose environment it sets. An example reads
+
+    import support
+    import tensorflow as tf
+    from absl import flags
+    import replicator
+
+    FLAGS = flags.FLAGS
+    support.define_flags("runs/mine", epochs=10)  # --devices, --epochs, --seed, ...
+    support.define_positive("learning_rate", 1e-3, "Adam's learning rate.")
+
+    def main() -> str:
+        repl = replicator.Replicator(FLAGS.devices)
+        output_dir = support.output_folder()  # of --output_dir
+        ...  # model and optimizer, under repl.context()
+        run = support.Run(
+            output_dir,
+            support.settings("learning_rate", "seed"),  # a resumed run has the same
+            {"model": model, "optimizer": optimizer},  # what checkpoints hold
+            steps=steps,
+            resume=FLAGS.resume,
+            panels=[support.Panel(["loss"], "training loss", log=True)],
+        )
+        step_fn = repl.build(train_step, input_fn_from(run.step))
+        for step in run.steps():  # from run.step + 1 to the last one
+            run.log(loss=float(step_fn()[0]))
+            if step % 100 == 0:
+                run.tell(f"step {step}: ...")  # a line above the progress bar
+        return f"Results are in {output_dir}."  # the last line that is printed
+
+    if __name__ == "__main__":
+        support.start(main)
+
+`run.steps()` shows a progress bar, saves a checkpoint every now and then, and leaves
+`checkpoints/`, `history.json`, `summaries/` and `curves.png` in the output folder. A
+signal to stop ends it after the step at hand, with a checkpoint. The step that is
+yielded counts from 1; what the body of the loop logs belongs to that step.
+
+`start` has mistakes end with one line and status 2: raise `support.UsageError` for
+those of flags; errors of Replicator are treated alike. Full disks and the like end with
+one line and status 1, and signals with the shells' status for them.
+
+Data come from `mnist`, `shuffled_input`, `single_pass_input` and `library_text`;
+`accuracy_on` evaluates, and `save_images` and `save_grid` draw.
+"""
+
+import os
+
+# Fewer banners, and no kernels whose rounding differs from machine to machine.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+from support.checkpoints import Checkpoints
+from support.data import (
+    Examples,
+    InputFn,
+    mnist,
+    shuffled_input,
+    single_pass_input,
+)
+from support.evaluation import accuracy_on
+from support.history import History, Panel, plot_curves
+from support.interruption import SIGNALS, Interruption
+from support.pictures import save_grid, save_images
+from support.program import (
+    MOST_STEPS,
+    Interrupted,
+    UsageError,
+    check_batch_size,
+    define_flags,
+    define_positive,
+    explain,
+    output_folder,
+    settings,
+    start,
+    warn,
+)
+from support.run import Run, check_settings
+from support.text import library_files, library_text
+
+__all__ = [
+    "MOST_STEPS",
+    "SIGNALS",
+    "Checkpoints",
+    "Examples",
+    "History",
+    "InputFn",
+    "Interrupted",
+    "Interruption",
+    "Panel",
+    "Run",
+    "UsageError",
+    "accuracy_on",
+    "check_batch_size",
+    "check_settings",
+    "define_flags",
+    "define_positive",
+    "explain",
+    "library_files",
+    "library_text",
+    "mnist",
+    "output_folder",
+    "plot_curves",
+    "save_grid",
+    "save_images",
+    "settings",
+    "shuffled_input",
+    "single_pass_input",
+    "start",
+    "warn",
+]

@@ -1,0 +1,82 @@
+"""The last checkpoints of a run, some of which may be damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+
+class Checkpoints:
+    """The last checkpoints of a run, each of another step and written once.
+
+    TensorFlow makes a checkpoint of two files, which get their names one after the
+    other, the index last: what has an index is whole, unless it was damaged later.
+
+    Args:
+        folder: Where they are.
+        parts: What each of them holds, by name.
+    """
+
+    KEPT = 3
+
+    def __init__(self, folder: Path, parts: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._checkpoint = tf.train.Checkpoint(**parts)
+        self._manager: tf.train.CheckpointManager | None = None
+
+    def found(self) -> list[str]:
+        """Returns the names of those on the disk, the newest first."""
+        numbered = {
+            int(path.stem.removeprefix("ckpt-")): str(path.with_suffix(""))
+            for path in self._folder.glob("ckpt-*.index")
+            if path.stem.removeprefix("ckpt-").isdecimal()
+        }
+        return [numbered[number] for number in sorted(numbered, reverse=True)]
+
+    def restore(self, name: str) -> None:
+        """Restores all parts from a checkpoint, or raises whatever TensorFlow does."""
+        self._checkpoint.restore(name).assert_consumed()
+
+    def begin(self, known: Sequence[str] = ()) -> None:
+        """Makes ready for saving.
+
+        Args:
+            known: Those that count as the last ones, the newest first. Others may be
+                overwritten, and are not deleted.
+        """
+        if known:
+            tf.compat.v1.train.update_checkpoint_state(
+                str(self._folder), known[0], list(reversed(known))
+            )
+        else:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._manager = tf.train.CheckpointManager(
+            self._checkpoint, str(self._folder), self.KEPT
+        )
+
+    def save(self, step: int) -> None:
+        """Saves all parts, unless that was done at this step.
+
+        Raises:
+            OSError, tf.errors.OpError: It could not be written, and has left nothing.
+        """
+        assert self._manager is not None, "begin comes first"
+        latest = self._manager.latest_checkpoint
+        if latest is not None and latest.endswith(f"-{step}"):
+            return
+        try:
+            self._manager.save(checkpoint_number=step)
+        except (OSError, tf.errors.OpError):
+            self._clean()
+            raise
+
+    def _clean(self) -> None:
+        """Deletes what a failed attempt to save has left."""
+        for path in self._folder.glob("*temp*"):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

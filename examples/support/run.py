@@ -1,0 +1,192 @@
+"""A training run: its steps, and what it leaves in its folder."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from support import history as histories
+from support.checkpoints import Checkpoints
+from support.interruption import Interruption
+from support.program import Interrupted, UsageError, warn
+
+import numpy as np
+import tensorflow as tf
+from tqdm import tqdm
+
+
+class Run:
+    """A training that can be stopped and resumed.
+
+    Args:
+        output_dir: An existing folder for the results.
+        settings: The values of flags that decide the losses, by name; a resumed run
+            must have the same.
+        parts: What each checkpoint holds, by name: whatever tf.train.Checkpoint takes.
+        steps: How many to make, counted from the start of the first run.
+        resume: Whether to go on from the newest checkpoint that can be read.
+        steps_per_epoch: If the run is counted in epochs, by --epochs.
+        save_every: How many steps there are from one checkpoint to the next; without
+            it an epoch, else a tenth of the run.
+        panels: What curves.png shows.
+
+    Attributes:
+        step: How many steps were made, the one at hand included.
+        history: What was logged.
+        checkpoints: Those of the run.
+        writer: Of TensorBoard's summaries.
+
+    Raises:
+        UsageError: There is no such run to resume.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        settings: Mapping[str, Any],
+        parts: Mapping[str, Any],
+        *,
+        steps: int,
+        resume: bool = False,
+        steps_per_epoch: int | None = None,
+        save_every: int | None = None,
+        panels: Sequence[histories.Panel] = (),
+    ) -> None:
+        self.output_dir = output_dir
+        self.history = histories.History(settings)
+        self._settings = dict(settings)
+        self._steps, self._steps_per_epoch = steps, steps_per_epoch
+        self._save_every = save_every or steps_per_epoch or max(1, steps // 10)
+        self._panels = panels
+        self._step = tf.Variable(0, dtype=tf.int64)
+        self._shown: dict[str, str] = {}
+        self._interruption = Interruption()
+        self._progress: Any = None
+        parts = {**parts, "step": self._step, "history": self.history}
+        self.checkpoints = Checkpoints(output_dir / "checkpoints", parts)
+        if resume:
+            self._restore()
+        else:
+            self.checkpoints.begin()
+            shutil.rmtree(output_dir / "summaries", ignore_errors=True)
+        self.writer = tf.summary.create_file_writer(str(output_dir / "summaries"))
+
+    @property
+    def step(self) -> int:
+        """How many steps were made, the one at hand included."""
+        return int(self._step)
+
+    def steps(self) -> Iterator[int]:
+        """Yields the number of each step that is left, from 1 on; saves now and then.
+
+        Raises:
+            Interrupted: A signal has come; the step at hand was finished and saved.
+        """
+        done = self.step
+        with (
+            tqdm(total=self._steps, initial=done, unit="step", desc="training") as bar,
+            self._interruption,
+        ):
+            self._progress = bar
+            while done < self._steps and self._interruption.signal is None:
+                done += 1
+                self._step.assign(done)
+                yield done
+                self._interruption.tell(bar.update)
+                if done % self._save_every == 0:
+                    self.save()
+            self.save()
+            self._interruption.tell(bar.close)
+            self._progress = None
+        signum = self._interruption.signal
+        if self._panels:
+            path = self.output_dir / "curves.png"
+            histories.plot_curves(
+                self.history, self._panels, path, self._steps_per_epoch
+            )
+        if signum is not None and done < self._steps:
+            text = f"Interrupted at step {done}; go on with --resume."
+            raise Interrupted(signum, text)
+
+    def log(self, **numbers: float) -> None:
+        """Notes numbers of this step: for history, TensorBoard and progress bar."""
+        self.history.log(self.step, **numbers)
+        with self.writer.as_default(step=self.step):
+            for name, number in numbers.items():
+                tf.summary.scalar(name, number)
+                self._shown[name] = f"{number:.4f}"
+        if self._progress is not None:
+            self._progress.set_postfix(self._shown, refresh=False)
+
+    def log_images(self, **images: np.ndarray) -> None:
+        """Has TensorBoard show images, [n, height, width, 1] within 0 to 1."""
+        with self.writer.as_default(step=self.step):
+            for name, pixels in images.items():
+                tf.summary.image(name, pixels, max_outputs=len(pixels))
+
+    def tell(self, line: str) -> None:
+        """Prints a line, above the progress bar if there is one."""
+        write = print if self._progress is None else self._progress.write
+        self._interruption.tell(functools.partial(write, line))
+
+    def save(self) -> None:
+        """Saves a checkpoint of this step, and history.json."""
+        self.writer.flush()
+        self.checkpoints.save(self.step)
+        self.history.save(self.output_dir / "history.json")
+
+    def _restore(self) -> None:
+        """Restores the newest checkpoint that can be read."""
+        names = self.checkpoints.found()
+        if not names:
+            raise UsageError(f"--resume: there is no checkpoint in {self.output_dir}")
+        for name in list(names):
+            try:
+                self._read(name)
+                break
+            except UsageError:
+                raise
+            except Exception as error:  # TensorFlow's, protobuf's, json's: many kinds
+                warn(f"cannot read {name}, which is left out: {error}")
+                names.remove(name)
+        else:
+            raise UsageError(f"--resume: no checkpoint in {self.output_dir} is whole")
+        self._check_length()
+        self.checkpoints.begin(names)
+
+    def _read(self, name: str) -> None:
+        """Restores a checkpoint; first what decides whether it is one of this run."""
+        first = tf.train.Checkpoint(history=self.history).restore(name)
+        first.assert_existing_objects_matched().expect_partial()
+        check_settings(self._settings, self.history.settings)
+        self.checkpoints.restore(name)
+
+    def _check_length(self) -> None:
+        """Raises UsageError if more steps were made than are asked for."""
+        flag, unit = (
+            ("steps", 1)
+            if self._steps_per_epoch is None
+            else ("epochs", self._steps_per_epoch)
+        )
+        if self.step > self._steps:
+            raise UsageError(
+                f"--resume: --{flag}={self._steps // unit}, but the run has been "
+                f"trained for {self.step / unit:g} {flag} already"
+            )
+
+
+def check_settings(asked: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raises UsageError unless a run that is resumed goes on as it began.
+
+    Args:
+        asked: The values of flags, by name.
+        saved: Those of the run that is resumed.
+    """
+    for name, new in asked.items():
+        if saved.get(name) != new:
+            raise UsageError(
+                f"--resume: the run began with --{name}={saved.get(name)}, not {new}"
+            )

@@ -1,0 +1,169 @@
+"""Running the examples, in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from absl import flags
+
+from tests import forks
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+ENVIRONMENT = {
+    **{k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")},
+    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    "PYTHONUNBUFFERED": "1",  # lines are read as they are printed
+}
+# What TensorFlow prints when it is imported, e.g. that there are no CUDA drivers.
+TENSORFLOWS_OWN = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a program has ended.
+
+    Attributes:
+        status: Its exit status.
+        stdout: What it printed.
+        stderr: What it printed to standard error.
+    """
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+@contextlib.contextmanager
+def _importable() -> Iterator[None]:
+    """In this block, what the examples share can be imported."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(EXAMPLES))
+
+
+@contextlib.contextmanager
+def _without_flags_of_others() -> Iterator[None]:
+    """In this block, there are absl's own flags only, and those that it defines."""
+    own = flags.FLAGS
+
+    def defined() -> list[str]:
+        return [n for n in own if not is_absls(own.find_module_defining_flag(n))]
+
+    others = {name: own[name] for name in defined()}
+    for name in others:
+        delattr(own, name)
+    try:
+        yield
+    finally:
+        for name in defined():
+            delattr(own, name)
+        for name, flag in others.items():
+            own[name] = flag
+
+
+def is_absls(module: Any) -> bool:
+    return str(module).startswith("absl")
+
+
+def support() -> types.ModuleType:
+    """Returns the package that the examples share."""
+    with _importable():
+        return importlib.import_module("support")
+
+
+def load(name: str) -> types.ModuleType:
+    """Returns an example as a module, whose flags do not stay."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with _importable(), _without_flags_of_others():
+        sys.modules[name] = module  # which its dataclasses look up
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            del sys.modules[name]
+    return module
+
+
+def call(name: str, *given: str) -> Ended:
+    """Runs an example to its end, in a process that has imported TensorFlow."""
+    command = [EXAMPLES / f"{name}.py", *given]
+    result = forks.run(command, ENVIRONMENT, timeout=1200)
+    return Ended(result.returncode, result.stdout, result.stderr)
+
+
+def call_well(name: str, *given: str) -> str:
+    """Runs an example as `call` does, which must succeed; returns what it printed."""
+    ended = call(name, *given)
+    assert ended.status == 0, ended.stderr
+    return ended.stdout
+
+
+def run(name: str, *given: str) -> Ended:
+    """Runs an example to its end as a user does, in an interpreter of its own."""
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *given]
+    result = subprocess.run(
+        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=1200
+    )
+    return Ended(result.returncode, result.stdout, result.stderr)
+
+
+def interrupt(name: str, after: str, *given: str, signum: int = signal.SIGINT) -> str:
+    """Runs an example until it prints a text, then sends a signal.
+
+    Returns:
+        What it printed then; its status must be that of the signal.
+    """
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *given]
+    with subprocess.Popen(
+        command,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=as_in_a_terminal,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if after in line:
+                process.send_signal(signum)
+                break
+        printed = process.stdout.read()
+    assert process.returncode == 128 + signum
+    return printed
+
+
+def as_in_a_terminal() -> None:
+    """Has the signals stop a program, as nohup and shells in the background do not."""
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def assert_refused(ended: Ended, name: str, said: str, status: int = 2) -> None:
+    """Asserts that a program ended with one line that says something."""
+    assert ended.status == status
+    lines = ended.stderr.splitlines()
+    (line,) = [line for line in lines if not TENSORFLOWS_OWN.match(line)]
+    assert line.startswith(f"{name}.py: error: ")
+    assert said in line
+    assert "Traceback" not in ended.stderr + ended.stdout
+
+
+def history(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns what a run has logged."""
+    return json.loads((folder / "history.json").read_text())

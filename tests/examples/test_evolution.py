@@ -1,0 +1,132 @@
+"""examples/evolution.py: the same for any number of replicas, and returns that rise."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+import replicator
+from tests import helpers
+from tests.examples import programs
+
+evolution = programs.load("evolution")
+
+PAIRS, NOISE, RATE, SEED = 4, 0.5, 0.1, 7
+
+
+def make(repl: replicator.Replicator, environment: str = "CartPole-v1") -> Any:
+    task = evolution.Task.of(environment)
+    return evolution.Evolution(repl, task, PAIRS, NOISE, RATE, SEED)
+
+
+def policy(parameters: np.ndarray, seen: np.ndarray) -> int:
+    """The action of one perceptron with 4 inputs, 16 units and 2 outputs."""
+    first, bias = parameters[:64].reshape(4, 16), parameters[64:80]
+    second, last = parameters[80:112].reshape(16, 2), parameters[112:]
+    return int(np.argmax(np.tanh(seen @ first + bias) @ second + last))
+
+
+def play(parameters: np.ndarray, seed: int) -> float:
+    game, total, over = gymnasium.make("CartPole-v1"), 0.0, False
+    seen, _ = game.reset(seed=seed)
+    while not over:
+        seen, reward, ended, cut, _ = game.step(policy(parameters, seen))
+        total, over = total + float(reward), ended or cut
+    return total
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_a_generation_is_that_of_the_definition(replicas: int) -> None:
+    repl = helpers.make(replicas)
+    made = make(repl)
+    before = made.parameters.numpy()
+    mean = repl.run(made.step, args=(3,))
+
+    noise = tf.random.stateless_normal([PAIRS, before.size], [SEED, 6]).numpy()
+    drawn = tf.random.stateless_uniform([PAIRS], [SEED, 7], 0, 2**31 - 1, tf.int32)
+    seeds = drawn.numpy().tolist()
+    tried = [
+        *zip(before + NOISE * noise, seeds, strict=True),
+        *zip(before - NOISE * noise, seeds, strict=True),
+    ]
+    returns = [play(parameters, seed) for parameters, seed in tried]
+    ranks = (stats.rankdata(returns).reshape(2, -1) - (2 * PAIRS + 1) / 2) / (2 * PAIRS)
+    uphill = (ranks[0] - ranks[1]) @ noise / (2 * PAIRS * NOISE)
+    expected, adam = tf.Variable(before), tf.keras.optimizers.Adam(RATE)
+    adam.apply_gradients([(tf.constant(-uphill, tf.float32), expected)])
+
+    np.testing.assert_allclose([float(m) for m in mean], np.mean(returns))
+    np.testing.assert_allclose(made.parameters, expected, rtol=0, atol=1e-6)
+
+
+def test_replicas_send_their_returns_and_nothing_else() -> None:
+    repl = helpers.make(2)
+    step = repl.build(make(repl).step, args=(0,))
+    (row,) = step.plan
+    assert row.primitive == "all_gather"
+    own, all_of_them = 4 * PAIRS, 4 * 2 * PAIRS  # bytes
+    assert step.plan.totals.per_step.nbytes == own + all_of_them  # there and back
+
+
+def test_numbered_and_continuous_actions_are_played() -> None:
+    repl = helpers.make(2)
+    made = make(repl, "Pendulum-v1")
+    before = made.parameters.numpy()
+    (mean, _) = repl.run(made.step, args=(0,))
+    assert -2000 < float(mean) < 0
+    assert np.abs(made.parameters - before).max() > 0
+
+
+def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been_and_returns_rise(
+    tmp_path: pathlib.Path,
+) -> None:
+    given = ["--pairs=16", "--judge_every=4", "--noise=0.2", "--learning_rate=0.1"]
+    broken, whole = (f"--output_dir={tmp_path / name}" for name in ("broken", "whole"))
+    programs.call_well("evolution", broken, *given, "--steps=6")
+    given.append("--steps=10")
+    one = "--devices=CPU:0"
+    printed = programs.call_well("evolution", broken, *given, "--resume", one)
+    programs.call_well("evolution", whole, *given)
+
+    resumed, expected = (
+        programs.history(tmp_path / name) for name in ("broken", "whole")
+    )
+    assert resumed == expected
+    assert expected["steps"]["policy"] == [4, 8]
+    assert np.mean(expected["generation"][-3:]) > 1.5 * expected["generation"][0]
+    assert "generation 8/10  mean return" in printed
+    assert f"Results are in {tmp_path / 'broken'}" in printed
+    picture = tmp_path / "whole" / "curves.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--environment=CartPole-v9", "--environment=CartPole-v9: "),
+        ("--environment=nothing/Here-v0", "--environment=nothing/Here-v0: "),
+        ("--environment=Blackjack-v1", "Blackjack-v1 has observations Tuple("),
+        ("--pairs=31", "--pairs=31 cannot be divided evenly among 2 replicas"),
+        ("--noise=-1", "--noise=-1.0: must be a positive number"),
+        ("--devices=CPU:0,GPU:99", "GPU:99 does not exist"),
+        ("--resume", "--resume: there is no checkpoint in "),
+    ],
+)
+def test_a_mistake_ends_with_one_line(
+    given: str, said: str, tmp_path: pathlib.Path
+) -> None:
+    ended = programs.call("evolution", f"--output_dir={tmp_path}", given)
+    programs.assert_refused(ended, "evolution", said)
+
+
+@pytest.mark.slow
+def test_the_default_run_keeps_the_pole_up(tmp_path: pathlib.Path) -> None:
+    ended = programs.run("evolution", f"--output_dir={tmp_path}")
+    assert ended.status == 0, ended.stderr
+    assert programs.history(tmp_path)["policy"][-1] >= 400

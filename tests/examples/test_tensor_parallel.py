@@ -1,0 +1,217 @@
+"""examples/tensor_parallel.py: a divided transformer trains as a whole one does."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.examples import programs
+
+parallel = programs.load("tensor_parallel")
+
+BATCH, STEPS = 32, 3
+AXES = {"qkv": 2, "out": 0, "up": 1, "down": 0}  # along which matrices are divided
+
+
+def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+    patches, labels = parallel.load_examples()[0]
+    rows = slice(step * BATCH, (step + 1) * BATCH)
+    return patches[rows], labels[rows]
+
+
+def whole(variables: dict[str, tf.Variable]) -> dict[str, np.ndarray]:
+    """Returns the values of all variables, those in parts joined."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for name, variable in variables.items():
+        parts.setdefault(name.split("/part_")[0], []).append(variable.numpy())
+    return {
+        name: own[0] if len(own) == 1 else np.concatenate(own, AXES[name.split("/")[1]])
+        for name, own in parts.items()
+    }
+
+
+class Positions(tf.keras.layers.Layer):
+    """Adds what is learnt of each place."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=shape[1:])
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return x + self.kernel
+
+
+def reference(weights: dict[str, np.ndarray]) -> tuple[tf.keras.Model, Any]:
+    """Returns the transformer in Keras' own layers, and how to read its weights.
+
+    Args:
+        weights: Those that it begins with.
+    """
+    layers, names = tf.keras.layers, []
+
+    def known(layer: Any, x: Any, *own: str) -> Any:
+        made = layer(*x) if isinstance(x, tuple) else layer(x)
+        names.append((layer, own))
+        return made
+
+    def dense(width: int, activation: Any = None) -> Any:
+        return layers.Dense(width, activation, use_bias=False)
+
+    inputs = layers.Input((parallel.TOKENS, parallel.PATCH))
+    x = known(dense(parallel.WIDTH), inputs, "embedding")
+    x = known(Positions(), x, "positions")
+    for b in range(parallel.BLOCKS):
+        norm = layers.LayerNormalization(epsilon=1e-3)
+        y = known(norm, x, f"block_{b}/norm_1/scale", f"block_{b}/norm_1/offset")
+        attention = layers.MultiHeadAttention(
+            parallel.HEADS, parallel.WIDTH // parallel.HEADS, use_bias=False
+        )
+        x = x + known(attention, (y, y), f"block_{b}/qkv", f"block_{b}/out")
+        norm = layers.LayerNormalization(epsilon=1e-3)
+        y = known(norm, x, f"block_{b}/norm_2/scale", f"block_{b}/norm_2/offset")
+        y = known(dense(parallel.HIDDEN, tf.nn.gelu), y, f"block_{b}/up")
+        x = x + known(dense(parallel.WIDTH), y, f"block_{b}/down")
+    pooled = layers.GlobalAveragePooling1D()(x)
+    outputs = known(dense(parallel.CLASSES), pooled, "logits")
+    for layer, own in names:
+        values = [weights[name] for name in own]
+        if own[0].endswith("qkv"):
+            values = [*values[0].swapaxes(0, 1), values[1]]
+        layer.set_weights(values)
+
+    def read() -> dict[str, np.ndarray]:
+        found = {}
+        for layer, own in names:
+            values = layer.get_weights()
+            if own[0].endswith("qkv"):
+                values = [np.stack(values[:3], axis=1), values[3]]
+            found.update(zip(own, values, strict=True))
+        return found
+
+    return tf.keras.Model(inputs, outputs), read
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[list[float], dict[str, np.ndarray]]:
+    """The losses and weights of Keras' own layers, without Replicator."""
+    begun = parallel.Training(["CPU:0"])
+    model, read = reference(whole(begun.model.variables))
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tf.keras.optimizers.Adam(2e-3), loss)
+    losses = [float(model.train_on_batch(*batch(step))) for step in range(STEPS)]
+    return losses, read()
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("replicas", [1, 2, pytest.param(8, marks=pytest.mark.slow)])
+def test_a_divided_transformer_trains_as_one_of_keras_does(
+    replicas: int,
+    sequence_parallel: bool,
+    plain: tuple[list[float], dict[str, np.ndarray]],
+) -> None:
+    training = parallel.Training(
+        [f"CPU:{r}" for r in range(replicas)], sequence_parallel=sequence_parallel
+    )
+    step = training.repl.build(
+        training.train_step,
+        lambda ctx: tf.data.Dataset.from_tensor_slices(
+            tuple(map(np.stack, zip(*map(batch, range(STEPS)), strict=True)))
+        ),
+    )
+    losses = [[float(loss) for loss in step()] for _ in range(STEPS)]
+
+    for own, expected in zip(losses, plain[0], strict=True):
+        np.testing.assert_allclose(own, [expected] * replicas, rtol=0, atol=1e-5)
+    weights = whole(training.model.variables)
+    assert weights.keys() == plain[1].keys()
+    for name, expected in plain[1].items():
+        np.testing.assert_allclose(weights[name], expected, rtol=0, atol=2e-5)
+
+
+def test_each_replica_holds_its_parts_and_what_the_optimizer_keeps_of_them() -> None:
+    training = parallel.Training(["CPU:0", "CPU:1"])
+    variables = training.model.variables
+    parts = {name: v for name, v in variables.items() if "/part_" in name}
+    assert len(parts) == 2 * 4 * parallel.BLOCKS
+    kept = [v for v in training.optimizer.variables if "part_" in v.path]
+    assert len(kept) == 2 * len(parts)  # Adam's two moments
+    for name, variable in [*parts.items(), *((v.path, v.value) for v in kept)]:
+        number = name.split("part_")[1][0]
+        assert {c.device[-5:] for c in variable.components} == {f"CPU:{number}"}
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_between_the_matrices_of_a_layer_nothing_travels(
+    sequence_parallel: bool,
+) -> None:
+    training = parallel.Training(
+        ["CPU:0", "CPU:1"], sequence_parallel=sequence_parallel
+    )
+    step = training.repl.build(training.eval_step, lambda ctx: (*batch(0), 1.0))
+    layers = 2 * parallel.BLOCKS
+    expected = {"all_reduce": layers}
+    if sequence_parallel:
+        expected = {"all_gather": layers, "reduce_scatter": layers, "all_reduce": 1}
+    found = {
+        name: sums.per_step.communications
+        for name, sums in step.plan.by_primitive.items()
+    }
+    assert found == expected
+
+
+def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been(
+    tmp_path: pathlib.Path,
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    given = ["--batch_size=256", "--sequence_parallel", "--epochs=2"]
+    printed = programs.call_well("tensor_parallel", f"--output_dir={whole}", *given)
+    shutil.copytree(whole, broken)
+    for path in (broken / "checkpoints").glob("ckpt-10.*"):
+        path.unlink()  # as if it had been stopped after the first epoch
+    given.append("--resume")
+    again = programs.call_well("tensor_parallel", f"--output_dir={broken}", *given)
+
+    assert "epoch 2/2  loss" in printed
+    assert f"Results are in {whole}" in printed
+    assert "epoch 2/2  loss" in again
+    assert "epoch 1/2" not in again
+    resumed, expected = programs.history(broken), programs.history(whole)
+    np.testing.assert_allclose(resumed["loss"], expected["loss"], rtol=0, atol=1e-6)
+    assert resumed["test_accuracy"] == expected["test_accuracy"]
+    for picture in ("curves.png", "plan.png"):
+        assert (whole / picture).read_bytes().startswith(b"\x89PNG")
+    one = "--devices=CPU:0"
+    ended = programs.call("tensor_parallel", f"--output_dir={whole}", *given, one)
+    said = "the run began with --number_of_devices=2, not 1"
+    programs.assert_refused(ended, "tensor_parallel", said)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--devices=CPU:0,CPU:1,CPU:2", "8 heads cannot be divided evenly among 3"),
+        ("--devices=CPU:0,GPU:99", "GPU:99 does not exist"),
+        ("--batch_size=4000", "more than the 1437 training examples"),
+        ("--learning_rate=0", "--learning_rate=0.0: must be a positive number"),
+        ("--resume", "--resume: there is no checkpoint in "),
+    ],
+)
+def test_a_mistake_ends_with_one_line(
+    given: str, said: str, tmp_path: pathlib.Path
+) -> None:
+    ended = programs.call("tensor_parallel", f"--output_dir={tmp_path}", given)
+    programs.assert_refused(ended, "tensor_parallel", said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["--nosequence_parallel", "--sequence_parallel"])
+def test_the_default_run_is_right_about_96_of_100_images(
+    how: str, tmp_path: pathlib.Path
+) -> None:
+    ended = programs.run("tensor_parallel", f"--output_dir={tmp_path}", how)
+    assert ended.status == 0, ended.stderr
+    assert programs.history(tmp_path)["test_accuracy"][-1] >= 0.96
