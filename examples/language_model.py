@@ -249,6 +249,7 @@ def main() -> str:
         if step % every == 0 or step == steps:
             found = perplexity(eval_step, math.ceil(len(held_out) / batch_size))
             run.log(perplexity=found)
+            run.save()  # what was told of is not lost
             run.tell(
                 f"step {step:{len(str(steps))}}/{steps}"
                 f"  loss {run.history.last('loss', every):.4f}  perplexity {found:.3f}"
