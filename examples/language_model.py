@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -172,7 +173,8 @@ def perplexity(eval_step: Any, steps: int) -> float:
     eval_step.initialize()  # from the first window
     sums = [eval_step() for _ in range(steps)]
     loss = sum(float(loss[0]) for loss, _ in sums)
-    return math.exp(loss / sum(float(count[0]) for _, count in sums))
+    with np.errstate(over="ignore"):  # of a training that went wrong
+        return float(np.exp(loss / sum(float(count[0]) for _, count in sums)))
 
 
 # --- A sample -------------------------------------------------------------------------
@@ -197,7 +199,7 @@ def continued(
     def logits_at(window: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
         return model(window[tf.newaxis], training=False)[0, place]
 
-    drawn = list(prompt.encode())
+    drawn = list(os.fsencode(prompt))
     for _ in range(length):
         seen = drawn[-context:]
         # What is behind the last byte is not seen, as attention only looks back.
@@ -247,6 +249,7 @@ def main() -> str:
         if step % every == 0 or step == steps:
             found = perplexity(eval_step, math.ceil(len(held_out) / batch_size))
             run.log(perplexity=found)
+            run.save()  # what was told of is not lost
             run.tell(
                 f"step {step:{len(str(steps))}}/{steps}"
                 f"  loss {run.history.last('loss', every):.4f}  perplexity {found:.3f}"
@@ -254,7 +257,7 @@ def main() -> str:
     sample = continued(
         model, FLAGS.prompt, FLAGS.sample_bytes, FLAGS.temperature, FLAGS.seed
     )
-    (output_dir / "sample.txt").write_text(sample)
+    (output_dir / "sample.txt").write_text(sample, "utf-8")
     print(f"\n{sample}\n")
     found = run.history.last("perplexity")
     return f"Perplexity {found:.3f} per byte. Results are in {output_dir}."

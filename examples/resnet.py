@@ -174,6 +174,7 @@ def main() -> str:
         run.log(loss=float(train_step()[0]))
         if step % steps_per_epoch == 0:
             run.log(accuracy=test_accuracy())
+            run.save()  # what was told of is not lost
             run.tell(
                 f"epoch {step // steps_per_epoch:{len(str(epochs))}}/{epochs}"
                 f"  loss {run.history.last('loss', steps_per_epoch):.4f}"

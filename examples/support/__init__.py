@@ -27,6 +27,7 @@
         for step in run.steps():  # from run.step + 1 to the last one
             run.log(loss=float(step_fn()[0]))
             if step % 100 == 0:
+                run.save()  # if a line shall only tell of what is not lost
                 run.tell(f"step {step}: ...")  # a line above the progress bar
         return f"Results are in {output_dir}."  # the last line that is printed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import math
 import pathlib
 import signal
@@ -183,6 +184,8 @@ def _finish(main: Callable[[], str | None], argv: Sequence[str]) -> int:
     """Calls main, and says in one line what stops it; returns the exit status."""
     del argv  # _parse_flags has dealt with it
     logging.set_verbosity(logging.WARNING)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a folder may have any name
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         last = main()
     except (UsageError, replicator.ReplicatorError) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 FILE = "user_program.py"
 
@@ -97,6 +97,22 @@ def _command(line: str) -> Program:
 
 _TWICE = "each(lambda t: t + t, bad)"
 _SAME = "each(tf.identity, bad)"
+
+# Examples, the flags by which they are small, and others of theirs.
+_EXAMPLES: Mapping[str, tuple[Mapping[str, int], Sequence[str]]] = {
+    "resnet": ({"epochs": 1, "width": 2, "blocks": 1}, ["learning_rate"]),
+    "gan": (
+        {"steps": 1, "channels": 2, "noise": 4, "global_batch_size": 8},
+        ["generator_rate", "discriminator_rate"],
+    ),
+    "language_model": (
+        {
+            **{"steps": 1, "width": 8, "depth": 1, "context": 16, "sample_bytes": 2},
+            "global_batch_size": 64,
+        },
+        ["learning_rate", "prompt", "temperature"],
+    ),
+}
 
 PROGRAMS: tuple[Program, ...] = (
     # The constructor
@@ -392,4 +408,15 @@ PROGRAMS: tuple[Program, ...] = (
         for file in ("torch_style", "global_batch_norm")
     ),
     _command("main('examples/digits.py', '--output_dir=' + folder, '--epochs=1', bad)"),
+    *(
+        _command(f"main('examples/{file}.py', {given}, '--{flag}=' + bad)")
+        for file, (small, others) in _EXAMPLES.items()
+        for flag in (*small, *others, "devices", "seed", "output_dir", "resume")
+        for given in [
+            ", ".join(
+                ["'--output_dir=' + folder"]
+                + [repr(f"--{name}={small[name]}") for name in small if name != flag]
+            )
+        ]
+    ),
 )

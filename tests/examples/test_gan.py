@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from matplotlib import image
+from sklearn import linear_model
 
 from tests import helpers
 from tests.examples import programs
@@ -196,3 +197,24 @@ def test_a_mistake_ends_it_with_one_line(
 ) -> None:
     ended = programs.call("gan", f"--output_dir={tmp_path}", flag)
     programs.assert_refused(ended, "gan", said)
+
+
+@pytest.mark.slow
+def test_samples_come_to_look_like_digits_of_all_kinds(tmp_path: pathlib.Path) -> None:
+    """To a classifier of real digits, each sample looks like one, and all like many."""
+    ended = programs.run("gan", f"--output_dir={tmp_path}", "--steps=800")
+    assert ended.status == 0, ended.stderr
+    train, _ = support.mnist()
+    classifier = linear_model.LogisticRegression(C=0.05, max_iter=200)
+    classifier.fit(train.images.reshape(-1, 784), train.labels)
+
+    def score(name: str) -> float:
+        """Returns the inception score, with that classifier: 1 to 10."""
+        grid = image.imread(tmp_path / name)[::2, ::2, 0]
+        cut = grid.reshape(example.ROWS, 28, example.COLUMNS, 28)
+        chances = classifier.predict_proba(cut.swapaxes(1, 2).reshape(-1, 784))
+        ratios = np.log(chances / chances.mean(0))
+        return float(np.exp(np.mean(np.sum(chances * ratios, 1))))
+
+    first, last = score("samples/step-0000080.png"), score("samples.png")
+    assert last > max(3.0, 1.3 * first), (first, last)

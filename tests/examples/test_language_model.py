@@ -18,7 +18,7 @@ support = programs.support()
 example = programs.load("language_model")
 
 CONTEXT = 12
-SMALL = ("--global_batch_size=8", f"--context={CONTEXT}", "--width=8", "--depth=1")
+SMALL = ("--global_batch_size=64", f"--context={CONTEXT}", "--width=8", "--depth=1")
 
 
 # --- On replicas ----------------------------------------------------------------------
