@@ -40,6 +40,7 @@ from replicator.primitives import (
     reductions,
     sparse,
     sufficient,
+    zeros,
 )
 from replicator.primitives.levels import Received
 
@@ -330,12 +331,10 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     made: list[list[Any]] = [[None] * count for _ in matched.operands]
     columns = [matched.column(k) for k in range(count)]
     plain = list(range(count))
-    if (
-        matched.policy.factors
-        and matched.options["op"] in ("sum", "mean")
-        and when is None
-    ):
-        for k, received in sufficient.reduce(matched, columns).items():
+    if matched.options["op"] in ("sum", "mean") and when is None:
+        done = sufficient.reduce(matched, columns) if matched.policy.factors else {}
+        done |= zeros.reduce(matched, columns, set(plain) - set(done))
+        for k, received in done.items():
             plain.remove(k)
             for own, tensor in zip(made, received, strict=True):
                 own[k] = [tensor]

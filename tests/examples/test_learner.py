@@ -182,6 +182,20 @@ def test_an_actor_that_dies_is_named_and_started_again_or_ends_the_run() -> None
     assert not any(map(is_alive, processes.values()))
 
 
+def test_actors_that_are_silent_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with playing(restarts=0) as (players, _):
+        trajectories = players.trajectories()
+        next(trajectories)
+        for process in players.processes().values():
+            os.kill(process, signal.SIGSTOP)
+        monkeypatch.setattr(actors, "SILENCE", 0.5)
+        for _ in trajectories:
+            pass
+        assert players.failure == "the actors have sent nothing for 0.5 seconds"
+        processes = players.processes()
+    assert not any(map(is_alive, processes.values()))
+
+
 def test_an_actor_that_fails_says_why() -> None:
     game = actors.Game("NoSuchGame-v0", unroll=5, discount=0.9, seed=3)
     with playing(0, game) as (players, _):

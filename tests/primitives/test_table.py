@@ -29,6 +29,7 @@ SHARED = {
     "shares",
     "sufficient",
     "table",
+    "zeros",
 }
 NOT_PRIMITIVES = {"__init__", *SHARED}
 
