@@ -46,7 +46,7 @@ class AutoDist:
         resource: The path of a YAML file, a `ResourceSpec`, a list of devices, or None
             for all accelerators, else the CPU.
         strategy: How each variable is kept equal; as for `Replicator`.
-        **options: Further options of `Replicator`.
+        **options: Further options of `Replicator`. By default, build="clone".
 
     Raises:
         DeviceError: A device does not exist.
@@ -62,6 +62,8 @@ class AutoDist:
     ) -> None:
         if isinstance(strategy, str) and strategy in VARIABLES:  # the simplest ones
             options, strategy = {"variables": strategy, **options}, None
+        # What knows nothing of replicas is the same on all: it is called for two.
+        options = {"build": "clone", **options}
         self._repl = Replicator(_devices(resource), strategy=strategy, **options)
         self._scope: _Scope | None = None
 

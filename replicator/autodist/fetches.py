@@ -189,7 +189,7 @@ def _element(graph: tf.Graph, leaf: Any) -> Any:
     """Returns the tensor or op of a graph that is meant."""
     try:
         return graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         fix = (
             "fetch tensors, operations and variables of the graph of the scope, their "
             "names, or a nest of these."

@@ -50,9 +50,9 @@ class DistributedFunction:
         Raises:
             ArgumentError: Arrays differ in their first axis, or hold no example.
         """
-        leaves = tf.nest.flatten((args, kwargs))
+        leaves = self._leaves(args, kwargs)
         places = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
-        tensors = [tf.convert_to_tensor(leaves[k]) for k in places]
+        tensors = [self._tensor(leaves[k]) for k in places]
         split = [tensor.shape.rank != 0 for tensor in tensors]
         _check([t for t, own in zip(tensors, split, strict=True) if own])
         key = self._key(args, kwargs, leaves, places, tensors)
@@ -61,6 +61,28 @@ class DistributedFunction:
                 self._function, self._repl, (args, kwargs), places, split, self._loss
             )
         return self._built[key](tensors)
+
+    def _leaves(self, args: Any, kwargs: Any) -> list[Any]:
+        try:
+            leaves: list[Any] = tf.nest.flatten((args, kwargs))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self._unfit((args, kwargs), error) from error
+        return leaves
+
+    def _tensor(self, array: Any) -> tf.Tensor:
+        try:
+            return tf.convert_to_tensor(array)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise self._unfit(array, error) from error
+
+    def _unfit(self, what: Any, error: Exception) -> errors.ReplicatorError:
+        return errors.ArgumentError(
+            errors.compose(
+                f"{_name(self._function)} cannot be called with {errors.shown(what)}: "
+                f"{errors.told(error)}.",
+                fix="pass arrays and tensors of numbers or texts, numbers and texts.",
+            )
+        )
 
     def _key(
         self,

@@ -157,8 +157,8 @@ def _same(values: Sequence[tf.Tensor], result: Result, are_split: bool) -> tf.Te
     text = (
         f"A function of AutoDist returned {first.dtype.name}{first.shape}, which "
         "differs between replicas, and is neither a mean, a sum or an extremum of the "
-        f"examples nor has a row for each ({result.line}). Fix: return such, or what is the "
-        "same on all replicas."
+        f"examples nor has a row for each ({result.line}). Fix: return such, or what "
+        "is the same on all replicas."
     )
     if are_split and unknown and result.kind in UNSAID:
         raise errors.UnsupportedError(text)
