@@ -20,6 +20,7 @@ PROGRAMS = (
     "allreduce",
     "at_work",
     "build",
+    "doors",
     "memory",
     "xla",
     "loops",

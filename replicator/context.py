@@ -165,6 +165,10 @@ class ReplicaContext:
         shard: What the replica was dealt of a global batch, an `inputs.shards.Shard`.
         weighed: The optimizers whose loss is multiplied already by what the replica
             weighs, by their ids, until they apply its gradients.
+        synchronizes: Returns what the gradient that is being taken weighs on this
+            replica in a sum over all, if gradients of variables are made equal as they
+            are read; None, if nothing is made so.
+        reading: Of these, the identities through which variables are being read.
     """
 
     build: Build
@@ -180,7 +184,7 @@ class ReplicaContext:
     reads: Recent = dataclasses.field(default_factory=Recent)
     shard: Any = None
     weighed: set[int] = dataclasses.field(default_factory=set)
-    synchronizes: bool = False
+    synchronizes: Callable[[], Any] | None = None
     reading: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

@@ -11,6 +11,8 @@ import sys
 import types
 from typing import Any
 
+import tensorflow as tf
+
 
 def variable_of_slot() -> Any:
     """Returns the variable for which an optimizer is creating a slot now, or None.
@@ -142,6 +144,33 @@ def applying_optimizer() -> str | None:
             return owner.__name__
         frame = frame.f_back
     return None
+
+
+def differentiated() -> tuple[list[Any], list[Any]] | None:
+    """Returns what is being differentiated, and the gradients that were given of it.
+
+    By the running GradientTape.gradient, or tf.gradients; None where neither runs. An
+    entry of the second list is None where nothing was given. A gradient function is
+    told only how its own op's results matter, and not to what.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        names = _DIFFERENTIATING.get((_module(frame), frame.f_code.co_name))
+        if names is not None:
+            targets, given = (_leaves(frame.f_locals.get(name)) for name in names)
+            return targets, given or [None] * len(targets)
+        frame = frame.f_back
+    return None
+
+
+_DIFFERENTIATING = {
+    ("tensorflow.python.eager.backprop", "gradient"): ("target", "output_gradients"),
+    ("tensorflow.python.ops.gradients_util", "_GradientsHelper"): ("ys", "grad_ys"),
+}
+
+
+def _leaves(what: Any) -> list[Any]:
+    return [] if what is None else list(tf.nest.flatten(what, expand_composites=True))
 
 
 def builder() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.autodist import marked, replicas
+from replicator.autodist import losses, marked, replicas
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.program import Program
 from replicator.autodist.session import DistributedSession, with_devices
@@ -45,7 +46,7 @@ class AutoDist:
         resource: The path of a YAML file, a `ResourceSpec`, a list of devices, or None
             for all accelerators, else the CPU.
         strategy: How each variable is kept equal; as for `Replicator`.
-        **options: Further options of `Replicator`.
+        **options: Further options of `Replicator`. By default, build="clone".
 
     Raises:
         DeviceError: A device does not exist.
@@ -61,6 +62,8 @@ class AutoDist:
     ) -> None:
         if isinstance(strategy, str) and strategy in VARIABLES:  # the simplest ones
             options, strategy = {"variables": strategy, **options}, None
+        # What knows nothing of replicas is the same on all: it is called for two.
+        options = {"build": "clone", **options}
         self._repl = Replicator(_devices(resource), strategy=strategy, **options)
         self._scope: _Scope | None = None
 
@@ -112,7 +115,7 @@ class AutoDist:
             self._scope = None
 
     def create_distributed_session(
-        self, config: tf.compat.v1.ConfigProto | None = None
+        self, config: tf.compat.v1.ConfigProto | None = None, loss: str | None = None
     ) -> DistributedSession:
         """Copies what was built in the scope for all replicas; returns a session of it.
 
@@ -130,8 +133,11 @@ class AutoDist:
 
         Args:
             config: A ConfigProto for the session.
+            loss: What losses are over the examples, "mean" or "sum", where the graph
+                does not tell.
 
         Raises:
+            ArgumentError: `loss` is neither.
             ContextError: Called outside of a scope in a tf.Graph.
             UnsupportedError: What was built cannot be copied.
         """
@@ -145,19 +151,23 @@ class AutoDist:
                     "and autodist.keras_model.",
                 )
             )
+        _check_loss(loss)
         config = with_devices(config, self._repl.devices)
         program = Program(scope.graph, scope.variables)
-        made = replicas.replicate(program, self._repl._settings)
+        made = replicas.replicate(program, self._repl._settings, loss)
         session = DistributedSession(scope.renewed, made, config)
         scope.initialize(session)
         return session
 
-    def function(self, function: Callable[..., Any]) -> DistributedFunction:
+    def function(
+        self, function: Callable[..., Any] | None = None, *, loss: str | None = None
+    ) -> Any:
         """Returns a function that runs on all replicas, each with a part of a batch.
 
         Arrays and tensors among its arguments are split along their first axis, scalars
-        are not. Results with a row for each example are put together; numbers are
-        means, weighed by the examples. A loss in it is taken to be a mean over them.
+        are not. Results with a row for each example are put together; sums over the
+        examples are added up, of means and extrema the result is that of all. Losses,
+        too, may be means or sums: which it is follows from what computes them.
 
         Example:
             >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
@@ -173,8 +183,18 @@ class AutoDist:
             (3.0, -2.0)
 
         Args:
-            function: Of arrays, tensors and anything that can be compared.
+            function: Of arrays, tensors and anything that can be compared; None:
+                returns a decorator.
+            loss: What losses are over the examples, "mean" or "sum", where what
+                computes them does not tell: a conditional on the examples, a function
+                of Python.
+
+        Raises:
+            ArgumentError: `function` is none, or `loss` is neither.
         """
+        _check_loss(loss)
+        if function is None:
+            return functools.partial(self.function, loss=loss)
         if not callable(function):
             raise errors.ArgumentError(
                 errors.compose(
@@ -182,7 +202,7 @@ class AutoDist:
                     fix="pass a function, or write @autodist.function above one.",
                 )
             )
-        return DistributedFunction(function, self._repl)
+        return DistributedFunction(function, self._repl, loss)
 
     def keras_model(self, model: Any) -> Any:
         """Makes a Keras 3 model's fit, evaluate and predict run on all replicas.
@@ -254,6 +274,16 @@ def _is_fed(op: tf.Operation) -> bool:
         seen |= sources
         stack += sources
     return False
+
+
+def _check_loss(loss: Any) -> None:
+    if loss is not None and not (isinstance(loss, str) and loss in losses.DECLARED):
+        raise errors.ArgumentError(
+            errors.compose(
+                f"loss={errors.shown(loss)} is not what a loss can be over examples.",
+                fix='pass loss="mean" or loss="sum", or let what computes it tell.',
+            )
+        )
 
 
 def _devices(resource: Any) -> Any:

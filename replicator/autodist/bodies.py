@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.autodist import stamping
-from replicator.autodist.program import draws
+from replicator.autodist.flows import draws
 from replicator.graph.passes import random
 
 

@@ -108,7 +108,7 @@ def _tensor(program: Program, key: Any) -> tf.Tensor:
         element = program.graph.as_graph_element(
             key, allow_tensor=True, allow_operation=False
         )
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise errors.ArgumentError(
             errors.compose(
                 f"session.run was fed {errors.shown(key)}, which is no tensor of its "
@@ -127,7 +127,7 @@ def _array(tensor: tf.Tensor, value: Any) -> np.ndarray:
     dtype = tensor.dtype.as_numpy_dtype
     try:
         array = np.asarray(value, dtype=dtype)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
         raise _unfit(tensor, value, errors.told(error)) from error
     if isinstance(value, int) and array.dtype.kind in "iu" and int(array) != value:
         raise _unfit(tensor, value, "the number does not fit")

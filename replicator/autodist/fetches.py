@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.autodist.kinds import Kind
+from replicator.autodist.kinds import UNSAID, Kind
 from replicator.autodist.program import Program
 from replicator.autodist.shares import Plan, Source
 from replicator.autodist.stamping import Places
@@ -150,7 +150,7 @@ class Fetches:
         """Raises unless there is a value for all examples."""
         inexact = tensor.dtype.is_floating or tensor.dtype.is_complex
         if kind is Kind.MIXED or (
-            kind in (Kind.UNKNOWN, Kind.RATIO)
+            kind in UNSAID
             and not (inexact and tensor.shape.rank in (0, None))
             and tensor.op.type not in _SUMMARIES
             and tensor.dtype != tf.string
@@ -168,7 +168,7 @@ class Fetches:
                     "them, and compute the rest of that.",
                 )
             )
-        if kind in (Kind.RATIO, Kind.UNKNOWN) and not tensor.shape.rank:
+        if kind in UNSAID and not tensor.shape.rank:
             if tensor.dtype != tf.string:
                 logging.log_first_n(
                     logging.WARNING,
@@ -189,7 +189,7 @@ def _element(graph: tf.Graph, leaf: Any) -> Any:
     """Returns the tensor or op of a graph that is meant."""
     try:
         return graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         fix = (
             "fetch tensors, operations and variables of the graph of the scope, their "
             "names, or a nest of these."
@@ -248,7 +248,7 @@ def join(
             return _summary(fetch.what, values, counts)
     arrays = [np.asarray(value) for value in values]
     kind = fetch.kind
-    if arrays[0].ndim and kind in (Kind.ROWS, Kind.UNKNOWN):
+    if arrays[0].ndim and kind in (Kind.ROWS, *UNSAID):
         return _rows(fetch.what, arrays, counts)
     if kind in _JOINED:
         has = [n for n in range(len(arrays)) if counts is None or counts[n]]

@@ -1,8 +1,8 @@
 """A function that was written for one device, called with whole batches.
 
 Its arguments are split along their first axis, and it is a step of its replicas. What
-it returns is put together: rows of examples, means of numbers, and what is the same on
-all replicas as it is.
+it differentiates and what it returns is looked at in the graph that it builds, see
+examples.py: gradients weigh what they have to, and results are put together.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import _tf, context, errors
+from replicator.autodist import examples, results
 from replicator.graph.ir import shapes
 from replicator.inputs.shards import Shard
 from replicator.values import PerReplica
@@ -29,11 +30,14 @@ class DistributedFunction:
     Args:
         function: The user's.
         repl: Runs it on its replicas.
+        loss: What the user says that losses are, "mean" or "sum", if anything.
     """
 
-    def __init__(self, function: Callable[..., Any], repl: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], repl: Any, loss: str | None = None
+    ) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._repl = function, repl
+        self._function, self._repl, self._loss = function, repl, loss
         self._built: dict[Hashable, _Call] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -46,16 +50,39 @@ class DistributedFunction:
         Raises:
             ArgumentError: Arrays differ in their first axis, or hold no example.
         """
-        leaves = tf.nest.flatten((args, kwargs))
+        leaves = self._leaves(args, kwargs)
         places = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
-        tensors = [tf.convert_to_tensor(leaves[k]) for k in places]
+        tensors = [self._tensor(leaves[k]) for k in places]
         split = [tensor.shape.rank != 0 for tensor in tensors]
         _check([t for t, own in zip(tensors, split, strict=True) if own])
         key = self._key(args, kwargs, leaves, places, tensors)
         if key not in self._built:
-            call = _Call(self._function, self._repl, (args, kwargs), places, split)
-            self._built[key] = call
+            self._built[key] = _Call(
+                self._function, self._repl, (args, kwargs), places, split, self._loss
+            )
         return self._built[key](tensors)
+
+    def _leaves(self, args: Any, kwargs: Any) -> list[Any]:
+        try:
+            leaves: list[Any] = tf.nest.flatten((args, kwargs))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self._unfit((args, kwargs), error) from error
+        return leaves
+
+    def _tensor(self, array: Any) -> tf.Tensor:
+        try:
+            return tf.convert_to_tensor(array)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise self._unfit(array, error) from error
+
+    def _unfit(self, what: Any, error: Exception) -> errors.ReplicatorError:
+        return errors.ArgumentError(
+            errors.compose(
+                f"{_name(self._function)} cannot be called with {errors.shown(what)}: "
+                f"{errors.told(error)}.",
+                fix="pass arrays and tensors of numbers or texts, numbers and texts.",
+            )
+        )
 
     def _key(
         self,
@@ -95,6 +122,7 @@ class _Call:
         arguments: Those of a call.
         places: Which leaves of them are arrays.
         split: Which of these are split.
+        loss: What the user says that losses are, if anything.
     """
 
     def __init__(
@@ -104,14 +132,17 @@ class _Call:
         arguments: Any,
         places: Sequence[int],
         split: Sequence[bool],
+        loss: str | None,
     ) -> None:
         self._function, self._repl, self._split = function, repl, split
+        self._loss = loss
         self._structure, self._places = arguments, places
         leaves = tf.nest.flatten(arguments)
         self._others = [None if k in places else x for k, x in enumerate(leaves)]
         self._run = tf.function(self._build, reduce_retracing=True, autograph=False)
         self._ready: Any = None
         self._returned: Any = None  # by the function, for the replica traced last
+        self._results: list[results.Result] = []  # what the leaves of that are
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         if self._ready is None:
@@ -131,15 +162,19 @@ class _Call:
         for k, tensor in zip(self._places, tensors, strict=True):
             leaves[k] = tensor
         args, kwargs = tf.nest.pack_sequence_as(self._structure, leaves)
-        shard = Shard(None, count, total) if any(self._split) else None
-        replica.synchronizes = True
+        given = [t for t, own in zip(tensors, self._split, strict=True) if own]
+        shard = Shard(None, count, total) if given else None
+        own = examples.Examples(replica, given, self._loss)
+        replica.synchronizes = own.weight
         with replica.weighing(shard):
             function = _tf.function_of(self._function)
             self._returned = _tf.call_converted(
                 functools.partial(function, **kwargs), args
             )
             synchronized.resolve(replica)
-            return tf.nest.flatten(self._returned)
+            flat = tf.nest.flatten(self._returned)
+            self._results = results.look(flat, own)
+            return [*flat, *results.sums(self._results)]
 
     def _build(self, tensors: Sequence[tf.Tensor]) -> Any:
         """Splits the arguments, runs the step and puts the results together."""
@@ -147,8 +182,7 @@ class _Call:
         parts, counts, total = _parts(tensors, self._split, count)
         own = PerReplica(counts), total, PerReplica(parts)
         returned = self._repl.run(self._step, args=own)
-        has_rows = any(self._split)
-        made = [_joined(leaf, counts, total, has_rows) for leaf in returned]
+        made = results.joined(self._results, returned, counts, any(self._split))
         return tf.nest.pack_sequence_as(self._returned, made)
 
 
@@ -174,38 +208,6 @@ def _parts(
         )
         begin += own_count
     return parts, counts, total
-
-
-def _joined(
-    leaf: Any, counts: Sequence[tf.Tensor], total: tf.Tensor, has_rows: bool
-) -> Any:
-    """Returns a result for all examples."""
-    values = list(leaf)
-    first = values[0]
-    if not isinstance(first, tf.Tensor):
-        return first
-    if has_rows and first.shape.rank and shapes.sizes(first)[0] is None:
-        rows = [
-            value[: tf.where(count > 0, tf.shape(value)[0], 0)]
-            for value, count in zip(values, counts, strict=True)
-        ]
-        return tf.concat(rows, 0)
-    if first.shape.rank == 0 and (first.dtype.is_floating or first.dtype.is_complex):
-        weights = [tf.cast(n / total, first.dtype) for n in counts]
-        return tf.add_n(
-            [
-                tf.where(w == 0, tf.zeros_like(v), v * w)
-                for v, w in zip(values, weights, strict=True)
-            ]
-        )
-    text = (
-        f"A function of AutoDist returned {first.dtype.name}{first.shape} that differs "
-        "between replicas, and is neither a number that has a mean nor has a row for "
-        "each example. Fix: return rows, means, or what is the same on all replicas."
-    )
-    checks = [tf.debugging.assert_equal(first, v, text) for v in values[1:]]
-    with tf.control_dependencies([c for c in checks if c is not None]):
-        return tf.identity(first)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -24,6 +24,7 @@ from replicator.graph.ir import shapes
 READ = "_replicator_read"  # the attribute of an identity of a variable's handle
 GRADIENT = "_replicator_gradient"  # of a marker: whose gradient it hands on
 TAKEN = "_replicator_taken"  # of a marker: in which scope tf.gradients worked, or ""
+LOSS = "_replicator_loss"  # of a marker: what a tape differentiates, see `_losses`
 PART = "_replicator_part"  # of a marker: "dense", or "values" and "indices" of rows
 _TYPE = "ReplicatorSingleDeviceRead"
 
@@ -134,7 +135,7 @@ def _mark(variable: str, taken: str, gradient: Any) -> Any:
     """Returns a gradient of a variable, handed on by markers."""
     if gradient is None:
         return None
-    texts = {GRADIENT: variable, TAKEN: taken}
+    texts = {GRADIENT: variable, TAKEN: taken, LOSS: _losses()}
     if not isinstance(gradient, tf.IndexedSlices):
         return _handed_on(gradient, gradient.shape, {**texts, PART: "dense"})
     rows = tf.TensorShape([None])  # all replicas' may be more, or fewer
@@ -144,6 +145,21 @@ def _mark(variable: str, taken: str, gradient: Any) -> Any:
         _handed_on(indices, rows, {**texts, PART: "indices"}),
         gradient.dense_shape,
     )
+
+
+def _losses() -> str:
+    """Returns the names of what is differentiated, ";", and of what is given of each.
+
+    "" if that is not known.
+    """
+    found = _tf.differentiated()
+    graph = tf.compat.v1.get_default_graph()
+    if found is None or any(
+        getattr(one, "graph", None) is not graph for one in found[0]
+    ):
+        return ""
+    names = [[one.name if tf.is_tensor(one) else "" for one in part] for part in found]
+    return ";".join(map(",".join, names))
 
 
 def _handed_on(tensor: Any, shape: tf.TensorShape, texts: dict[str, str]) -> tf.Tensor:

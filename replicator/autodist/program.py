@@ -18,8 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
-from replicator.autodist import marked
+from replicator import errors
+from replicator.autodist import flows, marked
+from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 
 # Made once, and what changes them for all replicas.
@@ -32,7 +33,6 @@ _SHARED = re.compile(
 )
 # Each replica's gives other elements, and holds the next until it is asked.
 ELEMENTS = re.compile(r"IteratorGetNext(Sync)?|QueueDequeue\w*|ReaderRead\w*")
-_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 # What makes a resource that a step uses up by itself.
 _OF_A_STEP = re.compile(r"TensorArray\w*|Stack\w*|Empty\w*|TensorList\w*|Optional\w*")
 _REFUSED = re.compile(
@@ -41,7 +41,6 @@ _REFUSED = re.compile(
     r"Accumulator|AccumulatorApplyGradient|\w*Reader(V2)?|Mutex\w*|ConsumeMutexLock"
 )
 _UPDATES = re.compile(r"Resource(Sparse)?Apply\w+")
-_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 _PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
 
 
@@ -148,6 +147,19 @@ class Program:
             self._flows[key] = _downstream(sources, by_shape)
         return self._flows[key]
 
+    @functools.cached_property
+    def flow(self) -> flows.Flow:
+        """What differs between replicas."""
+        batches = {
+            shapes.sizes(tensor)[0]
+            for op in self.graph.get_operations()[: self.count]
+            if ELEMENTS.fullmatch(op.type)
+            for tensor in op.outputs
+            if tensor.shape.rank and shapes.sizes(tensor)[0] is not None
+        }
+        by_value = self.differing(by_shape=False)
+        return flows.Flow(self.differing(), by_value, frozenset(batches))
+
     def downstream(self, op: tf.Operation) -> set[tf.Operation]:
         """Returns an op and those that depend on it, but not through gradients."""
         return _downstream([op], by_shape=True)
@@ -160,7 +172,7 @@ class Program:
             return splits(op.outputs[0])
         if ELEMENTS.fullmatch(op.type):
             return True
-        return draws(op)
+        return flows.draws(op)
 
     def _refuse(self) -> None:
         own = self.variables
@@ -268,22 +280,8 @@ def _downstream(sources: Sequence[tf.Operation], by_shape: bool) -> set[tf.Opera
                     continue
                 if marked.text(consumer, marked.GRADIENT) is not None:
                     continue
-                if not by_shape and consumer.type in _SHAPES:
+                if not by_shape and consumer.type in flows.SHAPES:
                     continue
                 found.add(consumer)
                 stack.append(consumer)
     return found
-
-
-def draws(op: tf.Operation) -> bool:
-    """Whether an op draws random numbers, or asks Python, also in a function."""
-    kind = kind_of(op)
-    if kind.seeded and kind.stateful or op.type in _PYTHON:
-        return True
-    if not kind.calls:
-        return False
-    return any(
-        draws(inner)
-        for _, body in _tf.called_graphs(op)
-        for inner in body.get_operations()
-    )

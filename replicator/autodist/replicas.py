@@ -19,13 +19,20 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.autodist import bodies, freshness, marked, refusals, shares, stamping
-from replicator.autodist.kinds import Kind
+from replicator.autodist import (
+    agreement,
+    bodies,
+    freshness,
+    marked,
+    refusals,
+    shares,
+    stamping,
+)
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
 from replicator.graph.ir.kinds import resource_inputs
 from replicator.graph.passes import owners
-from replicator.primitives import all_reduce, table
+from replicator.primitives import table
 from replicator.step import passes
 from replicator.step.draft import Draft, Settings
 from replicator.variables import storage
@@ -40,7 +47,6 @@ _PASSES: tuple[Callable[[Draft], None], ...] = (
     passes.check_leftovers,
 )
 _IN_CONTROL_FLOW = "used in a conditional, a loop or a function"
-_SUM = tf.VariableAggregation.SUM
 
 
 class _Again(Exception):
@@ -55,12 +61,14 @@ class _Again(Exception):
         super().__init__(", ".join(mirrored))
 
 
-def replicate(program: Program, settings: Settings) -> Replicas:
+def replicate(
+    program: Program, settings: Settings, loss: str | None = None
+) -> Replicas:
     """Returns all replicas of a single-device graph; see `Replicas`."""
     mirrored = dict.fromkeys(program.in_control_flow, _IN_CONTROL_FLOW)
     while True:
         try:
-            return Replicas(program, settings, mirrored)
+            return Replicas(program, settings, mirrored, loss)
         except _Again as again:
             known = len(mirrored)
             mirrored.update(again.mirrored)
@@ -76,6 +84,7 @@ class Replicas:
         settings: The devices, and what all steps on them share.
         mirrored: The names of variables of which each replica needs a component, and
             what for.
+        loss: What the user says that losses are, "mean" or "sum", if anything.
 
     Attributes:
         graph: The graph of all replicas.
@@ -90,9 +99,13 @@ class Replicas:
     """
 
     def __init__(
-        self, program: Program, settings: Settings, mirrored: Mapping[str, str]
+        self,
+        program: Program,
+        settings: Settings,
+        mirrored: Mapping[str, str],
+        loss: str | None = None,
     ) -> None:
-        self._settings, self.program = settings, program
+        self._settings, self.program, self._loss = settings, program, loss
         world = settings.world
         self.graph = tf.Graph()
         self.places: list[Places] = [{} for _ in world.local]
@@ -102,7 +115,7 @@ class Replicas:
         kind = tf.DeviceSpec.from_string(world.devices[0]).device_type
         self._bodies = bodies.Bodies(kind)
         self._finished = False
-        self.plan = shares.Plan(program)
+        self.plan = shares.Plan(program, loss)
         with self.graph.as_default():
             self._variables = self._create(program)
             self._build = context.Build(
@@ -137,7 +150,7 @@ class Replicas:
         if _tf.operation_count(self.program.graph) == self.program.count:
             return
         program = renewed(self.program)
-        plan = shares.Plan(program)
+        plan = shares.Plan(program, self._loss)
         late = [
             program.variables[name].op
             for name in program.variables
@@ -331,10 +344,13 @@ class Replicas:
         before = _tf.operation_count(self.graph)
         with context.building(replica), tf.device(device), tf.name_scope("AutoDist"):
             self.shares.scale(plan, self.places, n)
+            made = agreement.Agreement(
+                self.program, plan, self.shares, self._variables, self.places, n
+            )
             for group in plan.gradients:
-                self._reduce(plan, group, n)
+                self._reduced[n].update(made.reduce(group))
             for write in plan.writes:
-                self._agree(plan, write, n)
+                made.agree(write)
         self._parts[n] = (before, _tf.operation_count(self.graph))
 
     def _added(
@@ -346,53 +362,6 @@ class Replicas:
             [op for op in ops[slice(*self._parts[n])] if op not in aliases]
             for n in range(len(own))
         ]
-
-    def _reduce(self, plan: shares.Plan, group: Sequence[Any], n: int) -> None:
-        """Reduces gradients that belong together."""
-        places = self.places[n]
-        gradients, policies = [], []
-        for gradient in group:
-            inputs = [places[op].inputs[0] for op in gradient.ops]
-            if not plan.is_weighed(gradient):  # of a tape
-                source = plan.source(gradient.ops[0].inputs[0].op)
-                weight = self.shares.weight(source, Kind.MEAN, self.places, n)
-                inputs[0] *= tf.cast(weight, inputs[0].dtype)
-            gradients.append(
-                tf.IndexedSlices(*inputs) if len(inputs) > 1 else inputs[0]
-            )
-            policies.append(self._variables[gradient.variable].policy)
-        reduced = all_reduce.combine(gradients, "sum", None, policies)
-        for gradient, result in zip(group, reduced, strict=True):
-            sparse = isinstance(result, tf.IndexedSlices)
-            parts = [result.values, result.indices] if sparse else [result]
-            for op, part in zip(gradient.ops, parts, strict=True):
-                _tf.replace(places[op].outputs[0], part)
-                # What is fetched of the marker is this.
-                self._reduced[n][op] = tf.identity(part).op
-
-    def _agree(self, plan: shares.Plan, write: shares.Write, n: int) -> None:
-        """Makes what replicas write equal, as it would be on one device."""
-        op, kind = write.op, write.kind
-        copy = self.places[n][op]
-        value = copy.inputs[1]
-        original = self.program.variable_behind(op.inputs[0])
-        assert original is not None, "it writes a variable"
-        if original.aggregation == _SUM and op.type != "AssignVariableOp":
-            kind = Kind.SUM
-        how = {Kind.MAX: "max", Kind.MIN: "min"}.get(kind, "sum")
-        if how == "sum":
-            if not value.dtype.is_floating and kind not in (Kind.SUM, Kind.COUNT):
-                raise refusals.no_mean(original, op)
-            source = plan.source(op.inputs[1].op)
-            weight = self.shares.weight(source, kind, self.places, n)
-            if value.dtype.is_floating:
-                value *= tf.cast(weight, value.dtype)
-            else:
-                # Where nothing is split, all weigh 1/R: one of them is enough.
-                counts = weight >= 1 if n else weight > 0
-                value = tf.where(counts, value, tf.zeros_like(value))
-        (agreed,) = all_reduce.combine([value], how, None)
-        _tf.set_input(copy, 1, agreed)
 
 
 def _of(places: Places, tensor: tf.Tensor) -> tf.Tensor:

@@ -157,7 +157,7 @@ def _flat(fetches: Any) -> list[Any]:
     """Returns the leaves of what is fetched."""
     try:
         flat: list[Any] = tf.nest.flatten(fetches)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise errors.ArgumentError(
             errors.compose(
                 f"session.run cannot fetch {errors.shown(fetches)}: "

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
-from absl import logging
 
 from replicator import _tf, errors
-from replicator.autodist import marked
-from replicator.autodist.kinds import Kind, Kinds
+from replicator.autodist import losses, marked
+from replicator.autodist.kinds import Kind
+from replicator.autodist.losses import Loss
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
+from replicator.autodist.values import Values
 from replicator.graph.ir import switching
 from replicator.world import World
 
@@ -58,67 +59,95 @@ class Write:
 class Plan:
     """Where the replicas of a program communicate.
 
+    Args:
+        program: The single-device graph.
+        declared: What the user says that losses are, "mean" or "sum", if anything.
+
     Attributes:
         kinds: What values are when the examples are split.
         gradients: Those that are reduced together.
-        starts: What tf.gradients starts from, with the kind of what it differentiates.
+        starts: What tf.gradients starts from, with what it differentiates.
         writes: Those of values that differ.
 
     Raises:
         UnsupportedError: A loss is of a kind that nothing can be made equal of.
     """
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self.kinds = Kinds(program)
+    def __init__(self, program: Program, declared: str | None = None) -> None:
+        self._program, self._declared = program, declared
+        self._known: dict[str, Loss] = {}
+        self.kinds = Values(program.flow)
         self._dealt = {
             op: program.downstream(op)
             for op in program.copied
             if ELEMENTS.fullmatch(op.type)
         }
         self.gradients = _grouped(program.markers)
+        self._targets = {
+            marked.text(op, marked.TAKEN) or "": marked.text(op, marked.LOSS) or ""
+            for op in program.markers
+        }
         self.starts = [
-            (op, self._kind_of_loss(op))
-            for op in program.copied
-            if _STARTS.fullmatch(op.name)
+            (op, self._loss(op)) for op in program.copied if _STARTS.fullmatch(op.name)
         ]
-        self._weighed = {op.name.rpartition("/")[0] for op, _ in self.starts}
+        self._begun: dict[str, list[Loss]] = {}
+        for op, loss in self.starts:
+            self._begun.setdefault(op.name.rpartition("/")[0], []).append(loss)
+        # Where a replica has nothing to divide by, only its gradient can be left out.
+        self.starts = [
+            (op, loss)
+            for op, loss in self.starts
+            if not _is_late(self._begun[op.name.rpartition("/")[0]])
+        ]
         self.writes = self._find_writes()
 
     def source(self, op: tf.Operation) -> Source:
         """Returns what deals the elements that an op depends on."""
         return next((s for s, found in self._dealt.items() if op in found), None)
 
-    def is_weighed(self, gradient: Gradient) -> bool:
-        """Whether a gradient is one of what was weighed before tf.gradients began."""
-        taken = marked.text(gradient.ops[0], marked.TAKEN) or ""
-        return taken.removesuffix("/") in self._weighed and bool(taken)
+    def loss_behind(self, gradient: Gradient) -> Loss | None:
+        """Returns what a gradient is of; None if that was weighed before.
 
-    def _kind_of_loss(self, start: tf.Operation) -> Kind:
-        if start.outputs[0].shape.rank != 0:
-            return Kind.SUM if self.kinds.has_rows(start.outputs[0]) else Kind.MEAN
-        loss = _differentiated(self._program.graph, start)
-        kind = Kind.MEAN if loss is None else self.kinds.of(loss)
-        if loss is not None and kind is Kind.MIXED:
-            raise errors.UnsupportedError(
-                errors.compose(
-                    f"the loss {loss.name} adds a sum over the examples to something "
-                    "that is none: no weight of a replica's gradient makes the sum of "
-                    "all replicas' that of one device.",
-                    [f"at {errors.line_of(loss.op)}"],
-                    "let the loss be a mean over the examples (tf.reduce_mean), or "
-                    "divide the sum by their number, tf.shape(x)[0].",
-                )
+        Raises:
+            UnsupportedError: It is not known.
+        """
+        taken = marked.text(gradient.ops[0], marked.TAKEN) or ""
+        begun = self._begun.get(taken.removesuffix("/")) if taken else None
+        if begun is None:
+            return self._of_tape(gradient)
+        return begun[0] if _is_late(begun) else None
+
+    def _loss(self, start: tf.Operation) -> Loss:
+        """Returns what tf.gradients differentiates from a start on."""
+        scope, _, k = start.name.rpartition("grad_ys_")
+        names = self._targets.get(scope, "").partition(";")[0].split(",")
+        if int(k) < len(names) and names[int(k)]:
+            target: tf.Tensor | None = self._tensor(names[int(k)])
+        else:  # gradients of what is no variable
+            target = _differentiated(self._program.graph, start)
+        if target is None:
+            return Loss(Kind.MEAN)
+        return losses.find(self.kinds, [target], [None], self._declared)
+
+    def _of_tape(self, gradient: Gradient) -> Loss:
+        """Returns what a tape differentiated to get a gradient."""
+        names = marked.text(gradient.ops[0], marked.LOSS)
+        if not names:
+            line = errors.line_of(gradient.ops[0])
+            raise losses.not_found(gradient.variable, line)
+        if names not in self._known:
+            targets, given = (
+                [name and self._tensor(name) for name in part.split(",")]
+                for part in names.split(";")
             )
-        if kind in (Kind.UNKNOWN, Kind.RATIO, Kind.MAX, Kind.MIN):
-            logging.log_first_n(
-                logging.WARNING,
-                "The loss %s (%s) is no mean over the examples, nor a sum: it is taken "
-                "for a mean, which is weighed by the examples of each replica.",
-                1,
-                *(loss and loss.name, loss and errors.line_of(loss.op)),
-            )
-        return kind
+            given = [one if one != "" else None for one in given]
+            found = losses.find(self.kinds, targets, given, self._declared)
+            self._known[names] = found
+        return self._known[names]
+
+    def _tensor(self, name: str) -> tf.Tensor:
+        tensor: tf.Tensor = self._program.graph.get_tensor_by_name(name)
+        return tensor
 
     def _find_writes(self) -> list[Write]:
         program = self._program
@@ -162,17 +191,19 @@ class Shares:
                 self.parts.append(make(equal, [], "part"))
 
     def weight(
-        self, source: Source, kind: Kind, places: Sequence[Places], n: int
+        self, source: Source, what: Loss, places: Sequence[Places], n: int
     ) -> tf.Tensor:
         """Returns what a value of replica n is multiplied by before all are added up.
 
         Args:
             source: What deals the elements it depends on.
-            kind: What it is.
+            what: What it is.
             places: What the ops of the program are on each replica.
             n: The replica.
         """
-        sums = kind in (Kind.SUM, Kind.COUNT)
+        sums = what.kind in (Kind.SUM, Kind.COUNT)
+        if what.over is not None:
+            return self._part_of(source, what.over, places, n)
         if source is None:
             return self.parts[n] if sums else self.shares[n]
         if sums:
@@ -180,6 +211,17 @@ class Shares:
         counts = self.counts(source, places)
         with tf.device(self._world.devices[n]):
             return counts[n] / tf.add_n(counts)
+
+    def _part_of(
+        self, source: Source, over: tf.Tensor, places: Sequence[Places], n: int
+    ) -> tf.Tensor:
+        """Returns replica n's part of a sum over all examples."""
+        own = []
+        for place, part in zip(places, self.parts, strict=True):
+            total = tf.cast(place[over.op].outputs[over.value_index], tf.float32)
+            own.append(total if source is not None else total * part)
+        with tf.device(self._world.devices[n]):
+            return tf.math.divide_no_nan(own[n], tf.add_n(own))
 
     def counts(self, source: tf.Operation, places: Sequence[Places]) -> list[tf.Tensor]:
         """Returns how many examples each replica has been dealt, as floats."""
@@ -197,7 +239,7 @@ class Shares:
 
     def scale(self, plan: Plan, places: Sequence[Places], n: int) -> None:
         """Weighs what tf.gradients starts from on replica n."""
-        for op, kind in plan.starts:
+        for op, loss in plan.starts:
             start = places[n][op].outputs[0]
             used = [
                 (consumer, k)
@@ -208,10 +250,15 @@ class Shares:
             source = next(
                 (s for c in op.outputs[0].consumers() if (s := plan.source(c))), None
             )
-            weight = self.weight(source, kind, places, n)
+            weight = self.weight(source, loss, places, n)
             scaled = start * tf.cast(weight, start.dtype)
             for consumer, k in used:
                 _tf.set_input(consumer, k, scaled)
+
+
+def _is_late(begun: Sequence[Loss]) -> bool:
+    """Whether gradients, and not what tf.gradients starts from, are weighed."""
+    return len(begun) == 1 and begun[0].over is not None
 
 
 def _grouped(markers: Sequence[tf.Operation]) -> list[list[Gradient]]:

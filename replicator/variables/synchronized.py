@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
-from replicator import _tf, context, errors
+from replicator import _tf, context
 from replicator.primitives import all_reduce
 
 _TYPE = "ReplicatorSynchronizedRead"
@@ -33,7 +32,7 @@ def read(variable: Any) -> Iterator[None]:
     key = variable.key
     if (
         replica is None
-        or not replica.synchronizes
+        or replica.synchronizes is None
         or key in replica.reading
         or not _has_gradient(variable)
         or tf.executing_eagerly()
@@ -115,35 +114,19 @@ def _of_read(op: tf.Operation, gradient: Any) -> Any:
 
 
 def _combined(variable: Any, gradient: Any) -> Any:
-    """Returns the mean over the examples of all replicas."""
+    """Returns the sum over all replicas, each weighed as it says."""
     if gradient is None:
         return None
     replica = context.require("the gradient of a variable")
-    op, weight = "mean", replica.weight
-    if weight is not None:
-        _warn_of_sums(replica)
-        gradient, op = _weighed(gradient, weight), "sum"
-    (made,) = all_reduce.combine([gradient], op, None, [variable.policy])
+    assert replica.synchronizes is not None, "it was so when the variable was read"
+    gradient = _weighed(gradient, replica.synchronizes())
+    (made,) = all_reduce.combine([gradient], "sum", None, [variable.policy])
     return made
 
 
-def _warn_of_sums(replica: context.ReplicaContext) -> None:
-    """Warns once of what nothing here can see: that a loss is no mean."""
-    if replica.num_replicas > 1:
-        logging.log_first_n(
-            logging.WARNING,
-            "A function of AutoDist on %d replicas differentiates at %s. Its loss, and "
-            "each number that it returns, is taken for a mean over its examples: a sum "
-            "over them would be too small, by the number of replicas. Divide it by the "
-            "number of examples.",
-            1,
-            replica.num_replicas,
-            errors.user_line(),
-        )
-
-
 def _weighed(gradient: Any, weight: tf.Tensor) -> Any:
+    """Returns a gradient, weighed; nothing, be it no number, of what weighs nothing."""
     if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values * tf.cast(weight, gradient.dtype)
+        values = _weighed(gradient.values, weight)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(weight, gradient.dtype)
+    return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))

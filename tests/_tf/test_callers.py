@@ -201,3 +201,36 @@ def test_keras_loop_is_the_one_that_is_running() -> None:
     seen.clear()
     model(x)
     assert seen == [None] and _tf.keras_loop() is None
+
+
+def test_differentiated_tells_what_tapes_and_gradients_are_taken_of():
+    seen = []
+
+    @tf.custom_gradient
+    def watched(x):
+        def gradient(upstream):
+            seen.append(_tf.differentiated())
+            return upstream
+
+        return tf.identity(x), gradient
+
+    def look(one, two):
+        return [[None if t is None else t.name for t in part] for part in (one, two)]
+
+    @tf.function
+    def by_tape(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            target = {"a": tf.identity(watched(x), "target"), "b": watched(x)}
+        given = [tf.identity(x, "given"), None]
+        return tape.gradient(target, x, given)
+
+    by_tape.get_concrete_function(tf.constant(1.0))
+    targets, given = look(*seen[0])
+    assert targets[0] == "target:0" and given == ["given:0", None]
+    seen.clear()
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [])
+        tf.gradients(tf.identity(watched(x), "loss"), x)
+        assert look(*seen[0])[0] == ["loss:0"]
+    assert _tf.differentiated() is None

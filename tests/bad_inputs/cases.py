@@ -268,6 +268,7 @@ def plain_names() -> dict[str, Any]:
     return {
         "plain_v": tf.Variable([1.0, 2.0]),
         "v": tf.Variable([1.0, 2.0]),
+        "whole": tf.Variable(tf.ones([4, 2])),
         "plain_n": tf.Variable(1),
         "plain_keras": tf.keras.optimizers.Adam(0.1),
         "plain_v1": tf.compat.v1.train.MomentumOptimizer(0.1, 0.9),

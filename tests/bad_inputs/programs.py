@@ -27,6 +27,16 @@ _SETUP = {
         "tf.compat.v1.train.MomentumOptimizer(0.1, 0.9))"
     ),
     "sonnet": "with repl.context(): sonnet = repl.wrap_optimizer(Sonnet())",
+    "autodist": "autodist = replicator.AutoDist(['CPU:0', 'CPU:1'])",
+    "single": (
+        "def single(call):\n    with tf.Graph().as_default(), autodist.scope():\n"
+        "        return call(tf.compat.v1.placeholder(tf.float32, [None]))"
+    ),
+    "whole": (
+        "with replicator.Replicator(['CPU:0', 'CPU:1'], strategy="
+        "replicator.strategy.PartitionedPS()).context():\n"
+        "    whole = tf.Variable(tf.ones([4, 2]))"
+    ),
     "plan": "plan = repl.build(lambda: repl.all_reduce(1.0)).plan",
 }
 _MODES = {
@@ -134,6 +144,49 @@ PROGRAMS: tuple[Program, ...] = (
             "calibration",
             "strategy",
         )
+    ),
+    # The door for programs of one device
+    _plain("replicator.AutoDist(bad)"),
+    _plain("replicator.AutoDist(['CPU:0', 'CPU:1'], bad)"),
+    _plain("replicator.AutoDist(['CPU:0', 'CPU:1'], build=bad)"),
+    *(
+        _plain(f"autodist.{call}", modes=("eager",))
+        for call in (
+            "function(bad)",
+            "function(tf.identity, loss=bad)",
+            "function(lambda x: x)(bad)",
+            "function(lambda x, y: x)(tf.ones([3]), bad)",
+            "keras_model(bad)",
+        )
+    ),
+    *(
+        _plain(f"single(lambda x: {call})", modes=("eager",))
+        for call in (
+            "autodist.create_distributed_session(bad)",
+            "autodist.create_distributed_session(loss=bad)",
+            "autodist.create_distributed_session().run(bad)",
+            "autodist.create_distributed_session().run(x, bad)",
+            "autodist.create_distributed_session().run(x, {x: bad})",
+            "autodist.create_distributed_session().run(x, {bad: [1.0]})",
+            "autodist.create_distributed_session().make_callable(bad)",
+        )
+    ),
+    # Variables in parts
+    *(
+        Program(line, ("eager",), plain=line)
+        for line in (
+            "whole.assign(bad)",
+            "whole.assign_add(bad)",
+            "whole.scatter_nd_update(bad, [[1.0, 2.0]])",
+            "whole.scatter_nd_update([[0]], bad)",
+            "whole.sparse_read(bad)",
+            "tf.gather(whole, bad)",
+            "tf.nn.embedding_lookup(whole, bad)",
+        )
+    ),
+    _plain(
+        "replicator.Replicator(['CPU:0'], strategy={'.*': replicator.strategy."
+        "Partitioned(bad)})",
     ),
     _plain(
         "replicator.Replicator(['CPU:0'], calibration=written(bad))",

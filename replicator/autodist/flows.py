@@ -1,0 +1,102 @@
+"""Which values of a graph differ between replicas, each with a part of the examples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.ir.kinds import kind_of
+
+_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """What of a graph depends on the examples that a replica has.
+
+    Attributes:
+        differing: The ops whose results differ.
+        by_value: Those of them that do not depend on the number of examples alone.
+        batches: The sizes of the first axis by which tensors have a row per example,
+            beside the unknown one.
+        given: The kinds of inputs of the graph, by the tensors' ids.
+    """
+
+    differing: Set[tf.Operation]
+    by_value: Set[tf.Operation]
+    batches: frozenset[int | None] = frozenset()
+    given: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+
+
+def upstream(
+    tensors: Iterable[tf.Tensor], stop: Callable[[tf.Operation], bool]
+) -> list[tf.Operation]:
+    """Returns the ops on which tensors depend, each behind those that it depends on.
+
+    Args:
+        tensors: In one graph.
+        stop: Says behind which ops not to look.
+    """
+    seen: set[tf.Operation] = set()
+    ordered: list[tf.Operation] = []
+    stack = [(tensor.op, False) for tensor in tensors]
+    while stack:
+        op, done = stack.pop()
+        if done:
+            ordered.append(op)
+        elif op not in seen:
+            seen.add(op)
+            stack.append((op, True))
+            if not stop(op):
+                stack += [(t.op, False) for t in op.inputs if t.op not in seen]
+    return ordered
+
+
+def flow(
+    ops: Iterable[tf.Operation],
+    source: Callable[[tf.Operation], str],
+    same: Callable[[tf.Operation], bool],
+    **facts: Any,
+) -> Flow:
+    """Returns what differs of some ops.
+
+    Args:
+        ops: Each behind those that it depends on.
+        source: Says of an op that gives each replica its own "value", of one that gives
+            it the number of its examples "shape", and of all others "".
+        same: Says of which ops the results are the same, whatever they depend on.
+        **facts: Further ones of the Flow.
+    """
+    differing: set[tf.Operation] = set()
+    by_value: set[tf.Operation] = set()
+    for op in ops:
+        own = source(op)
+        if same(op):
+            continue
+        inputs = [tensor.op for tensor in op.inputs]
+        if own or any(one in differing for one in inputs):
+            differing.add(op)
+        if own == "value" or (
+            op.type not in SHAPES and any(one in by_value for one in inputs)
+        ):
+            by_value.add(op)
+    return Flow(differing, by_value, **facts)
+
+
+def draws(op: tf.Operation) -> bool:
+    """Whether an op draws random numbers, or asks Python, also in a function."""
+    kind = kind_of(op)
+    if kind.seeded and kind.stateful or op.type in _PYTHON:
+        return True
+    if not kind.calls:
+        return False
+    return any(
+        draws(inner)
+        for _, body in _tf.called_graphs(op)
+        for inner in body.get_operations()
+    )

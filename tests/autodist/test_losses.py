@@ -1,0 +1,261 @@
+"""Losses of all kinds train functions, and sessions on tapes, as on one device."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+import replicator
+from tests.autodist import helpers
+from tests.autodist.programs import SIZES, examples
+from tests.autodist.test_function import OPTIMIZERS
+
+v1 = tf.compat.v1
+X, Y = examples(12, 3), examples(24, 2)[:12]
+MASK = (np.arange(12) % 3 > 0).astype(np.float32)
+
+
+def _count(x):
+    return tf.cast(tf.shape(x)[0], tf.float32)
+
+
+@tf.function
+def _in_a_function(rows):
+    return 0.5 * tf.reduce_sum(rows)
+
+
+def _in_a_loop(rows):
+    _, total = tf.while_loop(
+        lambda k, total: k < 3,
+        lambda k, total: (k + 1, total + tf.reduce_mean(rows)),
+        (0, 0.0),
+    )
+    return total
+
+
+# Of rows of losses, the examples, their weights and a variable.
+LOSSES = {
+    "mean": lambda rows, x, m, w: tf.reduce_mean(rows),
+    "sum": lambda rows, x, m, w: tf.reduce_sum(rows) * 0.1,
+    "rows": lambda rows, x, m, w: rows,
+    "L2": lambda rows, x, m, w: tf.nn.l2_loss(rows),
+    "sum of rows": lambda rows, x, m, w: 0.1 * tf.reduce_sum(tf.reduce_mean(rows, 1)),
+    "divided": lambda rows, x, m, w: tf.reduce_sum(rows) / _count(x),
+    "divided rows": lambda rows, x, m, w: tf.reduce_sum(rows / _count(x)),
+    "times the inverse": lambda rows, x, m, w: tf.reduce_sum(rows * (1 / _count(x))),
+    "mean times n": lambda rows, x, m, w: 0.1 * tf.reduce_mean(rows) * _count(x),
+    "keras": lambda rows, x, m, w: tf.keras.losses.MeanSquaredError()(Y[:1], rows),
+    "keras sum": lambda rows, x, m, w: (
+        0.1 * tf.keras.losses.MeanSquaredError("sum")(tf.zeros_like(rows), rows)
+    ),
+    "average": lambda rows, x, m, w: tf.nn.compute_average_loss(rows[:, 0], None, 7),
+    "regularized": lambda rows, x, m, w: tf.reduce_mean(rows) + tf.nn.l2_loss(w),
+    "weighted": lambda rows, x, m, w: (
+        tf.reduce_sum(rows[:, 0] * m) / tf.reduce_sum(m) + tf.nn.l2_loss(w)
+    ),
+    "masked sum": lambda rows, x, m, w: (
+        0.1 * tf.reduce_sum(tf.boolean_mask(rows, m > 0))
+    ),
+    "two": lambda rows, x, m, w: [tf.reduce_mean(rows), tf.nn.l2_loss(w)],
+    "a function": lambda rows, x, m, w: _in_a_function(rows),
+    "a loop": lambda rows, x, m, w: _in_a_loop(rows),
+    "a branch": lambda rows, x, m, w: tf.cond(
+        tf.reduce_sum(w) > 100,
+        lambda: tf.reduce_mean(rows),
+        lambda: 2 * tf.reduce_mean(rows),
+    ),
+    "only a variable": lambda rows, x, m, w: tf.nn.l2_loss(w),
+}
+
+
+def _train(autodist, family, loss_name, sizes=SIZES, inner=False):
+    """Returns what all steps return, and the variables."""
+    with autodist.scope() if autodist else tf.init_scope():
+        w, b = tf.Variable(examples(3, 2)), tf.Variable([0.5, -0.5])
+        apply = OPTIMIZERS[family]([w, b])
+
+    def step(x, y, m):
+        with tf.GradientTape() as tape:
+            rows = (tf.matmul(x, w) + b - y) ** 2
+            loss = LOSSES[loss_name](rows, x, m, w)
+        grads = tape.gradient(loss, [w, b], unconnected_gradients="zero")
+        apply(grads)
+        return loss
+
+    step = tf.function(step) if inner else step
+    run = autodist.function(step) if autodist else tf.function(step)
+    values = [run(X[:n], Y[:n], MASK[-n:]) for n in sizes]
+    return tf.nest.map_structure(np.asarray, (values, w.numpy(), b.numpy()))
+
+
+@functools.cache
+def _expected(family, loss_name):
+    return _train(None, family, loss_name)
+
+
+@pytest.mark.parametrize("loss_name", LOSSES)
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_a_loss_of_any_kind_trains_a_function_as_on_one_device(loss_name, num_replicas):
+    found = _train(helpers.make(num_replicas), "by hand", loss_name)
+    helpers.assert_equal(found, _expected("by hand", loss_name), 1e-4)
+
+
+@pytest.mark.parametrize("family", OPTIMIZERS)
+@pytest.mark.parametrize("loss_name", ["mean", "sum"])
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_means_and_sums_train_with_every_optimizer(family, loss_name, num_replicas):
+    found = _train(helpers.make(num_replicas, "sharded"), family, loss_name)
+    helpers.assert_equal(found, _expected(family, loss_name), 1e-4)
+
+
+@pytest.mark.parametrize("loss_name", ["mean", "sum", "divided rows"])
+def test_so_they_do_in_a_function_of_the_users(loss_name):
+    found = _train(helpers.make(2), "by hand", loss_name, inner=True)
+    helpers.assert_equal(found, _expected("by hand", loss_name), 1e-4)
+
+
+RESULTS = {
+    "sum": lambda x: tf.reduce_sum(x, 0),
+    "mean": lambda x: tf.reduce_mean(x, 0),
+    "max": lambda x: tf.reduce_max(x, 0),
+    "min": lambda x: -tf.reduce_max(-x),
+    "count": lambda x: tf.shape(x)[0],
+    "right": lambda x: tf.reduce_sum(tf.cast(x[:, 0] > 0, tf.int32)),
+    "any": lambda x: tf.reduce_any(x > 1),
+    "all": lambda x: tf.reduce_all(x > -1),
+    "rows": lambda x: x + 1,
+    "ratio": lambda x: tf.reduce_sum(x[:, 0]) / tf.reduce_sum(x[:, 1] ** 2),
+    "some": lambda x: tf.boolean_mask(x, x[:, 0] > 0),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_a_function_returns_is_that_of_all_examples(name):
+    run = helpers.make(3).function(RESULTS[name])
+    for n in SIZES:
+        expected = RESULTS[name](tf.constant(X[:n]))
+        np.testing.assert_allclose(run(X[:n]), expected, rtol=1e-4, atol=1e-5)
+
+
+REFUSED = {
+    "a root": (lambda rows: tf.sqrt(tf.reduce_mean(rows)), "a statistic"),
+    "a maximum": (lambda rows: tf.reduce_max(rows), "a maximum"),
+    "mixed": (lambda rows: tf.reduce_sum(rows) + tf.reduce_mean(rows), "adds a sum"),
+    "some of them": (lambda rows: tf.reduce_mean(rows[1:]), "neither a mean"),
+    "a mean of some": (
+        lambda rows: tf.reduce_mean(tf.boolean_mask(rows, rows[:, 0] > 0)),
+        "neither a mean",
+    ),
+    "a shared sum": (
+        lambda rows: tf.reduce_sum(rows / tf.reduce_sum(rows)),
+        "neither a mean",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("form", ["function", "session"])
+def test_a_loss_that_nothing_tells_of_is_refused_by_name_and_line(name, form):
+    make, said = REFUSED[name]
+    with pytest.raises(
+        replicator.UnsupportedError,
+        match=rf"(?s)the loss .*{said}.*test_losses\.py:\d+ in.*Fix.*loss=\"sum\"",
+    ):
+        if form == "function":
+            _root(helpers.make(2), make)
+        else:
+            _in_a_session(helpers.make(2), lambda rows, x, w: make(rows), False)
+    _root(helpers.make(1), make)  # one replica has all examples
+
+
+def _root(autodist, make, **options):
+    with autodist.scope():
+        w = tf.Variable(examples(3, 2))
+
+    @autodist.function(**options)
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = make(tf.matmul(x, w) ** 2)
+        w.assign_sub(tape.gradient(loss, w))
+        return loss
+
+    step(X)
+    return w.numpy()
+
+
+def _in_a_session(autodist, make, tape, **options):
+    """Returns a variable after two steps, of a loss of rows and of the examples."""
+    with tf.Graph().as_default(), autodist.scope():
+        w = tf.Variable(examples(3, 2))
+        x = v1.placeholder(tf.float32, [None, 3])
+        if tape:
+            with tf.GradientTape() as watching:
+                loss = make(tf.matmul(x, w) ** 2, x, w)
+            gradient = watching.gradient(loss, w)
+        else:
+            loss = make(tf.matmul(x, w) ** 2, x, w)
+            (gradient,) = tf.gradients(loss, [w])
+        train = w.assign_sub(gradient)
+        session = autodist.create_distributed_session(**options)
+        for n in (12, 7):
+            session.run(train.op, {x: X[:n]})
+        return session.run(w)
+
+
+SESSIONS = ("mean", "sum", "rows", "divided rows", "weighted", "regularized")
+
+
+@pytest.mark.parametrize("tape", [True, False])
+@pytest.mark.parametrize("name", SESSIONS)
+def test_sessions_train_with_losses_of_all_kinds(tape, name):
+    def make(rows, x, w):
+        return LOSSES[name](rows, x, tf.nn.relu(x[:, 0]), w)
+
+    found = _in_a_session(helpers.make(3), make, tape)
+    w = tf.Variable(examples(3, 2))
+    for n in (12, 7):
+        with tf.GradientTape() as watching:
+            loss = make(tf.matmul(X[:n], w) ** 2, X[:n], w)
+        w.assign_sub(watching.gradient(loss, w))
+    np.testing.assert_allclose(found, w.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_loss_is_can_be_said():
+    def make(rows):
+        total = tf.py_function(lambda r: tf.reduce_sum(r), [rows], tf.float32)
+        return tf.ensure_shape(total, [])
+
+    expected = _root(helpers.make(1), lambda rows: tf.reduce_sum(rows))
+    found = _root(helpers.make(3), make, loss="sum")
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    for function in (
+        lambda autodist: autodist.function(loss="some"),
+        lambda autodist: _in_a_session(autodist, _first, False, loss=3),
+    ):
+        with pytest.raises(replicator.ArgumentError, match=r"(?s)loss=.*Fix"):
+            function(helpers.make(2))
+
+
+def _first(rows, x, w):
+    return tf.reduce_mean(rows)
+
+
+def test_batch_normalization_is_said_to_be_of_each_replica(monkeypatch):
+    said = []
+    monkeypatch.setattr(logging, "log_first_n", lambda level, *what: said.append(what))
+    for _ in range(2):
+        _root(
+            helpers.make(2),
+            lambda rows: tf.reduce_sum((rows - tf.reduce_mean(rows, 0)) ** 2),
+        )
+    texts = {text % tuple(arguments) for text, _, *arguments in said}
+    assert texts and all("test_losses.py" in text for text in texts)
+    assert all("as batch normalization does" in text for text in texts)
+    said.clear()
+    _root(helpers.make(2), lambda rows: tf.reduce_sum(tf.nn.softmax(rows)))
+    _root(helpers.make(1), lambda rows: rows - tf.reduce_mean(rows, 0))
+    assert not said
