@@ -94,7 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # As our errors advise: communication needs it. What does not communicate is
         # tested with the older one, by tests.helpers.v1_control_flow.
         tf.compat.v1.enable_control_flow_v2()
-        snt.Linear(1)  # asks once whether TensorFlow 2 runs: here, eagerly, it does
+    snt.Linear(1)  # asks once whether TensorFlow 2 runs: here, eagerly, it does
     for assignment in config.getoption("--with"):
         _value(assignment)
     config.stash[_REFUSED] = refusals.Refused.read()

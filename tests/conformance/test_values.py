@@ -37,6 +37,7 @@ def _assert_plain(case: Case, arrays: Any, got: list[np.ndarray]) -> None:
             assert one.tobytes() == got[0].tobytes(), f"replica {r} holds other bits"
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_plain_in_all_modes(name: str, mode: str) -> None:
@@ -63,6 +64,7 @@ def test_unknown_static_shapes(name: str, shape: Any, mode: str) -> None:
     _assert_plain(CASES[name], arrays, _run(mode, CASES[name], arrays, shape))
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_of_unknown_rank(name: str) -> None:
     case = CASES[name]

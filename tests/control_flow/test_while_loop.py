@@ -68,6 +68,7 @@ def test_equals_plain(program: worlds.Program, way: str) -> None:
     worlds.assert_equal(program, way)
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("way", worlds.MORE_WAYS)
 def test_equals_plain_in_other_ways(way: str) -> None:
     worlds.assert_equal(_captured, way)

@@ -68,6 +68,7 @@ def few_steps(replicas: int) -> tuple[list[float], list[np.ndarray]]:
     return losses, [variable.numpy() for variable in model.variables]
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_four_images_on_each_replica_train_as_sixteen_on_one(replicas: int) -> None:
     losses, variables = few_steps(replicas)

@@ -163,6 +163,7 @@ def test_between_the_matrices_of_a_layer_nothing_travels(
     assert found == expected
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -32,7 +32,6 @@ def _sums(stdout: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.gate
 def test_replicas_of_two_servers_add_up(place: Place) -> None:
     place.program(_SUM)
     done = place.launch(

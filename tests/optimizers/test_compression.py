@@ -25,6 +25,7 @@ MAKERS = {
 WHOLE = ("ef(topk(ratio=1))", "topk(ratio=1)", "ef(powersgd(start_step=9))")
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize(
     ("mode", "steps"), [("eager", 2), ("function", 1), ("session", 2)]
 )

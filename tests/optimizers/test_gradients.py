@@ -106,6 +106,7 @@ def _constants(grads: Sequence[float | None]) -> list[tf.Tensor | None]:
     return [None if g is None else tf.constant(g, tf.float64) for g in grads]
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("family", OPTIMIZERS)
 @pytest.mark.parametrize("uses", USES)

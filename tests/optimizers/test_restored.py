@@ -93,6 +93,7 @@ class Trained:
         return self
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_going_on_equals_not_having_stopped(name: str, tmp_path: pathlib.Path) -> None:
     old = Trained(name, 2, "mirrored").train(2)

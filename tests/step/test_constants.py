@@ -103,6 +103,7 @@ def test_arrays_give_what_they_give_on_one_device(
         np.testing.assert_allclose(gradient[r], want[1], rtol=1e-5)
 
 
+@pytest.mark.battery(2)
 @pytest.mark.fast
 @pytest.mark.parametrize("build", ["trace", "clone"])
 @pytest.mark.parametrize("mode", ["eager", "function"])
