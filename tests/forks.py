@@ -4,9 +4,10 @@ Importing TensorFlow takes seconds; a process that has just done so and is forke
 as many fresh ones as are wanted, each within milliseconds. TensorFlow's runtime starts
 in the fork, so that devices, threads and eager contexts are a program's own.
 
-What a program is told by variables that TensorFlow reads while it is imported, such as
-TF_ENABLE_ONEDNN_OPTS, has no effect here. Each program of ours is also run by a test in
-an interpreter of its own.
+This is not for programs that talk to other processes: TensorFlow's servers have crashed
+in forks. What a program is told by variables that TensorFlow reads while it is
+imported, such as TF_ENABLE_ONEDNN_OPTS, has no effect here. Each program of ours is
+also run by a test in an interpreter of its own.
 """
 
 from __future__ import annotations

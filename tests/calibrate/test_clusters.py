@@ -101,7 +101,14 @@ def cluster() -> Iterator[dict[str, str]]:
 def _run(
     environment: dict[str, str], *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    return forks.run(arguments, environment, timeout=900)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
 
 
 @pytest.mark.slow
@@ -142,6 +149,6 @@ def test_bad_arguments_are_one_line(arguments: tuple[str, ...], said: str) -> No
     names = ("REPLICATOR_CLUSTER", "TF_CONFIG", "REPLICATOR_HOSTFILE")
     environment = {k: v for k, v in os.environ.items() if k not in names}
     environment["PYTHONPATH"] = str(_ROOT)
-    done = _run(environment, "-m", "replicator.calibrate", *arguments)
+    done = forks.run(["-m", "replicator.calibrate", *arguments], environment)
     assert done.returncode == 2
     assert said in done.stderr and "Traceback" not in done.stderr
