@@ -55,7 +55,7 @@ cells.prepare(_DOCS / "_build" / "kernel", _ROOT)
 
 # --- Docstrings -----------------------------------------------------------------------
 
-smartquotes_action = "D"  # dashes only: "sum" is a value
+smartquotes = False  # "sum" is a value, and --mode a flag
 nitpicky = True
 # What others define has its pages elsewhere; there is no network to look them up.
 nitpick_ignore_regex = [("py:.*", r"(?!replicator\.).*")]

@@ -253,6 +253,13 @@ def _resolve(
     )
 
 
+def _dash(app: Sphinx, tree: nodes.document, name: str) -> None:
+    """Puts a dash between an argument and its meaning, where Sphinx has two hyphens."""
+    for text in list(tree.findall(nodes.Text)):
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("builder-inited", _write)
@@ -260,4 +267,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-signature", _sign)
     app.connect("autodoc-process-docstring", _fences, priority=400)  # before napoleon
     app.connect("missing-reference", _resolve)
+    app.connect("doctree-resolved", _dash)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
