@@ -14,7 +14,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits keras-fit torch-style strategies resnet gan language-model pipeline tensor-parallel evolution learner test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format proto bench bench-peers bench-hosts clean
+.PHONY: help digits keras-fit torch-style strategies resnet gan language-model pipeline tensor-parallel evolution learner test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format docs docs-serve docs-check proto bench bench-peers bench-hosts clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
@@ -40,6 +40,9 @@ help:
 	@echo "make test-nightly  run the fast tests with pre-releases of TensorFlow and Keras"
 	@echo "make lint     check formatting, lint rules and types"
 	@echo "make format   format the code and mend what ruff can mend"
+	@echo "make docs     build the documentation site, and run the programs in it"
+	@echo "make docs-check  look at all of its pages in a headless Chromium"
+	@echo "make docs-serve  show it, at http://127.0.0.1:8000"
 	@echo "make proto    make strategy_pb2.py of strategy.proto, in .venv-proto"
 	@echo "make bench    measure against one device and MirroredStrategy; 40 minutes"
 	@echo "make bench-peers  measure torch and JAX, in an environment of their own"
@@ -145,6 +148,20 @@ format: $(VENV)/.test
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+# Needs no network. A warning, a dead link or a public name without a page fails it. What
+# cells of pages print is kept until replicator/ changes.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build/html
+	@echo "The site is docs/_build/html/index.html"
+
+# Needs Chromium, Debian's say; CHROMIUM=... names another.
+docs-check: docs
+	$(BIN)/python -m docs.check_browser
+
+DOCS_PORT ?= 8000
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/_build/html $(DOCS_PORT)
+
 # By a protoc whose Python code works with every protobuf of the supported TensorFlows,
 # from 3.20.3 on: a newer one asks for a protobuf as new as itself. It is in wheels of
 # grpcio-tools for Python 3.11 at most; PROTO_PYTHON=... names one.
@@ -167,7 +184,7 @@ bench-hosts: $(VENV)/.bench $(PEERS)/.peers
 	$(BIN)/python -m benchmarks.report $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(NIGHTLY) $(PROTO) build dist *.egg-info htmlcov .coverage .coverage.*
+	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(NIGHTLY) $(PROTO) build dist docs/_build docs/reference/api *.egg-info htmlcov .coverage .coverage.*
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -185,6 +202,11 @@ $(VENV)/.examples: setup.cfg pyproject.toml | $(BIN)/python
 $(VENV)/.bench: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "Installing replicator and what its benchmarks need into $(VENV) ..."
 	$(PIP_INSTALL) --editable '.[bench]'
+	@touch $@
+
+$(VENV)/.docs: setup.cfg pyproject.toml | $(BIN)/python
+	@echo "Installing replicator and what its documentation needs into $(VENV) ..."
+	$(PIP_INSTALL) --editable '.[docs]'
 	@touch $@
 
 $(PEERS)/.peers: benchmarks/peers/requirements.txt | $(BIN)/python

@@ -197,7 +197,7 @@ def parse(
     """
     flags, program = split([_dashes(argument) for argument in argv])
     program = list(argv[len(argv) - len(program) :])
-    given = vars(_parser().parse_args(flags))
+    given = vars(parser().parse_args(flags))
     found, source = _hosts(given, own)
     # Where it runs on other hosts alone, they are asked.
     _check_program(program, given["mode"] == IN_GRAPH or any(h.local for h in found))
@@ -231,13 +231,12 @@ def _dashes(argument: str) -> str:
     return f"{name.replace('_', '-') if name[:2] == '--' else name}{equals}{value}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m replicator.launch", usage=_USAGE, allow_abbrev=False
-    )
+def parser() -> argparse.ArgumentParser:
+    """Returns what parses the launcher's own flags; the documentation reads it, too."""
+    made = _Parser(prog="python -m replicator.launch", usage=_USAGE, allow_abbrev=False)
     for name, said in _FLAGS.items():
-        parser.add_argument(f"--{name}", **said)
-    return parser
+        made.add_argument(f"--{name}", **said)
+    return made
 
 
 def _check_program(program: Sequence[str], here: bool) -> None:

@@ -1,0 +1,1 @@
+"""The documentation site: `make docs` builds it, `make docs-serve` shows it."""

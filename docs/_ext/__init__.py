@@ -1,0 +1,1 @@
+"""Sphinx extensions of the documentation site, one file per purpose."""

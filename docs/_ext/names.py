@@ -1,0 +1,242 @@
+"""Which names are public, and on which page of the reference each is.
+
+Knows nothing of Sphinx, so that a test can ask whether a name lacks a page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import replicator
+import replicator.compressors
+import replicator.plan
+import replicator.strategy
+
+_MODULES = (replicator, replicator.strategy, replicator.compressors, replicator.plan)
+# What public names return, or take, and no module of these lists: how each is called.
+_RETURNED = {
+    "replicator.step.steps.Step": "Step",
+    "replicator.inputs.positions.Positions": "Positions",
+    "replicator.asynchronous.workers.AsynchronousCluster": "AsynchronousCluster",
+    "replicator.autodist.session.DistributedSession": "DistributedSession",
+    "replicator.autodist.function.DistributedFunction": "DistributedFunction",
+    "replicator.strategy.predictions.Assumed": "strategy.Assumed",
+    "replicator.costs.rates.Calibration": "Calibration",
+    "replicator.graph.lowering.record.Wire": "plan.Wire",
+    "replicator.graph.lowering.record.Link": "plan.Link",
+    "replicator.graph.ir.placeholder.Value": "plan.Value",
+}
+# Users are given objects of these and make none: their pages show no arguments.
+GIVEN = (
+    *("Group", "Partition", "ReplicatedVariable", "Step", "Positions", "Cluster"),
+    *("AsynchronousCluster", "DistributedSession", "DistributedFunction"),
+    *("plan.Plan", "plan.Row", "plan.Total", "plan.Totals", "plan.Wire", "plan.Link"),
+    *("plan.Value", "compressors.Link", "strategy.Trial"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A page of the reference that lists others.
+
+    Attributes:
+        slug: The name of its file.
+        title: Its heading.
+        about: A paragraph, in reStructuredText.
+        names: The public names of its pages, as `short` has them.
+    """
+
+    slug: str
+    title: str
+    about: str
+    names: tuple[str, ...]
+
+
+# The methods and properties of Replicator, by what they are for.
+METHODS: dict[str, tuple[str, ...]] = {
+    "Building and running steps": ("run", "build", "initialize", "inputs"),
+    "Variables, optimizers and models": ("context", "wrap_optimizer", "keras_model"),
+    "Who am I": (
+        *("num_replicas", "devices", "replica_id", "weight", "logical_device"),
+        *("group", "groups"),
+    ),
+    "Collectives": (
+        *("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather"),
+        *("gather", "scatter", "all_to_all", "permute", "shift", "barrier"),
+    ),
+    "Messages": ("send", "recv", "linked"),
+    "Python objects": ("broadcast_object", "all_gather_object"),
+    "Methods of TF-Replicator": (
+        *("all_sum", "all_min", "all_max", "map_reduce", "map_gather"),
+    ),
+    "Looking at steps": ("plan", "stages", "strategy"),
+}
+
+SECTIONS = (
+    Section(
+        "values",
+        "Values, inputs and variables",
+        "What steps take, return and hold.",
+        (
+            *("PerReplica", "Extremum", "Group", "Partition", "InputContext"),
+            *("ReplicatedVariable", "Step", "Positions"),
+        ),
+    ),
+    Section(
+        "hosts",
+        "Several hosts",
+        "Connecting to other hosts, and going on when one of them is lost. The program "
+        "that starts everything is :doc:`replicator.launch </reference/api/launch>`.",
+        (
+            *("connect", "Cluster", "AsynchronousCluster", "ResourceSpec"),
+            *("resilient", "Checkpoint"),
+        ),
+    ),
+    Section(
+        "autodist",
+        "Programs for one device",
+        "Running a program that knows nothing of replicas.",
+        ("AutoDist", "DistributedSession", "DistributedFunction"),
+    ),
+    Section(
+        "strategies",
+        "Strategies",
+        "For each variable, where it is and how its gradient travels. All names are "
+        "of the module ``replicator.strategy``.",
+        tuple(
+            f"strategy.{name}"
+            for name in (
+                *("Auto", "AllReduce", "Mirrored", "Sharded", "Parallax"),
+                *("PS", "PSLoadBalancing", "Partitioned", "PartitionedPS"),
+                *("PartitionedAR", "UnevenPartitionedPS", "RandomAxisPartitionAR"),
+                *("Rules", "Strategy", "Node", "AllReduceSynchronizer"),
+                *("PSSynchronizer", "Builder", "VariableFacts", "Resources"),
+                *("tune", "Trial", "Assumed"),
+            )
+        ),
+    ),
+    Section(
+        "compressors",
+        "Compressors",
+        "What makes gradients smaller on their way. All names are of the module "
+        "``replicator.compressors``.",
+        tuple(
+            f"compressors.{name}"
+            for name in (
+                *("BF16", "FP16", "Int8", "TopK", "PowerSGD", "ErrorFeedback", "Kept"),
+                *("Compressor", "Link", "Sums", "parse", "text"),
+            )
+        ),
+    ),
+    Section(
+        "plans",
+        "Plans and costs",
+        "What a step communicates, to look at before it runs, and what that costs. The "
+        "classes are of the "
+        "module ``replicator.plan``.",
+        (
+            *("plan.Plan", "plan.Row", "plan.Total", "plan.Totals", "plan.Link"),
+            *("plan.Wire", "plan.Value", "Calibration"),
+        ),
+    ),
+)
+
+
+def public() -> dict[str, Any]:
+    """Returns all public names but the methods, e.g. "replicator.strategy.PS"."""
+    found: dict[str, Any] = {}
+    for module in _MODULES:
+        for name in module.__all__:
+            value = getattr(module, name)
+            if not isinstance(value, types.ModuleType):
+                found[f"{module.__name__}.{name}"] = value
+    for full in _RETURNED:
+        module_name, _, name = full.rpartition(".")
+        found[full] = getattr(importlib.import_module(module_name), name)
+    return found
+
+
+def methods() -> tuple[str, ...]:
+    """Returns the public methods and properties of Replicator."""
+    return tuple(n for n in dir(replicator.Replicator) if not n.startswith("_"))
+
+
+def short(full: str) -> str:
+    """Returns what a page is called: "strategy.PS" of "replicator.strategy.PS"."""
+    if full in _RETURNED:
+        return _RETURNED[full]
+    return full.removeprefix("replicator.")
+
+
+def is_error(value: Any) -> bool:
+    """Whether a public name is an error class, which the page of errors is about."""
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+def aliases() -> dict[str, str]:
+    """Returns the public name of each class and function, by where it is defined."""
+    return {
+        f"{value.__module__}.{value.__qualname__}": full
+        for full, value in public().items()
+    }
+
+
+def by_short_name() -> dict[str, str]:
+    """Returns the full public name for each way in which texts may name something.
+
+    "Replicator.run", "repl.run" and "replicator.Replicator.run" are the same method;
+    so is "run", unless another public name ends so.
+    """
+    found: dict[str, str] = {}
+    for full in public():
+        found[full] = full
+        found[short(full)] = full
+        found[f"replicator.{short(full)}"] = full
+        found.setdefault(full.rpartition(".")[2], full)
+    for name in methods():
+        full = f"replicator.Replicator.{name}"
+        for way in (full, f"Replicator.{name}", f"repl.{name}"):
+            found[way] = full
+        found.setdefault(name, full)
+    return found
+
+
+def missing(errors_page: str) -> list[str]:
+    """Returns what is wrong with the pages: names without one, pages without a name.
+
+    Args:
+        errors_page: The text of the page about errors.
+    """
+    known = public()
+    listed = [name for section in SECTIONS for name in section.names]
+    expected = {short(full) for full, value in known.items() if not is_error(value)}
+    expected.discard("Replicator")
+    of_methods = [name for names in METHODS.values() for name in names]
+    return [
+        *_differences("", expected, listed),
+        *_differences("Replicator.", set(methods()), of_methods),
+        *(
+            f"{short(full)} has no section in reference/errors.md"
+            for full, value in known.items()
+            if is_error(value) and f"\n## {short(full)}\n" not in errors_page
+        ),
+    ]
+
+
+def _differences(prefix: str, expected: set[str], listed: list[str]) -> Iterator[str]:
+    for name in sorted(expected.difference(listed)):
+        yield f"{prefix}{name} is public and has no page: list it in docs/_ext/names.py"
+    for name in sorted(set(listed).difference(expected)):
+        yield f"{prefix}{name} has a page and is not public"
+    for name in sorted({n for n in listed if listed.count(n) > 1}):
+        yield f"{prefix}{name} has two pages"
+
+
+def first_line(value: Any) -> str:
+    """Returns the first line of a docstring."""
+    return (inspect.getdoc(value) or "").partition("\n")[0]

@@ -1,0 +1,140 @@
+"""The flags of the command-line programs, read from the programs themselves.
+
+A program is a `__main__.py` below replicator/. Those with flags of absl are imported;
+what they define is taken out of absl's flags again, as two of them may use one name.
+Knows nothing of Sphinx.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import inspect
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags as absl_flags
+
+import replicator
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """One flag.
+
+    Attributes:
+        name: Without dashes.
+        takes: What follows it, "" if nothing does.
+        default: "" if there is none, or the help says it.
+        help: What it does.
+    """
+
+    name: str
+    takes: str
+    default: str
+    help: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program, `python -m NAME`.
+
+    Attributes:
+        name: E.g. "replicator.plan".
+        about: The docstring of its module.
+        flags: In the order in which they are defined.
+    """
+
+    name: str
+    about: str
+    flags: tuple[Flag, ...]
+
+    @property
+    def short(self) -> str:
+        """The name of its page."""
+        return self.name.removeprefix("replicator.")
+
+
+def names() -> list[str]:
+    """Returns the names of all programs of the library."""
+    root = pathlib.Path(replicator.__file__).parent
+    found = sorted(root.rglob("__main__.py"))
+    return [".".join(path.parent.relative_to(root.parent).parts) for path in found]
+
+
+def read(name: str) -> Program:
+    """Returns a program with its flags.
+
+    Args:
+        name: E.g. "replicator.plan".
+
+    Raises:
+        ValueError: It has flags of neither kind.
+    """
+    main = f"{name}.__main__"
+    before = set(absl_flags.FLAGS)
+    sys.modules.pop(main, None)
+    module = importlib.import_module(main)
+    about = inspect.getdoc(module) or ""
+    if hasattr(module, "absl_flags") or hasattr(module, "app"):
+        return Program(name, about, _of_absl(main, before))
+    parser = _parser(module)
+    if parser is None:
+        raise ValueError(f"{name} has neither flags of absl nor a parser()")
+    return Program(name, about, tuple(_of_argparse(parser)))
+
+
+def _of_absl(main: str, before: set[str]) -> tuple[Flag, ...]:
+    """Returns the flags that a module defined, and takes them out again."""
+    own = list(absl_flags.FLAGS.flags_by_module_dict().get(main, ()))
+    absl_flags.FLAGS.remove_flag_values(
+        {flag.name: flag for flag in own if flag.name not in before}
+    )
+    return tuple(
+        Flag(flag.name, _takes(flag), _default(flag.default), flag.help or "")
+        for flag in own
+    )
+
+
+def _takes(flag: Any) -> str:
+    if flag.boolean:
+        return ""
+    values = getattr(flag, "enum_values", None) or getattr(
+        flag.parser, "enum_values", None
+    )
+    if values:
+        return "|".join(values)
+    kind = flag.parser.flag_type()
+    return {"string": "TEXT", "int": "N", "float": "X"}.get(kind, "A,B,...")
+
+
+def _default(value: Any) -> str:
+    if value is None or value is False or value == "":
+        return ""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _parser(module: Any) -> argparse.ArgumentParser | None:
+    """Returns the parser of a program, from it or from a module that it imports."""
+    for place in (module, getattr(module, "flags", None)):
+        make = getattr(place, "parser", None)
+        if callable(make):
+            return make()
+    return None
+
+
+def _of_argparse(parser: argparse.ArgumentParser) -> Sequence[Flag]:
+    """Returns the flags of a parser, without --help."""
+    found = []
+    for action in parser._actions:  # argparse has no public way to ask
+        if not action.option_strings or action.dest == "help":
+            continue
+        takes = ""
+        if action.nargs != 0:
+            takes = "|".join(action.choices or ()) or str(action.metavar or "TEXT")
+        name = action.option_strings[-1].removeprefix("--")
+        found.append(Flag(name, takes, "", action.help or ""))  # which has the default
+    return found

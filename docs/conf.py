@@ -1,0 +1,78 @@
+"""Sphinx's settings. Everything that a page shows is made offline, at build time."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+_DOCS = pathlib.Path(__file__).parent
+_ROOT = _DOCS.parent
+sys.path.insert(0, os.fspath(_ROOT))
+
+from docs._ext import cells  # noqa: E402 - needs the path above
+
+project = "Replicator"
+author = "The Replicator authors"
+project_copyright = "The Replicator authors. Apache License 2.0"
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "docs._ext.reference",
+    "docs._ext.names_in_text",
+    "docs._ext.links",
+]
+exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+
+# --- How pages look -------------------------------------------------------------------
+
+html_theme = "furo"
+html_title = "Replicator"
+html_static_path = ["_static"]
+html_favicon = "_static/icon.svg"
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_use_index = False  # there is a search, and a page per name
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+
+# --- Markdown, and its cells ----------------------------------------------------------
+
+myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+# A folder for each state of the library: what a cell prints follows from both.
+nb_execution_cache_path = cells.cache(_ROOT)
+nb_execution_in_temp = True  # what cells write is in nobody's way
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+nb_render_markdown_format = "myst"  # tables that cells make
+cells.prepare(_DOCS / "_build" / "kernel", _ROOT)
+
+# --- Docstrings -----------------------------------------------------------------------
+
+smartquotes = False  # "sum" is a value, and --mode a flag
+nitpicky = True
+# What others define has its pages elsewhere; there is no network to look them up.
+nitpick_ignore_regex = [("py:.*", r"(?!replicator\.).*")]
+# Types of ours that a user's program never names.
+nitpick_ignore = [
+    ("py:class", "replicator.compressors.memory.Place"),
+    ("py:class", "replicator.compressors.memory.Residual"),
+    ("py:class", "replicator.graph.ir.placeholder.OperandPolicy"),
+    ("py:class", "replicator.cluster.description.Description"),
+    ("py:class", "replicator.costs.rates.Rates"),
+]
+default_role = "api"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 68
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_custom_sections = [("Example", "examples")]

@@ -1,0 +1,1 @@
+"""What code cells of pages draw and check with."""

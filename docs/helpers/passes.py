@@ -1,0 +1,258 @@
+"""Pictures of a step's graph after each pass of its build, taken from a real build.
+
+Nothing here is needed to build a step: a page has the passes of `step/passes.py` run
+with a look at the draft after each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import tensorflow as tf
+from IPython.display import SVG
+
+from replicator import _tf
+from replicator.graph.ir import placeholder
+from replicator.graph.ir.kinds import has_effect
+from replicator.step import passes
+from replicator.step.draft import Draft
+
+_WIDTH, _HEIGHT, _GAP, _ROW = 190, 26, 70, 40
+_OTHER = "inputs"  # the column of ops without a device of a replica
+_COLORS = {
+    "old": ("#eef2f7", "#8193ab"),
+    "new": ("#d3f0d6", "#2e8b3d"),
+    "call": ("#fde3bd", "#c77f1a"),
+    "dead": ("#fafafa", "#c9c9c9"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """An op as it was after a pass.
+
+    Attributes:
+        name: In the graph.
+        kind: Its type, or what a captured tensor is.
+        device: The last part of its device's name, e.g. "CPU:0".
+        inputs: The names of the ops whose results it takes.
+        controls: Those of the ops that it waits for.
+        live: Whether it would run: a result or an effect of the step needs it.
+        call: Whether it stands for communication that is not lowered yet.
+    """
+
+    name: str
+    kind: str
+    device: str
+    inputs: tuple[str, ...]
+    controls: tuple[str, ...]
+    live: bool
+    call: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class After:
+    """The graph of a step after one of its passes."""
+
+    name: str
+    about: str
+    ops: tuple[Op, ...]
+
+
+def watch(build: Callable[[], Any]) -> list[After]:
+    """Returns the graph after each pass, of the step that a function builds.
+
+    Args:
+        build: Builds and runs a step.
+    """
+    seen: list[After] = []
+
+    def looked_at(apply: Callable[[Draft], None]) -> Callable[[Draft], None]:
+        def run(draft: Draft) -> None:
+            apply(draft)
+            about = (apply.__doc__ or "").partition("\n")[0]
+            seen.append(After(apply.__name__, about, _ops(draft)))
+
+        return run
+
+    watched = tuple(looked_at(apply) for apply in passes.PASSES)
+    with mock.patch.object(passes, "PASSES", watched):
+        build()
+    return seen[-len(watched) :]  # the last attempt, if there were several
+
+
+def _ops(draft: Draft) -> tuple[Op, ...]:
+    ops = [op for op in draft.build.graph.get_operations() if not _tf.is_abandoned(op)]
+    leaves = [leaf for leaf in tf.nest.flatten(draft.returned) if leaf is not None]
+    stack = [leaf.op if tf.is_tensor(leaf) else leaf for leaf in leaves]
+    stack += [op for op in ops if has_effect(op)]
+    live: set[tf.Operation] = set()
+    while stack:
+        op = stack.pop()
+        if op not in live:
+            live.add(op)
+            stack += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return tuple(
+        Op(
+            *(op.name, _kind(op), _device(op)),
+            tuple(dict.fromkeys(tensor.op.name for tensor in op.inputs)),
+            tuple(dict.fromkeys(other.name for other in op.control_inputs)),
+            op in live,
+            placeholder.read(op) is not None,
+        )
+        for op in ops
+    )
+
+
+def _kind(op: tf.Operation) -> str:
+    if op.type != "Placeholder":
+        return op.type
+    is_handle = op.outputs[0].dtype == tf.resource
+    return "handle of a variable" if is_handle else "argument"
+
+
+def _device(op: tf.Operation) -> str:
+    device = tf.DeviceSpec.from_string(op.device or "")
+    if op.type == "Placeholder":
+        return _OTHER
+    if device.device_type is not None:
+        return f"{device.device_type}:{device.device_index}"
+    replica = re.match(r"replica_(\d+)/", op.name)  # reads follow their variable
+    return f"CPU:{replica[1]}" if replica else _OTHER
+
+
+# --- As a picture ---------------------------------------------------------------------
+
+
+def draw(after: After, before: After | None = None) -> SVG:
+    """Draws the graph after a pass; ops that it added are green.
+
+    Communication that is not lowered yet is orange. Grey are ops that no result or
+    effect needs any more, which TensorFlow prunes. Dashed lines are control edges.
+
+    Args:
+        after: What to draw.
+        before: The graph before the pass; without it, no op is new.
+    """
+    known = {op.name for op in (before or after).ops}
+    shown = [op for op in after.ops if op.live or op.name in known]
+    # What was dead before is not shown again.
+    was = {op.name: op.live for op in (before or after).ops}
+    shown = [op for op in shown if op.live or was.get(op.name, True)]
+    columns = sorted({op.device for op in shown}, key=lambda d: (d != _OTHER, d))
+    rows = _rows(shown)
+    left = {device: 20 + k * (_WIDTH + _GAP) for k, device in enumerate(columns)}
+    places = {op.name: (left[op.device], 50 + rows[op.name] * _ROW) for op in shown}
+    width = left[columns[-1]] + _WIDTH + 20
+    height = 60 + (max(rows.values()) + 1) * _ROW
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        '<defs><marker id="end" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="#667"/></marker>'
+        "</defs>",
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for device in columns:
+        middle = left[device] + _WIDTH / 2
+        parts.append(
+            f'<text x="{middle}" y="26" text-anchor="middle" font-weight="bold">'
+            f"{device}</text>"
+        )
+    for op in shown:
+        for sources, dash in ((op.inputs, ""), (op.controls, "4 3")):
+            for source in sources:
+                if source in places:
+                    parts.append(_edge(places[source], places[op.name], dash, op.live))
+    for op in shown:
+        look = "new" if op.name not in known else "old"
+        if op.call:
+            look = "call"
+        parts.append(_box(op, places[op.name], look if op.live else "dead"))
+    return SVG("\n".join([*parts, "</svg>"]))
+
+
+def _rows(ops: Sequence[Op]) -> dict[str, int]:
+    """Returns rows such that all arrows lead downwards, and boxes do not overlap."""
+    by_name = {op.name: op for op in ops}
+    rows: dict[str, int] = {}
+    taken: set[tuple[str, int]] = set()
+
+    def place(op: Op, around: frozenset[str]) -> int:
+        if op.name in rows:
+            return rows[op.name]
+        row = 0
+        for source in (*op.inputs, *op.controls):
+            if source in by_name and source not in around:
+                row = max(row, place(by_name[source], around | {op.name}) + 1)
+        while (op.device, row) in taken:
+            row += 1
+        taken.add((op.device, row))
+        rows[op.name] = row
+        return row
+
+    for op in ops:
+        place(op, frozenset())
+    return rows
+
+
+Place = tuple[float, float]
+
+
+def _box(op: Op, place: Place, look: str) -> str:
+    fill, line = _COLORS[look]
+    x, y = place
+    color = "#aaa" if look == "dead" else "#222"
+    tip = html.escape(f"{op.kind} {op.name}")
+    return (
+        f'<g><title>{tip}</title><rect x="{x}" y="{y}" width="{_WIDTH}" '
+        f'height="{_HEIGHT}" rx="5" fill="{fill}" stroke="{line}"/>'
+        f'<text x="{x + _WIDTH / 2}" y="{y + 17}" text-anchor="middle" fill="{color}">'
+        f"{html.escape(_label(op))}</text></g>"
+    )
+
+
+def _label(op: Op) -> str:
+    """Returns the kind of an op, with what its name adds to that."""
+    last = op.name.rpartition("/")[2]
+    plain = last.rstrip("0123456789").rstrip("_")
+    if op.call:
+        return plain
+    if (
+        op.kind == "argument"
+        or " " in op.kind
+        or re.fullmatch(r"n?\d*", last)
+        or plain.lower() in op.kind.lower()
+    ):
+        return op.kind
+    text = f"{op.kind} {plain}"
+    return text if len(text) <= 29 else f"{text[:28]}…"
+
+
+def _edge(begin: Place, end: Place, dash: str, live: bool) -> str:
+    x0, y0 = begin[0] + _WIDTH / 2, begin[1] + _HEIGHT
+    x1, y1 = end[0] + _WIDTH / 2, end[1]
+    if begin[0] != end[0]:  # from one device to another: leave at the side
+        right = end[0] > begin[0]
+        x0, y0 = begin[0] + (_WIDTH if right else 0), begin[1] + _HEIGHT / 2
+        x1, y1 = end[0] + (0 if right else _WIDTH), end[1] + _HEIGHT / 2
+        bend = (x0 + x1) / 2
+        path = f"M{x0} {y0}C{bend} {y0} {bend} {y1} {x1} {y1}"
+    elif y1 - y0 > _ROW:  # past other boxes
+        bend = end[0] - 14 - (y1 - y0) / 30
+        x0 = x1 = end[0]
+        y0, y1 = begin[1] + _HEIGHT / 2, end[1] + _HEIGHT / 2
+        path = f"M{x0} {y0}C{bend} {y0} {bend} {y1} {x1} {y1}"
+    else:
+        path = f"M{x0} {y0}L{x1} {y1}"
+    color = "#667" if live else "#ccc"
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    return (
+        f'<path d="{path}" fill="none" stroke="{color}"{dashes} '
+        'marker-end="url(#end)"/>'
+    )

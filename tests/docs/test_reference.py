@@ -1,0 +1,87 @@
+"""Every public name has a page in the reference; no run of Sphinx is needed to see."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import replicator
+from docs._ext import names, programs
+
+_ERRORS = pathlib.Path(names.__file__).parents[1] / "reference" / "errors.md"
+
+
+def test_every_public_name_has_one_page() -> None:
+    assert names.missing(_ERRORS.read_text()) == []
+
+
+def test_a_name_without_a_page_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicator, "__all__", [*replicator.__all__, "world", "errors"])
+    monkeypatch.setattr(replicator, "world", names.first_line, raising=False)
+    monkeypatch.setattr(replicator.Replicator, "gossip", lambda self: 1, raising=False)
+    assert names.missing(_ERRORS.read_text().replace("\n## InputError", "\n##")) == [
+        "world is public and has no page: list it in docs/_ext/names.py",
+        "Replicator.gossip is public and has no page: list it in docs/_ext/names.py",
+        "InputError has no section in reference/errors.md",
+    ]
+
+
+def test_a_page_without_a_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = {
+        **names.METHODS,
+        "Messages": ("send", "recv", "linked", "whisper", "run"),
+    }
+    monkeypatch.setattr(names, "METHODS", changed)
+    assert names.missing(_ERRORS.read_text()) == [
+        "Replicator.whisper has a page and is not public",
+        "Replicator.run has two pages",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("repl.all_reduce", "replicator.Replicator.all_reduce"),
+        ("Replicator.plan", "replicator.Replicator.plan"),
+        ("PerReplica", "replicator.PerReplica"),
+        ("strategy.PS", "replicator.strategy.PS"),
+        ("Step", "replicator.step.steps.Step"),
+        ("replicator.connect", "replicator.connect"),
+    ],
+)
+def test_texts_name_things_in_several_ways(text: str, full: str) -> None:
+    assert names.by_short_name()[text] == full
+
+
+def test_where_a_class_is_defined_is_known() -> None:
+    assert names.aliases()["replicator.values.PerReplica"] == "replicator.PerReplica"
+
+
+@pytest.mark.parametrize("name", programs.names())
+def test_each_program_says_what_it_is_and_takes(name: str) -> None:
+    program = programs.read(name)
+    assert f"python -m {name}" in program.about or program.flags
+    assert all(flag.help for flag in program.flags)
+
+
+def test_flags_are_those_that_the_program_itself_prints() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "replicator.launch", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    flags = programs.read("replicator.launch").flags
+    assert {flag.name for flag in flags} >= {"hosts", "mode", "max-restarts"}
+    assert all(f"--{flag.name}" in said for flag in flags)
+
+
+def test_two_programs_may_have_flags_of_one_name() -> None:
+    for _ in range(2):
+        flags = {flag.name: flag for flag in programs.read("replicator.serve").flags}
+        assert flags["watch"].takes == "stdin|none"
+        assert flags["cpus"].default == "1"
+        assert flags["insecure"].takes == ""
