@@ -106,7 +106,9 @@ def text_of(path: str | os.PathLike[str], where: str) -> str:
         return content.decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise description.wrong(
-            where, f"it cannot be read: {error}", "name a file of text that can be read"
+            where,
+            f"it cannot be read: {errors.one_line(error)}",
+            "name a file of text that can be read",
         ) from None
 
 
