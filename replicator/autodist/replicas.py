@@ -129,6 +129,9 @@ class Replicas:
                 step_key=self,
             )
             self._mirror(mirrored)
+            every = self._variables.values()
+            owned = [one for one in every if one.placement.owner is not None]
+            self._build.aliases.make(owned, world.local)
             self.shares = shares.Shares(world)
             self._share(program)
             start = _tf.operation_count(self.graph)

@@ -76,10 +76,14 @@ def describe_mpirun(
     )
 
 
+_LONGEST = 1000  # characters of a path that is shown
+
+
 def shown_path(path: str | os.PathLike[str]) -> str:
     """Returns a path as it is, or quoted where it could not be read or printed."""
     text = os.fsdecode(path)
-    return text if text and text.isprintable() else repr(text)
+    readable = text and text.isprintable() and len(text) <= _LONGEST
+    return text if readable else errors.shown(text)
 
 
 def text_of(path: str | os.PathLike[str], where: str) -> str:
@@ -102,7 +106,9 @@ def text_of(path: str | os.PathLike[str], where: str) -> str:
         return content.decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise description.wrong(
-            where, f"it cannot be read: {error}", "name a file of text that can be read"
+            where,
+            f"it cannot be read: {errors.one_line(error)}",
+            "name a file of text that can be read",
         ) from None
 
 
