@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import _tf, context, errors
 from replicator.autodist import (
@@ -202,7 +203,16 @@ class Replicas:
                     shape=variable.shape,
                     trainable=variable.trainable,
                     slot_of=made.get(slots.get(name, "")),
+                    whole_in="a session of AutoDist",
                 )
+        chooser = self._settings.chooser
+        if chooser is not None and chooser.undecided:
+            logging.warning(
+                "The strategy decides on %s only once it has seen gradients, and in a "
+                "session of AutoDist it is not asked then: they are where they would "
+                "be without a strategy. Their values are the same.",
+                ", ".join(sorted(made)),
+            )
         return made
 
     def _mirror(self, names: Mapping[str, str]) -> None:

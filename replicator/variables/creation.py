@@ -106,7 +106,8 @@ class VariableFactory:
     def creator(self, next_creator: Any, **kwargs: Any) -> ReplicatedVariable:
         """What tf.variable_creator_scope calls for each new variable.
 
-        Called otherwise, it may be given `slot_of`, whose slot the variable is.
+        Called otherwise, it may be given `slot_of`, whose slot the variable is, and
+        `whole_in`, where no variable can be in parts.
         """
         replica = context.current()
         if replica is None:
@@ -187,7 +188,7 @@ class VariableFactory:
             kwargs["initial_value"] = initial_values.placeholder(kwargs)
         kwargs["initial_value"] = initial_values.lifted(kwargs.get("initial_value"))
         collections = kwargs.pop("collections", None)
-        primary = kwargs.pop("slot_of", None)
+        primary, whole_in = kwargs.pop("slot_of", None), kwargs.pop("whole_in", "")
         if primary is None:
             primary = plain(_tf.variable_of_slot())
         name_scope = contextlib.nullcontext()
@@ -196,6 +197,8 @@ class VariableFactory:
         with self._creating():
             with name_scope:
                 chosen, path = self._chosen(kwargs, primary)
+                if whole_in and chosen.parts:
+                    chosen = division.as_whole(chosen, path, whole_in)
                 if chosen.parts:
                     whole = self._divide(kwargs, collections, chosen, primary)
                     if path:
