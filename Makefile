@@ -59,7 +59,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow or gate"
 
 test-long: $(VENV)/.test
-	$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=default -m slow
+	$(BIN)/python -m pytest $(PARALLEL) --timeout=3600 --hypothesis-profile=default -m slow
 
 coverage: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term
@@ -86,7 +86,7 @@ test-hosts: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) --hosts -m "not slow" tests/test_end_to_end.py \
 		tests/primitives tests/control_flow tests/optimizers tests/test_checkpoints.py \
 		tests/test_savers.py tests/test_saved_model.py tests/keras/test_programs.py
-	$(BIN)/python -m pytest --numprocesses=0 --faults=10 tests/cluster/test_faults.py \
+	$(BIN)/python -m pytest --numprocesses=0 --timeout=0 --faults=10 tests/cluster/test_faults.py \
 		tests/between/test_restarts.py
 	$(BIN)/python -m pytest --numprocesses=0 -m root tests
 

@@ -116,10 +116,13 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"sample: --sample {sampling.seeded(sample)}" if sample else ""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Leaves a sample of the tests, and tells each its options."""
+    for item in sampling.left_to_long_runs(items):
+        item.add_marker(pytest.mark.slow)
     if config.getoption("--hosts"):
         hosts.mark(items)
     chosen = config.getoption("--with")

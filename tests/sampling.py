@@ -5,9 +5,11 @@ What a Replicator computes does not depend on its options, so any test may run w
 
 from __future__ import annotations
 
+import collections
 import datetime
 import itertools
 import random
+import zlib
 from collections.abc import Sequence
 
 import pytest
@@ -29,6 +31,23 @@ _LEFT_OUT = (
     *("tests/benchmarks/", "tests/examples/", "tests/calibrate/", "tests/clients/"),
     *("tests/test_sampling.py", "tests/test_v1_behavior.py"),
 )
+
+
+def left_to_long_runs(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Returns those cases of batteries that are too many for each run of the suite.
+
+    Of a test that is marked `battery(n)` each n-th case is left, at least one: always
+    the same, by their names, so that they are of all kinds.
+    """
+    cases: dict[tuple[str, int], list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        if mark := item.get_closest_marker("battery"):
+            cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    left = []
+    for (_, count), own in cases.items():
+        own.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        left += own[-(-len(own) // count) :]
+    return left
 
 
 def draw(asked: str, items: Sequence[pytest.Item]) -> dict[pytest.Item, list[str]]:

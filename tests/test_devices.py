@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
 
 import replicator
 from replicator import DeviceError
-from tests import helpers
+from tests import forks, helpers
 
 
 def _cpu(index: int) -> str:
@@ -186,12 +184,8 @@ assert advice == {_ADVICE!r}, advice
 
 @pytest.mark.parametrize("program", _CASES.values(), ids=_CASES)
 def test_in_a_fresh_process(program):
-    done = subprocess.run(
-        [sys.executable, "-c", "import tensorflow as tf\n" + program],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        cwd=os.path.dirname(os.path.dirname(replicator.__file__)),
-        capture_output=True,
-        text=True,
-        timeout=120,
+    done = forks.run(
+        ["-c", "import tensorflow as tf\n" + program],
+        {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     assert done.returncode == 0, done.stderr

@@ -300,6 +300,7 @@ def test_an_optimizer_is_refused_where_the_replicator_that_wrapped_it_does_not_r
 # --- Dropped --------------------------------------------------------------------------
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("fed", [False, True], ids=["alone", "with inputs"])
 def test_all_is_freed_when_the_replicator_is_dropped(mode, fed):

@@ -33,6 +33,8 @@ class Command:
         grace: Seconds between a signal and the next, when it is ended.
         stopped: After how many seconds in which it is stopped it is killed.
         remove: A folder that is removed once it has ended.
+        announce: Whether its keeper says that it has ended while what it has left
+            behind is being ended; see processes.Process.
     """
 
     argv: tuple[str, ...]
@@ -42,6 +44,7 @@ class Command:
     grace: float = 10.0
     stopped: float | None = None
     remove: str | None = None
+    announce: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

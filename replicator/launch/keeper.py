@@ -27,6 +27,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CANNOT_RUN = 127  # the status of shells for a command that does not exist
+ENDED = "\x1ereplicator.launch: ended "  # what announces the status of the command
 # What follows each signal, a grace time apart, until all have ended.
 _MORE = {
     signal.SIGINT: (signal.SIGTERM, signal.SIGKILL),
@@ -45,7 +46,8 @@ class Keeper:
             a signal and the next; `silence`, seconds without a word of the launcher
             after which it is taken for gone, or None; `stopped`, seconds for which the
             command may be stopped (SIGSTOP) before it is killed, or None; `remove`, a
-            folder that is removed at the end, or None.
+            folder that is removed at the end, or None; `announce`, whether to say on
+            standard error that the command has ended while anything else has not.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -85,11 +87,14 @@ class Keeper:
                 if not data:
                     control = []
                     self._end(signal.SIGTERM)
+            before = self._status
             if not self._reap():
                 assert self._status is not None
                 if self._spec["remove"]:
                     shutil.rmtree(self._spec["remove"], ignore_errors=True)
                 return self._status
+            if self._status != before and self._spec["announce"]:
+                _write(f"{ENDED}{self._status}\n")
             self._look_after(time.monotonic(), bool(control))
 
     def _obey(self, line: bytes) -> None:
@@ -239,8 +244,12 @@ def descendants() -> list[int]:
 
 
 def _say(text: str) -> None:
+    _write(f"replicator.launch: {text}\n")
+
+
+def _write(text: str) -> None:
     with contextlib.suppress(OSError):
-        os.write(2, f"replicator.launch: {text}\n".encode())
+        os.write(2, text.encode())
 
 
 if __name__ == "__main__":

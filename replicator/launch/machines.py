@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-from replicator.launch import commands, local, output, ssh, sync, tunnel
+from replicator.launch import commands, keeper, local, output, ssh, sync, tunnel
 from replicator.launch.commands import Command
 from replicator.launch.flags import Job
 from replicator.launch.hosts import Host, LaunchError
@@ -143,6 +143,11 @@ class Machines:
                 self._out.line(process.name, line, sys.stdout)
 
         def show_error(line: bytes) -> None:
+            line, announced, status = line.partition(keeper.ENDED.encode())
+            if announced:
+                process.has_ended(int(status))
+                if not line:
+                    return
             self.last[process.name] = line
             if on_error(line):
                 return

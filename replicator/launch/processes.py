@@ -33,12 +33,14 @@ class Process:
         name: Of its host, or "program".
         write: Sends bytes to the keeper.
         outputs: Its standard output and error; None where it shares the launcher's.
-        wait: Returns the status once it has ended: as shells have it, or LOST.
+        wait: Returns the status, as shells have it, or LOST, once all has ended: the
+            command and what it has left behind.
         abandon: Lets go of it, and of its output; what has not ended is killed.
 
     Attributes:
         abandon: As given.
-        status: A future, done with the status.
+        status: A future, done with the status once the command has ended. Something
+            that it has left behind may still be there if its keeper announces its end.
     """
 
     def __init__(
@@ -51,9 +53,24 @@ class Process:
     ) -> None:
         self.name = name
         self.outputs = outputs
-        self.status: asyncio.Future[int] = asyncio.ensure_future(wait)
+        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._all = asyncio.ensure_future(wait)
+        self._all.add_done_callback(self._all_has_ended)
         self.abandon = abandon
         self._write = write
+
+    def has_ended(self, status: int) -> None:
+        """Notes that the command has ended."""
+        if not self.status.done():
+            self.status.set_result(status)
+
+    def _all_has_ended(self, all_: asyncio.Future[int]) -> None:
+        if all_.cancelled():
+            self.status.cancel()
+        elif error := all_.exception():
+            self.status.set_exception(error)
+        else:
+            self.has_ended(all_.result())
 
     def send(self, line: str) -> None:
         """Tells the keeper something; one that has ended does not hear it."""
@@ -68,7 +85,7 @@ class Process:
             limit: Seconds after which it is let go of, wherever it hangs.
         """
         self.send(f"end {number}")
-        done, _ = await asyncio.wait([self.status], timeout=limit)
+        done, _ = await asyncio.wait([self._all], timeout=limit)
         if not done:
             self.abandon()
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import tensorflow as tf
 
 from replicator import _tf
 from replicator.cluster import addresses
+from tests import forks
 from tests.cluster import servers
 
 _PROGRAM = """
@@ -48,13 +46,7 @@ def test_this_process_has_started_and_is_not_connected():
 
 def test_connecting_again_and_to_nobody():
     """In a process of its own: `_tf.connect` is for good."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        env=servers.environment(),
-        capture_output=True,
-        text=True,
-        timeout=servers.LIMIT,
-    )
+    done = forks.run(["-c", _PROGRAM], servers.environment())
     assert done.stdout == "done\n", done.stderr[-4000:]
 
 
@@ -99,13 +91,7 @@ def test_processes_join():
     ports = [addresses.free_port() for _ in range(2)]
     listed = [f"127.0.0.1:{port}" for port in ports]
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", _JOINED, str(task), *listed],
-            env=servers.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        forks.start(["-c", _JOINED, task, *listed], servers.environment())
         for task in (0, 1)
     ]
     for process in started:

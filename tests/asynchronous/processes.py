@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import tensorflow as tf
 import replicator
 from replicator import strategy
 from replicator.asynchronous import events
+from tests import forks
 from tests.cluster import servers
 
 HEARTBEAT = 2.0
@@ -31,7 +31,7 @@ def start(
     *arguments: str,
     log: pathlib.Path | None = None,
     only: int | None = None,
-) -> list[subprocess.Popen[str]]:
+) -> list[forks.Started]:
     """Starts programs.
 
     Args:
@@ -51,16 +51,11 @@ def start(
     }
     more = {} if log is None else {events.FOLDER: str(log)}
     return [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.asynchronous.processes", name, *arguments],
-            cwd=servers.ROOT,
-            env=servers.environment(
+        forks.start(
+            ["-m", "tests.asynchronous.processes", name, *arguments],
+            servers.environment(
                 REPLICATOR_CLUSTER=json.dumps({**facts, "task": task}), **more
             ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
         )
         for task in (range(len(cpus)) if only is None else [only])
     ]
@@ -71,7 +66,7 @@ def addresses(told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"address": own["address"], "cpus": 1} for own in told]
 
 
-def ended(started: Sequence[subprocess.Popen[str]]) -> list[Any]:
+def ended(started: Sequence[forks.Started]) -> list[Any]:
     """Returns what programs have returned, once all have ended well."""
     try:
         told = [process.communicate(timeout=servers.LIMIT) for process in started]

@@ -15,6 +15,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from benchmarks import timing
+from tests import forks
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -31,14 +32,7 @@ def as_dict(*rounds: float) -> dict[str, Any]:
 
 def run(module: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """Runs a program in a process of its own, where it may make a MirroredStrategy."""
-    return subprocess.run(
-        [sys.executable, "-m", module, *flags],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    return forks.run(["-m", module, *flags], cwd=REPOSITORY, timeout=900)
 
 
 def run_code(code: str) -> subprocess.CompletedProcess[bytes]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import pathlib
 import pickle
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,13 +18,14 @@ import tensorflow as tf
 
 import replicator
 from replicator.cluster import addresses
+from tests import forks
 from tests.between import backing_up, ending, faulty, mismatched, programs, proven
 from tests.cluster import digits as training
 from tests.cluster import servers
 from tests.keras import test_programs, worlds
 
 
-def start(name: str, cpus: Sequence[int], *arguments: str) -> list[subprocess.Popen]:
+def start(name: str, cpus: Sequence[int], *arguments: str) -> list[forks.Started]:
     """Starts a program in as many processes, each with so many CPU devices."""
     ports = [addresses.free_port() for _ in cpus]
     hosts = [
@@ -34,15 +34,9 @@ def start(name: str, cpus: Sequence[int], *arguments: str) -> list[subprocess.Po
     ]
     facts = {"version": 1, "source": "a test", "heartbeat": 5.0, "hosts": hosts}
     return [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.between.processes", name, *arguments],
-            cwd=servers.ROOT,
-            env=servers.environment(
-                REPLICATOR_CLUSTER=json.dumps({**facts, "task": task})
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        forks.start(
+            ["-m", "tests.between.processes", name, *arguments],
+            servers.environment(REPLICATOR_CLUSTER=json.dumps({**facts, "task": task})),
         )
         for task in range(len(cpus))
     ]

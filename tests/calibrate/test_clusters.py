@@ -14,7 +14,7 @@ import pytest
 from replicator.calibrate import clusters
 from replicator.costs import hosts as places
 from replicator.costs import rates
-from tests import paper_hosts
+from tests import forks, paper_hosts
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -101,14 +101,7 @@ def cluster() -> Iterator[dict[str, str]]:
 def _run(
     environment: dict[str, str], *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    return forks.run(arguments, environment, timeout=900)
 
 
 @pytest.mark.slow

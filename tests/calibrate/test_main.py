@@ -5,22 +5,15 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
-import sys
 
 import pytest
 
 from replicator.costs import rates
-from tests import helpers
+from tests import forks, helpers
 
 
 def _program(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "replicator.calibrate", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    return forks.run(["-m", "replicator.calibrate", *arguments], timeout=600)
 
 
 @pytest.mark.slow

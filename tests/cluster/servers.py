@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tests import forks
+
 ROOT = pathlib.Path(__file__).parents[2]
 LIMIT = 240  # seconds; machines may be busy
 
@@ -58,7 +60,11 @@ def serving(
         *flags: Of each.
         folders: In which each of them runs; None: here.
     """
-    started = [start(*flags, cwd=cwd) for cwd in folders or [None] * count]
+    command = ["-m", "replicator.serve", *flags]
+    started = [
+        forks.start(command, environment(), cwd or ROOT)
+        for cwd in folders or [None] * count
+    ]
     try:
         yield [facts(server) for server in started]
     finally:
@@ -79,15 +85,8 @@ def run_module(
     limit: float = LIMIT,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a module as a client in a folder; returns what it wrote."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=folder,
-        env=environment(TF_CPP_MIN_LOG_LEVEL="2"),
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        check=False,
-    )
+    variables = environment(TF_CPP_MIN_LOG_LEVEL="2")
+    done = forks.run(["-m", module, *arguments], variables, folder, limit)
     assert done.returncode == 0, done.stderr[-6000:]
     return done
 
@@ -100,14 +99,8 @@ def run_client(program: str, addresses: Sequence[str], **variables: str) -> Any:
         addresses: Of servers.
         **variables: Of its environment, in addition.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.programs", program, *addresses],
-        cwd=ROOT,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    command = ["-m", "tests.cluster.programs", program, *addresses]
+    done = forks.run(command, environment(**variables))
     assert done.returncode == 0, done.stderr[-6000:]
     result = json.loads(done.stdout.splitlines()[-1])
     if isinstance(result, dict):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -14,7 +12,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.cluster import checkpoints
-from tests import helpers
+from tests import forks, helpers
 from tests.cluster import servers
 
 
@@ -112,12 +110,7 @@ for step in checkpoint.steps(10**6, every=1):
 
 
 def test_killed_while_it_is_written(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(tmp_path)],
-        env=servers.environment(),
-        capture_output=True,
-        timeout=servers.LIMIT,
-    )
+    done = forks.run(["-c", _KILLED, tmp_path], servers.environment())
     assert done.returncode == 9, done.stderr[-2000:]
     v = tf.Variable(tf.zeros([100000]))
     checkpoint = replicator.Checkpoint(tmp_path, {"v": v})

@@ -9,14 +9,13 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
 
 import replicator
 from replicator.cluster import faults
+from tests import forks
 from tests.cluster import faulty, servers
 
 _MOMENTS = ("build", "step", "function", "checkpoint")
@@ -24,13 +23,9 @@ _MOMENTS = ("build", "step", "function", "checkpoint")
 
 def _trained(kind, moment, which, count):
     """Trains with faults in a process of its own; returns what became of it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.faulty", kind, moment, str(which)]
-        + [str(count)],
-        cwd=servers.ROOT,
-        env=servers.environment(),
-        capture_output=True,
-        text=True,
+    done = forks.run(
+        ["-m", "tests.cluster.faulty", kind, moment, which, count],
+        servers.environment(),
         timeout=servers.LIMIT * (1 + count),
     )
     assert done.returncode == 0, done.stderr[-6000:]

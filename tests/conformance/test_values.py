@@ -52,6 +52,7 @@ def test_scalars_and_empty_tensors(name: str, size: tuple[int, ...]) -> None:
     _assert_plain(CASES[name], arrays, _run("eager", CASES[name], arrays))
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("mode", ["eager", "session"])
 @pytest.mark.parametrize(
     "shape", [[None, 3], [None, None], None], ids=["batch", "sizes", "rank"]
@@ -96,6 +97,7 @@ def _disagreements() -> Iterator[tuple[str, Any, int | None]]:
         yield name, shapes, known
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize(("name", "shapes", "known"), list(_disagreements()), ids=str)
 def test_shapes_that_differ_when_run_are_an_error(
     name: str, shapes: Any, known: int | None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from tests import helpers
+from tests import forks, helpers
 
 
 def _own(repl: replicator.Replicator) -> tf.Tensor:
@@ -119,9 +117,7 @@ except tf.errors.InvalidArgumentError as error:
 
 def test_none_hangs() -> None:
     """In a process of its own, which can be ended."""
-    ended = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], capture_output=True, timeout=120, text=True
-    )
+    ended = forks.run(["-c", _PROGRAM], timeout=120)
     assert ended.stdout.strip() == "refused", ended.stderr
 
 

@@ -61,6 +61,7 @@ def _captured(world: World, x: tf.Tensor) -> tf.Tensor:
 PROGRAMS = [_in_the_body, _in_the_condition, _in_both, _no_turn, _at_most, _captured]
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("way", worlds.WAYS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_equals_plain(program: worlds.Program, way: str) -> None:

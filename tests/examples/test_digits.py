@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from tests import helpers
+from tests import forks, helpers
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _COMMAND = [sys.executable, str(_ROOT / "examples" / "digits.py")]
@@ -31,13 +31,7 @@ _TENSORFLOWS_OWN = re.compile(r"[IWE]\d{4} |WARNING: All log messages before abs
 
 def run(*flags):
     """Runs the example to its end."""
-    return subprocess.run(
-        [*_COMMAND, *map(str, flags)],
-        env=_ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return forks.run([*_COMMAND[1:], *flags], _ENVIRONMENT)
 
 
 def run_well(*flags):

@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 import tensorflow as tf
 from absl.testing import flagsaver
 
-from tests import helpers
+from tests import forks, helpers
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PROGRAM = _ROOT / "examples" / "global_batch_norm.py"
@@ -173,13 +172,7 @@ def test_merged_sets_are_as_the_whole_set(sizes: Sequence[int]) -> None:
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
-    return subprocess.run(
-        [sys.executable, str(_PROGRAM), *flags],
-        env={**kept, "PYTHONPATH": str(_ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return forks.run([_PROGRAM, *flags], {**kept, "PYTHONPATH": str(_ROOT)})
 
 
 @pytest.mark.slow

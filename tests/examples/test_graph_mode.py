@@ -1,24 +1,17 @@
 """examples/graph_mode.py trains, on two devices as on one."""
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+
+from tests import forks
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
 def _run(*flags):
-    result = subprocess.run(
-        [sys.executable, str(_ROOT / "examples" / "graph_mode.py"), *flags],
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    result = forks.run([_ROOT / "examples" / "graph_mode.py", *flags], timeout=600)
     assert result.returncode == 0, result.stderr
     return [float(x) for x in re.findall(r"(?:loss|accuracy) ([\d.]+)", result.stdout)]
 

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 from absl import flags
 
-from tests import namespaces
+from tests import forks, namespaces
 from tests.launch.stub import MARK
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -213,13 +213,8 @@ def test_a_run_may_go_on_with_other_hosts_but_not_with_other_settings(
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(flag, said, tmp_path):
-    done = subprocess.run(
-        [sys.executable, _PROGRAM, f"--output_dir={tmp_path / 'new'}", flag],
-        env=_ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT,
-    )
+    command = [_PROGRAM, f"--output_dir={tmp_path / 'new'}", flag]
+    done = forks.run(command, _ENVIRONMENT)
     assert done.returncode == 2, done.stderr
     line = done.stderr.splitlines()[-1]
     assert line.startswith("hosts.py: error: ") and said in line

@@ -12,6 +12,8 @@ import keras
 import numpy as np
 import pytest
 
+from tests import forks
+
 pytest.importorskip("mlxtend")
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -26,13 +28,7 @@ _ENVIRONMENT = {
 
 def run(*flags):
     """Runs the example to its end."""
-    return subprocess.run(
-        [*_COMMAND, *map(str, flags)],
-        env=_ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return forks.run([*_COMMAND[1:], *flags], _ENVIRONMENT)
 
 
 def rows(folder):

@@ -3,13 +3,13 @@
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests import forks
+
 _ROOT = pathlib.Path(__file__).parents[2]
-_COMMAND = [sys.executable, str(_ROOT / "examples" / "strategies.py")]
+_PROGRAM = _ROOT / "examples" / "strategies.py"
 _PATH = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
 _ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")},
@@ -20,13 +20,7 @@ _VOCABULARY, _COLUMNS = 1000, 16
 
 def run(*flags):
     """Runs the example to its end."""
-    return subprocess.run(
-        [*_COMMAND, *map(str, flags)],
-        env=_ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    return forks.run([_PROGRAM, *flags], _ENVIRONMENT, timeout=600)
 
 
 def rows(printed):

@@ -6,12 +6,13 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 
 import pytest
 
+from tests import forks
+
 _ROOT = pathlib.Path(__file__).parents[2]
-_COMMAND = [sys.executable, str(_ROOT / "examples" / "torch_style.py")]
+_PROGRAM = _ROOT / "examples" / "torch_style.py"
 _ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")},
     "PYTHONPATH": str(_ROOT),
@@ -23,13 +24,7 @@ _FOUR = "--devices=CPU:0,CPU:1,CPU:2,CPU:3"
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
     """Runs the example to its end."""
-    return subprocess.run(
-        [*_COMMAND, *flags],
-        env=_ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return forks.run([_PROGRAM, *flags], _ENVIRONMENT)
 
 
 def programs(*flags: str) -> dict[str, str]:

@@ -59,6 +59,7 @@ def _batches(size: int, batch: int, dealt: bool) -> Any:
     return tf.data.Dataset.range(size).batch(batch) if dealt else own
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("dealt", [True, False], ids=["dealt", "own"])
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("mode", helpers.MODES)

@@ -14,6 +14,7 @@ import time
 import pytest
 
 from replicator.cluster import waiting
+from tests import forks
 from tests.cluster import servers
 
 
@@ -105,13 +106,7 @@ def test_it_ends_with_its_parent(parent):
 
 
 def _refused(*flags):
-    done = subprocess.run(
-        [sys.executable, "-m", "replicator.serve", *flags],
-        env=servers.environment(),
-        capture_output=True,
-        text=True,
-        timeout=servers.LIMIT,
-    )
+    done = forks.run(["-m", "replicator.serve", *flags], servers.environment())
     assert done.returncode == 2, done
     assert done.stdout == ""
     said = [line for line in done.stderr.splitlines(True) if not _is_log(line)]
@@ -159,14 +154,9 @@ print(json.dumps([tried(arguments) for arguments in json.loads(sys.argv[1])]))
 
 @pytest.fixture(scope="module")
 def refusals():
-    """What each of REFUSED ends in; in one process, as TensorFlow takes seconds."""
-    done = subprocess.run(
-        [sys.executable, "-c", _TRY_EACH, json.dumps([*REFUSED])],
-        env=servers.environment(),
-        capture_output=True,
-        text=True,
-        timeout=servers.LIMIT,
-    )
+    """What each of REFUSED ends in; in one process."""
+    command = ["-c", _TRY_EACH, json.dumps([*REFUSED])]
+    done = forks.run(command, servers.environment())
     assert done.returncode == 0, done.stderr
     return dict(zip(REFUSED, json.loads(done.stdout), strict=True))
 

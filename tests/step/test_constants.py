@@ -80,6 +80,7 @@ def _with_gradient(place: Callable[..., tf.Tensor], repl: Any, weight: Any) -> A
     return total, tape.gradient(total, value)
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("build", ["trace", "clone"])
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("place", PLACES)

@@ -101,6 +101,7 @@ def _sample() -> list[tuple[str, str, str, int]]:
     return rows
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize(("builder", "network", "optimizer", "count"), _sample())
 def test_training_is_that_of_one_device(
     builder: str, network: str, optimizer: str, count: int
