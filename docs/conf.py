@@ -30,10 +30,12 @@ exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 html_theme = "furo"
 html_title = "Replicator"
 html_static_path = ["_static"]
+html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
+html_use_index = False  # there is a search, and a page per name
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
@@ -44,6 +46,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "cache"
 # A folder for each state of the library: what a cell prints follows from both.
 nb_execution_cache_path = cells.cache(_ROOT)
+nb_execution_in_temp = True  # what cells write is in nobody's way
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
 nb_merge_streams = True

@@ -10,12 +10,11 @@ from __future__ import annotations
 import html.parser
 import pathlib
 import urllib.parse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sphinx.application import Sphinx
-from sphinx.util import logging
+if TYPE_CHECKING:  # so that what is below can be tested without Sphinx
+    from sphinx.application import Sphinx
 
-_LOG = logging.getLogger(__name__)
 # What a browser fetches by itself; `href` of an <a> may lead to other hosts.
 _FETCHED = {"script", "img", "source", "iframe", "video", "audio", "embed", "object"}
 
@@ -79,9 +78,11 @@ def _why_not(
 
 
 def _check(app: Sphinx, error: Exception | None) -> None:
+    from sphinx.util import logging
+
     if error is None and app.builder.name == "html":
         for problem in problems(pathlib.Path(app.outdir)):
-            _LOG.warning("dead link: %s", problem, type="links")
+            logging.getLogger(__name__).warning("dead link: %s", problem, type="links")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -1,0 +1,303 @@
+"""Looks at the built site with a headless Chromium: `python -m docs.check_browser`.
+
+At the width of a desk and of a phone, every page is loaded. What is wrong with one: an
+error in the console, a request to another host, one that fails, a picture that does
+not load, a body that scrolls sideways. The search has to find `reduce_scatter`. Prints
+what is wrong; the exit status is 1 then, and 2 where there is no Chromium.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+import http.server
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from absl import app, flags
+from tornado import websocket
+
+_SITE = pathlib.Path(__file__).parent / "_build" / "html"
+_FOLDER = flags.DEFINE_string("site", os.fspath(_SITE), "The folder of the site.")
+_SHOTS = flags.DEFINE_string("screenshots", None, "A folder for pictures of pages.")
+_PAGES = flags.DEFINE_list("pages", None, "Pages to look at, e.g. index.html; all.")
+
+WIDTHS = {"desk": 1280, "phone": 390}
+_HEIGHT = 844
+_PATIENCE = 30.0  # seconds, for a page
+_START = 120.0  # for the browser
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+_LOOK = """
+(() => ({
+  width: document.documentElement.scrollWidth,
+  text: document.body.innerText.length,
+  broken: [...document.images].filter(i => !(i.complete && i.naturalWidth))
+    .map(i => i.currentSrc || i.src),
+}))()
+"""
+_FOUND = "[...document.querySelectorAll('ul.search li a')].map(a => a.textContent)"
+_READY = "document.readyState === 'complete' && document.fonts.status === 'loaded'"
+
+
+class NoBrowser(Exception):
+    """There is no Chromium here."""
+
+
+class Tab:
+    """A tab of a browser, by the protocol of its developer tools."""
+
+    def __init__(self, connection: websocket.WebSocketClientConnection) -> None:
+        self._connection = connection
+        self._number = 0
+        self.events: list[dict[str, Any]] = []
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Calls a method of the protocol; keeps the events that come meanwhile."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params}
+        await self._connection.write_message(json.dumps(message))
+        while True:
+            text = await asyncio.wait_for(self._connection.read_message(), _PATIENCE)
+            if text is None:
+                raise ConnectionError("the browser has ended")
+            answer = json.loads(text)
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']['message']}")
+                return answer["result"]
+            self.events.append(answer)
+
+    async def ask(self, script: str) -> Any:
+        """Returns what a script in the page evaluates to."""
+        result = await self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True
+        )
+        return result["result"].get("value")
+
+    async def wait(self, script: str) -> bool:
+        """Waits until a script is true; returns whether it became so."""
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end:
+            if await self.ask(script):
+                return True
+            await asyncio.sleep(0.05)
+        return False
+
+    async def open(self, address: str, width: int) -> None:
+        """Loads a page, at a width in pixels."""
+        self.events.clear()
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=_HEIGHT,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        await self.call("Page.navigate", url=address)
+        await self.wait(f"location.href === {json.dumps(address)} && {_READY}")
+
+    async def picture(self, path: pathlib.Path) -> None:
+        """Writes a picture of the page, all of it."""
+        shot = await self.call(
+            "Page.captureScreenshot", captureBeyondViewport=True, format="png"
+        )
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+
+def problems(
+    site: pathlib.Path,
+    pages: Sequence[str] | None = None,
+    search: str = "reduce_scatter",
+    screenshots: pathlib.Path | None = None,
+) -> list[str]:
+    """Returns what is wrong with a site, as a browser sees it.
+
+    Args:
+        site: The folder of its pages.
+        pages: Those to look at; all, unless given.
+        search: What the search has to find in the title of a page; "" to leave it.
+        screenshots: A folder for a picture of each page at each width.
+
+    Raises:
+        NoBrowser: There is no Chromium.
+    """
+    if pages is None:
+        found = sorted(site.rglob("*.html"))
+        pages = [path.relative_to(site).as_posix() for path in found]
+    return asyncio.run(_problems(site, pages, search, screenshots))
+
+
+async def _problems(
+    site: pathlib.Path,
+    pages: Sequence[str],
+    search: str,
+    screenshots: pathlib.Path | None,
+) -> list[str]:
+    wrong = []
+    with _served(site) as root:
+        async with _tab() as tab:
+            for page in pages:
+                for name, width in WIDTHS.items():
+                    await tab.open(f"{root}/{page}", width)
+                    seen = await _seen(tab, root, width)
+                    wrong += [f"{page} on a {name}: {what}" for what in seen]
+                    if screenshots is not None:
+                        flat = page.removesuffix(".html").replace("/", "-")
+                        await tab.picture(screenshots / f"{flat}-{name}.png")
+            if search:
+                wrong += await _searched(tab, root, search)
+    return wrong
+
+
+async def _seen(tab: Tab, root: str, width: int) -> list[str]:
+    """Returns what is wrong with the page that is open."""
+    facts = await tab.ask(_LOOK)
+    wrong = [f"the picture {source} does not load" for source in facts["broken"]]
+    if facts["width"] > width:
+        wrong.append(f"is {facts['width']} pixels wide, and there are {width}")
+    if not facts["text"]:
+        wrong.append("is empty")
+    for event in tab.events:
+        said = _complaint(event["method"], event["params"], root)
+        if said:
+            wrong.append(said)
+    return wrong
+
+
+def _complaint(method: str, params: dict[str, Any], root: str) -> str:
+    """Returns what an event of the browser says is wrong, "" if nothing is."""
+    if method == "Runtime.exceptionThrown":
+        details = params["exceptionDetails"]
+        said = details.get("exception", {}).get("description") or details["text"]
+        return f"a script fails: {said}"
+    if method == "Runtime.consoleAPICalled" and params["type"] == "error":
+        said = " ".join(str(part.get("value")) for part in params["args"])
+        return f"an error in the console: {said}"
+    if method == "Log.entryAdded" and params["entry"]["level"] == "error":
+        entry = params["entry"]
+        if entry.get("url", "").endswith("/favicon.ico"):  # asked for by no page
+            return ""
+        return f"an error in the console: {entry['text']} {entry.get('url', '')}"
+    if method == "Network.requestWillBeSent":
+        address = params["request"]["url"]
+        if not address.startswith((root, "data:", "blob:")):
+            return f"asks another host for {address}"
+    return ""
+
+
+async def _searched(tab: Tab, root: str, text: str) -> list[str]:
+    await tab.open(f"{root}/search.html?q={text}", WIDTHS["desk"])
+    if await tab.wait(f"{_FOUND}.some(t => t.includes({json.dumps(text)}))"):
+        return []
+    return [f"the search does not find {text}: {await tab.ask(_FOUND)}"]
+
+
+# --- What is started, and ended -------------------------------------------------------
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args: Any) -> None:
+        """Says nothing."""
+
+
+@contextlib.contextmanager
+def _served(site: pathlib.Path) -> Iterator[str]:
+    """Serves a folder in this block, and yields its address."""
+    handler = functools.partial(_Quiet, directory=os.fspath(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def browser() -> str:
+    """Returns the path of a Chromium.
+
+    Raises:
+        NoBrowser: There is none.
+    """
+    for name in (os.environ.get("CHROMIUM", ""), *_NAMES):
+        path = shutil.which(name) if name else None
+        if path:
+            return path
+    raise NoBrowser(
+        "there is no Chromium: install it (apt-get install chromium), or name it by "
+        "the environment variable CHROMIUM"
+    )
+
+
+@contextlib.asynccontextmanager
+async def _tab() -> AsyncIterator[Tab]:
+    """Starts a browser, and yields a tab of it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        process = subprocess.Popen(
+            [
+                *(browser(), "--headless=new", "--no-sandbox", "--disable-gpu"),
+                *("--no-first-run", "--disable-background-networking"),
+                *("--remote-debugging-port=0", f"--user-data-dir={folder}"),
+                "about:blank",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            port = await _port(pathlib.Path(folder) / "DevToolsActivePort", process)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
+                tabs = [t for t in json.load(answer) if t["type"] == "page"]
+            connection = await websocket.websocket_connect(
+                tabs[0]["webSocketDebuggerUrl"], max_message_size=1 << 30
+            )
+            tab = Tab(connection)
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                await tab.call(f"{domain}.enable")
+            yield tab
+            connection.close()
+        finally:
+            process.terminate()
+            process.wait()
+
+
+async def _port(path: pathlib.Path, process: subprocess.Popen[bytes]) -> int:
+    """Returns the port that a browser writes down when it listens."""
+    end = time.monotonic() + _START
+    while time.monotonic() < end and process.poll() is None:
+        if path.exists() and path.read_text().strip():
+            return int(path.read_text().split()[0])
+        await asyncio.sleep(0.05)
+    raise NoBrowser(f"{browser()} does not start")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Looks at the site; returns the exit status."""
+    del argv
+    screenshots = None if _SHOTS.value is None else pathlib.Path(_SHOTS.value)
+    if screenshots is not None:
+        screenshots.mkdir(parents=True, exist_ok=True)
+    site = pathlib.Path(_FOLDER.value)
+    if not (site / "index.html").exists():
+        print(f"{site} holds no site: make docs", file=sys.stderr)
+        return 2
+    try:
+        wrong = problems(site, _PAGES.value, screenshots=screenshots)
+    except NoBrowser as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(*wrong, sep="\n")
+    print(f"{len(wrong)} problems", file=sys.stderr)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,68 @@
+"""What a browser finds wrong with a site, on small sites with one fault each."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+pytest.importorskip("tornado", reason="is installed for the documentation only")
+from docs import check_browser
+
+pytestmark = pytest.mark.slow  # starts a browser
+
+_PAGE = "<!doctype html><meta name=viewport content='width=device-width'><p>Words. "
+_PICTURE = "<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'></svg>"
+_ICON = "<link rel=icon href=picture.svg>"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _browser() -> None:
+    try:
+        check_browser.browser()
+    except check_browser.NoBrowser as error:
+        pytest.skip(str(error))
+
+
+def _problems(folder: pathlib.Path, body: str, search: str = "") -> list[str]:
+    (folder / "picture.svg").write_text(_PICTURE)
+    (folder / "page.html").write_text(f"{_PAGE}{_ICON}{body}")
+    return check_browser.problems(folder, ["page.html"], search)
+
+
+def test_a_sound_page_has_no_problem(tmp_path: pathlib.Path) -> None:
+    assert _problems(tmp_path, "<img src=picture.svg>") == []
+    assert check_browser.problems(tmp_path, None, "", tmp_path) == []
+    assert (tmp_path / "page-phone.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("<img src=missing.svg>", "missing.svg does not load"),
+        ("<script>throw new Error('no idea')</script>", "a script fails: Error: no"),
+        ("<script>console.error('oh no')</script>", "error in the console: oh no"),
+        ("<img src='http://127.0.0.2:9/x.png'>", "asks another host for http://127"),
+    ],
+)
+def test_a_fault_is_told_at_both_widths(
+    tmp_path: pathlib.Path, body: str, said: str
+) -> None:
+    found = _problems(tmp_path, body)
+    for place in ("page.html on a desk: ", "page.html on a phone: "):
+        assert any(text.startswith(place) and said in text for text in found)
+
+
+def test_a_page_that_is_too_wide_for_a_phone(tmp_path: pathlib.Path) -> None:
+    (problem,) = _problems(tmp_path, "<div style='width: 700px'>wide</div>")
+    assert problem.startswith("page.html on a phone: is 7")
+
+
+def test_a_search_that_finds_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_browser, "_PATIENCE", 1.0)
+    (tmp_path / "search.html").write_text(f"{_PAGE}<ul class=search><li><a>sum</a>")
+    assert _problems(tmp_path, "", "sum") == []
+    (problem,) = _problems(tmp_path, "", "product")
+    assert problem == "the search does not find product: ['sum']"
