@@ -8,12 +8,13 @@ import tensorflow as tf
 
 
 def said(error: tf.errors.OpError) -> str:
-    """Returns the text of the assertion that failed, as its parts stand in the message.
+    """Returns the text of the op that failed, a line for each part of an assertion.
 
     Args:
         error: What a step raised while it ran.
     """
-    found = re.search(r"assertion failed: (.*)", error.message)
+    found = re.search(r"INVALID_ARGUMENT: +(.*)|assertion failed: .*", error.message)
     if found is None:
-        return error.message.splitlines()[-1]
-    return "\n".join(re.findall(r"\[(.*?)\](?= |$)", found[1].strip()))
+        return error.message
+    text = (found[1] or found[0]).strip().removeprefix("assertion failed: ")
+    return "\n".join(text.removeprefix("[").removesuffix("]").split("] ["))
