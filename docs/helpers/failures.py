@@ -13,8 +13,8 @@ def said(error: tf.errors.OpError) -> str:
     Args:
         error: What a step raised while it ran.
     """
-    found = re.search(r"INVALID_ARGUMENT: +(.*)|assertion failed: .*", error.message)
-    if found is None:
-        return error.message
-    text = (found[1] or found[0]).strip().removeprefix("assertion failed: ")
-    return "\n".join(text.removeprefix("[").removesuffix("]").split("] ["))
+    assertion = re.search(r"assertion failed: \[(.*)\]", error.message)
+    if assertion is not None:
+        return "\n".join(assertion[1].split("] ["))
+    failed = re.search(r"INVALID_ARGUMENT: +(.*)", error.message)
+    return error.message if failed is None else failed[1].strip()
