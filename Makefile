@@ -14,7 +14,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits keras-fit torch-style strategies test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format docs docs-serve proto bench bench-peers bench-hosts clean
+.PHONY: help digits keras-fit torch-style strategies test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format docs docs-serve docs-check proto bench bench-peers bench-hosts clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
@@ -34,6 +34,7 @@ help:
 	@echo "make lint     check formatting, lint rules and types"
 	@echo "make format   format the code and mend what ruff can mend"
 	@echo "make docs     build the documentation site, and run the programs in it"
+	@echo "make docs-check  look at all of its pages in a headless Chromium"
 	@echo "make docs-serve  show it, at http://127.0.0.1:8000"
 	@echo "make proto    make strategy_pb2.py of strategy.proto, in .venv-proto"
 	@echo "make bench    measure against one device and MirroredStrategy; 40 minutes"
@@ -124,6 +125,10 @@ format: $(VENV)/.test
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build/html
 	@echo "The site is docs/_build/html/index.html"
+
+# Needs Chromium, Debian's say; CHROMIUM=... names another.
+docs-check: docs
+	$(BIN)/python -m docs.check_browser
 
 DOCS_PORT ?= 8000
 docs-serve: docs

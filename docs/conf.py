@@ -50,11 +50,12 @@ nb_execution_in_temp = True  # what cells write is in nobody's way
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # tables that cells make
 cells.prepare(_DOCS / "_build" / "kernel", _ROOT)
 
 # --- Docstrings -----------------------------------------------------------------------
 
-smartquotes = False  # "sum" is a value
+smartquotes_action = "D"  # dashes only: "sum" is a value
 nitpicky = True
 # What others define has its pages elsewhere; there is no network to look them up.
 nitpick_ignore_regex = [("py:.*", r"(?!replicator\.).*")]

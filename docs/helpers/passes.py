@@ -1,7 +1,7 @@
 """Pictures of a step's graph after each pass of its build, taken from a real build.
 
-Nothing here is needed to build a step: a page has the passes of `step/passes.py` run with
-a look at the draft after each.
+Nothing here is needed to build a step: a page has the passes of `step/passes.py` run
+with a look at the draft after each.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def _device(op: tf.Operation) -> str:
 def draw(after: After, before: After | None = None) -> SVG:
     """Draws the graph after a pass; ops that it added are green.
 
-    Communication that is not lowered yet is orange. Grey are ops that no result or effect
-    needs any more, which TensorFlow prunes. Dashed lines are control edges.
+    Communication that is not lowered yet is orange. Grey are ops that no result or
+    effect needs any more, which TensorFlow prunes. Dashed lines are control edges.
 
     Args:
         after: What to draw.
@@ -223,7 +223,12 @@ def _label(op: Op) -> str:
     plain = last.rstrip("0123456789").rstrip("_")
     if op.call:
         return plain
-    if op.kind == "argument" or " " in op.kind or re.fullmatch(r"n?\d*", last) or plain.lower() in op.kind.lower():
+    if (
+        op.kind == "argument"
+        or " " in op.kind
+        or re.fullmatch(r"n?\d*", last)
+        or plain.lower() in op.kind.lower()
+    ):
         return op.kind
     text = f"{op.kind} {plain}"
     return text if len(text) <= 29 else f"{text[:28]}…"
