@@ -1,8 +1,8 @@
 """Pictures of who sends what to whom, taken from a run of the communication itself.
 
-Each replica starts with numbers that occur nowhere else, each a bit of its own. What a
-replica ends with is therefore told by its bits: which numbers of which replicas are in it.
-Nothing is known of any primitive here, so that a picture cannot say what is not so.
+Each replica starts with numbers that occur nowhere else, each a bit of its own. So the
+bits of what a replica ends with tell which numbers of which replicas are in it. Nothing
+is known of any primitive here, so that a picture cannot say what is not so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _LINE = ("#2f7fc2", "#d08418", "#3b9a46", "#a94d9f")
 _MIXED = "#d9dce1"
 _LETTERS = "abcd"
 
-Source = tuple[int, int]  # a replica, and the place of the number in what it started with
+Source = tuple[
+    int, int
+]  # a replica, and the place of the number in what it started with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,7 @@ def endings(
         first = repl.replica_id * size
         bits = [2 ** (first + place) for place in range(size)]
         result = step_fn(tf.constant(bits, tf.int64))
-        # A step returns one structure on all replicas: what ends with nothing has no rows.
+        # All replicas return one structure: what ends with nothing has no numbers.
         return tf.zeros([0], tf.int64) if result is None else result
 
     with _quiet():
@@ -86,7 +88,9 @@ def _quiet() -> Iterator[None]:
 def _ending(value: tf.Tensor, size: int) -> Ending:
     numbers = [int(number) for number in tf.reshape(value, [-1])]
     cells = tuple(
-        tuple(divmod(bit, size) for bit in range(number.bit_length()) if number >> bit & 1)
+        tuple(
+            divmod(bit, size) for bit in range(number.bit_length()) if number >> bit & 1
+        )
         for number in numbers
     )
     return Ending(cells, int(value.shape[-1]) if value.shape.rank else 1)
@@ -182,7 +186,8 @@ def _arrows(
         yield (
             f'<path d="M{x0} {y0}C{bend} {y0} {bend} {y1} {x1 - 6} {y1}" fill="none" '
             f'stroke="{color}" stroke-width="2"{dashes}/>'
-            f'<path d="M{x1 - 7} {y1 - 4}L{x1} {y1}L{x1 - 7} {y1 + 4}z" fill="{color}"/>'
+            f'<path d="M{x1 - 7} {y1 - 4}L{x1} {y1}L{x1 - 7} {y1 + 4}z" '
+            f'fill="{color}"/>'
         )
 
 

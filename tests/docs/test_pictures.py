@@ -10,10 +10,14 @@ import tensorflow as tf
 from docs.helpers import pictures
 from tests import helpers
 
-A1, A2, B1, B2, C1, C2 = ((replica, place) for replica in range(3) for place in range(2))
+A1, A2, B1, B2, C1, C2 = (
+    (replica, place) for replica in range(3) for place in range(2)
+)
 
 
-def _cells(step_fn: Any, size: int = 2) -> list[tuple[tuple[tuple[int, int], ...], ...]]:
+def _cells(
+    step_fn: Any, size: int = 2
+) -> list[tuple[tuple[tuple[int, int], ...], ...]]:
     repl = helpers.make(3)
     ends = pictures.endings(repl, lambda x: step_fn(repl, x), size)
     return [end.cells for end in ends]
@@ -49,7 +53,11 @@ def test_rows_are_those_of_the_result() -> None:
     [
         (lambda repl, x: repl.shift(x), 3, "replica 0: c1, c2; replica 1: a1, a2"),
         (lambda repl, x: repl.broadcast(x, root=1), 3, "replica 2: b1, b2"),
-        (lambda repl, x: x if repl.replica_id else tf.zeros_like(x), 2, "replica 0: 0, 0"),
+        (
+            lambda repl, x: x if repl.replica_id else tf.zeros_like(x),
+            2,
+            "replica 0: 0, 0",
+        ),
     ],
 )
 def test_a_picture_has_an_arrow_for_each_source(
