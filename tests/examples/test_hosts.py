@@ -244,7 +244,7 @@ def commands() -> list[str]:
     """Returns the five of the guide to several hosts."""
     text = (_ROOT / "docs" / "guides" / "hosts.md").read_text()
     section = text.partition("\n## From two machines to a trained model\n")[2]
-    return section.split("```")[1].strip().splitlines()
+    return section.split("```bash\n")[1].split("```")[0].strip().splitlines()
 
 
 @pytest.mark.slow
