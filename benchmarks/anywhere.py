@@ -2,8 +2,9 @@
 
 Runs every primitive at every place of the graph on two replicas, with Replicator and
 with MirroredStrategy of the installed TensorFlow, compares values and gradients with
-plain TensorFlow, and prints a table. With --update=README.md the table of that file is
-written anew. MirroredStrategy runs in a process per cell, since it may hang.
+plain TensorFlow, and prints a table. With --update=docs/guides/control_flow.md the
+table of that file is written anew. MirroredStrategy runs in a process per cell, since
+it may hang.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ _CLASSES = [
 
 
 def _public() -> Iterator[tuple[str, Any]]:
-    """Yields what README.md's tables name, and what has a docstring of ours in it."""
+    """Yields the public names, and their members with a docstring of ours."""
     for cls in _CLASSES:
         if not isinstance(cls, type):
             yield cls.__name__, cls

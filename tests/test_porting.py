@@ -1,4 +1,4 @@
-"""What README's section on porting says, each statement by numbers of plain TensorFlow.
+"""What the guides say of losses for tf.distribute, by numbers of plain TensorFlow.
 
 One step of gradient descent on a linear model, on one device with the whole batch, is
 what two replicas are to give.

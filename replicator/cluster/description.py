@@ -164,7 +164,7 @@ def wrong(where: str, what: str, fix: str = "") -> errors.ClusterError:
         fix: The way out.
     """
     problem = f"{where} describes no cluster: {what}."
-    fix = fix or 'correct it there; README.md, "Several hosts", says what it may hold.'
+    fix = fix or "correct it there; docs/guides/hosts.md says what it may hold."
     return errors.ClusterError(errors.compose(problem, fix=fix))
 
 

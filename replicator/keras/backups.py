@@ -36,7 +36,7 @@ def refuse(model: Any, peers: Peers) -> None:
                         [f"at {errors.user_line()}"],
                         "save `cluster.checkpoint(folder, model=model)` in a callback, "
                         "at the end of each epoch, and pass its `step` to fit as "
-                        "initial_epoch; README has an example.",
+                        "initial_epoch; the guide to several hosts has an example.",
                     )
                 )
         return method(model, *given, **named)

@@ -241,10 +241,10 @@ def test_a_batch_that_the_replicas_do_not_divide_is_one_line(tmp_path):
 
 
 def commands() -> list[str]:
-    """Returns the five of the README."""
-    text = (_ROOT / "README.md").read_text()
-    section = text.partition("### From two machines to a trained model\n")[2]
-    return section.split("```")[1].strip().splitlines()
+    """Returns the five of the guide to several hosts."""
+    text = (_ROOT / "docs" / "guides" / "hosts.md").read_text()
+    section = text.partition("\n## From two machines to a trained model\n")[2]
+    return section.split("```bash\n")[1].split("```")[0].strip().splitlines()
 
 
 @pytest.mark.slow

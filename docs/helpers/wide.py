@@ -1,0 +1,18 @@
+"""Text with long lines, which scrolls where other output wraps."""
+
+from __future__ import annotations
+
+import html
+
+from IPython.display import HTML
+
+
+def wide(value: object) -> HTML:
+    """Returns what `print` would show, in a box that scrolls sideways.
+
+    Args:
+        value: A Strategy, or whatever is a table as a text.
+    """
+    text = html.escape(str(value))
+    style = "white-space: pre; overflow-x: auto; line-height: 1.2"
+    return HTML(f'<pre style="{style}">{text}</pre>')
