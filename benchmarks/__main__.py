@@ -25,6 +25,7 @@ PROGRAMS = (
     "loops",
     "strategies",
     "fit",
+    "profile",
 )
 
 

@@ -23,6 +23,7 @@ from benchmarks import (
     loops,
     memory,
     plots,
+    profile,
     results,
     scaling,
     steps,
@@ -53,6 +54,7 @@ PROGRAMS: Mapping[str, ModuleType] = {
         loops,
         strategies,
         fit,
+        profile,
         hosts,
     )
 }
