@@ -25,10 +25,10 @@ from replicator.profile import report as reports
 
 _USAGE = (
     "python -m replicator.profile module:make [--strategy=NAME] [--bandwidth=GBITS] "
-    "[--latency=US] [--calibration=FILE] [--steps=N] [--json=PATH] [--plot=PATH] "
+    "[--latency=US] [--calibration=FILE] [--trials=N] [--json=PATH] [--plot=PATH] "
     "[--trace=PATH]"
 )
-_MOST_STEPS = 10**6
+_MOST_TRIALS = 10**6
 _STRATEGY = flags.DEFINE_string(
     "strategy", None, "A builder of replicator.strategy, or the file of a strategy."
 )
@@ -41,11 +41,16 @@ _LATENCY = flags.DEFINE_float(
 _CALIBRATION = flags.DEFINE_string(
     "calibration", None, "What `python -m replicator.calibrate --output` has written."
 )
-_STEPS = flags.DEFINE_integer(
-    "steps", 40, "How many steps are measured.", 1, _MOST_STEPS
+_TRIALS = flags.DEFINE_integer(
+    "trials", 40, "How many steps are measured.", 1, _MOST_TRIALS
 )
-_JSON = flags.DEFINE_string("json", None, "A file to write all numbers to, as JSON.")
-_PLOT = flags.DEFINE_string("plot", None, "A .png or .svg file for a picture.")
+# `python -m replicator.plan` has two of the same names, for the same.
+_JSON = flags.DEFINE_string(
+    "json", None, "A file to write all numbers to, as JSON.", allow_override=True
+)
+_PLOT = flags.DEFINE_string(
+    "plot", None, "A .png or .svg file for a picture.", allow_override=True
+)
 _TRACE = flags.DEFINE_string(
     "trace", None, "A .json file for chrome://tracing or Perfetto."
 )
@@ -68,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         measured, ran = programs.tried(
             f"the step of {argv[1]}",
             lambda: measure.measure(
-                lambda: programs.made(argv[1]), _STEPS.value, strategy
+                lambda: programs.made(argv[1]), _TRIALS.value, strategy
             ),
         )
         report = reports.report(

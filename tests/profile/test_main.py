@@ -108,7 +108,7 @@ def _status(*arguments: str) -> int:
 
 def test_the_program_prints_draws_and_writes(module: str, capsys: Any) -> None:
     files = ("--json=all.json", "--plot=all.svg", "--trace=trace.json")
-    assert _status(*files, "--steps=5", f"{module}:make") == 0
+    assert _status(*files, "--trials=5", f"{module}:make") == 0
     printed, line = capsys.readouterr().out, _line("# the loss")
     assert f"{module}.py:{line} in step_fn" in printed.replace("\n", "")
     assert "T_sync / T_comp" in printed and "replicas compute most" in printed
@@ -127,7 +127,7 @@ def test_the_program_prints_draws_and_writes(module: str, capsys: Any) -> None:
 
 
 def test_communications_of_a_trace_bear_the_users_line(module: str) -> None:
-    assert _status("--trace=trace.json", "--steps=1", f"{module}:make") == 0
+    assert _status("--trace=trace.json", "--trials=1", f"{module}:make") == 0
     trace = json.loads(pathlib.Path("trace.json").read_text())
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
@@ -149,14 +149,14 @@ def test_communications_of_a_trace_bear_the_users_line(module: str) -> None:
 def test_who_communicates_much_is_told_so(
     module: str, name: str, least: float, most: float
 ) -> None:
-    assert _status("--json=all.json", "--steps=5", f"{module}:{name}") == 0
+    assert _status("--json=all.json", "--trials=5", f"{module}:{name}") == 0
     facts = json.loads(pathlib.Path("all.json").read_text())
     share = sum(c["seconds"] for c in facts["communication"]) / facts["step"]
     assert least <= share <= most
 
 
 def test_a_program_of_one_replica_is_predicted_by_the_calibration(module: str) -> None:
-    assert _status("--json=all.json", "--steps=3", f"{module}:on_one") == 0
+    assert _status("--json=all.json", "--trials=3", f"{module}:on_one") == 0
     facts = json.loads(pathlib.Path("all.json").read_text())
     assert facts["step"] == facts["alone"]
 
@@ -165,7 +165,7 @@ def test_another_network_and_strategy(module: str, capsys: Any) -> None:
     steps = {}
     for bandwidth in ("0.1", "100"):
         flags = (f"--bandwidth={bandwidth}", "--latency=5", "--strategy=PS")
-        status = _status(*flags, "--json=all.json", "--steps=2", f"{module}:make")
+        status = _status(*flags, "--json=all.json", "--trials=2", f"{module}:make")
         assert status == 0
         facts = json.loads(pathlib.Path("all.json").read_text())
         apart = facts["predicted"]["apart"][63]
@@ -191,7 +191,7 @@ def test_another_network_and_strategy(module: str, capsys: Any) -> None:
         (("{}:batches",), "expected a function"),
         (("{}:fails",), "RuntimeError: no luck"),
         (("{}:fails_in_step",), "the step of "),
-        (("{}:make", "--steps=0"), "--steps"),
+        (("{}:make", "--trials=0"), "--trials"),
         (("{}:make", "--bandwidth=-1"), "--bandwidth was given -1.0"),
         (("{}:make", "--latency=nan"), "--latency was given nan"),
         (("{}:make", "--bandwidth=much"), "bandwidth"),
