@@ -22,7 +22,8 @@ def test_a_profile_says_which_ops_ran_and_how_long(tmp_path):
     tf.profiler.experimental.stop()
     seconds = time.perf_counter() - start
     (file,) = tmp_path.rglob("*.xplane.pb")
-    found = [e for e in _tf.read_profile(file.read_bytes()) if e.name == "here:MatMul"]
-    (event,) = found
+    events = list(_tf.read_profile(file.read_bytes()))
+    # oneDNN has types of its own for some ops.
+    (event,) = [event for event in events if event.name.startswith("here:")]
     assert 0 < event.seconds < seconds
     assert event.plane.startswith("/host:")

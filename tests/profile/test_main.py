@@ -48,7 +48,7 @@ def make():
 
 
 def computes():
-    return _make(2048, 256, 30)
+    return _make(1024, 256, 10)
 
 
 def communicates():
@@ -110,8 +110,9 @@ def test_the_program_prints_draws_and_writes(module: str, capsys: Any) -> None:
     files = ("--json=all.json", "--plot=all.svg", "--trace=trace.json")
     assert _status(*files, "--trials=5", f"{module}:make") == 0
     printed, line = capsys.readouterr().out, _line("# the loss")
-    assert f"{module}.py:{line} in step_fn" in printed.replace("\n", "")
-    assert "T_sync / T_comp" in printed and "replicas compute most" in printed
+    assert f":{line} in step_fn" in "".join(printed.split("\n"))
+    assert "it pays while T_sync / T_comp < R - 1" in " ".join(printed.split())
+    assert "On devices like these: " in printed
     facts = json.loads(pathlib.Path("all.json").read_text())
     parts = [c["seconds"] for c in facts["communication"]]
     whole = facts["fixed"] + facts["compute"] + sum(parts)
@@ -132,7 +133,7 @@ def test_communications_of_a_trace_bear_the_users_line(module: str) -> None:
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
     lines = {event["args"]["line"] for event in events if "line" in event["args"]}
-    found = {line.rpartition(f"{module}.py:")[2] for line in lines}
+    found = {line.rpartition(":")[2] for line in lines}
     calls = (_line("optimizer.apply_gradients"), _line("# the loss"))
     assert found == {f"{line} in step_fn" for line in calls}
     names = {
