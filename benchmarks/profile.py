@@ -2,7 +2,7 @@
 
 A step on two replicas, and one of them alone, are measured as `python -m
 replicator.profile` does it; what it predicts of them for 1, 2 and 4 replicas, each with
-the same batch, stands beside steps on so many, which are measured afterwards. One
+the same batch, stands beside steps of other programs on so many. All take turns. One
 replica alone predicts, too, by the calibration only.
 """
 
@@ -57,13 +57,14 @@ def measured(workload: Workload, steps: int, rounds: int) -> dict[str, Any]:
         rounds: How many turns each has.
     """
     calibration = rates.load(None)
-    found, _ = measure.measure(lambda: make(workload), steps)
-    alone = alone_of(found)
+    own = measure.both(lambda: make(workload))
     programs = {
         r: measure.program(lambda: make(workload), rehearsal.Rehearsal(r, NAMED))
         for r in REPLICAS
     }
-    measure.alternate(list(programs.values()), steps, rounds)
+    measure.alternate([*own, *programs.values()], steps, rounds)
+    found, _ = measure.parts_of(*own)
+    alone = alone_of(found)
     return {
         str(r): {
             "measured": programs[r].seconds,

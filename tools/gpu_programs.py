@@ -19,6 +19,7 @@ from benchmarks import timing, workloads
 
 _MEMORY = 4096  # MiB of each logical GPU, where there is one GPU
 _STEPS, _ROUNDS = 100, 10
+_NETWORKS = ("large", "resnet20")
 
 
 def devices() -> str:
@@ -51,7 +52,7 @@ def nccl() -> str:
             step = repl.build(_sum_of(repl, x))
             assert any(algorithm in row.algorithm for row in step.plan), step.plan
             results.append(step().numpy())
-        np.testing.assert_allclose(*results, rtol=1e-6)
+        np.testing.assert_allclose(results[0], results[1], rtol=1e-6)
     return f"{len(names)} GPUs, {sizes} float32"
 
 
@@ -64,19 +65,22 @@ def _sum_of(repl: replicator.Replicator, x: tf.Tensor) -> Callable[[], Any]:
 
 def prefetch() -> str:
     """Looks where the elements of a dataset are in a step."""
-    repl = replicator.Replicator(two_gpus())
+    names = two_gpus()
+    repl = replicator.Replicator(names)
     dataset = tf.data.Dataset.range(64).map(lambda k: tf.fill([1024], float(k)))
     seen = repl.run(lambda x: tf.identity(x), lambda: dataset)
     places = [tensor.device.rpartition("/")[2] for tensor in seen]
-    assert places == ["device:GPU:0", "device:GPU:1"], places
+    assert places == [f"device:{name}" for name in names], places
     assert [float(tensor[0]) for tensor in seen] == [0.0, 1.0]
     return f"elements are on {', '.join(places)}"
 
 
-def _train(policy: str, steps: int = 30) -> tuple[list[float], Any]:
+def _train(
+    names: Sequence[str], policy: str, steps: int = 30
+) -> tuple[list[float], Any]:
     """Trains a small network; returns its losses, and the model."""
     tf.keras.utils.set_random_seed(1)
-    repl = replicator.Replicator(["GPU:0", "GPU:1"])
+    repl = replicator.Replicator(names)
     with repl.context():
         dense = tf.keras.layers.Dense
         model = tf.keras.Sequential(
@@ -100,8 +104,9 @@ def _train(policy: str, steps: int = 30) -> tuple[list[float], Any]:
 
 def mixed_precision() -> str:
     """Compares losses of float16 with those of float32."""
-    two_gpus()
-    (mixed, model), (plain, _) = _train("mixed_float16"), _train("float32")
+    names = two_gpus()
+    mixed, model = _train(names, "mixed_float16")
+    plain, _ = _train(names, "float32")
     assert {v.dtype for v in model.variables} == {"float32"}
     assert model.layers[0].compute_dtype == "float16"
     assert mixed[-1] < mixed[0] / 4, mixed
@@ -129,7 +134,7 @@ def step_times() -> str:
     """Measures steps on one GPU, by Replicator and by MirroredStrategy."""
     names, told = two_gpus(), []
     for workload in workloads.WORKLOADS:
-        if workload.name not in ("large", "resnet20"):
+        if workload.name not in _NETWORKS:
             continue
         measured = timing.measure(
             {name: timing.in_turn(s) for name, s in _contenders(workload, names)},

@@ -114,9 +114,8 @@ def main(argv: Sequence[str]) -> int:
             f"usage: tools/matrix.py [--only=NAME] [-- ...]; {names}", file=sys.stderr
         )
         return 2
-    results = [
-        run(*name.split("-"), tests) for name in names if not only or name in only
-    ]
+    pairs = [name.split("-") for name in names if not only or name in only]
+    results = [run(version, tensorflow, tests) for version, tensorflow in pairs]
     print("\n" + table(results))
     statuses = {result.status for result in results}
     return int("failed" in statuses or "passed" not in statuses)

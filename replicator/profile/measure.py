@@ -122,12 +122,35 @@ def measure(
     Returns:
         What was measured, and the ops that ran in some of the steps.
     """
-    whole = program(make, rehearsal.Rehearsal(strategy=strategy))
-    alone = whole
-    named = len(whole.devices)
-    if named > 1:
-        alone = program(make, rehearsal.Rehearsal(1, named, strategy))
+    whole, alone = both(make, strategy)
     alternate([whole] if alone is whole else [whole, alone], steps)
+    return parts_of(whole, alone)
+
+
+def both(make: Make, strategy: Any = None) -> tuple[Program, Program]:
+    """Makes a program as it is, and with one replica; they are the same if it has one.
+
+    Args:
+        make: Makes it.
+        strategy: In place of the program's own.
+    """
+    whole = program(make, rehearsal.Rehearsal(strategy=strategy))
+    named = len(whole.devices)
+    if named == 1:
+        return whole, whole
+    return whole, program(make, rehearsal.Rehearsal(1, named, strategy))
+
+
+def parts_of(whole: Program, alone: Program) -> tuple[parts.Measured, list[traces.Ran]]:
+    """Traces some steps of a program, and divides what a step takes.
+
+    Args:
+        whole: The program as it is, which was measured.
+        alone: The same with one replica.
+
+    Returns:
+        What was measured, and the ops that ran in the traced steps.
+    """
     ran = traces.trace(whole.run, whole.plan, _TRACED)
     fixed = min(empty_call(), alone.seconds / 2)
     shared = cost.share_memory(whole.devices)

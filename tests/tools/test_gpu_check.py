@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import replicator
 from tests import gpus
 from tools import gpu_check, gpu_programs
 
@@ -87,3 +88,29 @@ def test_names_of_cpus_become_names_of_gpus() -> None:
         ["GPU:1", "/job:w/task:0/device:CPU:1"],
     ]
     assert gpus.mapped(None, 8) is None and gpus.mapped(["CPU:9"], 8) == ["CPU:9"]
+
+
+@pytest.mark.parametrize("name", ["prefetch", "mixed_precision", "step_times"])
+def test_programs_run_on_what_devices_there_are(monkeypatch, name) -> None:
+    monkeypatch.setattr(gpu_programs, "two_gpus", lambda: ["CPU:0", "CPU:1"])
+    monkeypatch.setattr(gpu_programs, "_STEPS", 2)
+    monkeypatch.setattr(gpu_programs, "_ROUNDS", 2)
+    monkeypatch.setattr(gpu_programs, "_NETWORKS", ("small",))
+    said = gpu_programs.PROGRAMS[name]()
+    expected = {
+        "prefetch": "elements are on device:CPU:0, device:CPU:1",
+        "mixed_precision": "loss ",
+        "step_times": "32-64-64-10 MLP: one GPU ",
+    }
+    assert said.startswith(expected[name])
+
+
+@pytest.mark.parametrize("name", ["devices", "nccl"])
+def test_programs_of_several_gpus_find_none_here(name) -> None:
+    if gpu_programs.tf.config.list_physical_devices("GPU"):
+        pytest.skip("there are GPUs: `make gpu-check` runs these")
+    if name == "devices":
+        assert json.loads(gpu_programs.devices()) == []
+    else:
+        with pytest.raises(replicator.DeviceError):
+            gpu_programs.nccl()
