@@ -130,7 +130,7 @@ def main(argv: list[str]) -> None:
     if cli.CELL.value is not None:
         contenders.split_cpu(max(REPLICAS))
         (name,) = cli.choose([cli.CELL.value], NAMES)
-        of_cell = measured(NAMES[name], cli.steps(60), min(cli.rounds(), 10))
+        of_cell = measured(NAMES[name], cli.steps(80), cli.rounds())
         print(json.dumps(of_cell))
         return
     chosen = cli.chosen(NAMES)

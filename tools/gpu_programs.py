@@ -67,12 +67,21 @@ def prefetch() -> str:
     """Looks where the elements of a dataset are in a step."""
     names = two_gpus()
     repl = replicator.Replicator(names)
-    dataset = tf.data.Dataset.range(64).map(lambda k: tf.fill([1024], float(k)))
-    seen = repl.run(lambda x: tf.identity(x), lambda: dataset)
-    places = [tensor.device.rpartition("/")[2] for tensor in seen]
-    assert places == [f"device:{name}" for name in names], places
-    assert [float(tensor[0]) for tensor in seen] == [0.0, 1.0]
-    return f"elements are on {', '.join(places)}"
+
+    def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
+        own = tf.data.Dataset.range(64).shard(ctx.num_pipelines, ctx.pipeline_id)
+        return own.map(lambda k: tf.fill([1024], tf.cast(k, tf.float32)))
+
+    places = {}  # by replica, while the step is built
+
+    def step_fn(x: tf.Tensor) -> tf.Tensor:
+        places[repl.replica_id] = x.device.rpartition("/")[2]
+        return x[0]
+
+    seen = repl.run(step_fn, input_fn)
+    assert places == {r: f"device:{name}" for r, name in enumerate(names)}, places
+    assert [float(number) for number in seen] == list(range(len(names)))
+    return f"elements are on {', '.join(places.values())}"
 
 
 def _train(

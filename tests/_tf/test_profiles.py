@@ -25,5 +25,6 @@ def test_a_profile_says_which_ops_ran_and_how_long(tmp_path):
     events = list(_tf.read_profile(file.read_bytes()))
     # oneDNN has types of its own for some ops.
     (event,) = [event for event in events if event.name.startswith("here:")]
+    assert isinstance(event, _tf.Traced)
     assert 0 < event.seconds < seconds
     assert event.plane.startswith("/host:")
