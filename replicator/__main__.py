@@ -20,6 +20,7 @@ _OPTIONAL = (
     *("tensorboard", "tensorflow-probability", "transformers", "keras-hub"),
 )
 _VARIABLES = ("REPLICATOR_", "TF_", "XLA_", "CUDA_VISIBLE", "NCCL_", "KERAS_", "OMP_")
+_OTHERS = ("TF_CLI_", "TF_VAR_", "TF_TOKEN_")  # of Terraform
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 
@@ -100,7 +101,11 @@ def _calibration() -> Iterator[str]:
 
 
 def _environment() -> Iterator[str]:
-    found = [name for name in sorted(os.environ) if name.startswith(_VARIABLES)]
+    found = [
+        name
+        for name in sorted(os.environ)
+        if name.startswith(_VARIABLES) and not name.startswith(_OTHERS)
+    ]
     for name in found:
         secret = any(part in name.upper() for part in _SECRET)
         yield f"{name}={'(not shown)' if secret else os.environ[name]}"

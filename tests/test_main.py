@@ -55,6 +55,7 @@ def test_what_is_broken_is_a_line(capsys, monkeypatch, tmp_path, content) -> Non
 
 def test_secrets_are_not_shown(capsys, monkeypatch) -> None:
     monkeypatch.setenv("TF_API_TOKEN", "hidden")
+    monkeypatch.setenv("TF_VAR_account", "hidden")  # of another program
     monkeypatch.setenv("TF_NUM_THREADS", "shown")
     said = _printed(capsys)
     assert "hidden" not in said and "TF_NUM_THREADS=shown" in said
