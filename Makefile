@@ -14,7 +14,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits keras-fit torch-style strategies resnet gan language-model pipeline tensor-parallel evolution learner test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format docs docs-serve docs-check proto bench bench-peers bench-hosts clean
+.PHONY: help digits keras-fit torch-style strategies resnet gan language-model pipeline tensor-parallel evolution learner test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format docs docs-serve docs-check proto wheel test-matrix gpu-check bench bench-peers bench-hosts clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
@@ -43,6 +43,9 @@ help:
 	@echo "make docs     build the documentation site, and run the programs in it"
 	@echo "make docs-check  look at all of its pages in a headless Chromium"
 	@echo "make docs-serve  show it, at http://127.0.0.1:8000"
+	@echo "make wheel    build sdist and wheel, and try the wheel in an empty environment"
+	@echo "make test-matrix  run the fast tests with each Python and both ends of TensorFlow's range"
+	@echo "make gpu-check  check and measure on the GPUs of this machine, if it has any"
 	@echo "make proto    make strategy_pb2.py of strategy.proto, in .venv-proto"
 	@echo "make bench    measure against one device and MirroredStrategy; 40 minutes"
 	@echo "make bench-peers  measure torch and JAX, in an environment of their own"
@@ -143,6 +146,8 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/typed/mypy.ini tests/typed/uses_all.py
+	$(BIN)/python tools/links.py
 
 format: $(VENV)/.test
 	$(BIN)/ruff format
@@ -161,6 +166,19 @@ docs-check: docs
 DOCS_PORT ?= 8000
 docs-serve: docs
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/_build/html $(DOCS_PORT)
+
+# Of the newest commit. Leaves both in dist/.
+wheel: $(BIN)/python
+	$(BIN)/python tools/wheel.py
+
+# Each pair in an environment of its own; Pythons that are not there are named.
+# MATRIX="--only=3.12-2.21 -- tests/plan" runs less.
+test-matrix: $(BIN)/python
+	$(BIN)/python tools/matrix.py $(MATRIX)
+
+# Without a GPU it says so, and that is all. The report is gpu-report.md.
+gpu-check: $(VENV)/.test
+	$(BIN)/python -m tools.gpu_check $(GPU_CHECK)
 
 # By a protoc whose Python code works with every protobuf of the supported TensorFlows,
 # from 3.20.3 on: a newer one asks for a protobuf as new as itself. It is in wheels of
@@ -184,7 +202,7 @@ bench-hosts: $(VENV)/.bench $(PEERS)/.peers
 	$(BIN)/python -m benchmarks.report $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(NIGHTLY) $(PROTO) build dist docs/_build docs/reference/api *.egg-info htmlcov .coverage .coverage.*
+	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(NIGHTLY) $(PROTO) build dist .venv-matrix gpu-report.md docs/_build docs/reference/api *.egg-info htmlcov .coverage .coverage.*
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -12,6 +12,7 @@ each a table:
 - `xla.py`: what XLA makes of a step;
 - `strategies.py`: steps under every strategy, and what they communicate;
 - `fit.py`: an epoch of Keras' fit, for four networks;
+- `profile.py`: steps as `python -m replicator.profile` predicts them, and as they are;
 - `peers/`: torch and JAX, in an environment of their own;
 - `hosts.py`: steps and all-reduce on two hosts, by `make bench-hosts`; `on_hosts/` has
   what runs there;

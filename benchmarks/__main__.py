@@ -26,6 +26,7 @@ PROGRAMS = (
     "loops",
     "strategies",
     "fit",
+    "profile",
 )
 
 

@@ -24,6 +24,7 @@ from benchmarks import (
     loops,
     memory,
     plots,
+    profile,
     results,
     scaling,
     steps,
@@ -55,6 +56,7 @@ PROGRAMS: Mapping[str, ModuleType] = {
         loops,
         strategies,
         fit,
+        profile,
         hosts,
     )
 }

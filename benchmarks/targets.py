@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks import at_work, build, fit, hosts, memory, steps, timing
+from benchmarks import at_work, build, fit, hosts, memory, profile, steps, timing
 from benchmarks.contenders import (
     BASELINE,
     CLONED,
@@ -45,6 +45,8 @@ LINEAR = 1.25  # of the passes' time per replica, at 128 replicas and at 32
 MEMORY = 0.55
 # An epoch of Keras' fit: of plain Keras' and of MirroredStrategy's at most.
 FIT = (1.05, 0.8)
+# How far a predicted step may be off.
+PREDICTED = 0.15
 # The large MLP on two hosts at 1 Gbit/s: of one remote device at most, times faster
 # than torch at least.
 HOSTS = (2.2, 5.0)
@@ -96,6 +98,7 @@ def judge(found: Mapping[str, Any]) -> list[Target]:
         *_build(found.get(build.NAME, {})),
         *_memory(found.get(memory.NAME, {})),
         *_fit(found.get(fit.NAME, {})),
+        *_predicted(found.get(profile.NAME, {})),
         *_hosts(found.get(hosts.NAME, {})),
     ]
 
@@ -210,6 +213,16 @@ def _fastest(measured: Mapping[str, timing.Measured], other: str) -> dict[str, f
     if not {OURS, other} <= set(measured):
         return {}
     return {OURS: measured[OURS].fastest / measured[other].fastest}
+
+
+def _predicted(found: Mapping[str, Any]) -> list[Target]:
+    targets = []
+    for name, workload in profile.NAMES.items():
+        off = {n: abs(profile.error(own)) for n, own in found.get(name, {}).items()}
+        values = {"the worst": max(off.values())} if off else {}
+        title = f"predicted step, {workload.title}: off by"
+        targets.append(Target(title, PREDICTED, values))
+    return targets
 
 
 def _hosts(found: Mapping[str, Any]) -> list[Target]:

@@ -30,6 +30,7 @@ from replicator.primitives.reductions import Extremum
 from replicator.replicator import Replicator
 from replicator.values import PerReplica
 from replicator.variables.replicated import ReplicatedVariable
+from replicator.version import __version__ as __version__
 
 __all__ = [
     "ArgumentError",

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.cluster import peers, state
-from replicator.costs import paper
+from replicator.costs import paper, rehearsal
 
 # Each costs memory and threads; TensorFlow takes minutes to make a million.
 _MOST_CPUS = 1024
@@ -60,6 +60,7 @@ def resolve(
             "name at least one, or pass None for all accelerators (the CPU, if "
             "there is none).",
         )
+    resolved = list(rehearsal.spread(resolved))
     if paper.is_on():
         return paper.spread(resolved)
     flat = [name for own in resolved for name in own]

@@ -10,7 +10,7 @@ from typing import Any
 from replicator import devices, methods, optimizers, running
 from replicator.asynchronous import bounds, membership
 from replicator.cluster import between, peers
-from replicator.costs import cost, rates
+from replicator.costs import cost, rates, rehearsal
 from replicator.graph.order.effects import Ledger
 from replicator.interop import distribute
 from replicator.keras import model as keras_model
@@ -122,6 +122,7 @@ class Replicator(running.Running, methods.InStep):
             )
             self._devices = _resolve(devices)
             world = _world([own[0] for own in self._devices], together)
+            strategy = rehearsal.strategy(strategy)
             builder = None if strategy is None else choosing.as_builder(strategy)
             if together is not None:
                 chosen = between.checked(together, self._devices, chosen, repr(builder))

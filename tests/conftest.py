@@ -6,7 +6,8 @@ Helpers that several test files share are in tests/helpers.py.
 Replicator: what it computes does not depend on them. `--v1` runs them as programs that
 disable TensorFlow 2's behavior, `--sample 50:seed` runs 50 at random, each with options
 drawn at random. Which tests do what an option refuses is in tests/refused.txt.
-`--hosts` runs them on devices of other processes (tests/hosts.py).
+`--hosts` runs them on devices of other processes (tests/hosts.py), `--gpus` on GPUs
+(tests/gpus.py).
 """
 
 import ast
@@ -25,7 +26,7 @@ import tensorflow as tf
 
 import replicator
 from replicator._tf import choice
-from tests import helpers, hosts, refusals, sampling
+from tests import gpus, helpers, hosts, refusals, sampling
 
 NUM_CPUS = 8
 _STEPS = "steps_per_call"  # no option of Replicator, but of how tests run steps
@@ -67,6 +68,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="on devices of two servers, which are processes of their own",
     )
     parser.addoption(
+        "--gpus",
+        action="store_true",
+        help="on logical GPUs, for `make gpu-check`",
+    )
+    parser.addoption(
         "--faults",
         type=int,
         default=1,
@@ -88,6 +94,8 @@ _OUTCOMES = pytest.StashKey[dict[str, bool]]()  # of each test: whether it was r
 
 def pytest_configure(config: pytest.Config) -> None:
     """Does what has to be done before the first test."""
+    if config.getoption("--gpus"):
+        gpus.split(NUM_CPUS)
     if config.getoption("--v1"):
         tf.compat.v1.disable_v2_behavior()
         tf.compat.v1.enable_eager_execution()  # for what tests compare sessions with

@@ -8,12 +8,13 @@ Knows nothing of Sphinx.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import inspect
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags as absl_flags
@@ -75,8 +76,32 @@ def read(name: str) -> Program:
         ValueError: It has flags of neither kind.
     """
     main = f"{name}.__main__"
-    before = set(absl_flags.FLAGS)
     sys.modules.pop(main, None)
+    with _alone():
+        return _read(name, main)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """In this block there are no flags but absl's own: others may have the names."""
+    known = absl_flags.FLAGS
+    others = [
+        (module, flag)
+        for module, own in known.flags_by_module_dict().items()
+        if not module.startswith("absl.")
+        for flag in own
+    ]
+    known.remove_flag_values({flag.name: flag for _, flag in others})
+    try:
+        yield
+    finally:
+        for module, flag in others:
+            known[flag.name] = flag
+            known.register_flag_by_module(module, flag)
+
+
+def _read(name: str, main: str) -> Program:
+    before = set(absl_flags.FLAGS)
     module = importlib.import_module(main)
     about = inspect.getdoc(module) or ""
     if hasattr(module, "absl_flags") or hasattr(module, "app"):

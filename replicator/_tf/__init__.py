@@ -117,6 +117,7 @@ from replicator._tf.ops import (
     set_read_only_inputs,
     set_text_attr,
 )
+from replicator._tf.profiles import Traced, read_profile
 from replicator._tf.python import (
     PythonFunction,
     mark_python_function,
@@ -163,6 +164,7 @@ __all__ = [
     "ResourceVariable",
     "SaveSpec",
     "SaveableObject",
+    "Traced",
     "Traces",
     "UnliftableError",
     "abandon",
@@ -236,6 +238,7 @@ __all__ = [
     "read_quickly",
     "record_gradient",
     "register_python_function",
+    "read_profile",
     "replace",
     "replace_new_constant",
     "resource_shape",

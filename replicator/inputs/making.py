@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.cluster.peers import Peers
+from replicator.costs import rehearsal
 from replicator.inputs import (
     agreed_ends,
     checks,
@@ -144,7 +145,7 @@ def _sources(
     for pipeline_id in world.local if per_replica else (number,):
         info = InputContext(
             pipeline_id if per_replica else world.local[0],
-            world.num_replicas,
+            rehearsal.shares(world.num_replicas),
             pipeline_id + program.number * count,
             count * program.count,
             host_id=_host_id(hosts, world, pipeline_id if per_replica else None)

@@ -172,6 +172,7 @@ def _row(kept: Communication, algorithm: str) -> Row:
         wires=kept.wires,
         seconds=kept.seconds,
         synchronizer=_synchronizers(kept.calls[0].policies),
+        scope=kept.calls[0].scope,
     )
 
 

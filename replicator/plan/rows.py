@@ -36,6 +36,8 @@ class Row:
             happens; None on one host.
         synchronizer: How the variables are kept equal that it is for, each way once:
             "PS 0" where replica 0 owns them, "all-reduce group 1"; "" for no variable.
+        scope: The name scope of its ops, e.g. "communicate/all_reduce/3"; in functions,
+            behind the names of what calls them.
     """
 
     primitive: str
@@ -52,6 +54,7 @@ class Row:
     wires: tuple[Wire, ...] = ()
     seconds: float | None = None
     synchronizer: str = ""
+    scope: str = ""
 
     @property
     def place(self) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks import at_work, build, fit, hosts, memory, steps, targets
+from benchmarks import at_work, build, fit, hosts, memory, profile, steps, targets
 from benchmarks.contenders import BASELINE, CLONED, MIRRORED, ONE_REPLICA, OURS, RIVAL
 from tests.benchmarks.helpers import as_dict
 
@@ -15,7 +15,7 @@ def judged(found):
 
 def test_without_results_no_target_is_reached():
     lines = judged({})
-    assert len(lines) == 2 * 3 * len(targets.STEPS) + 9 + 2 * 2 * len(fit.BATCHES) + 7
+    assert len(lines) == 2 * 3 * len(targets.STEPS) + 9 + 2 * 2 * len(fit.BATCHES) + 10
     assert all(target.reached is None for target in lines.values())
     rows = targets.table(list(lines.values())).rows
     assert {row[-1] for row in rows} == {"not measured"}
@@ -119,3 +119,16 @@ def test_without_torch_the_targets_that_need_it_are_not_measured():
     found = {hosts.NAME: {hosts.WIRE: {"large": by_name}}}
     (line,) = [target for target in targets.judge(found) if target.values]
     assert line.what == "1024-2048x3-10 MLP, two hosts, 1 Gbit/s: of one remote device"
+
+
+@pytest.mark.parametrize(("predicted", "reached"), [(1.1, True), (0.8, False)])
+def test_a_prediction_is_judged_by_the_worst_of_it(predicted, reached):
+    steps = {
+        "1": {"measured": 1.0, "predicted": 1.0},
+        "4": {"measured": 1.0, "predicted": predicted},
+    }
+    line = judged({profile.NAME: {"large": steps}})[
+        "predicted step, 1024-2048x3-10 MLP: off by"
+    ]
+    assert line.reached is reached
+    assert line.values == {"the worst": pytest.approx(abs(predicted - 1))}

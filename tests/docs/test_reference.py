@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from absl import flags as absl_flags
+from absl.testing import flagsaver
 
 import replicator
 from docs._ext import names, programs
@@ -85,3 +88,13 @@ def test_two_programs_may_have_flags_of_one_name() -> None:
         assert flags["watch"].takes == "stdin|none"
         assert flags["cpus"].default == "1"
         assert flags["insecure"].takes == ""
+
+
+def test_flags_of_one_name_elsewhere_stay_as_they_are() -> None:
+    cli = importlib.import_module("benchmarks.cli")  # which has --rounds, too
+    with flagsaver.flagsaver():
+        absl_flags.FLAGS.mark_as_parsed()
+        before = cli.ROUNDS.value
+        assert "rounds" in {f.name for f in programs.read("replicator.calibrate").flags}
+        assert cli.ROUNDS.value == before
+        assert absl_flags.FLAGS["rounds"].default == cli.ROUNDS.default

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from absl.testing import flagsaver
 
-from replicator.plan import Plan, __main__
+from replicator.plan import Plan, __main__, programs
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -100,7 +100,7 @@ def _status(*arguments: str) -> int:
     """Runs the program in this process, as absl would."""
     with flagsaver.flagsaver():
         try:
-            return __main__.main(__main__._parse(["plan", *arguments]))
+            return __main__.main(programs.parse(["plan", *arguments]))
         except SystemExit as end:
             return end.code
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from replicator.graph.ir.shapes import Shape
 GRADIENT_TYPE = "ReplicatorCommunication"
 TYPE = "PyFuncStateless"
 _MARK = "replicator:"
+_NO_NAME = re.compile(r"[^0-9]+")  # what a key holds besides numbers
 _UNSHOWN = ("writes",)  # an option that is shown otherwise
 
 
@@ -175,6 +177,12 @@ class Call:
     def pairs_as(self) -> str:
         """What pairs with it: a call of the same primitive, or the other end."""
         return "message" if self.facts.end else self.primitive
+
+    @property
+    def scope(self) -> str:
+        """The name scope of its real ops, by which traces of a step are read."""
+        number = _NO_NAME.sub(".", self.key)
+        return f"communicate/{self.pairs_as}/{number}"
 
     def __str__(self) -> str:
         options = "".join(

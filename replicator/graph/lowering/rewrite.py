@@ -221,7 +221,7 @@ def _lower(
     # What the user made a call wait for, every participant's result waits for.
     before = [op for p in matched for op in p.op.control_inputs]
     with tf.control_dependencies(None), tf.control_dependencies(before):
-        with tf.name_scope(f"communicate/{call.pairs_as}"):
+        with tf.name_scope(call.scope):
             communication = _matched(matched, target)
             results = target.lowerings[call.primitive](communication)
     if len(communication.calls) > len(matched):  # those built elsewhere have theirs

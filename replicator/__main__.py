@@ -1,0 +1,138 @@
+"""Says what a bug report needs: `python -m replicator`.
+
+Versions, devices, the calibration and what of the optional packages is installed, in
+Markdown, to be pasted into a report. What cannot be found out is said in its place.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from absl import app, flags
+
+_NEEDED = ("tensorflow", "keras", "numpy", "absl-py", "protobuf", "PyYAML")
+_OPTIONAL = (
+    *("rich", "matplotlib", "asyncssh", "tqdm", "tf_keras", "dm-sonnet"),
+    *("tensorboard", "tensorflow-probability", "transformers", "keras-hub"),
+)
+_VARIABLES = ("REPLICATOR_", "TF_", "XLA_", "CUDA_VISIBLE", "NCCL_", "KERAS_", "OMP_")
+_OTHERS = ("TF_CLI_", "TF_VAR_", "TF_TOKEN_")  # of Terraform
+_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints all there is to say; returns the exit status."""
+    if len(argv) > 1:
+        return _fail(f"unknown argument {argv[1]!r}; usage: python -m replicator")
+    for title, lines in _SECTIONS.items():
+        print(f"### {title}\n")
+        for line in _tried(lines):
+            print(f"- {line}")
+        print()
+    return 0
+
+
+def _tried(lines: Callable[[], Iterator[str]]) -> Iterator[str]:
+    """Yields lines; what ends them early is a line, too."""
+    try:
+        yield from lines()
+    except Exception as error:  # whatever is broken is what the report is about
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        yield f"not to be found out: {text}"
+
+
+def _versions() -> Iterator[str]:
+    from replicator.version import __version__
+
+    folder = os.path.dirname(os.path.abspath(__file__))
+    yield f"replicator {__version__}, in {folder}"
+    yield f"Python {platform.python_version()}, {platform.platform()}"
+    for name in _NEEDED:
+        yield f"{name} {_version(name) or 'is not installed'}"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _installed() -> Iterator[str]:
+    for name in _OPTIONAL:
+        yield f"{name}: {_version(name) or 'no'}"
+
+
+def _devices() -> Iterator[str]:
+    import tensorflow as tf
+
+    yield f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
+    for device in tf.config.list_physical_devices():
+        facts = tf.config.experimental.get_device_details(device)
+        told = ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
+        yield f"{device.name}{': ' if told else ''}{told}"
+    build = tf.sysconfig.get_build_info()
+    if build.get("is_cuda_build"):
+        cuda, cudnn = build.get("cuda_version"), build.get("cudnn_version")
+        yield f"TensorFlow was built for CUDA {cuda}, cuDNN {cudnn}"
+    else:
+        yield "TensorFlow was built without CUDA"
+
+
+def _calibration() -> Iterator[str]:
+    from replicator.costs import rates
+
+    named = os.environ.get(rates.VARIABLE)
+    yield f"from {named}" if named else "none: rates are as by default"
+    found = rates.load(None)
+    for kind in rates.KINDS:
+        own = found.of(kind)
+        source = "measured" if kind in found.rates else "by default"
+        yield (
+            f"{kind}, {source}: op {own.op:.3g} s, message {own.message:.3g} s; per "
+            f"byte: link {own.link:.3g} s, add {own.add:.3g} s, copy {own.copy:.3g} s"
+        )
+    if found.links:
+        yield f"{len(found.links)} links between hosts were measured"
+
+
+def _environment() -> Iterator[str]:
+    found = [
+        name
+        for name in sorted(os.environ)
+        if name.startswith(_VARIABLES) and not name.startswith(_OTHERS)
+    ]
+    for name in found:
+        secret = any(part in name.upper() for part in _SECRET)
+        yield f"{name}={'(not shown)' if secret else os.environ[name]}"
+    if not found:
+        yield "no variable of TensorFlow or replicator is set"
+
+
+_SECTIONS: dict[str, Callable[[], Iterator[str]]] = {
+    "Versions": _versions,
+    "Devices": _devices,
+    "Calibration": _calibration,
+    "Optional packages": _installed,
+    "Environment": _environment,
+}
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(_fail(str(error)))
+
+
+def _fail(text: str) -> int:
+    print(" ".join(text.split()), file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=_parse)

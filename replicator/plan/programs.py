@@ -1,0 +1,105 @@
+"""What programs do that are given `module:make`: the step it makes, or one line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import flags
+
+from replicator import errors
+from replicator.replicator import Replicator
+
+
+class BadInput(Exception):
+    """Ends a program with one line."""
+
+
+def made(name: str) -> tuple[Replicator, Sequence[Any]]:
+    """Returns a Replicator, and its step_fn and maybe input_fn, made anew.
+
+    Args:
+        name: "module:make", where make() returns (repl, step_fn) or (repl, step_fn,
+            input_fn). The module is looked for in the working directory, too.
+
+    Raises:
+        BadInput: There is no such function, or it fails, or returns something else.
+    """
+    found = tried(f"{name}()", maker(name))
+    if not isinstance(found, tuple) or len(found) not in (2, 3):
+        raise BadInput(
+            f"{name}() returned a {type(found).__name__}; expected a tuple (repl, "
+            "step_fn) or (repl, step_fn, input_fn)"
+        )
+    repl, *functions = found
+    if not isinstance(repl, Replicator):
+        raise BadInput(
+            f"{name}() returned a {type(repl).__name__} first; expected a Replicator"
+        )
+    if not callable(functions[0]):
+        raise BadInput(
+            f"{name}() returned a {type(functions[0]).__name__} second; expected the "
+            "step_fn"
+        )
+    return repl, functions
+
+
+def maker(name: str) -> Callable[[], Any]:
+    """Returns the function that "module:make" names.
+
+    Raises:
+        BadInput: There is none.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise BadInput(f"{name!r} is not of the form module:make")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module = tried(module_name, lambda: importlib.import_module(module_name))
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise BadInput(f"module {module_name} has no {attribute}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise BadInput(f"{name} is a {type(found).__name__}; expected a function")
+    return found
+
+
+def tried(what: str, function: Callable[[], Any]) -> Any:
+    """Calls a function, and makes one line of what it raises.
+
+    Args:
+        what: What is tried, as the line begins.
+        function: Whatever it raises may come of the user's own code.
+
+    Raises:
+        BadInput: It failed.
+    """
+    try:
+        return function()
+    except BadInput:
+        raise
+    except Exception as error:
+        text = f"{what}: {type(error).__name__}: {error}"
+        line = errors.line_of(error)
+        if not isinstance(error, errors.ReplicatorError) and line != errors.UNKNOWN:
+            text += f" (raised at {line})"
+        raise BadInput(text) from error
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments that are no flags; ends the program if a flag is bad."""
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(fail(error))
+
+
+def fail(error: Exception) -> int:
+    """Prints an error in one line; returns the exit status."""
+    print(errors.one_line(error), file=sys.stderr)
+    return 2

@@ -1,0 +1,160 @@
+"""Says what a step takes, and when more replicas pay: `python -m replicator.profile`.
+
+`make()` returns (repl, step_fn) or (repl, step_fn, input_fn), as for
+`python -m replicator.plan`. It is called twice: as it is, and with one replica whose
+batch is as large; batches that are shares of a global one have to be of
+`ctx.per_replica_batch_size`. Steps of both are run and measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from absl import app, flags
+
+from replicator import strategy as strategies
+from replicator.costs import rates
+from replicator.plan import files, programs
+from replicator.profile import chrome, measure
+from replicator.profile import report as reports
+
+_USAGE = (
+    "python -m replicator.profile module:make [--strategy=NAME] [--bandwidth=GBITS] "
+    "[--latency=US] [--calibration=FILE] [--trials=N] [--json=PATH] [--plot=PATH] "
+    "[--trace=PATH]"
+)
+_MOST_TRIALS = 10**6
+_STRATEGY = flags.DEFINE_string(
+    "strategy", None, "A builder of replicator.strategy, or the file of a strategy."
+)
+_BANDWIDTH = flags.DEFINE_float(
+    "bandwidth", None, "What the network between hosts carries, in Gbit/s."
+)
+_LATENCY = flags.DEFINE_float(
+    "latency", None, "What a message between hosts takes, in microseconds."
+)
+_CALIBRATION = flags.DEFINE_string(
+    "calibration", None, "What `python -m replicator.calibrate --output` has written."
+)
+_TRIALS = flags.DEFINE_integer(
+    "trials", 40, "How many steps are measured.", 1, _MOST_TRIALS
+)
+# `python -m replicator.plan` has two of the same names, for the same.
+_JSON = flags.DEFINE_string(
+    "json", None, "A file to write all numbers to, as JSON.", allow_override=True
+)
+_PLOT = flags.DEFINE_string(
+    "plot", None, "A .png or .svg file for a picture.", allow_override=True
+)
+_TRACE = flags.DEFINE_string(
+    "trace", None, "A .json file for chrome://tracing or Perfetto."
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures, predicts, prints and writes; returns the exit status."""
+    try:
+        if len(argv) != 2:
+            raise programs.BadInput(f"usage: {_USAGE}")
+        picture = _PLOT.value
+        if picture is not None:
+            programs.tried("--plot", lambda: files.check_picture("a profile", picture))
+        for flag in (_JSON, _PLOT, _TRACE):
+            _check_folder(flag)
+        calibration = programs.tried(
+            "--calibration", lambda: rates.load(_CALIBRATION.value)
+        )
+        network, strategy = _network(calibration), _strategy(_STRATEGY.value)
+        measured, ran = programs.tried(
+            f"the step of {argv[1]}",
+            lambda: measure.measure(
+                lambda: programs.made(argv[1]), _TRIALS.value, strategy
+            ),
+        )
+        report = reports.report(
+            *(argv[1], measured, calibration, network),
+            "" if strategy is None else repr(strategy),
+        )
+        programs.tried("the tables", lambda: _show(report))
+        if _JSON.value is not None:
+            _write(_JSON, report.to_json())
+        if _TRACE.value is not None:
+            _write(_TRACE, chrome.to_json(ran, measured.rows))
+        if picture is not None:
+            programs.tried("--plot", lambda: _plot(report, picture))
+    except programs.BadInput as error:
+        return programs.fail(error)
+    return 0
+
+
+def _network(calibration: rates.Calibration) -> rates.Rates:
+    """Returns what it costs between hosts: as calibrated, or as the flags say."""
+    network = calibration.of("hosts")
+    bandwidth = _positive(_BANDWIDTH)
+    if bandwidth is not None:
+        network = dataclasses.replace(network, link=8e-9 / bandwidth)
+    latency = _positive(_LATENCY)
+    if latency is not None:
+        network = dataclasses.replace(network, message=latency * 1e-6)
+    return network
+
+
+def _positive(flag: flags.FlagHolder[float | None]) -> float | None:
+    value = flag.value
+    if value is not None and not 0 < value < math.inf:
+        raise programs.BadInput(f"--{flag.name} was given {value}; it is more than 0")
+    return value
+
+
+def _strategy(name: str | None) -> Any:
+    """Returns the strategy that a flag names; None if none."""
+    if name is None:
+        return None
+    builders = {
+        public: found
+        for public in strategies.__all__
+        if isinstance(found := getattr(strategies, public), type)
+        and issubclass(found, strategies.Builder)
+        and found not in (strategies.Builder, strategies.Rules)
+    }
+    if name in builders:
+        return programs.tried(f"--strategy={name}", builders[name])
+    if os.path.exists(name):
+        return programs.tried("--strategy", lambda: strategies.Strategy.load(name))
+    raise programs.BadInput(
+        f"--strategy was given {name!r}; it is the file of a strategy, or one of "
+        f"{', '.join(sorted(builders))}"
+    )
+
+
+def _check_folder(flag: flags.FlagHolder[str | None]) -> None:
+    """Raises BadInput if a file cannot be written, before anything is measured."""
+    folder = os.path.dirname(flag.value) if flag.value else ""
+    if folder and not os.path.isdir(folder):
+        raise programs.BadInput(f"--{flag.name}: there is no folder {folder}")
+
+
+def _write(flag: flags.FlagHolder[str | None], text: str) -> None:
+    path = pathlib.Path(flag.value or "")
+    programs.tried(f"--{flag.name}", lambda: path.write_text(text))
+
+
+def _show(report: reports.Report) -> None:
+    with files.needing("rich", "print a profile"):
+        from replicator.profile import display
+    display.show(report)
+
+
+def _plot(report: reports.Report, path: str) -> None:
+    with files.needing("matplotlib", "plot a profile"):
+        from replicator.profile import picture
+    picture.plot(report, path)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=programs.parse)

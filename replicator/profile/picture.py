@@ -1,0 +1,75 @@
+"""A report as a picture, by matplotlib: parts of a step, and speed-ups."""
+
+from __future__ import annotations
+
+import os
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from replicator.plan import display
+from replicator.profile import report as reports
+from replicator.profile.report import Report
+
+_MOST_PARTS = 12  # communications that have a bar of their own: those that take most
+_SIZE = (11.0, 4.5)  # inches
+
+
+def plot(report: Report, path: str | os.PathLike[str]) -> None:
+    """Draws a report.
+
+    Args:
+        report: What to draw.
+        path: The picture's file, .png or .svg.
+    """
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure = Figure(figsize=_SIZE, layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _parts(left, report)
+        _speed_ups(right, report)
+        figure.savefig(path)
+
+
+def _parts(axes: Axes, report: Report) -> None:
+    measured = report.measured
+    rows = sorted(
+        zip(measured.communication, measured.rows, strict=True),
+        key=lambda pair: -pair[0],
+    )
+    bars = [("the call", measured.fixed), ("computing", measured.compute)]
+    bars += [
+        (f"{display.title(row)}\n{_short(row.lines)}", seconds)
+        for seconds, row in rows[:_MOST_PARTS]
+    ]
+    rest = sum(seconds for seconds, _ in rows[_MOST_PARTS:])
+    if rest:
+        bars.append((f"{len(rows) - _MOST_PARTS} more", rest))
+    names, times = zip(*bars, strict=True)
+    places = range(len(bars))
+    colors = ["tab:gray", "tab:blue", *["tab:orange"] * (len(bars) - 2)]
+    axes.barh(places, [1e3 * seconds for seconds in times], color=colors)
+    axes.set_yticks(places, names, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms of a step")
+    axes.set_title(f"{report.name}, {measured.replicas} replicas", fontsize=9)
+
+
+def _speed_ups(axes: Axes, report: Report) -> None:
+    for where, steps in report.predicted.items():
+        numbers = [own.replicas for own in steps]
+        ups = [own.speed_up for own in steps]
+        axes.plot(numbers, ups, label=reports.title(where))
+    axes.plot(numbers, numbers, color="tab:gray", linestyle=":", label="no waiting")
+    axes.axhline(1.0, color="tab:red", linewidth=0.8, label="one replica alone")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlabel("replicas")
+    axes.set_ylabel("speed-up")
+    axes.legend(fontsize=7)
+    axes.set_title("predicted", fontsize=9)
+
+
+def _short(lines: tuple[str, ...]) -> str:
+    """Returns the user's lines without their folders."""
+    return ", ".join(os.path.basename(line) for line in lines)

@@ -1,0 +1,124 @@
+"""A trace of some steps: the ops that ran, and to which communication each belongs."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.plan.rows import Row
+
+_OP = re.compile(r"([^:\s]+):([A-Za-z_]\w*)")
+_REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")
+# A function that is called several times has the scope more than once, numbered.
+_SCOPE = re.compile(r"(?:^|/)(communicate/[a-z_]+/[0-9.]+)(?:_\d+)?(?:/|$)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """An op that ran in a traced step.
+
+    Attributes:
+        name: That of the op.
+        type: Its type, e.g. "MatMul".
+        plane: Where: "/host:CPU", "/device:GPU:0".
+        thread: On which thread, or stream, of it.
+        start: When it began, in seconds since whenever.
+        seconds: How long it took.
+        own: How long without the ops that ran inside of it.
+        row: The number of the communication that it is part of; None if of none.
+        replica_id: The replica that it is of; None if of none, or of all.
+    """
+
+    name: str
+    type: str
+    plane: str
+    thread: int
+    start: float
+    seconds: float
+    own: float
+    row: int | None = None
+    replica_id: int | None = None
+
+
+def trace(run: Callable[[], object], rows: Sequence[Row], count: int) -> list[Ran]:
+    """Runs some steps under TensorFlow's profiler, and returns what ran.
+
+    Args:
+        run: Runs a step, and returns when all of it has happened.
+        rows: The step's communications.
+        count: How many steps.
+    """
+    options = tf.profiler.experimental.ProfilerOptions(
+        host_tracer_level=2, python_tracer_level=0
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder, options)
+        try:
+            for _ in range(count):
+                run()
+        finally:
+            tf.profiler.experimental.stop()
+        files = pathlib.Path(folder).rglob("*.xplane.pb")
+        events = [e for file in files for e in _tf.read_profile(file.read_bytes())]
+    return ops_of(events, rows)
+
+
+def ops_of(events: Iterable[_tf.Traced], rows: Sequence[Row]) -> list[Ran]:
+    """Returns the ops among traced events, by their beginnings.
+
+    Where GPUs say how long their kernels ran, what the host did to start them is left
+    out.
+
+    Args:
+        events: What was traced.
+        rows: The step's communications.
+    """
+    numbers = {row.scope: number for number, row in enumerate(rows)}
+    threads: dict[tuple[str, int], list[_tf.Traced]] = {}
+    for event in events:
+        if _OP.fullmatch(event.name):
+            threads.setdefault((event.plane, event.thread), []).append(event)
+    kernels = {plane for plane, _ in threads if "/device:" in plane}
+    found = [
+        _ran(event, own, numbers)
+        for (plane, _), line in threads.items()
+        if not kernels or plane in kernels
+        for event, own in _own(line)
+    ]
+    return sorted(found, key=lambda ran: ran.start)
+
+
+def _own(line: list[_tf.Traced]) -> list[tuple[_tf.Traced, float]]:
+    """Returns how long each event of a thread took without those inside of it."""
+    line.sort(key=lambda event: (event.start, -event.seconds))
+    own = [event.seconds for event in line]
+    around: list[int] = []
+    for n, event in enumerate(line):
+        while around and _end(line[around[-1]]) <= event.start:
+            around.pop()
+        if around:
+            own[around[-1]] -= event.seconds
+        around.append(n)
+    return [(event, max(0.0, left)) for event, left in zip(line, own, strict=True)]
+
+
+def _end(event: _tf.Traced) -> float:
+    return event.start + event.seconds
+
+
+def _ran(event: _tf.Traced, own: float, numbers: dict[str, int]) -> Ran:
+    named = _OP.fullmatch(event.name)
+    assert named, "only ops are asked for"
+    name, kind = named.groups()
+    scope, replica = _SCOPE.search(name), _REPLICA.search(name)
+    return Ran(
+        *(name, kind, event.plane, event.thread, event.start, event.seconds, own),
+        row=numbers.get(scope[1]) if scope else None,
+        replica_id=int(replica[1]) if replica else None,
+    )

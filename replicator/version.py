@@ -1,0 +1,3 @@
+"""The version of the library: here and nowhere else; setup.cfg reads it."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,58 @@
+"""What the tests of this room make: rows, and measurements."""
+
+from __future__ import annotations
+
+from replicator.graph.ir.placeholder import Value
+from replicator.plan.rows import Row
+from replicator.profile.parts import Measured
+
+
+def row(
+    primitive: str = "all_reduce",
+    shape: tuple[int | None, ...] = (1 << 20,),
+    group: tuple[int, ...] = (0, 1),
+    number: int = 0,
+    algorithm: str = "hub",
+) -> Row:
+    """Returns a communication of float32 of this shape."""
+    return Row(
+        primitive=primitive,
+        reduction="sum" if primitive == "all_reduce" else "",
+        options={},
+        group=group,
+        operands=((Value("float32", shape),),) * len(group),
+        links=(),
+        algorithm=algorithm,
+        path=(),
+        times=1,
+        lines=(f"train.py:{40 + number} in step_fn",),
+        backward=False,
+        scope=f"communicate/{primitive}/{number}",
+    )
+
+
+def measured(
+    rows: tuple[Row, ...] = (),
+    communication: tuple[float, ...] = (),
+    replicas: int = 2,
+    cores: int | None = 2,
+    compute: float = 0.2,
+    alone: float = 0.11,
+    work: float = 0.2,
+    fixed: float = 0.01,
+) -> Measured:
+    """Returns what might have been measured."""
+    return Measured(
+        devices=tuple(
+            f"/job:localhost/replica:0/task:0/device:{'CPU' if cores else 'GPU'}:{r}"
+            for r in range(replicas)
+        ),
+        cores=cores,
+        step=fixed + compute + sum(communication),
+        alone=alone,
+        work=work,
+        fixed=fixed,
+        compute=compute,
+        communication=communication,
+        rows=rows,
+    )

@@ -1,0 +1,142 @@
+"""Predictions equal closed forms, and what was measured is what they start from."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from replicator.costs import rates
+from replicator.primitives import table
+from replicator.profile import model
+from tests.profile import made
+
+_BYTES = 4 << 20  # of made.row()
+_LINK, _MESSAGE = 1e-9, 1e-5
+_NETWORK = rates.Rates(0.0, _MESSAGE, _LINK, 0.0, 0.0, True)
+_CALIBRATION = rates.Calibration()
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 8, 64])
+def test_a_hub_on_a_network_has_the_speed_up_of_the_inequality(replicas):
+    ring = made.row(algorithm="ring")
+    found = made.measured((ring,), (0.05,))
+    step = model.apart(found, replicas, _CALIBRATION, _NETWORK)
+    # Of all algorithms the least; each in closed form.
+    r, steps = replicas, math.ceil(math.log2(replicas))
+    expected = min(
+        2 * (r - 1) * (_MESSAGE + _BYTES * _LINK),  # hub
+        2 * (r - 1) * (_MESSAGE + _BYTES / r * _LINK),  # shuffled, ring
+        2 * steps * (_MESSAGE + _BYTES * _LINK),  # tree
+    )
+    assert step.sync == pytest.approx(expected)
+    assert step.step == pytest.approx(found.alone + expected)
+    ratio = expected / found.alone
+    assert step.speed_up == pytest.approx(r / (1 + ratio))
+    assert step.pays == (ratio < r - 1) == (step.speed_up > 1)
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_it_pays_as_long_as_the_ratio_is_below_replicas_less_one(pays):
+    own = model.Predicted(4, 1.0 + (2.9 if pays else 3.1), 1.0)
+    assert own.pays is pays
+    assert (own.speed_up > 1) is pays
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4, 8])
+def test_what_was_measured_is_predicted_of_itself(replicas):
+    rows = made.row(group=tuple(range(replicas))), made.row("permute", number=1)
+    if replicas == 1:
+        rows = ()
+    parts = (0.05, 0.02)[: len(rows)]
+    found = made.measured(rows, parts, replicas=replicas)
+    predicted = model.here(found, replicas, _CALIBRATION)
+    step = found.alone if replicas == 1 else found.step
+    assert predicted.step == pytest.approx(step)
+    assert model.here(found, 1, _CALIBRATION).step == found.alone
+
+
+def test_cores_that_are_busy_are_divided_among_all_replicas():
+    # Each replica's 0.2 s of work fill both cores for 0.1 s; nothing is lost.
+    found = made.measured(compute=0.2, alone=0.11, work=0.2, fixed=0.01)
+    for replicas in (1, 2, 4, 64):
+        step = model.here(found, replicas, _CALIBRATION)
+        assert step.step == pytest.approx(0.01 + 0.1 * replicas)
+    assert not any(model.here(found, r, _CALIBRATION).speed_up > 1.1 for r in (2, 64))
+
+
+def test_replicas_of_one_thread_each_share_no_core_until_there_are_more_of_them():
+    found = made.measured(
+        compute=0.1, alone=0.1, work=0.1, fixed=0.0, cores=4, replicas=2
+    )
+    steps = {r: model.here(found, r, _CALIBRATION).step for r in (2, 4, 8)}
+    assert steps == pytest.approx({2: 0.1, 4: 0.1, 8: 0.2})
+
+
+def test_what_sharing_was_measured_to_lose_is_lost_with_more_replicas():
+    found = made.measured(compute=0.3, alone=0.11, work=0.2, fixed=0.01)
+    assert model.here(found, 4, _CALIBRATION).step == pytest.approx(0.01 + 0.6)
+
+
+def test_devices_of_their_own_compute_at_the_same_time():
+    found = made.measured(cores=None, compute=0.12, replicas=2)
+    assert model.here(found, 8, _CALIBRATION).step == pytest.approx(0.13)
+
+
+def test_a_hub_on_shared_cores_grows_as_its_work():
+    found = made.measured((made.row(),), (0.05,))
+    without = made.measured()
+    steps = [
+        model.here(found, r, _CALIBRATION).step
+        - model.here(without, r, _CALIBRATION).step
+        for r in (2, 4)
+    ]
+    cpu = _CALIBRATION.of("cpu")
+    works = [cpu.op + 2 * (r - 1) * cpu.message + r * _BYTES * cpu.add for r in (2, 4)]
+    assert steps == pytest.approx([0.05, 0.05 * works[1] / works[0]])
+
+
+def test_groups_keep_their_sizes():
+    pair = made.row(group=(0, 1))
+    found = made.measured((pair,), (0.05,), replicas=4)
+    more = made.measured((), (), replicas=4)
+    extra = (
+        model.here(found, 8, _CALIBRATION).step - model.here(more, 8, _CALIBRATION).step
+    )
+    assert extra == pytest.approx(0.1)  # twice as many groups on the same cores
+    network = [model.apart(found, r, _CALIBRATION, _NETWORK).sync for r in (4, 64)]
+    assert network[0] == network[1] > 0
+
+
+@pytest.mark.parametrize("name", sorted(set(table.PRIMITIVES) - {"send", "recv"}))
+@pytest.mark.parametrize("kind", rates.KINDS)
+def test_each_primitive_costs_more_among_more_replicas(name, kind):
+    row = made.row(name)
+    times = [model.modelled(row, r, kind, _CALIBRATION) for r in (1, 2, 4, 64)]
+    assert times[0] == 0 < times[1]
+    if name == "permute" and _CALIBRATION.of(kind).apart:
+        assert times[1] == times[3]  # each sends to one
+    else:
+        assert times == sorted(times)
+
+
+def test_a_faster_network_is_never_slower_and_latency_counts():
+    found = made.measured((made.row(), made.row("broadcast", number=1)), (0.1, 0.1))
+    fast = dataclasses.replace(_NETWORK, link=_LINK / 10)
+    late = dataclasses.replace(_NETWORK, message=1e-2)
+    for replicas in (2, 16):
+        steps = [
+            model.apart(found, replicas, _CALIBRATION, network).step
+            for network in (fast, _NETWORK, late)
+        ]
+        assert steps == sorted(set(steps))
+
+
+def test_verdicts_say_where_it_stops():
+    def steps(*times):
+        return [model.Predicted(n, t, 1.0) for n, t in enumerate(times, 1)]
+
+    assert model.verdict(steps(1, 1.5, 2, 4.5, 6)) == model.Verdict(3, 1.5, 4, 2)
+    assert model.verdict(steps(1, 3, 4)) == model.Verdict(1, 1.0, 2, None)
+    assert model.verdict(steps(1, 1, 1)) == model.Verdict(3, 3.0, None, 2)

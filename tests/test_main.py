@@ -1,0 +1,78 @@
+"""`python -m replicator` says what a bug report needs, whatever is broken."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import __main__
+from replicator.costs import rates
+
+
+def _printed(capsys, *arguments: str) -> str:
+    assert __main__.main(["replicator", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_it_says_versions_devices_and_what_is_installed(capsys) -> None:
+    said = _printed(capsys)
+    for text in (
+        f"- replicator {replicator.__version__}, in ",
+        f"- tensorflow {tf.__version__}",
+        "- /physical_device:CPU:0",
+        "cores",
+        "cpu, by default: op ",
+        "- rich: ",
+    ):
+        assert text in said
+    assert "not to be found out" not in said
+
+
+def test_a_calibration_is_named(capsys, monkeypatch, tmp_path) -> None:
+    path = tmp_path / "rates.json"
+    own = rates.Calibration({"cpu": rates.Rates(0.5, 1, 2, 3, 4, False)})
+    path.write_text(own.to_json())
+    monkeypatch.setenv(rates.VARIABLE, str(path))
+    said = _printed(capsys)
+    assert f"- from {path}" in said and "cpu, measured: op 0.5 s" in said
+
+
+@pytest.mark.parametrize("content", [None, "{", json.dumps({"rates": {"tpu": {}}})])
+def test_what_is_broken_is_a_line(capsys, monkeypatch, tmp_path, content) -> None:
+    path = tmp_path / "rates.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv(rates.VARIABLE, str(path))
+    said = _printed(capsys)
+    assert "- not to be found out: ArgumentError: cannot read a calibration" in said
+    assert "### Environment" in said and "Traceback" not in said
+
+
+def test_secrets_are_not_shown(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("TF_API_TOKEN", "hidden")
+    monkeypatch.setenv("TF_VAR_account", "hidden")  # of another program
+    monkeypatch.setenv("TF_NUM_THREADS", "shown")
+    said = _printed(capsys)
+    assert "hidden" not in said and "TF_NUM_THREADS=shown" in said
+
+
+@pytest.mark.parametrize("argument", ["more", "--colour=red"])
+def test_bad_arguments_are_one_line(argument) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "replicator", argument],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={"TF_CPP_MIN_LOG_LEVEL": "3", "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 2 and not done.stdout
+    said = [
+        line for line in done.stderr.splitlines() if argument.strip("-")[:6] in line
+    ]
+    assert len(said) == 1 and "Traceback" not in done.stderr

@@ -1,0 +1,124 @@
+"""The report of `make gpu-check`, with fakes for the GPUs; none is needed here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import replicator
+from tests import gpus
+from tools import gpu_check, gpu_programs
+
+
+class Machine:
+    """A machine with some GPUs, on which some checks fail; notes what is run."""
+
+    def __init__(self, count: int, failing: tuple[str, ...] = ()) -> None:
+        self.count, self.failing, self.ran = count, failing, []
+
+    def run(self, command):
+        name = "suite" if "pytest" in command else command[-1]
+        if name == "devices":
+            found = [{"device_name": "H100", "compute_capability": [9, 0]}]
+            return 0, "a warning\n" + json.dumps(found * self.count)
+        self.ran.append(name)
+        return int(name in self.failing), f"noise\nsaid by {name}\n"
+
+
+_ALL = [check.name for check in gpu_check.CHECKS]
+
+
+def _statuses(text: str) -> dict[str, str]:
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {row[0].strip("| "): row[2] for row in rows[2:]}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_what_lacks_gpus_is_marked_as_not_run(count: int) -> None:
+    machine = Machine(count)
+    text, status = gpu_check.check_all(machine.run)
+    expected = [c.name for c in gpu_check.CHECKS if c.gpus <= count]
+    assert machine.ran == expected and status == 0
+    assert _statuses(text) == {
+        name: "passed" if name in expected else "not run" for name in _ALL
+    }
+    assert f"{len(expected)} passed, 0 failed, {len(_ALL) - len(expected)} not run" in (
+        text
+    )
+    assert ("TensorFlow finds no GPU" in text) is (count == 0)
+    assert text.count("- H100 (compute_capability [9, 0])") == count
+
+
+def test_a_failure_fails_the_whole_and_the_rest_is_run() -> None:
+    machine = Machine(2, failing=("suite", "prefetch"))
+    text, status = gpu_check.check_all(machine.run)
+    assert status == 1 and machine.ran == _ALL
+    assert _statuses(text)["prefetch"] == "failed" and "said by prefetch" in text
+    assert _statuses(text)["nccl"] == "passed"
+
+
+@pytest.mark.parametrize("answer", [(1, "[{}]"), (0, ""), (0, "no JSON"), (0, "{}")])
+def test_a_tensorflow_that_does_not_answer_has_no_gpus(answer) -> None:
+    assert gpu_check.found_gpus(lambda command: answer) == []
+
+
+def test_each_check_has_a_program() -> None:
+    assert {*_ALL, "devices"} == {"suite", *gpu_programs.PROGRAMS}
+
+
+def test_the_report_is_written_and_status_is_0_without_gpus(
+    monkeypatch, tmp_path, capsys
+) -> None:
+    monkeypatch.setattr(gpu_check, "run", Machine(0).run)
+    path = tmp_path / "report.md"
+    assert gpu_check.main([str(path)]) == 0
+    assert path.read_text() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--all"], ["a.md", "b.md"], ["no/where/a.md"]])
+def test_bad_arguments_are_one_line(arguments, capsys) -> None:
+    assert gpu_check.main(arguments) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_names_of_cpus_become_names_of_gpus() -> None:
+    assert gpus.mapped(["CPU:0", ["CPU:1", "/job:w/task:0/device:CPU:1"]], 8) == [
+        "GPU:0",
+        ["GPU:1", "/job:w/task:0/device:CPU:1"],
+    ]
+    assert gpus.mapped(None, 8) is None and gpus.mapped(["CPU:9"], 8) == ["CPU:9"]
+
+
+@pytest.mark.parametrize("name", ["mixed_precision", "step_times"])
+def test_programs_run_on_what_devices_there_are(monkeypatch, name) -> None:
+    monkeypatch.setattr(gpu_programs, "two_gpus", lambda: ["CPU:0", "CPU:1"])
+    monkeypatch.setattr(gpu_programs, "_STEPS", 2)
+    monkeypatch.setattr(gpu_programs, "_ROUNDS", 2)
+    monkeypatch.setattr(gpu_programs, "_NETWORKS", ("small",))
+    said = gpu_programs.PROGRAMS[name]()
+    expected = {
+        "mixed_precision": "loss ",
+        "step_times": "32-64-64-10 MLP: one GPU ",
+    }
+    assert said.startswith(expected[name])
+
+
+def test_elements_that_are_elsewhere_are_found(monkeypatch) -> None:
+    # Logical CPUs share the memory: all elements are on the first.
+    monkeypatch.setattr(gpu_programs, "two_gpus", lambda: ["CPU:0", "CPU:1"])
+    with pytest.raises(AssertionError, match="1: 'device:CPU:0'"):
+        gpu_programs.prefetch()
+    monkeypatch.setattr(gpu_programs, "two_gpus", lambda: ["CPU:0"])
+    assert gpu_programs.prefetch() == "elements are on device:CPU:0"
+
+
+@pytest.mark.parametrize("name", ["devices", "nccl"])
+def test_programs_of_several_gpus_find_none_here(name) -> None:
+    if gpu_programs.tf.config.list_physical_devices("GPU"):
+        pytest.skip("there are GPUs: `make gpu-check` runs these")
+    if name == "devices":
+        assert json.loads(gpu_programs.devices()) == []
+    else:
+        with pytest.raises(replicator.DeviceError):
+            gpu_programs.nccl()

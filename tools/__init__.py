@@ -1,0 +1,1 @@
+"""What the Makefile runs: wheels, versions of Python and TensorFlow, GPUs, checks."""

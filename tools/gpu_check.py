@@ -1,0 +1,186 @@
+"""Checks and measures on the GPUs of this machine: `make gpu-check`.
+
+One GPU is enough: it is split into logical GPUs. Each check is a process of its own, as
+TensorFlow is configured once in each. The report says of each check whether it passed,
+failed or was not run, and why. Without a GPU nothing is run, and the status is 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[1]
+PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+_REPORT = "gpu-report.md"
+_LIMIT = 3600  # seconds of a check
+_SUITE = (
+    *("tests/test_end_to_end.py", "tests/primitives", "tests/control_flow"),
+    *("tests/variables", "tests/optimizers", "tests/test_checkpoints.py"),
+    "tests/keras/test_programs.py",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """Something to be checked.
+
+    Attributes:
+        name: What it is called, as tools/gpu_programs.py has it; or "suite".
+        about: What it shows.
+        gpus: How many GPUs it needs at least.
+    """
+
+    name: str
+    about: str
+    gpus: int = 1
+
+
+CHECKS = (
+    Check("suite", "the fast suite on logical GPUs"),
+    Check("nccl", "all_reduce by NCCL equals that by a hub", gpus=2),
+    Check("prefetch", "elements are on their GPU when a step begins"),
+    Check("mixed_precision", "float16 on GPUs trains as float32 does"),
+    Check("memory_growth", "memory grows with what a step needs"),
+    Check("step_times", "steps beside one GPU and MirroredStrategy"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a check.
+
+    Attributes:
+        check: The check.
+        status: PASSED, FAILED or NOT_RUN.
+        said: What was found, or why it was not run.
+    """
+
+    check: Check
+    status: str
+    said: str
+
+
+# Runs a command; returns its status and what it printed.
+Run = Callable[[Sequence[str]], tuple[int, str]]
+
+
+def run(command: Sequence[str]) -> tuple[int, str]:
+    """Runs a Python command in the repository; one that takes too long failed."""
+    try:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_LIMIT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 124, f"it took more than {_LIMIT} s"
+    return done.returncode, done.stdout
+
+
+def outcome(check: Check, gpus: int, run: Run) -> Outcome:
+    """Runs a check, if there are GPUs enough.
+
+    Args:
+        check: The check.
+        gpus: How many GPUs there are.
+        run: Runs a command.
+    """
+    if gpus < check.gpus:
+        there = "no GPU" if not gpus else f"{gpus} GPU{'s' * (gpus > 1)}"
+        return Outcome(check, NOT_RUN, f"needs {check.gpus}, and there is {there}")
+    if check.name == "suite":
+        tests = ("-m", "not slow", "--numprocesses=0", "-q", *_SUITE)
+        status, printed = run(("-m", "pytest", "--gpus", *tests))
+    else:
+        status, printed = run(("-m", "tools.gpu_programs", check.name))
+    last = (printed.strip().splitlines() or ["it printed nothing"])[-1].strip("= ")
+    return Outcome(check, FAILED if status else PASSED, last)
+
+
+def found_gpus(run: Run) -> list[Mapping[str, Any]]:
+    """Returns what TensorFlow says of each GPU; none if it finds none, or fails."""
+    status, printed = run(("-m", "tools.gpu_programs", "devices"))
+    lines = printed.strip().splitlines()
+    if status or not lines:
+        return []
+    try:
+        listed = json.loads(lines[-1])
+    except ValueError:
+        return []
+    return listed if isinstance(listed, list) else []
+
+
+def report(gpus: Sequence[Mapping[str, Any]], outcomes: Sequence[Outcome]) -> str:
+    """Returns the text of the report, in Markdown."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    names = [f"- {gpu.get('device_name', 'a GPU')} {_facts(gpu)}" for gpu in gpus]
+    counts = {
+        status: sum(o.status == status for o in outcomes)
+        for status in (PASSED, FAILED, NOT_RUN)
+    }
+    told = ", ".join(f"{count} {status}" for status, count in counts.items())
+    rows = [
+        f"| {o.check.name} | {o.check.about} | {o.status} | {_cell(o.said)} |"
+        for o in outcomes
+    ]
+    return "\n".join(
+        [
+            "# GPUs\n",
+            f"{now}; {told}.\n",
+            *(names or ["TensorFlow finds no GPU on this machine."]),
+            "\n| check | shows | status | found |\n| --- | --- | --- | --- |",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _facts(gpu: Mapping[str, Any]) -> str:
+    told = [f"{k} {v}" for k, v in sorted(gpu.items()) if k != "device_name"]
+    return f"({', '.join(told)})" if told else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def check_all(run: Run) -> tuple[str, int]:
+    """Runs all checks; returns the report, and the exit status: 1 if any failed."""
+    gpus = found_gpus(run)
+    outcomes = []
+    for check in CHECKS:
+        if len(gpus) >= check.gpus:
+            print(f"{check.name}: {check.about} ...", file=sys.stderr, flush=True)
+        outcomes.append(outcome(check, len(gpus), run))
+    failed = any(own.status == FAILED for own in outcomes)
+    return report(gpus, outcomes), int(failed)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Checks, prints and writes the report; returns the exit status."""
+    if len(argv) > 1 or argv and argv[0].startswith("-"):
+        print("usage: python -m tools.gpu_check [REPORT.md]", file=sys.stderr)
+        return 2
+    path = pathlib.Path(argv[0] if argv else ROOT / _REPORT)
+    if not path.parent.is_dir():
+        print(f"there is no folder {path.parent}", file=sys.stderr)
+        return 2
+    text, status = check_all(run)
+    path.write_text(text)
+    print(f"{text}\nwritten to {path}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
