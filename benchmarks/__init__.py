@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Side-by-side programs: Replicator against what else there is.
 
 `python -m benchmarks` runs those that measure, and writes RESULTS.md. The programs,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the benchmarks: `python -m benchmarks [--only=steps,build] [--quick]`.
 
 Each in a process of its own; then benchmarks.report writes what RESULTS.md says.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All-reduce alone, over sizes: `python -m benchmarks.allreduce [--only=1MiB,64MiB]`.
 
 Each replica holds a tensor and gets the sum. Compared are the algorithms of Replicator,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What works where: `python -m benchmarks.anywhere`.
 
 Runs every primitive at every place of the graph on two replicas, with Replicator and

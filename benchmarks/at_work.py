@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All-reduce between other work: `python -m benchmarks.at_work [--only=1MiB,64MiB]`.
 
 On each replica one is added to a tensor, the sum over the replicas is taken, and then

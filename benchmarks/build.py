@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The time until a step's first result: `python -m benchmarks.build`.
 
 Over the number of replicas; each build in a process of its own, since the number of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the programs share as programs: flags, errors of one line, processes.
 
 The flags stand here, once, so that several programs can be imported together.

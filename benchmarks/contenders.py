@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways of running a training step that are compared.
 
 All of them run the same `workloads.train_step`, from the same initial weights, on the

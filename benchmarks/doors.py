@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The time until the first result by each door: `python -m benchmarks.doors`.
 
 The 100-layer MLP, from its variables to the first result of a step: as a step of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Epochs of Keras' fit: `python -m benchmarks.fit [--only=small,lstm]`.
 
 Plain Keras on one device, in MirroredStrategy's scope, and on replicas by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two hosts: `python -m benchmarks.hosts [--links=1gbit,loopback] [--only=64MiB]`.
 
 The hosts are network namespaces of this machine, joined by a link of 1 Gbit/s, which

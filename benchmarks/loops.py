@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What merging costs: `python -m benchmarks.loops`.
 
 An all-reduce in a loop of 100 turns, beside the same 100 all-reduces without a loop:

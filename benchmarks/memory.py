@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What variables and optimizer slots take: `python -m benchmarks.memory`.
 
 A perceptron with Adam. Counted: the bytes of all components of all variables. Resident:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is trained, in numbers and without a framework: sizes, examples and labels.
 
 The three perceptrons each stress something else: the small one the cost of a step that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The places of a graph at which `benchmarks.anywhere` communicates.
 
 Each place takes a call, which communicates, and the tensor that a replica starts from,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plots of RESULTS.md, by matplotlib."""
 
 from __future__ import annotations

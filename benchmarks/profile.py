@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predicted and measured beside one another: `python -m benchmarks.profile`.
 
 A step on two replicas, and one of them alone, are measured as `python -m

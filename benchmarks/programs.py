@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every primitive on two replicas, as `benchmarks.anywhere` tries it.
 
 Each with Replicator, with MirroredStrategy where that has a call for it inside a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes RESULTS.md and its plots: `python -m benchmarks.report [--quick]`.
 
 From the JSON files of all programs that have run, benchmarks.peers included. Quick

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The JSON files between the programs that measure and the report."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The time of a step over the number of replicas: `python -m benchmarks.scaling`.
 
 The batch stays the same and is cut into more parts, so that one device is the limit for

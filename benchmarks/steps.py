@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The time of a training step: `python -m benchmarks.steps [--only=small,deep]`.
 
 Each network is measured in a process of its own, with TensorFlow's kernels from oneDNN

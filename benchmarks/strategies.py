@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps under every strategy: `python -m benchmarks.strategies [--only=small,wide]`.
 
 Builder by network: the time of a step, and the bytes that its plan says are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A table of text: for the terminal, and for a Markdown file."""
 
 from __future__ import annotations

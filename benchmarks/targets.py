@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Replicator shall reach, and whether it did: the first table of RESULTS.md.
 
 Each target bounds a ratio of times or bytes that were measured in one run, on two cores

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How contenders are measured against one another on a machine that is never quiet.
 
 Contenders take turns in short blocks, so that a disturbance or a change of the clock

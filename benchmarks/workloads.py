@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is trained: the networks as Keras models, and the one step everyone takes."""
 
 from __future__ import annotations

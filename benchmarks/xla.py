@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What XLA makes of a step: `python -m benchmarks.xla [--only=small,deep]`.
 
 The forward and the backward pass stand in a function with jit_compile=True, which does

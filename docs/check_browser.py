@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Looks at the built site with a headless Chromium: `python -m docs.check_browser`.
 
 At the width of a desk and of a phone, every page is loaded. What is wrong with one: an

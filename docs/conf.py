@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sphinx's settings. Everything that a page shows is made offline, at build time."""
 
 from __future__ import annotations

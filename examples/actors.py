@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Actors: processes that play an environment for examples/learner.py.
 
     python examples/actors.py NUMBER LEARNER DESCRIPTOR

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small convolutional network on handwritten digits, on several replicas.
 
     python examples/digits.py --devices=CPU:0,CPU:1 --epochs=20

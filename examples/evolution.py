@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a policy by evolution strategies: replicas send returns, and no gradients.
 
     python examples/evolution.py --environment=CartPole-v1 --devices=CPU:0,CPU:1

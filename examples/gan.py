@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a generator of handwritten digits against a discriminator, on replicas.
 
     python examples/gan.py --devices=CPU:0,CPU:1 --steps=3000

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batch normalization over all replicas that stays right when the mean is large.
 
     python examples/global_batch_norm.py --devices=CPU:0,CPU:1,CPU:2 --offset=1e4

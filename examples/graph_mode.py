@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a network on handwritten digits, as programs of TensorFlow 1 do.
 
 The program is written for one device and knows nothing of replicas: placeholders, a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small convolutional network on handwritten digits, on all hosts there are.
 
     python -m replicator.launch --hosts=localhost,host-b --tunnel examples/hosts.py

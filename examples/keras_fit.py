@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a Keras model by `fit` on handwritten digits, on several replicas.
 
     python examples/keras_fit.py --devices=CPU:0,CPU:1 --epochs=5

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a transformer on the source text of Python's own standard library.
 
     python examples/language_model.py --devices=CPU:0,CPU:1 --steps=2000

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a policy on what actors, processes of their own, play meanwhile.
 
     python examples/learner.py --environment=CartPole-v1 --actors=2

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a network whose layers are on different devices, as a pipeline.
 
     python examples/pipeline.py --devices=CPU:0,CPU:1 --micro_batches=4

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a residual network on handwritten digits, normalized over all replicas.
 
     python examples/resnet.py --devices=CPU:0,CPU:1 --epochs=10

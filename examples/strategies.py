@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains one language model under five strategies, and compares what they cost.
 
     python examples/strategies.py --devices=CPU:0,CPU:1 --steps=200

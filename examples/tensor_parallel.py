@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a transformer whose matrices are divided among the replicas.
 
     python examples/tensor_parallel.py --devices=CPU:0,CPU:1

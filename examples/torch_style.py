@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The programs of a tutorial on torch.distributed, line by line, on several replicas.
 
     python examples/torch_style.py --devices=CPU:0,CPU:1,CPU:2

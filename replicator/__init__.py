@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicator: a step written for one device, on many, in one TensorFlow graph."""
 
 from replicator import strategy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says what a bug report needs: `python -m replicator`.
 
 Versions, devices, the calibration and what of the optional packages is installed, in

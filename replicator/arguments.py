@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether what users pass is what it should be: one question per kind of argument.
 
 A bool is no number here, though Python has it so; and nothing is asked of a value by

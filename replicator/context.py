@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which replica is being built in this thread.
 
 The one piece of ambient state of the library: a context variable that holds the

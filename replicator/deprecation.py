@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Warns of what will go: since when, until when, and what to use in its place.
 
 The policy is in CONTRIBUTING.md: what is public works for two minor versions more once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which devices the replicas run on: names checked, logical CPUs made."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every error class of the library, and how a message is put together.
 
 Callers pass in what they know, and get back an exception whose text says what happened,

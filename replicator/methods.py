@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The methods of Replicator that are called inside a step, and only in one of its own.
 
 A primitive takes what it needs from the context, which knows the replica that calls it.

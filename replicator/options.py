@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user can choose about how a Replicator does its work; never what it computes.
 
 The arguments of `Replicator` that are kept, checked once, and handed to whoever does

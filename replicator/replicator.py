@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """class Replicator: what a user touches. It holds the settings and delegates."""
 
 from __future__ import annotations

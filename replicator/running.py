@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The methods of Replicator that build and run steps; step/ does the work."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PerReplica: one value for each replica."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """World: all replicas there are, and those of them that this process builds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Splits the CPU into eight logical devices before anything of TensorFlow runs.
 
 Helpers that several test files share are in tests/helpers.py.

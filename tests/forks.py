@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs Python programs in processes that have imported TensorFlow before they begin.
 
 Importing TensorFlow takes seconds; a process that has just done so and is forked gives

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`pytest --gpus`: the tests' CPU:k are logical GPUs, whatever GPUs there are.
 
 For `make gpu-check`. Each GPU is split into as many logical ones as it takes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What several test files need: replicators, the three ways to run, comparisons."""
 
 from __future__ import annotations

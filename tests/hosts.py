@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`pytest --hosts`: the tests' CPU:k are devices of two servers.
 
 CPU:0, CPU:2, ... are the first server's, CPU:1, CPU:3, ... the second's, by the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two hosts for tests that need root: network namespaces, and SSH between them.
 
 The link between them has 1 Gbit/s and can be cut. Tests that use these are marked

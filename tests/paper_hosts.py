@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several hosts without several: graphs for them, run on the CPUs of this process."""
 
 from __future__ import annotations

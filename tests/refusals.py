@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an option refuses by name, test by test: tests/refused.txt, and who reads it.
 
 Replicas cannot be copies where a step asks who it is, and a variable with one owner

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests drawn at random, each with options of Replicator drawn at random.
 
 What a Replicator computes does not depend on its options, so any test may run with any.

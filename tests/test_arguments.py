@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What users pass is asked what it is, and never by its own methods."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batch normalization over all replicas, by the layers of Keras and Sonnet, unchanged.
 
 The reference is the same library's own layer, plain, on one device and the whole batch.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints hold plain variables: round trips to and from plain TensorFlow."""
 
 from __future__ import annotations

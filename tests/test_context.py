@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which replica is being built: known inside a step only, and never left behind."""
 
 from __future__ import annotations

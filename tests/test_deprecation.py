@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What will go says so at the user's line, and nothing stays longer than announced."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which devices a Replicator takes, and what it says of those it does not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples in docstrings run as doctests, and every public docstring has one."""
 
 from __future__ import annotations

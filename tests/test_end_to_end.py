@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole programs as users write them, against plain TensorFlow on the whole batch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicated training is plain training on one device with the whole batch.
 
 SGD, Momentum and Adam, a dense and a convolutional network, 20 steps of a global batch

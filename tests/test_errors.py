@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What users see: our messages with their lines, and their own exceptions unchanged."""
 
 from __future__ import annotations

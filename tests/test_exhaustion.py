@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs that end: on every replica or on none, and nothing happens in that step."""
 
 from __future__ import annotations

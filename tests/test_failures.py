@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors at run time that the caller survives leave all replicas equal.
 
 One step holds each op that can fail at each of the places where one can be; a number

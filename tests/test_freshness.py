@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The law Freshness: a step is fed what the function it was handed last returns.
 
 Through every way in which notebooks, loops, classes and partials make functions: of one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`pytest --hosts`: tests run on devices of other processes; a list says which fail."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras 3 layers, metrics and models in a step."""
 
 from __future__ import annotations

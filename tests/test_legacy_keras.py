@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers, metrics, policies and files of legacy Keras (tf_keras) in a step."""
 
 from __future__ import annotations

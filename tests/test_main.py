@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m replicator` says what a bug report needs, whatever is broken."""
 
 from __future__ import annotations

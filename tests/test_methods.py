@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The methods of Replicator for use in a step: the primitives, refused in another's."""
 
 from __future__ import annotations

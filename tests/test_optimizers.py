@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """wrap_optimizer: several optimizers, slots, learning rates, every kind of step_fn."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of a Replicator: checked once, by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files hold variables in parts whole, and load into any parts and into none."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the guides say of losses for tf.distribute, by numbers of plain TensorFlow.
 
 One step of gradient descent on a linear model, on one device with the whole batch, is

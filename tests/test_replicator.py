@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user touches: one object that caches its steps and can be dropped."""
 
 from __future__ import annotations

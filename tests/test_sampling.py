@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a Replicator computes does not depend on its options."""
 
 from __future__ import annotations

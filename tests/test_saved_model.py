@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model that was trained replicated is exported, and serves where we are not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints in graphs and sessions: the v1 Saver, and tf.train.Checkpoint there."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that disable TensorFlow 2's behavior train as all others do.
 
 Each disables it in a process of its own, for it cannot be told how it was before.

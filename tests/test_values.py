@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PerReplica is a tuple that survives whatever rebuilds tuples."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The replicas of the world, and those that are built here, are two things."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks and measures on the GPUs of this machine: `make gpu-check`.
 
 One GPU is enough: it is split into logical GPUs. Each check is a process of its own, as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checks of `make gpu-check` that are programs: `tools.gpu_programs NAME`.
 
 Each configures TensorFlow, so each is run in a process of its own. The last line that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The licence header: `python tools/licence.py` lists files without it.
 
 With --write it adds the line. SPDX's one line says what a header of 13 says, and tools

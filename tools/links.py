@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Links in Markdown files lead to files and headings that exist: `tools/links.py`.
 
 Needs the standard library and no network: links to other hosts are not followed. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests on each Python and both ends of the TensorFlow range: `make test-matrix`.
 
 Each pair has an environment of its own in .venv-matrix/. A Python that is not there is

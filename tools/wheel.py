@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds sdist and wheel, and tries the wheel in an empty environment: `make wheel`.
 
 In a folder and environments of their own, so that nothing of this repository can be

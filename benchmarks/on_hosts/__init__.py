@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `benchmarks.hosts` runs on several hosts, which are network namespaces.
 
 - `namespaces.py`: the hosts, and the link between them;

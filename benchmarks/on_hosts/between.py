@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicator on two hosts, each with a program that builds a graph of its own.
 
 Run by `benchmarks.hosts` on each host:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicator on two hosts, and plain TensorFlow on one of them, in one program.
 
 Run by `benchmarks.hosts` on the first host, beside the servers:

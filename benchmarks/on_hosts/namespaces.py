@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hosts: network namespaces of this machine, joined by a link of limited rate.
 
 Needs root, `ip` and `tc` of iproute2, and a kernel that has them do it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs with a process on each host, which take steps when it is their turn.
 
 A process is told what to run, and how often, by lines of its standard input, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the wire itself takes: each host sends so many bytes to the other, both at once.
 
 That is what each has to receive for an all-reduce of two hosts, whatever algorithm it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch and JAX on the same networks, each beside its own single device.
 
 Run by `python -m benchmarks.peers` in an environment without TensorFlow, which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures torch and JAX: `python -m benchmarks.peers [--only=torch,JAX]`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JAX: pmap and shard_map on host CPU devices, beside one device with the whole batch.
 
 Run by `python -m benchmarks.peers`, in an environment with JAX. All in one process: all

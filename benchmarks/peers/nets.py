@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the peers train: the same networks and batches as Replicator."""
 
 from __future__ import annotations

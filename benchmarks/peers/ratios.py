@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What two replicas cost each framework, as a ratio to its own single device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch: DistributedDataParallel over gloo, beside one process with the whole batch.
 
 Run by `python -m benchmarks.peers`, in an environment with torch. One process per

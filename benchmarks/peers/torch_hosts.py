@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch on several hosts: DistributedDataParallel and all_reduce, over gloo.
 
 Run by `benchmarks.hosts` on each host, in an environment with torch:

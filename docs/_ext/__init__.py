@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sphinx extensions of the documentation site, one file per purpose."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the code cells of pages run: a kernel of their own, apart from the user's.
 
 It needs no network, uses logical CPU devices only, and knows nothing of the user's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refuses a site with a link, picture or script that leads nowhere, or off the site.
 
 Sphinx warns of dead references between pages; this looks at what was written: every

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which names are public, and on which page of the reference each is.
 
 Knows nothing of Sphinx, so that a test can ask whether a name lacks a page.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes links of public names where texts mention them, and refuses what is no name.
 
 In Markdown, `repl.all_reduce`, `replicator.PerReplica` and `Replicator.run` in code

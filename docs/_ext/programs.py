@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flags of the command-line programs, read from the programs themselves.
 
 A program is a `__main__.py` below replicator/. Those with flags of absl are imported;

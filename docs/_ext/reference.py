@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the pages of the reference, one per public name, before Sphinx reads them.
 
 They go to docs/reference/api/, which git ignores. autodoc fills them from docstrings.

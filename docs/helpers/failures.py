@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an error of a running step says, without the places in the graph around it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of a step's graph after each pass of its build, taken from a real build.
 
 Nothing here is needed to build a step: a page has the passes of `step/passes.py` run

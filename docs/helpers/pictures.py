@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of who sends what to whom, taken from a run of the communication itself.
 
 Each replica starts with numbers that occur nowhere else, each a bit of its own. So the

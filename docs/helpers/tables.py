@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of "you wrote, you write" whose right side is run before it is shown."""
 
 from __future__ import annotations

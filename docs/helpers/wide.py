@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text with long lines, which scrolls where other output wraps."""
 
 from __future__ import annotations

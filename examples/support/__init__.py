@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the examples share, so that each of them shows its own subject.
 
 `import support` comes before TensorFlow, whose environment it sets. An example reads

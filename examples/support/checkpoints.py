@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The last checkpoints of a run, some of which may be damaged."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets that packages bring, and how they are dealt to replicas."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many examples a model gets right."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run has logged, step by step, and its curves."""
 
 from __future__ import annotations

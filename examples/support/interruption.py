@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signals that stop a program at a moment that suits it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images as PNG files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An example as a command: its flags, and errors that are one line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training run: its steps, and what it leaves in its folder."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The source text of Python's own standard library."""
 
 from __future__ import annotations

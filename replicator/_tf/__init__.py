@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the library needs of TensorFlow beyond its public API, each with its reason.
 
 No other file imports `tensorflow.python` or touches an underscore of a TensorFlow

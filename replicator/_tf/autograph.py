@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AutoGraph: converts the user's functions, and recognizes what is converted."""
 
 from __future__ import annotations

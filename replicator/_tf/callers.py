@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which method of another library is running, by the frames of the Python stack.
 
 Optimizers and layers of Keras, Sonnet and TensorFlow 1 do not say what they are at.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chooses, for each file of fast/, between it and the file of its name in plain/.
 
 That of fast/ saves time or memory, and needs more of what is private to TensorFlow. It

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connections to the servers of other hosts."""
 
 from __future__ import annotations

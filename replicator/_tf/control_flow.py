@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Control flow: what is being built inside of which construct, and adding to it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tf.distribute answers to libraries that ask it during a step."""
 
 from __future__ import annotations

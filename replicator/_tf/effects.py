@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ops have an effect, and what TensorFlow does to order effects.
 
 Decides nothing: the order of a step's effects is the subject of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python stack: the user's lines in it, its depth, and whose thread it is of."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The functions that ops call: finds their bodies, and makes and exchanges them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Facts about a graph that the public API keeps to itself."""
 
 from __future__ import annotations

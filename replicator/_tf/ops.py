@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewires and changes ops that are built already; what waits for them.
 
 The public API builds ops and looks at them, and lets none be changed or removed.

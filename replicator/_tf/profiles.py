@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What TensorFlow's profiler has written down."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python functions inside of a graph: tf.py_function and tf.numpy_function."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What outlives a program: checkpoints and saved models."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What gradient tapes record, and whether they do."""
 
 from __future__ import annotations

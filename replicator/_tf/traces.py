@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces that tf.functions of the user's make for one replica, and only for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Creating variables, and what a variable of several components is made of."""
 
 from __future__ import annotations

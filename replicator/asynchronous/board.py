@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the programs of asynchronous mode tell one another: a variable on a server.
 
 Each writes its own columns, and reads all. Nobody waits in TensorFlow's runtime for

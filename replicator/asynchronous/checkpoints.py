@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of programs that share their variables: the first one writes them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far programs may be ahead of one another: a clock that each of them advances.
 
 With a staleness of k, a program begins a step only when it will not then be more than

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A log of what each program of asynchronous mode does when: lines of JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This program as one of several: tells that it lives, and looks whether others do.
 
 Which of them it is, TensorFlow's connection says; what goes with that is kept by a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables that all programs of asynchronous mode share: on servers, by name.
 
 Every program makes the same variables in the same order. The first one gives them

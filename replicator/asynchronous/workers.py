@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The programs of asynchronous mode: how one joins the others.
 
 Each is a client of the servers that hold the variables, and of nothing else: programs

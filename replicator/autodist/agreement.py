@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where one replica's copy communicates: gradients, and writes of what differs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AutoDist: makes a program that was written for one device run on many."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies of the functions that ops call: branches, bodies of loops, functions.
 
 Ops in a function say with which others they have to be on one device, by name: one

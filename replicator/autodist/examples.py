@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What depends on the examples of a replica, in the graph that a function builds.
 
 The kinds of losses and results follow from that graph as those of a session's do; it is

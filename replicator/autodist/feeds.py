@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Splits what a session is fed into a part for each replica.
 
 Along the first axis, if the tensor that is fed has one of unknown size: the first

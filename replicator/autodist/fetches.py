@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a session fetches: which ops of which replicas, and how their values are joined.
 
 What is the same on all replicas is fetched from one; a tensor with a row per example

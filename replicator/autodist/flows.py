@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which values of a graph differ between replicas, each with a part of the examples."""
 
 from __future__ import annotations

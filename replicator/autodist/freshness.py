@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables are read before a step updates them, on all replicas.
 
 In a plain tf.Graph nothing orders a read and an update that do not depend on one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A function that was written for one device, called with whole batches.
 
 Its arguments are split along their first axis, and it is a step of its replicas. What

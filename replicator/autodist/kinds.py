@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What becomes of a value when the examples are split over replicas.
 
 A mean over the examples of all replicas is the mean of the replicas' own, weighed by

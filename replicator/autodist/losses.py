@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a loss is when the examples are split: what gradients of it are weighed by.
 
 The sum of the replicas' gradients is to be the gradient of one device. A loss that is a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables of a single-device graph, which say where their gradients are.
 
 The user's graph stays one of plain TensorFlow: variables are resource variables, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a single-device graph holds: what is copied for each replica, and what is not.
 
 Looks at the user's graph and changes nothing. Its ops are of three kinds:

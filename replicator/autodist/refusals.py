@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of programs for one device that cannot be copied, in words for their users."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The distributed graph: a copy of a single-device graph for each replica.
 
 The copies are put together by the passes that build a step, from where the replicas are

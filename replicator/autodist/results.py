@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a function returns: what it is over the examples, and how it is put together."""
 
 from __future__ import annotations

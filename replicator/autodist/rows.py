@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the rows of a tensor are, of those that have some for each example.
 
 A sum over rows that were divided by the number of examples is a mean; one over rows of

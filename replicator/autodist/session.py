@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A session on a single-device graph, that runs all of its replicas."""
 
 from __future__ import annotations

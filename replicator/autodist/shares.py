@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many of the examples each replica has, and what its gradients weigh for that.
 
 A loss that is a mean over a replica's examples counts by its share of all examples, so

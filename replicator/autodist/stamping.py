@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies ops of one graph into another, as often as there are replicas.
 
 A copy is an import in C++: of nodes that are complete, under a name scope, with other

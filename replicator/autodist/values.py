@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds what the values of a graph are when the examples are split over replicas.
 
 It goes from a value to what that is computed from, into functions, conditionals and

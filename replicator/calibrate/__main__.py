@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures what work costs here: `python -m replicator.calibrate --output=FILE`.
 
 What `Replicator(..., calibration=FILE)`, or the environment variable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What work costs within the hosts of a cluster, and on each link between them."""
 
 from __future__ import annotations

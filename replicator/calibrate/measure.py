@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What work costs on a machine, and what all_reduce takes by each algorithm.
 
 A busy machine makes everything slower, but nothing faster: each time is the least of

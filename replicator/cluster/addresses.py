@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addresses of servers, "host:port": parsed, checked, found. No TensorFlow."""
 
 from __future__ import annotations

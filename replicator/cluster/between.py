@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Between-graph mode: every host runs the program, and builds a graph of its own.
 
 A process that ends, or is silent for longer than the heartbeat, is an error in all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoint: what a training goes on from after a fault, or a new start."""
 
 from __future__ import annotations

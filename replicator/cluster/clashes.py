@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that do different things and so would wait for one another for ever.
 
 What is built is told before it runs. What runs is not told, for that would cost time in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cluster: the hosts to which this process is connected."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """connect: the servers of all hosts become this process's own devices.
 
 TensorFlow has one connection per process; which one it is, it says itself. So nothing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This process's own connections to a host, and their end."""
 
 from __future__ import annotations

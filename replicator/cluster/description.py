@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which hosts a cluster has: facts and their checks. No TensorFlow, no network."""
 
 from __future__ import annotations

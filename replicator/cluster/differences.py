@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What differs between what two processes tell, for people."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step that failed while it ran, in one of several processes or in all of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which hosts are why something failed: TensorFlow's errors name tasks, or nobody."""
 
 from __future__ import annotations

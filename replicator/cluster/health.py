@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the hosts of a connection are still there, and how it ends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that list hosts, as mpirun and horovodrun read them; and mpirun's variables."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that ends the connections of another to hosts that are silent.
 
 TensorFlow waits for an answer as long as a connection lasts, and now and then holds

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Watches over the other processes in between-graph mode, and frees what waits for one.
 
 TensorFlow by itself ends a collective where a connection breaks, and where a process

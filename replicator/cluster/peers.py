@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What processes that each build a part of the world tell one another while they build.
 
 In between-graph mode every host runs the same program and builds a graph of its own.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """resilient: a training that goes on after hosts were lost."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ResourceSpec: a YAML file that lists hosts and how they are reached.
 
 Source: the resource specification of AutoDist, https://github.com/petuum/autodist.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where checkpoints are written and read: by one process, or by several together."""
 
 from __future__ import annotations

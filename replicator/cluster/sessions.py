@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a session of TensorFlow 1 is made with, to run on all hosts of a connection."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Slurm's variables say of hosts.
 
 SlurmClusterResolver asks for GPUs, and fails where there are none. Which host the job

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What TensorFlow itself says of the connection there is; nothing is kept here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether servers are there: asks them over TCP, before TensorFlow would wait for ever.
 
 TensorFlow's own connecting has no time limit: where a host does not answer, it never

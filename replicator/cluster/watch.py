@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Watches over the hosts of a connection, and frees what waits for a silent one.
 
 A thread for each host asks its server now and then, by the first bytes of HTTP/2, which

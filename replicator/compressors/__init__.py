@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressors: gradients that are smaller on their way from replica to replica."""
 
 from replicator.compressors.base import Compressor, Sums

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """all_reduce, by a compressor where one is given.
 
 Its gradient is that of the exact all_reduce, and is not compressed: rounding has a

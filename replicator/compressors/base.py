@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a compressor is: the base class, for those here and for users' own.
 
 A compressor is asked to add up tensors over the replicas, for a sum: what is to be a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Casts: numbers travel as 16-bit floats.
 
 Without error feedback that is an all_reduce of 16-bit floats, which adds them up in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is refused of the options of compressors."""
 
 from __future__ import annotations

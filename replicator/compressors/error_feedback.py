@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Error feedback: what is not sent now is sent later.
 
 Each replica keeps what its compressor did not send, the residual, and adds it to what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """int8: numbers travel as whole multiples of a step, one for each tensor.
 
 The step is the same on all replicas, so that multiples can be added up as they are: it

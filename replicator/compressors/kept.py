@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressors of all_reduce that remember in checkpoints: Kept.
 
 A compressor that is passed to all_reduce as it is remembers by the place of the call,

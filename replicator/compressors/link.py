@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """By what a compressor communicates, and where it remembers, in one call of a replica.
 
 All that is sent goes through the primitives, with the policies of the variables that it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What compressors keep from step to step: variables, in checkpoints.
 
 Residuals are each replica's own, and are saved as such: on as many replicas they are

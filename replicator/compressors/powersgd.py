@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PowerSGD: of each matrix, a product of two thin ones.
 
 One step of a power iteration per sum, from where that of the step before has ended

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reduces by compressors: what is made of a sum or a mean before they see it.
 
 Called where all_reduce is, while the user's step_fn runs. What cannot be compressed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of 16-bit floats of which nothing gets lost.
 
 Each replica adds up one slice of all numbers, in float32, and sends what it makes of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressors as texts: "bf16", "powersgd(rank=4)", "ef(topk(ratio=0.01))"."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """topk: of each tensor, the numbers that are largest, and where they are.
 
 Sources: Aji and Heafield 2017, Sparse communication for distributed gradient descent;

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """What communication costs, and what is chosen for it."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where and how a communication is computed.
 
 Which device adds up a matched set of tensors (the hub), which small tensors travel

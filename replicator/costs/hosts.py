@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which devices are on which host: what the two levels of communication are made of.
 
 A host is a process that runs devices: a job, a replica and a task of TensorFlow.

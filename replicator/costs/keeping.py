@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step costs for one variable: its gradient's way, its update, its readers.
 
 By the model of rates.py, whose constants are all there are: what is counted here are

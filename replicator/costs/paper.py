@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hosts on paper: devices that need not exist, for graphs that are built and never run.
 
 `python -m replicator.plan --simulate-hosts` builds a step for more hosts than there

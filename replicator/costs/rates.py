@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What work costs, and from that, what each algorithm of all_reduce costs.
 
 The model: an algorithm runs ops, hands tensors from device to device, and touches

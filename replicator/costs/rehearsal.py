@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program on other devices than it names: for `python -m replicator.profile`.
 
 What a step costs on one replica, or on four, is measured by making the program anew on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs that end in one process before another: the step ends in all of them.
 
 In between-graph mode each process reads its own datasets. One that is over would raise

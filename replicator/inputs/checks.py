@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is refused of input_fns and of the elements that they feed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How inputs end: rounds that the last elements do not fill, and what becomes of them.
 
 In a round each replica gets an element. Those that are over at the end are dropped,

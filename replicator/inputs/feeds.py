@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How data reaches the replicas: pipelines, prefetching.
 
 An input_fn is called once per device (or once in all, where its dataset is dealt). What

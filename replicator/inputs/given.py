@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values that a call hands to a step: arrays, tensors, and nests of them.
 
 A step that is run eagerly is traced once for values of one structure, dtype and shape,

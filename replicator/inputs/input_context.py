@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """InputContext: what an input_fn may know about the pipeline that it builds."""
 
 from __future__ import annotations

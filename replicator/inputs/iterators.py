@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The iterators of a step's datasets: read ahead, and started over."""
 
 from __future__ import annotations

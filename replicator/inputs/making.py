@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes a feed of what a user gives: a Dataset, an input_fn, or values."""
 
 from __future__ import annotations

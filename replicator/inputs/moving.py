@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets made in this process go to the hosts of their replicas, as a graph.
 
 Batches then do not cross the network. What a dataset captures goes with it, as for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On which hosts the replicas are, and where what feeds them is made."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The position of inputs, as checkpoints hold it."""
 
 from __future__ import annotations

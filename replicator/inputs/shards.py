@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Splits a global batch into one shard per replica, along the first axis.
 
 Pure functions of a nest of tensors: they add ops where they are called, and change

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipelines that several processes read, each by itself, and of which each uses a part.
 
 In between-graph mode a Dataset that feeds all replicas is made by every process, and

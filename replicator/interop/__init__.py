@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """What other libraries find in a step."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tf.distribute answers during a step, so that other libraries' layers work.
 
 A layer that normalizes over the whole batch, say, asks

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What TF-Replicator offers beside its primitives, made of those.
 
 all_sum, all_min and all_max name a reduction; map_reduce and map_gather share work out

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras 3's `fit`, `evaluate` and `predict` on replicas.
 
 `Replicator.keras_model` is model.py's `replicate`. Nothing here knows a private name of

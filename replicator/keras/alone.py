@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole batches on one device, exactly as Keras would have them.
 
 Those of fewer examples than replicas; and, eagerly, all batches of a model that is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refuses Keras' backups where several processes run one fit.
 
 Each would write and read files of its own, and remove them by itself: after a fault

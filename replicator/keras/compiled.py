@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that are compiled with `jit_compile=True`: XLA compiles their forward pass.
 
 And so the backward pass. What replicas communicate, and the optimizer, stay outside:

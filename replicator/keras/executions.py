@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Keras calls as train_function and test_function: several batches per call.
 
 With `steps_per_execution=k`, one function pulls up to k batches and runs their steps in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of a model are whole: a new one takes the old one's place once it is written.
 
 Keras writes into the file itself. If a host is lost meanwhile, whose variables cannot

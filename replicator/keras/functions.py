@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Keras calls per batch: functions of an iterator of global batches.
 
 The size of a batch is known when it comes, and decides how it runs. If it splits

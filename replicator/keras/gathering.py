@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Brings the shards of all replicas together, where a part of them does not do.
 
 What is computed from all of a batch on every replica is equal on all of them. Its

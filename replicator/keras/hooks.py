@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods of single objects that are others for a while; classes are never changed."""
 
 from __future__ import annotations

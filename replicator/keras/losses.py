@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Losses that are those of the whole batch, however it is split.
 
 The mean of a loss over the examples of each shard, weighed by how many these are, is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics that count what all replicas see, as on one device.
 
 The state of a Keras metric is read as the sum over the replicas. For its own metrics,

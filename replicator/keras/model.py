@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes a Keras 3 model train, test and predict on replicas.
 
 A model asks its own `make_train_function`, `make_test_function` and

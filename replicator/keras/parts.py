@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a model is made of, found by its attributes, in containers and layers too."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a Keras model holds: replicated variables, and optimizers to be wrapped."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one batch does: a model's own step on each replica, for its shard.
 
 A batch comes as the list of its tensors, and as the structure that the model's step

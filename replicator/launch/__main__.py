@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts servers on hosts, and a program, or the program on all hosts.
 
 `python -m replicator.launch train.py` does the first, with --mode=between the second.

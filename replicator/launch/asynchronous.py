@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asynchronous mode: every host runs the program, and some a server with variables."""
 
 from __future__ import annotations

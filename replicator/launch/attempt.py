@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One life of all that a job runs: what every mode does to begin and to end it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Between-graph mode: every host runs the program, and no server."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is run, and with which variables: the contract with serve and connect. Pure."""
 
 from __future__ import annotations

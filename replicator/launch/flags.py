@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flags of `python -m replicator.launch`. Pure but for files that they name.
 
 As of torchrun: the launcher's own come before the script, and all that follows the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the lines of a hostfile say, as mpirun and horovodrun write them. Pure.
 
 The launcher reads them, and so does `replicator.connect` (cluster/hostfile.py), for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which hosts there are: `--hosts`, `--hostfile`, `--nnodes`. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In-graph mode: a server on each host, and one program, here, that uses them."""
 
 from __future__ import annotations

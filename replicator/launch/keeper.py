@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one command on some host, and leaves nothing of it behind.
 
 Between the launcher and each process that it starts is one of these. The launcher sends

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts commands on this host."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hosts of a job: how they are reached, and what runs on them under keepers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What processes write: lines with a host's name before them, and files."""
 
 from __future__ import annotations

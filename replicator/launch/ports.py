@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a program needs on its host: a free port, and its script.
 
 Sent to other hosts: the standard library only.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A command under a keeper, on whatever host: how it is started, ended, waited for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts the user's program on each host, as one of those that join one another."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a server that nothing but sockets in a folder reaches.
 
 The server is moved to a network of its own (a network namespace of Linux), which has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a job: what failed is started anew, as often as that may be."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts one server on each host, and waits until all say that they are up."""
 
 from __future__ import annotations

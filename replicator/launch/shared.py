@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the launcher and the program tell each other while both run: two files.
 
 One holds the description of the cluster, as it is now; the program makes the other if

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The signals that call everything off."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other hosts, by asyncssh: connections, and commands under keepers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--sync`: copies the working directory to another host."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--tunnel`: all traffic between hosts goes through SSH, by way of this host.
 
 Each server, and the program, has a port that is its own on every host. Here the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which versions a host has. Sent to other hosts: the standard library only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of gradients over several steps, on each replica its own.
 
 Used by gradients.py, which decides what is added up, and when a sum is used and

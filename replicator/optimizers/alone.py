@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of gradients over several batches that run as a whole, outside of steps.
 
 Used where a model that trains on replicas runs on one device for a while, to be looked

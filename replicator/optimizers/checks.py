@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is passed to a wrapped optimizer: checked while the user's line is on the stack.
 
 The families differ in how they say it, if they notice at all: some go on with gradients

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which compressor the gradient of each variable has, and what it remembers.
 
 Used by gradients.py. A variable's synchronizer says which; what says nothing of it has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients that are reduced in some steps only: where a sum over steps is full."""
 
 from __future__ import annotations

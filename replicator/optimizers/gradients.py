@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the gradients of all replicas become one gradient per variable.
 
 Used by the wrapped optimizers of all families. Three things make this more than an

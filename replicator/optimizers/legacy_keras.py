@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter for optimizers of legacy Keras, the package tf_keras.
 
 They are of two kinds: those that all share `tf_keras.optimizers.Optimizer`, and before

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables in parts are updated part by part; their slots are in parts, too.
 
 Where gradient and variable meet, both are expanded: the gradient of a whole is cut,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter for optimizers of Sonnet 2."""
 
 from __future__ import annotations

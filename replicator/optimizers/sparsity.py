@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which gradients there are on any replica, dense or sparse: agreed on by all.
 
 Also, how one becomes as the others are.

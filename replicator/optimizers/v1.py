@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter for optimizers of tf.compat.v1.train."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """wrap_optimizer: gradients are combined over the replicas before they are applied.
 
 An optimizer is wrapped by giving its state a second object, of a class made on the spot

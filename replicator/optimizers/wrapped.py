@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What wrapped optimizers of all families have in common.
 
 A family's adapter derives from Wrapped and comes before the optimizer's own class. It

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step communicates, to look at before it runs: `Replicator.plan`.
 
 Tables need rich and pictures need matplotlib; they are imported when one is asked for.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints what a step communicates: `python -m replicator.plan module:make`.
 
 `make()` returns (repl, step_fn) or (repl, step_fn, input_fn). The step is built, and

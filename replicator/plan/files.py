@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tables and pictures need: packages that may be missing, files to write."""
 
 from __future__ import annotations

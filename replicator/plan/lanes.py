@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan as a picture, by matplotlib: replicas are lanes, communications are links.
 
 Communications stand from left to right in build order, over the numbers that they have

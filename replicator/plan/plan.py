@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """class Plan: what the replicas communicate in a step, to look at and to keep.
 
 Made of what graph/lowering/record.py keeps while a step is built.

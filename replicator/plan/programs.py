@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What programs do that are given `module:make`: the step it makes, or one line."""
 
 from __future__ import annotations

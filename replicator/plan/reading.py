@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of which a JSON text was made; nothing else passes for one.
 
 What is read is printed, plotted and added up later, where an entry of another type

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the replicas communicate in a step, one Row per communication: pure data."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways to reduce one tensor per replica and give all of them the result.
 
 Each gives all replicas the same bits, the same from run to run: an element is combined

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """all_gather: every replica receives the tensors of all replicas.
 
 Meaning: the replicas' tensors stacked along a new leading axis, or set behind one

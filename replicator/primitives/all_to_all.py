@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """all_to_all: each replica hands a slice to every replica.
 
 Meaning: a replica cuts its tensor along one axis, hands the n-th slice to the n-th

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums and folds whose order nothing can change, and shapes compared when they run."""
 
 from __future__ import annotations

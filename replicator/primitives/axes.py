@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Axes: checked, joined along and cut along.
 
 Shared by the primitives that gather, scatter or exchange slices. An axis of None is a

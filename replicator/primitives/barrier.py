@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """barrier: what is before it happens before what is behind it, everywhere.
 
 Meaning: all effects (writes and reads of variables, prints, Python calls) that any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all primitives share: checking operands and placing the placeholder.
 
 A primitive is one file with three parts: the function a user calls (its meaning), a

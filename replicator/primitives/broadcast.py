@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """broadcast: the root's value goes to every replica.
 
 Meaning: every replica receives replica `root`'s tensor. Dual: the sum of all replicas'

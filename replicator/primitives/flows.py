@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Through which tensors of a call gradients flow, for the primitives' gradients."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups: some of the replicas, which communicate among themselves.
 
 Every collective takes `group=`: a Group, or a Partition of all replicas from which each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is to be reduced for all, and what comes of it: what algorithms are told."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Communication in two levels: within each host, and between hosts.
 
 All devices of a host share its link to the others, and TensorFlow sends a tensor once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """linked: a loss that depends on what was sent, so that gradients come back."""
 
 from __future__ import annotations

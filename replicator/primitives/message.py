@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """send and recv: a message, which one replica hands to another.
 
 Meaning: the n-th `recv` from a source, under a tag, gives the n-th value that this

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Joins the small tensors of a bucket into one, and takes it apart again.
 
 Tensors are joined by their rows, as they are: nothing is laid out anew. The ops of all

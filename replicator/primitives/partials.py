@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reductions in two levels: within each host, then of what came of that between hosts.
 
 Sums are added up in this order: within each host, in replica order; then between hosts,

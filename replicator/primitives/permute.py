@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """permute: tensors move from replica to replica, by pairs (source, destination).
 
 Meaning: the destination of each pair receives its source's tensor; who is no

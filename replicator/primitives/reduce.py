@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """reduce: one reduction over all replicas, its result on the root.
 
 Meaning: the root receives op(x_0, x_1, ..., x_{R-1}), element by element; the others

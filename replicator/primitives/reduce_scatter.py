@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """reduce_scatter: each replica receives its slice of a reduction over all replicas.
 
 Meaning: op(x_0, x_1, ..., x_{R-1}), element by element, cut along an axis, the n-th

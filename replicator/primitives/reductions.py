@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of reductions: what each means, how it combines, where gradients go.
 
 Shared by all primitives that reduce: all_reduce, reduce and reduce_scatter. A reduction

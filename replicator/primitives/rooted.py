@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the primitives with a root share: broadcast, scatter, reduce and gather.
 
 Where only the root hands something in, the other replicas say what is to come: by a

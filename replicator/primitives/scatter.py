@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scatter: each replica receives its slice of the root's value.
 
 Meaning: the n-th replica of the group receives the n-th entry of the root's tensor, or

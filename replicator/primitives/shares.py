@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the gradient of each reduction goes: what each operand gets of it.
 
 Functions of what was reduced, which return one gradient per operand. Every replica that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse gradients: rows of several replicas, added up by their indices."""
 
 from __future__ import annotations

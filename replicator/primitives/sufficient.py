@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of matrix products, made from the products' thin factors.
 
 What graph/matching/factors.py has recognised, and costs/cost.py finds to pay, is put

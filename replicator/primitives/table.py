@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of all primitives: one line each.
 
 A new primitive is a file beside this one, a line here, and a method of Replicator.

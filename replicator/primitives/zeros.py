@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums in which zeros are left out, where the graph shows that they are zeros.
 
 The gradient of a variable that a replica does not use is zeros there: where each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says what a step takes, and when more replicas pay: `python -m replicator.profile`.
 
 `make()` returns (repl, step_fn) or (repl, step_fn, input_fn), as for

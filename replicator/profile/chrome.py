@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trace as JSON for chrome://tracing and Perfetto; communications bear user's lines.
 
 Source of the format: "Trace Event Format", whose complete events ("X") have a begin and

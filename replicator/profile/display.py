@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A report as tables in the terminal, by rich."""
 
 from __future__ import annotations

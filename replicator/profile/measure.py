@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures a step on the devices at hand: as it is, on one replica, and its ops.
 
 A busy machine makes everything slower, but nothing faster: each time is the least of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step will take on other numbers of replicas, and whether more of them pay.
 
 Each replica keeps its batch, so that R replicas compute R batches in a step. With

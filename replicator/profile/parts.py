@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the parts of a step take: its replicas, and each communication. Pure data."""
 
 from __future__ import annotations

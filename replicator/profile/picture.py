@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A report as a picture, by matplotlib: parts of a step, and speed-ups."""
 
 from __future__ import annotations

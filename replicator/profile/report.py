@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All that the program says: what was measured, and what is predicted of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trace of some steps: the ops that ran, and to which communication each belongs."""
 
 from __future__ import annotations

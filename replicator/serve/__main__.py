@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server of one host: `python -m replicator.serve`.
 
 `replicator.connect` uses its devices. Prints one line of JSON when it listens, and ends

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A graph in short as a picture: devices are columns, scopes are blocks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a graph consists of, in short: ops by device and name scope. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes down the graphs of steps while they are built: for TensorBoard, and as SVG.
 
 The stages are those of AutoDist (Zhang et al. 2020): the program of one device, with

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step: built by a list of passes, kept, and called."""

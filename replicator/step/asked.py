@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `run` and `build` are asked for, and the values that one call is handed."""
 
 from __future__ import annotations

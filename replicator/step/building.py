@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds a step, once more whenever an attempt learns what the next has to know.
 
 What an attempt does is the list of passes in passes.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which functions are the same, and what a Replicator keeps for those that are there.
 
 A step goes on where it is run with the same functions again: its trace, its inputs, the

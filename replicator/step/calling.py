@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Passes that call step_fn, and say which ops are of which replica."""
 
 from __future__ import annotations

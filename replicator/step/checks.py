@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is refused once all replicas are built, before anything is rewired.
 
 Each check takes what was built and returns nothing, or raises an error that says where

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Passes that put real communication into the step, and what it makes possible."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Passes that compare the replicas: their calls, their effects and their writes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Large constants of a step, which are held once for all replicas.
 
 Each replica puts a copy of a NumPy array that step_fn uses into the graph; TensorFlow

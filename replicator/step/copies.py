@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a build does for several replicas at once: handles, and copies of replica 1.
 
 What these are made of is proven to be alike in graph/cloning/proof.py, and imported

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Passes by which a strategy decides on variables that have been created."""
 
 from __future__ import annotations

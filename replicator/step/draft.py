@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step while it is built, and what is there when it is: what passes know."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is around the function of a step where it is called eagerly."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Passes that order the effects of a step, and make its results fit to leave it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several steps in one call: a loop inside the graph, around a step that is built once.
 
 The step becomes a function, whose replicas communicate already, and the loop calls it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects: small Python values that replicas tell one another while they are built.
 
 Replicas are built one after the other, so the first cannot know what the last will say.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What step_fn returned, made fit to leave the step.
 
 Inside the step, a leaf becomes a tensor. On the way out it is tied to the rest of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The passes by which a step is built, in their order: PASSES.
 
 Each takes the draft of the step, and leaves in it what later ones need. A new pass is a

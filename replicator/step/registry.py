@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of a Replicator, found again by their functions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """After an error in a step that is called eagerly, mirrored variables are equal.
 
 graph/order/phases.py sees to that in all ways of running, for what it knows can fail. A

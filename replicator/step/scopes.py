@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a build looks after in the variable scopes of TensorFlow 1."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `Replicator.stages` writes down of a step while it is built."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lives between the calls of a step: the traced function and the inputs."""
 
 from __future__ import annotations

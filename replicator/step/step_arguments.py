@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `run`, `build` and `initialize` are given, checked on every call."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Step: what `Replicator.build` returns and `run` calls.
 
 It decides between the three ways of running (eager, inside a tf.function, in a tf.Graph

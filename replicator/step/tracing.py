@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls step_fn for one replica, under its device, scope, seeds and context."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Strategies: for each variable, where it is and how its gradient travels.
 
 `Replicator(devices, strategy=...)` takes a builder, builders by patterns of variables'

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builder: what makes a strategy of the facts of variables and devices."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The strategy of a Replicator while its variables are created and its steps built."""
 
 from __future__ import annotations

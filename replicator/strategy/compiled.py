@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What nodes are to variables: placements and synchronizers, and back again.
 
 The only place that knows both.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Strategy: how each variable is kept equal on all replicas, as plain data.
 
 One Node per trainable variable says where it is, in how many parts, and how its

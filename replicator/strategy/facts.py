@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a builder is told: of each variable, and of the devices there are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Strategies written and read: as protobufs, as their text, as JSON or YAML.
 
 Whatever bytes or text there are, what is read is a strategy that its classes accept,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A builder that is asked for one variable after the other, as they are created."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Node: how one variable is kept equal on all replicas, as plain data.
 
 What is wrong with one is found where it is made, so that all others can rely on it.

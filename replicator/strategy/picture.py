@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A strategy as a picture, by matplotlib: devices are columns, variables blocks."""
 
 from __future__ import annotations

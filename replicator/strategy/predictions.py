@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node costs in each step: the bytes that travel for it, and the seconds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules: builders by patterns of the variables' paths."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trial: what came of measuring a strategy on real steps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tune: the fastest of several strategies, measured on real steps.
 
 Each candidate trains a model of its own, which the caller's function makes: variables

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables with a component per replica, or with one owner."""

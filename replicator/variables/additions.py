@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Assignments that add to a variable: made in one piece where others write it, too.
 
 Keras counts by `v.assign(v + 1)`. Where several programs share a variable, what another

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step assigns to a mirrored variable is made equal on all replicas first.
 
 Called by ReplicatedVariable while a step is built, for every assignment that is not

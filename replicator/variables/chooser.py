@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What decides where a variable is and how it is kept equal, as its factory asks it.
 
 A strategy says so per variable; the factory and the variables know of strategies only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placements of what replicas collect for themselves: any number of rows.
 
 What sums up gradients over several steps, and what a compressor has not sent yet.

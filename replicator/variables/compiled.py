@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions with jit_compile=True in a step, which are traced once for all replicas.
 
 TensorFlow traces other functions for each replica if asked to, but not what XLA

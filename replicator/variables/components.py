@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plain variables that a replicated one is made of: made, and made elsewhere."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies that replicas have of a variable which one of them owns for all.
 
 A step reads the copies: each replica its own, without a transfer. What a wrapped

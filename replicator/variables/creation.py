@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How replicated variables come to be: the variable creator of a Replicator.
 
 Runs whenever TensorFlow or Keras makes a variable under `Replicator.context()` or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a variable will be that is about to be created, and how it is kept equal."""
 
 from __future__ import annotations

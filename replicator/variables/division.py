@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a variable is created in parts, and its optimizer's slots as it is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Initial values of variables in parts: for each part its slice of the whole.
 
 Where what draws the whole can draw a part of it, nothing holds the whole: constants,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No write of a step lets the replicas' components of a variable drift apart.
 
 Runs once the calls of all replicas are known to pair, before anything is rewired. What

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables of which other processes hold components, too: between-graph mode.
 
 They begin with what they hold in the first process, and what is read of all components

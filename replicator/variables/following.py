@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What becomes of variables on which a strategy decides after they were created."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a tf.Graph knows of its variables: in which collections, and how they begin."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Initial values of variables: what is known of them, and those made inside a step."""
 
 from __future__ import annotations

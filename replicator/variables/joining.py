@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a variable in parts is read: joined, or by rows where these are; and gradients.
 
 What is read is tied to the variable's handle by one op, IdentityN with a gradient of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One step of a Replicator at a time, whatever threads there are.
 
 A step is built and run, and a variable assigned, under one lock, so that what one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where checkpoints find what was made for one call, in any process."""
 
 from __future__ import annotations

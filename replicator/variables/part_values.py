@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a variable holds once a part of it is written, as a value.
 
 For variables that one replica owns: a step in which the replicas write different parts

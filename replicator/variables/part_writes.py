@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The methods of a variable that write a part of it: scatters, and v[i].assign."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PartitionedVariable: parts along one axis, each where it belongs, seen as one.
 
 Each part is a ReplicatedVariable with a placement of its own. The whole has a handle

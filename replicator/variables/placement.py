@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the components of a variable are and what they hold: its placement.
 
 Everything in which variables differ from one another is a consequence of it: how the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python functions that a step calls while it runs: tf.py_function, numpy_function.
 
 Each replica calls its own, in a thread of TensorFlow's where no replica is being built:

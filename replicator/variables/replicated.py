@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ReplicatedVariable: one component per device, seen as one tf.Variable.
 
 Inside a step its `handle` is the component of the replica being built; that one

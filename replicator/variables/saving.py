@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How TensorFlow knows a replicated variable: in the v1 Saver, and in traces."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where random generators keep their seeds, and what keeps the replicas' apart.
 
 A generator's state is a variable. Its components hold the same state but for the seed,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a ReplicatedVariable and a PartitionedVariable share: several, seen as one."""
 
 from __future__ import annotations

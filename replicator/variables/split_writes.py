@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The methods of a variable in parts that write a piece of it: scatters, v[i].assign.
 
 Rows go to the parts that have them. What is written by more than rows, slices of any

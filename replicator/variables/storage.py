@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the components of a variable are, and how that changes when it has to.
 
 What one replica owns for all cannot be used everywhere: XLA reaches only what is on the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables whose gradients are made one by themselves, for programs of one device.
 
 Where a replica says so, a variable is read through an identity of its handle, whose

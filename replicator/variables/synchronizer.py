@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How what is computed for a variable is made equal on all replicas: its synchronizer.
 
 The second half of what a variable is like; the other is its placement. It goes with

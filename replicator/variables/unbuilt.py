@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What assigns to its variables while it is built, once, is not built inside a step.
 
 A layer or an optimizer that is first called in a step creates its variables there,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is fast is in use unless it cannot be, or shall not: then what is plain is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connections to other hosts; what connect makes of them is in tests/cluster."""
 
 from __future__ import annotations

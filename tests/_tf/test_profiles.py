@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the profiler writes can be read: the private name is called."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The room of what is private to TensorFlow: all of it is there, offered and tested."""
 
 from __future__ import annotations

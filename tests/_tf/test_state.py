@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints and saved models: each private name is called."""
 
 from __future__ import annotations

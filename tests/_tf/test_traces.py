@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces of tf.functions, one for each replica: each private name is called."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How variables are created, what one handle can do: each private name is called."""
 
 from __future__ import annotations

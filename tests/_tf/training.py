@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small model in all ways; what is fast may be on or off.
 
 `python -m tests._tf.training` prints as JSON what it comes to.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs programs in several processes that share their variables on servers.
 
 `python -m tests.asynchronous.processes NAME ARGUMENT...` is one of them.

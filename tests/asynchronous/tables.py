@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A board that programs of one process share: what the tests of this room share."""
 
 from __future__ import annotations

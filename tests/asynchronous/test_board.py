@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A board holds what each program writes in its columns, and outlives all of them."""
 
 from __future__ import annotations

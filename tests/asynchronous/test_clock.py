@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No program is further ahead than it may be, and none waits for ever."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The log of a program: a line of JSON for each event, as soon as it happens."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who is silent for a heartbeat is lost, and nobody else; here in one process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables that programs share, found by their numbers; here by two in one process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that train the same variables, each at its own speed."""
 
 from __future__ import annotations

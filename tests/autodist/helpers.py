@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs single-device programs, on one device by plain TensorFlow and on many."""
 
 from __future__ import annotations

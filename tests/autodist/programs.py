@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs for one device, as AutoDist's own tests have them, in graphs.
 
 Each is built by plain TensorFlow alone; how it is run, on one device or on many, is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of TensorFlow 2 on replicas compute what they do on one device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Losses of all kinds train functions, and sessions on tapes, as on one device."""
 
 from __future__ import annotations

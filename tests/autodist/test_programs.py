@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AutoDist's own programs, on replicas, compute what they do on one device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a distributed session cannot do is refused by name and line."""
 
 from __future__ import annotations

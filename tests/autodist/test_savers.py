@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of a distributed session are those of the single-device graph."""
 
 from __future__ import annotations

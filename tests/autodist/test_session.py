@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a session fetches and is fed is what it would be on one device."""
 
 from __future__ import annotations

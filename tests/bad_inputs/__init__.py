@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad inputs by the thousand: `python -m tests.bad_inputs --count=2000 --seed=1`.
 
 values.py is what is passed, programs.py where; cases.py makes cases of both, judge.py

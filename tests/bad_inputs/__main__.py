@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs bad inputs: `python -m tests.bad_inputs --count=2000 --seed=1`."""
 
 from __future__ import annotations

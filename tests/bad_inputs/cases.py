@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cases: a program with a value, in a mode; and the names that programs use."""
 
 from __future__ import annotations

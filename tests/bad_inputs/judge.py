@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a case and says whether what came of it is right.
 
 Right is: it is accepted, and computes what it should; or it is refused by an error of

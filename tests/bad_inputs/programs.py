@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The programs into which bad values go: a line of a user's code, and where it is.
 
 Each is the source of a file, user_program.py, which nothing but this line makes wrong.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No bad input ends in an error from inside of the library, or in a text of others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values that nobody expects: by the name of each, a function that makes it anew."""
 
 from __future__ import annotations

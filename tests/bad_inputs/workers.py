@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs cases in processes of their own, which may hang or die.
 
 A worker reads the numbers of cases from its standard input and answers each with a line

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark of all-reduce checks what it times, and shows bandwidths."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every primitive works at every place; and the program can say otherwise."""
 
 from __future__ import annotations

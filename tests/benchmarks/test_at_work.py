@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All-reduce between other work is measured, and checked, and shown."""
 
 import pytest

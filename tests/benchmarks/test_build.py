@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark of builds tells apart who takes how long."""
 
 import dataclasses

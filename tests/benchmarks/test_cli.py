@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong flags give one line; processes of their own are run and checked."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The time until the first result by each door."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark of hosts runs on loopback, and between namespaces if there are any."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m benchmarks` runs programs one after the other, and then the report."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples of all networks: repeatable, in range, of the right shapes."""
 
 import numpy as np

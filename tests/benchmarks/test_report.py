@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report is made of what has been measured, and plots it."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Step times over the number of replicas: in processes, the batch cut into parts."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark of steps runs, is fair, and prints what it measured."""
 
 import pytest

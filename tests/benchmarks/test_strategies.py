@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps under every strategy."""
 
 import pytest

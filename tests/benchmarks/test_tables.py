@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables for the terminal and for Markdown; numbers with a few digits."""
 
 import pytest

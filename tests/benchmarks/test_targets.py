@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets are judged by what was measured, and say so when nothing was."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How contenders are measured; no time is asserted."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All workloads compute on two replicas what one device computes."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program of Keras' that is refused on several hosts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures: a place to launch from."""
 
 from __future__ import annotations

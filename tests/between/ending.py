@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs that end on one host before they do on another."""
 
 from __future__ import annotations

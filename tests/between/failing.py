@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training by the launcher, with a fault in each life of all hosts but the last.
 
 `python -m tests.between.failing KIND MOMENT HOST COUNT FOLDER` is the program. KIND is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs of several hosts of which one is lost, fails or ends before the others."""
 
 from __future__ import annotations

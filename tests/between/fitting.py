@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras' fit on all hosts, by the launcher; a host is killed in its first life.
 
 `python -m tests.between.fitting MOMENT HOST FOLDER` is the program; MOMENT is batch,

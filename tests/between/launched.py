@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that the launcher runs on several hosts, and what each of their lives says.
 
 A life begins with a line "begun STEP" of every host; further lines are of any word.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that are not the same on every host; each says what it was told.
 
 Each function of CASES is given a Replicator of two replicas, the host's number, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs programs in several processes that join one another, as the launcher would.
 
 `python -m tests.between.processes NAME ARGUMENT...` is one of them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps that several processes build together; what each returns, one process says too.
 
 Each function of STEPS takes a Replicator of four replicas and returns what they

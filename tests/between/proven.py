@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What steps of several processes may write, and how they may communicate."""
 
 from __future__ import annotations

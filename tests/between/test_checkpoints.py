@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of several processes: written by the first, restored by all."""
 
 from __future__ import annotations

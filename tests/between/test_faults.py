@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hosts that are lost, fail or end: the others are told which one, in time."""
 
 from __future__ import annotations

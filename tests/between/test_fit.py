@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras' fit in between-graph mode comes to plain Keras' numbers, on all hosts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs that end on one host first: the step ends on all, and nothing is changed."""
 
 from __future__ import annotations

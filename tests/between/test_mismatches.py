@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hosts whose programs differ: every host is told, with both lines, and goes on."""
 
 from __future__ import annotations

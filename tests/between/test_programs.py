@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a program computes does not depend on how many processes build it.
 
 Two processes of two replicas each build all steps of tests/between/programs.py; each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What would make replicas drift apart, or wait forever, is an error on all hosts."""
 
 from __future__ import annotations

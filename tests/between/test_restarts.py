@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults of any host while all train: who is named, when, and what the launcher does.
 
 `pytest --faults=10` has each fault happen ten times, in as many lives of one training.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is measured of a cluster; two servers on this machine are one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The program `python -m replicator.calibrate`."""
 
 from __future__ import annotations

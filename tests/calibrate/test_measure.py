@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What work costs here depends on the machine; what is done with it does not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a model of another library as its users do, plain and replicated.
 
 A client's test file has programs: functions that create a model, as on one device, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training on handwritten digits: on one device by TensorFlow alone, and on replicas.
 
 `python -m tests.cluster.digits ADDRESS...` trains on servers' devices, and prints what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training over two hosts in which faults happen, in a process of its own.
 
 `python -m tests.cluster.faulty KIND MOMENT HOST COUNT` prints, as JSON, how long it

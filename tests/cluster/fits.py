@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras' fit over two hosts, in processes of their own; see programs.py.
 
 `python -m tests.cluster.fits NAME ADDRESS...` prints what a function returns, as JSON.

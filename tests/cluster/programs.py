@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What clients of servers do, in processes of their own: they stay connected.
 
 `python -m tests.cluster.programs NAME ADDRESS...` prints what a function returns, as

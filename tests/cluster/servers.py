@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real servers on loopback, and clients of theirs: each a process of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addresses are taken apart as they were put together; what is none is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints: what goes on from one is what was not interrupted."""
 
 from __future__ import annotations

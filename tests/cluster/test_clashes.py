@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """At which places processes can never meet; that they are told is in tests/between."""
 
 from __future__ import annotations

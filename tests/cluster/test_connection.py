@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """connect and Cluster, with real servers; each client is a process of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connections to an address are cut, and no others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A description is what was written, or an error that says where and what."""
 
 from __future__ import annotations

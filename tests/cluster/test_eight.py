@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Eight processes on this machine train as one device does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps that fail in one process, or in all; with a store in place of TensorFlow's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults, with real servers: who is named, when, and what becomes of the training.
 
 `pytest --faults=10` has each fault happen ten times; `make test-hosts` does.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras' fit over two hosts, with real servers: as on one device, and after faults."""
 
 from __future__ import annotations

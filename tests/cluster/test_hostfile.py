@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that list hosts, and what mpirun says of them."""
 
 from __future__ import annotations

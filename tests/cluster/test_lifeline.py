@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process that shuts connections down while this one holds Python's lock."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What processes tell of their ends; that they are found is in tests/between."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ResourceSpec reads what AutoDist's files say, and refuses what they cannot mean."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hosts of Slurm jobs, from their variables."""
 
 from __future__ import annotations

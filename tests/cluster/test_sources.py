@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which description is taken, from arguments, files and the variables of launchers."""
 
 from __future__ import annotations

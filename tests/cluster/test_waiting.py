@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a server is there is found out in time, whoever listens instead of it."""
 
 from __future__ import annotations

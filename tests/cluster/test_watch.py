@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The watch over a host, which is a socket that answers or does not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training whose gradients are given, and what error feedback has to keep of them.
 
 By SGD of rate 1 from zeros, so that the variables are, but for the sign, the sum over

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """repl.all_reduce with a compressor: its gradient, nests, control flow, mistakes."""
 
 from __future__ import annotations

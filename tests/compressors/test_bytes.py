@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many bytes travel, by the plan and as TensorFlow sends them between hosts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each compressor sends, by NumPy; and that all replicas receive the same bits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A network on real digits learns as well with compressed gradients as without."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Error feedback: what was received, and what is owed, is what was given."""
 
 from __future__ import annotations

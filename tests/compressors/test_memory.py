@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What compressors keep: in checkpoints, of as many replicas or others."""
 
 from __future__ import annotations

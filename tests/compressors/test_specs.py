@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts of compressors: what they stand for, and what is wrong with the others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every primitive, with what plain TensorFlow computes from all replicas' tensors.
 
 A new primitive is one entry here: the tests of this folder then run on it.

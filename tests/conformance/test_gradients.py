@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every primitive and its first two derivatives equal plain TensorFlow's.
 
 What is differentiated is the sum of all replicas' losses. The reference computes it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas that call a primitive differently get an error when the step is built."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every primitive works anywhere in the graph, as at the top level of a step."""
 
 from __future__ import annotations

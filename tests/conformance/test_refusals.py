@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where no primitive may be called, and what the error says."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every primitive's result: in every mode, on any shape, the same bits everywhere."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Communication inside Python's own control flow over tensors."""
 
 from __future__ import annotations

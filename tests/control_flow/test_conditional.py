@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Communication inside tf.cond, tf.case and tf.switch_case."""
 
 from __future__ import annotations

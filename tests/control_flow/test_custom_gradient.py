@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Communication inside tf.recompute_grad and tf.custom_gradient."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets and what makes them: no pass touches them, and none communicates inside."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Communication inside control flow inside control flow."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas that choose different branches or turn counts get an error that says so."""
 
 from __future__ import annotations

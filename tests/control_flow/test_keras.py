@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras layers that communicate, and a recurrent network whose cell does."""
 
 from __future__ import annotations

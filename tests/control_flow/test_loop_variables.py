@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loop variables of all kinds, beside communication."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Communication inside tf.map_fn, tf.scan, tf.foldl and tf.foldr."""
 
 from __future__ import annotations

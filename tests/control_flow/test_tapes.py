@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where several tapes are open, control flow is what it is without them.
 
 TensorFlow then wraps each conditional and loop in a function of its own. Unless what is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several training steps inside one loop equal the same steps one by one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables that are read and written beside communication in control flow."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Communication inside the body and the condition of tf.while_loop."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One program, run on replicas and by plain TensorFlow on all tensors at once.
 
 A program takes a world and a tensor: of shape [3] on a replica; of shape [replicas, 3],

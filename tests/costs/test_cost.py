@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which device computes a communication."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which devices are on which host."""
 
 from __future__ import annotations

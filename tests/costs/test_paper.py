@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices that need not exist, as long as it is said so."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file of a calibration: how it is read, and what it decides."""
 
 from __future__ import annotations

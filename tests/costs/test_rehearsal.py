@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In a rehearsal a program has other replicas than it names, and the same batches."""
 
 from __future__ import annotations

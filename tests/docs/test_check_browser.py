@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a browser finds wrong with a site, on small sites with one fault each."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages show what failed in a running step, and none of the places around it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dead links of a site are found, and live ones are left alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of communication show what the communication moved, and nothing else."""
 
 from __future__ import annotations

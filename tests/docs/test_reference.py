@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every public name has a page in the reference; no run of Sphinx is needed to see."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables as text keep their lines."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/digits.py, run as a user runs it: in a process of its own."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/evolution.py: the same for any number of replicas, and returns that rise."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/gan.py: the numbers of one device, equal vectors, singular values."""
 
 from __future__ import annotations

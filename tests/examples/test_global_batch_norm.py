@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/global_batch_norm.py: its layer, beside float64, and the program."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/graph_mode.py trains, on two devices as on one."""
 
 import pathlib

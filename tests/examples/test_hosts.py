@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/hosts.py, run as a user runs it: by the launcher, on servers of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/keras_fit.py, run as a user runs it: in a process of its own."""
 
 import csv

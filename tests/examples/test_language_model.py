@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/language_model.py: the numbers of one device, causality, perplexity."""
 
 from __future__ import annotations

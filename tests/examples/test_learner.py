@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/learner.py and actors.py: V-trace, actors that die, returns that rise."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/pipeline.py: a pipeline trains as one device does."""
 
 from __future__ import annotations

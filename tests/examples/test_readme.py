@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The program in README.md is one that runs."""
 
 import os

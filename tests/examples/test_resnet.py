@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/resnet.py: the numbers of one device, runs that are resumed, mistakes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the examples share: runs, damaged checkpoints, input."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/tensor_parallel.py: a divided transformer trains as a whole one does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program that feeds replicas on two hosts in many ways, for test_hosts.py.
 
 Its arguments are the addresses of servers of two CPU devices each. Runs every function

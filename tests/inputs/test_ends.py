@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The last elements, which do not fill a round: dropped with a warning, or padded."""
 
 from __future__ import annotations

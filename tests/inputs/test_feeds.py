@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the replicas are fed: each element once, by any input_fn, in any mode."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values that a call hands to a step: fed as they are, whichever they are now."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """input_mode="global_batch": elements are split, and means are those of the whole."""
 
 from __future__ import annotations

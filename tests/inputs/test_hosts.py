@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What feeds replicas on two hosts: real processes, whose files differ."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an input_fn is told; tests/inputs/test_feeds.py is about when."""
 
 from __future__ import annotations

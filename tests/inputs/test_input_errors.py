@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is refused as an input, in words that say what to pass instead."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Iterators that are read ahead and started over; their elements are the dataset's."""
 
 from __future__ import annotations

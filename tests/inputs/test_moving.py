@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which datasets go to another host; here, to another device of this process."""
 
 from __future__ import annotations

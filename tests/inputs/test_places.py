@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On which hosts replicas are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs go on from where a checkpoint was made."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shards are the batch, split; what they weigh makes means those of one device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tf.distribute during a step: the context that other libraries' layers ask for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TF-Replicator's conveniences: named reductions, and work shared out."""
 
 from __future__ import annotations

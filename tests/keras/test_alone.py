@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole batches on one device: those that are too small, and all with run_eagerly."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Callbacks see, and change, what they do in Keras."""
 
 from __future__ import annotations

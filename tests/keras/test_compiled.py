@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """jit_compile=True: compiled by XLA, or refused by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """steps_per_execution: several batches per call, in one loop of the graph."""
 
 from __future__ import annotations

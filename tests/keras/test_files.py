@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that a model writes are whole, whatever happens while they are written."""
 
 from __future__ import annotations

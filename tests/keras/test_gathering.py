@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is gathered of the shards is the batch, with the gradients of one device."""
 
 from __future__ import annotations

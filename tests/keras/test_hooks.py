@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods of one object that are others for a while."""
 
 from __future__ import annotations

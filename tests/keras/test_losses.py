@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Losses of any kind are those of the whole batch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics count what all replicas see."""
 
 from __future__ import annotations

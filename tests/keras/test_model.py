@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models keep what they are; what was made elsewhere is refused by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a model holds is found wherever it holds it."""
 
 from __future__ import annotations

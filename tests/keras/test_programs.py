@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs of the kinds that keras.io shows come to plain Keras' numbers."""
 
 from __future__ import annotations

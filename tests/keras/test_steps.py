@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches of any size and structure, in fit and in all that is like it."""
 
 from __future__ import annotations

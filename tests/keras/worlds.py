@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs with Keras' fit, run as they are and on replicas, and what they come to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures: a place to launch from, and an SSH server of the test's own."""
 
 from __future__ import annotations

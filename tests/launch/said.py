@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process writes to a stream, and when."""
 
 from __future__ import annotations

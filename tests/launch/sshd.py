@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How tests run an SSH server as a process of the user's."""
 
 from __future__ import annotations

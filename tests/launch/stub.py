@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the launcher beside a `replicator` whose server is a stub, without TensorFlow.
 
 What the stub does is said by the environment variable STUB: "fail", "mute", or nothing.

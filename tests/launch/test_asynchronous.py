@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every host runs the program, and the first servers; programs are stubs."""
 
 from __future__ import annotations

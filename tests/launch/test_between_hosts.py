@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two hosts that are network namespaces: a link of 1 Gbit/s, an sshd, and cut links.
 
 The first tests have stubs for servers; the last one trains.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real programs on every host: they train as one process does, and end together."""
 
 from __future__ import annotations

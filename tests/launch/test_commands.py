@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What servers and programs are told."""
 
 from __future__ import annotations

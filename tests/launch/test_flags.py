@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose an argument is, what the flags say, and what is refused in one line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lines of hostfiles, which the launcher and `connect` read alike."""
 
 from __future__ import annotations

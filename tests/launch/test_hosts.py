@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists of hosts and hostfiles: what is written is what is read."""
 
 from __future__ import annotations

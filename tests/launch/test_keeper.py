@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A command under a keeper: its status, its end, and what it leaves behind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launcher with real servers: from the flags to a sum over hosts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is shown of what processes write."""
 
 from __future__ import annotations

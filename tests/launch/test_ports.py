@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is found on a host."""
 
 from __future__ import annotations

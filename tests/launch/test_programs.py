@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addresses that all programs are told; the hosts are none."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connections are passed on, byte by byte, until both sides have ended."""
 
 from __future__ import annotations

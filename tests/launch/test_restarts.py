@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers that die beside a program that goes on: started again, or left out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is started, watched, ended and started anew; the server is a stub."""
 
 from __future__ import annotations

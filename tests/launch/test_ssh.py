@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Another host is this one, by an sshd of the test's own; the server is a stub."""
 
 from __future__ import annotations

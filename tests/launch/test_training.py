@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training by the launcher, with real servers: ended by SIGTERM, or killed."""
 
 from __future__ import annotations

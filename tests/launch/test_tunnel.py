@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All traffic goes through the launcher; the servers have networks of their own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small regression that all optimizer tests train, plain and replicated.
 
 Its parameters are an embedding (whose gradients are IndexedSlices), a matrix and a

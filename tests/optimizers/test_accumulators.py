@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """accumulation_steps: several steps, one combination, one update."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras optimizers that are built before a step, and outside of the context."""
 
 from __future__ import annotations

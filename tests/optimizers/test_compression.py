@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrapped optimizers of all families, with compressors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How gradients combine: unused variables, sparse and dense ones, weights."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A wrapped optimizer passes for its own class: type, config, checkpoints, Keras."""
 
 from __future__ import annotations

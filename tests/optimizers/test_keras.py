@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras 3 optimizers: replicated training equals plain training on the whole batch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers of legacy Keras: replicated training equals plain on the whole batch."""
 
 from __future__ import annotations

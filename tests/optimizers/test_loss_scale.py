@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LossScaleOptimizer: the scale that replicas share, and the steps that it skips."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables in parts are updated as whole ones are, by optimizers of all families."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What wrapped optimizers refuse, and that nothing has changed after it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training goes on from a checkpoint as if it had not stopped, for every optimizer.
 
 The checkpoint is read before the first step: the optimizer has no slots by then.

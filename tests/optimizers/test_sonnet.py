@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sonnet 2 optimizers: apply(updates, parameters)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layouts of the replicas' gradients, and how they become one."""
 
 from __future__ import annotations

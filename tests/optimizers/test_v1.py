@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tf.compat.v1.train optimizers, in all three ways of running."""
 
 from __future__ import annotations

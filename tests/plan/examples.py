@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans to test with: of a step that communicates everywhere, and made up."""
 
 from __future__ import annotations

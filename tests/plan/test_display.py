@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `Plan.print` prints."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of plans: nothing is cut off or written over, from 1 row to 300."""
 
 from __future__ import annotations

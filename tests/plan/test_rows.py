@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows and the totals of plans, against what was written and counted by hand."""
 
 from __future__ import annotations

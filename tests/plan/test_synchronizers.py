@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each row says how the variables are kept equal that it is for."""
 
 from __future__ import annotations

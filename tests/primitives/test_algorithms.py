@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The algorithms of all_reduce: NumPy's values, the same bits on all replicas.
 
 Arrays are larger than a slice's least size, so that they are cut up; those of the other

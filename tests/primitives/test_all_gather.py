@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """all_gather: any dtype, sizes that differ, any axis, and what it refuses."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """all_reduce: dtypes, nests, sparse tensors, weights, ties, and what it refuses."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """all_to_all: slices of one size and of many, there and back again."""
 
 from __future__ import annotations

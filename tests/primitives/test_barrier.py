@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """barrier: what is before it on any replica happens before what is behind it.
 
 Proved by logs that the replicas write while the step runs, one of them slowly.

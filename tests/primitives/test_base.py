@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all primitives share: which operands they take, and mismatches by line."""
 
 from __future__ import annotations

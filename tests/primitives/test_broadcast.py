@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """broadcast: any dtype, from any root, and what it refuses."""
 
 from __future__ import annotations

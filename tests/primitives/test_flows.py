@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients are at the places of the tensors through which they flow."""
 
 from __future__ import annotations

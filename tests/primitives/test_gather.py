@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gather: what all_gather gives, on the root alone."""
 
 from __future__ import annotations

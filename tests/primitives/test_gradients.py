@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients through communication in the ways users take them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups: some of the replicas communicate, as if there were no others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two levels: the values of one host, the same bits for all, one message per host.
 
 Graphs are built for hosts that do not exist, and run on this process' CPUs; what counts

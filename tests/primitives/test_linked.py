@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """linked: a loss that depends on what was sent, so that gradients come back.
 
 The convention is that the sum of all replicas' losses is differentiated; a tape or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """send and recv: what arrives, along which patterns, and what comes back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """send and recv: what is refused, while the step is built or when it runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reductions run in replica order: the bits of NumPy's sum from left to right.
 
 TensorFlow's graph optimizer (Grappler) reorders sums where it may: operands by name,

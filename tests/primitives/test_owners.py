@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reductions whose results are needed on one replica each."""
 
 from __future__ import annotations

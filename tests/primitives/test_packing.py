@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is packed and unpacked is what it was, where it belongs, in few ops."""
 
 from __future__ import annotations

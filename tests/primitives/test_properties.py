@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random nests, dtypes, shapes and options, compared with NumPy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """reduce: what all_reduce gives, on the root alone."""
 
 from __future__ import annotations

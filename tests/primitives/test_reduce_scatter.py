@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """reduce_scatter: slices of what all_reduce gives; and the dual of all_gather."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of reductions: extrema and their owners, and what has no meaning."""
 
 from __future__ import annotations

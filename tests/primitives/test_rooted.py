@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What only the root passes: specs, tensors, and shapes that turn out to differ."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scatter: entries or slices of the root's value, by specs or tensors like it."""
 
 from __future__ import annotations

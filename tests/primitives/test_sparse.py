@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of one index are added up, once, in the order in which they come."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of matrix products by their factors: equal to NumPy, equal bits everywhere."""
 
 from __future__ import annotations

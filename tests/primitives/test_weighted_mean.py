@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """all_reduce(x, "mean", weight=...): the mean over all examples, wherever they are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Zeros are left out of sums: the same results, and fewer bytes."""
 
 from __future__ import annotations

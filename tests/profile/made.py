@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of this room make: rows, and measurements."""
 
 from __future__ import annotations

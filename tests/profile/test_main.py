@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The program `python -m replicator.profile`, on good and on bad arguments."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predictions equal closed forms, and what was measured is what they start from."""
 
 from __future__ import annotations

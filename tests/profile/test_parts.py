@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of a step add up to it, as the ops that ran divide it."""
 
 from __future__ import annotations

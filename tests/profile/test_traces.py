@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops of real steps are traced, with their communications, in control flow too."""
 
 from __future__ import annotations

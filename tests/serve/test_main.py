@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m replicator.serve`: what it says, what it refuses, and that it ends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a server ends with whoever started it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the calls of a random program are drawn: one function for each primitive.
 
 Each takes what draws, the registers at hand, and those who take part in a collective or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways in which a random program is made wrong, and what must be said of it.
 
 Calls are put into a program on which the replicas agree, and others on one replica. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each collective means, in NumPy, from its definition.
 
 `values[n]` is what the n-th member of the group passes; what comes back is what each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints a program as the step function that runs it.
 
 The text is what `runner` executes, so that a program that fails can be read, and pasted

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks many random programs of a kind, the same ones each time."""
 
 from __future__ import annotations

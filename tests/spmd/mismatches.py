@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Hypothesis strategy for programs that go wrong, and what must be said of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that all replicas run, as plain data.
 
 A program is a block of statements on named values, its registers, each assigned once. A

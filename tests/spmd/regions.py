@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the control flow of a random program is drawn: blocks, and what runs them.
 
 What goes into a block and comes out of it is there on all replicas. In a program that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a program with the library, and compares it with the simulator.
 
 The text that `listing` prints is compiled and run as a step_fn; here are the functions

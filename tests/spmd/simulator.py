@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a program in NumPy, statement by statement for all replicas at once.
 
 What a statement means is taken from the definitions of the primitives and from nothing

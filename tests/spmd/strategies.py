@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hypothesis strategies for programs on which all replicas agree.
 
 A program is simulated while it is drawn, so that each statement is drawn among those

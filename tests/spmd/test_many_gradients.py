@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gradients of 140 random programs, compared with differences of the losses."""
 
 from __future__ import annotations

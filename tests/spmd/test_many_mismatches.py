@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """600 random programs on which the replicas disagree, each kind in turn."""
 
 from __future__ import annotations

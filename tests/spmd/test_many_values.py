@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """1,360 random programs, compared with the simulator."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random programs of all replicas, compared with the simulator; and wrong ones.
 
 A program that fails is shrunk, and printed as a step function. The slow part, of 2,000

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the suite finds what it is for, without the library or nearly so."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of graphs: what is in them is in the sketch."""
 
 from __future__ import annotations

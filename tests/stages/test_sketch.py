@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A graph in short holds all of its ops, and what goes between its devices."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `Replicator.stages` writes: a step after each stage of its build."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One build, three ways to run: how often it is traced, and what surrounds it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which functions are the same; what follows from it is in tests/test_freshness.py."""
 
 from __future__ import annotations

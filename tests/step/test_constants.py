@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Large constants are held once wherever a step has them, and are what they were."""
 
 from __future__ import annotations

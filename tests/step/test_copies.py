@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handles that all replicas get at once; tests/graph/test_clone.py is about copies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several steps in one call: the same as as many calls, whatever the step does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects: what replicas tell one another while they are built."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What step_fn may return, and in which form it comes back."""
 
 from __future__ import annotations

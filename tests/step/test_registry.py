@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets as inputs: one object is one input, which goes on, and goes when it goes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is left of an eager step that was stopped amid its writes."""
 
 from __future__ import annotations

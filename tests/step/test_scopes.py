@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The variable scopes of TensorFlow 1 around a build."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calling a step, threads, what is kept of it, and plans."""
 
 from __future__ import annotations

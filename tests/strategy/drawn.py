@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Strategies drawn at random, by Hypothesis."""
 
 from __future__ import annotations

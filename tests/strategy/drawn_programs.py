@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models, optimizers and strategies that fit them, drawn at random by Hypothesis."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Creates a large embedding in parts, and says what memory that took, as JSON.
 
 `python -m tests.strategy.large_table`, in a process of its own: what a process held at

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Networks, optimizers and builders, and what training gives on one device."""
 
 from __future__ import annotations

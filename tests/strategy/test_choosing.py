@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables are created where a strategy says, and keep what it says."""
 
 from __future__ import annotations

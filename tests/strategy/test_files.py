@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Strategies are read as they were written; anything else is read, or refused."""
 
 from __future__ import annotations

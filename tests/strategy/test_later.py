@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builders that have to know more decide when a step is built, and variables move."""
 
 from __future__ import annotations

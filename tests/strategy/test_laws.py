@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever the strategy, training is that of one device, and AutoDist's values hold."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a large embedding takes: half of it on each of two devices, never all twice."""
 
 from __future__ import annotations

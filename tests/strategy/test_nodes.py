@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node is right in itself, or says what is wrong with it."""
 
 from __future__ import annotations

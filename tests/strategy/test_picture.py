@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of strategies: every byte of every variable is where it is said to be."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Any model under any strategy trains as it does on one device in plain Keras."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules: the first pattern that is found in a variable's path decides."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tune measures strategies on real steps, of models that it has made for that."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Strategies in all ways of running: fit, several steps per call, lazy variables."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report of `make gpu-check`, with fakes for the GPUs; none is needed here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The licence header: on all files once it is on one, and added where it belongs."""
 
 from __future__ import annotations

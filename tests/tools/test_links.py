@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No Markdown file has a link that leads nowhere."""
 
 from __future__ import annotations

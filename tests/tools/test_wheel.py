@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `make wheel` asks for is there; the whole takes minutes and a network."""
 
 from __future__ import annotations

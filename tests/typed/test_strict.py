@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mypy --strict` passes on a program that uses every public name."""
 
 from __future__ import annotations

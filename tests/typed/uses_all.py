@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A user's program that uses every public name, for `mypy --strict`; it is not run.
 
 test_strict.py says which names it has to use, and has mypy check it.

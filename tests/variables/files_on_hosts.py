@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program that saves variables of two hosts in all ways, for test_saving_on_hosts.py.
 
 Its arguments are the addresses of the servers. It writes into the folder that it runs

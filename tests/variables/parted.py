@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Has variables created in parts, without a strategy: what tests of parts share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What replicas assign in place of their own values; whole writes are in variables/."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions with jit_compile=True in a step: one trace, each replica's variables."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies of owned variables: equal to what they are copies of, whatever writes it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables that are created inside a step_fn, or under the context."""
 
 from __future__ import annotations

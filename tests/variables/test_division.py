@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables are created in parts; what cannot be their parts is refused."""
 
 from __future__ import annotations

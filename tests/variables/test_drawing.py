@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts begin with slices of the whole initial value, to the bit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes that nobody aggregates are equal on all replicas, or made so, or refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ON_READ variables: each replica's own inside a step, one value outside."""
 
 from __future__ import annotations

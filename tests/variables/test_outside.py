@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What reaches a variable from outside a step is whole or refused, never a part."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables in parts: read, looked up, differentiated and written as whole ones are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is written outside a step is what is read there, wherever the components are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python functions that a step calls neither write variables nor run steps."""
 
 from __future__ import annotations

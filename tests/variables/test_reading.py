@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A ReplicatedVariable reads, and is used, as a plain tf.Variable is."""
 
 from __future__ import annotations

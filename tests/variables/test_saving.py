@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts on several devices are saved as one tensor by every kind of v1 Saver."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of variables on two hosts are the client's; each runs in its own folder."""
 
 from __future__ import annotations

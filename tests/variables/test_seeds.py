@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the seed is in a generator's state, and how replicas' seeds differ."""
 
 from __future__ import annotations

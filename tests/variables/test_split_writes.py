@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pieces of variables in parts are written as those of whole ones."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one replica owns for all is given to each of them where a step needs that."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each variable's gradient is lowered as its synchronizer says, to the same values."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What assigns to its variables while it is built: built once, or refused by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No assignment leaves replicas different, and each means what is documented."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of variables share: every way to write one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers that write other values on other replicas, by random numbers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that write variables, as text, with what is known of their meaning.
 
 A program is a list of statements on a few variables. Each statement knows its lines of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a program with the library, and holds what becomes of it against the law.
 
 A step is refused, with the user's line, or leaves all components of each mirrored

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hypothesis strategies for programs that write variables."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random programs that write variables: components are equal, or the step is refused.
 
 A program that fails is shrunk, and printed as a step function.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the values that a program writes are drawn."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the statements that write a variable are drawn: methods, parts, ops, choices."""
 
 from __future__ import annotations

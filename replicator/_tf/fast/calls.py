@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls a traced step with less Python than it takes to call it itself."""
 
 from __future__ import annotations

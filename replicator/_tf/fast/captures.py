@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes many resources known to a function graph at once."""
 
 from __future__ import annotations

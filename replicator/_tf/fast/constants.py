@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets a tensor take the place of a constant that is being made."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adds ops of which all is known: many of them at once, or one with less Python."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces a step with what it needs only, and with effects that no result waits for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads and writes variables with less Python per op, and reads them less often."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls a traced step as any function is called."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leaves it to a function graph to make resources known to itself."""
 
 from __future__ import annotations

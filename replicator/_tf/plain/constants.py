@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leaves constants where they are put."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adds ops of which all is known, one by one."""
 
 from __future__ import annotations

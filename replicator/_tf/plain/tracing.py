@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces a step as any function is traced: as if users had put it in a tf.function."""
 
 from __future__ import annotations

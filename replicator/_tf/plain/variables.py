@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leaves it to variables to read and write themselves, as often as they are told to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the sub-graphs of further replicas, as copies of replica 1's.
 
 Runs with build="clone", between the building of replicas 0 and 1 in Python and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Proves that two replicas built the same, so that further ones can be copies.
 
 Goes through the ops of replicas 0 and 1 side by side, also inside the functions that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python functions inside of the graph: which are alike, and copies of them.
 
 tf.py_function and tf.numpy_function register a function under a token, which their op

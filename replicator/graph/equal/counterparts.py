@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What corresponds on two replicas though it is not the same: `proof.py`'s vocabulary.
 
 Pure functions of ops, attributes and calls; they change no graph.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a value is computed from, as a text that is equal in all processes.
 
 Within a process, values of two replicas are compared op by op. Between processes that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which values are equal on all replicas by construction, and if not, because of what.
 
 Goes back from one tensor per replica, side by side: they are equal where they are one

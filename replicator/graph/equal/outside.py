@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of the values that a level of a step is given from around it."""
 
 from __future__ import annotations

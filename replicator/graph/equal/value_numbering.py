@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which values are the same on all replicas, by construction.
 
 Value numbering: tensors get equal labels where they are computed alike from alike

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the inputs of traced functions stand for, in graphs inside graphs."""
 
 from __future__ import annotations

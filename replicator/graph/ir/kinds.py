@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What there is to know about all ops of one type, looked up once per type."""
 
 from __future__ import annotations

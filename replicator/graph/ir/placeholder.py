@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placeholder ops: how a replica's sub-graph says "here we communicate".
 
 While a step is built, each communication call leaves one op behind that carries the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Static shapes as plain numbers, whichever TensorFlow's behavior is.
 
 Under `tf.compat.v1.disable_v2_behavior()` or `disable_v2_tensorshape()`, the sizes of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Control flow of TensorFlow 1: conditionals and loops that are many ops, and not one.
 
 In programs that disable TensorFlow 2's behavior, tf.cond and tf.while_loop add Switch,

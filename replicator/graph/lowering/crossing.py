@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Communication between processes that each build their own graph.
 
 What crosses are TensorFlow's collectives, one member per process: the processes find

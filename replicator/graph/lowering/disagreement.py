@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas that choose different branches or turn counts get an error that says so.
 
 A merged conditional takes one branch and a merged loop one number of turns. What each

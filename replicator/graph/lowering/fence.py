@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts effects in order across replicas: what barriers do.
 
 Inside a replica `order/ordering.py` keeps effects in program order; across replicas

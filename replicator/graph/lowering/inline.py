@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies the body of a function into another graph, where it can be changed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matched: one communication with all who take part, as lowerings are given it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes one conditional, loop or function call of those of several replicas.
 
 The merged op takes the inputs of all replicas, one behind the other, and calls

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is kept of each communication when it is lowered, for `Replicator.plan`.
 
 Facts only: where the communication is, who calls, and which bytes leave which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replaces matched placeholders by real cross-device ops, on every level of the graph.
 
 Runs once per build, after all replicas are built. Conditionals, loops and function

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a communication takes between hosts, from the ops that it was lowered to.
 
 A simulation, event by event. Each op waits for its inputs and for its device; each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many turns a loop makes, where that can be known before it runs.
 
 A loop that counts does so whatever else it computes: its condition is evaluated here on

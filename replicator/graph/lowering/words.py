@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors as words of 32 bits, exact to the bit: as what they travel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where in the control flow communication is.
 
 While a step is built, `refuse_outside` refuses the places from which no communication

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds replicas that would wait for one another in a circle, before anything runs.
 
 The communication that a replica's own code asks for happens in program order, as in

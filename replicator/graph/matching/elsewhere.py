@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What replicas call that other processes build, as these processes tell it.
 
 Placeholders describe themselves completely, so what a process tells of its replicas are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds sums of matrix products, which can be made from the products' thin factors.
 
 The gradient of a dense layer's weights is x^T dy, with one row per example in x and in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes sure that no placeholder is left in what a step runs.
 
 Runs after all passes and changes nothing. A placeholder that is left is a mistake of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lines up the communication calls of all replicas.
 
 Runs after every replica's step_fn is built and before any op is rewired. `check` takes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds calls that may have been meant to pair, but are addressed otherwise.
 
 For messages of errors only: a call without a partner often has one under another tag,

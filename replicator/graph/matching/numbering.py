@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers calls as if those had never been made that are no part of the step.
 
 A call is numbered when it is made. Some are made where nobody will run them: Keras

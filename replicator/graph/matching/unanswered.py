@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers by zeros where a backward pass asks for a gradient that is zero.
 
 The sender of a message receives, in its backward pass, what the receiver makes of the

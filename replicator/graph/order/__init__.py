@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Effects, and in which order they happen."""

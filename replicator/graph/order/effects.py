@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step does besides computing: what it writes, and what leaks out of a replica.
 
 Looks at the ops of a build before they are rewired and changes none of them:

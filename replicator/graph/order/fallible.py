@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ops can fail when a step runs, and which write variables.
 
 An op counts as safe if its type is listed here, for any values of operands whose static

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What could make a write itself fail is asked before any variable is written.
 
 Rows that do not exist and values of another shape are found by the write, when others

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In which order a step does what it does besides computing.
 
 Side effects keep their program order inside a replica, and only there: TensorFlow's own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can fail comes before what writes, on all replicas: errors leave them equal.
 
 An error on one device stops the others wherever they are; if one of them had written a

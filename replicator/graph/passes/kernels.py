@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Has CPUs multiply few rows by a large transposed matrix the other way around.
 
 Such is each dense layer's gradient by its inputs, dy W^T. TensorFlow's CPU kernel first

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables that one replica owns and all of them share: written once, by the owner.
 
 While a step is built, each replica uses such a variable under an alias of its handle,

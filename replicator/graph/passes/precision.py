@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all replicas received is treated alike where TensorFlow lowers the precision.
 
 TensorFlow's auto_mixed_precision rewrites a graph when it first runs: products are

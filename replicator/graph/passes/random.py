@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every replica draws different random numbers.
 
 Replicas build the same code, so an op with a seed of its own would draw the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads each variable once between two writes, and not at all after an assignment.
 
 Optimizers and layers read the same variable again and again (Keras reads the learning

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a tensor in parts: which part has which, and all of them joined again.
 
 Pure functions of tensors and sizes, for variables and for passes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Takes out of a step what tied variables in parts to their handles, for gradients.
 
 A variable in parts is read by reading these. What is read is tied to the variable's

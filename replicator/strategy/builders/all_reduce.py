@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AllReduce: all replicas have all variables, gradients are reduced for all of them."""
 
 from __future__ import annotations

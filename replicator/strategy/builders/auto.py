@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Auto: for each variable, what is predicted to take the least time."""
 
 from __future__ import annotations

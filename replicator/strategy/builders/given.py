@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A strategy that was made before, as a builder."""
 
 from __future__ import annotations

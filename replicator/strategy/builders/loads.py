@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much each of several devices holds."""
 
 from __future__ import annotations

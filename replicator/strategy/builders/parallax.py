@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parallax: dense gradients are all-reduced, sparse ones go to parameter servers."""
 
 from __future__ import annotations

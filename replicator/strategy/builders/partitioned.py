@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Partitioned: parts along an axis of one's choice, for rules."""
 
 from __future__ import annotations

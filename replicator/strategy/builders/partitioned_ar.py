@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PartitionedAR: even parts of variables, of each of which all replicas have a copy."""
 
 from __future__ import annotations

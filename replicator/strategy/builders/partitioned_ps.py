@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PartitionedPS: even parts of variables on all CPU devices."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many parts a variable is in, and the node of one in parts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PS: all variables on one device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PSLoadBalancing: variables on all CPU devices, about as many bytes on each."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RandomAxisPartitionAR: parts along an axis that is drawn, each all-reduced."""
 
 from __future__ import annotations

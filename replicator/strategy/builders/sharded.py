@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sharded and Mirrored: what `variables="sharded"` and `"mirrored"` are names of."""
 
 from __future__ import annotations

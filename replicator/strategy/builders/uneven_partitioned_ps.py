@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """UnevenPartitionedPS: parts of variables that are not alike, on all CPU devices."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Constants give way to others as soon as they are made, wherever that is."""
 
 from __future__ import annotations

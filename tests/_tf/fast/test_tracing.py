@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps are traced with what they need only: each private name is called."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls by the public API are as quick ones, but for the time they take."""
 
 from __future__ import annotations

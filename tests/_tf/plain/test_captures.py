@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Resources that are not captured at once are captured one by one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Constants that nothing replaces stay what they are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops added one by one are as those that are added at once, and as others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps that are traced as any function is have the effects that they should."""
 
 from __future__ import annotations

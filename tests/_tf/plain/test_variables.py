@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nothing is read or written quickly: variables do it themselves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two replicas of a peer compute what its single device does, where it is installed."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The peers train what Replicator trains, without TensorFlow."""
 
 import numpy as np

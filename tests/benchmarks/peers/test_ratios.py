@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of peers shows each beside its own single device."""
 
 from benchmarks.peers import ratios

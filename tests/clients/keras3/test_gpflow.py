@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse variational Gaussian processes of gpflow, trained by minibatches."""
 
 from __future__ import annotations

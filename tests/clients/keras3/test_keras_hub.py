@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models of keras-hub, from configurations."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recommenders of keras-rs, whose tables have sparse gradients."""
 
 from __future__ import annotations

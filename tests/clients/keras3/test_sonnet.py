@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Networks and recurrent cores of Sonnet."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distributions, bijectors and layers of TensorFlow Probability."""
 
 from __future__ import annotations

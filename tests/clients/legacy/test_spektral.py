@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graph networks of spektral, on batches of dense graphs."""
 
 from __future__ import annotations

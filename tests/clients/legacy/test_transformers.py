@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models of transformers, from configurations, on tf_keras."""
 
 from __future__ import annotations

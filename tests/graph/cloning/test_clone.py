@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """With build="clone" a step computes what it computes with build="trace"."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What keeps replicas from being copies is found, and named with both lines."""
 
 from __future__ import annotations

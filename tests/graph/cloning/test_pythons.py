@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which Python functions inside of the graph are alike."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What corresponds on two replicas though it is not the same."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Digests are equal for equal programs, and differ where one of their parts does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which values are equal where the replicas' loops and branches capture others."""
 
 from __future__ import annotations

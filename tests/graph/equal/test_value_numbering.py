@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values are called the same only where they must be equal on all replicas."""
 
 from __future__ import annotations

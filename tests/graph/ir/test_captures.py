@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What captured tensors stand for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of an op by its type."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A placeholder says all that a pass over the graph needs to know."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Static shapes are plain numbers, whichever TensorFlow's behavior is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In control flow of TensorFlow 1, a session's step does what plain TensorFlow does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What crosses between processes, and what cannot."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where answers are compared, and where not; tests/control_flow reads the messages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ops wait for a barrier, and for which a barrier waits. Runs nothing."""
 
 from __future__ import annotations

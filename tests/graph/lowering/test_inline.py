@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A copy of a function's body computes what the function does, and is apart from it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a merged op looks like; tests/control_flow compares what it computes."""
 
 from __future__ import annotations

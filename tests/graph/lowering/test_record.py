@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is kept of each communication: its place, and what travels, against counts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is in the graph after a step is built."""
 
 from __future__ import annotations

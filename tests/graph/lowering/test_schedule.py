@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long communication takes between hosts, against times reckoned by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A lowering with a state: a sum of coarse numbers, whose rest is kept on each replica.
 
 Error feedback (Seide et al. 2014, 1-bit stochastic gradient descent; Karimireddy et al.

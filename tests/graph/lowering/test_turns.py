@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns are counted only where they can be, and taken at once without a trace of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Words hold every bit of a tensor, of any dtype and shape."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From where communication can be reached, and which ops hold some."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Circles of waiting are found while the step is built, and shown link by link."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is recognised as a sum of matrix products by their factors, and what is not."""
 
 from __future__ import annotations

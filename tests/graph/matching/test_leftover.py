@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No placeholder is left in what a step runs; where one is, it is named."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which calls and ops pair, and what is said of those that do not. Needs no graph."""
 
 from __future__ import annotations

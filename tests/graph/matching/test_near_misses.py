@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a call has no partner, those are named that may have been meant to be one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that are no part of the step leave no gaps among the others."""
 
 from __future__ import annotations

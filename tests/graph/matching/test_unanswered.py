@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What nobody makes anything of has a gradient of zero; whatever may have one is asked.
 
 Replica 0 sends x to replica 1, which returns a loss.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Side effects: in order within a replica, all of them, and never in a circle."""
 
 from __future__ import annotations

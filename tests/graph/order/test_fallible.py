@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ops can fail, and which write."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which writes get a guard; tests/test_failures.py shows what guards are for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Effects happen in program order, of each replica, also around merged ops."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The edges by which what can fail comes before what writes, and which are left out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products that are slow on CPUs, made the other way around wherever they are."""
 
 from __future__ import annotations

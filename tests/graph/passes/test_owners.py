@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables with one owner: aliases while a step is built, one write after it."""
 
 from __future__ import annotations

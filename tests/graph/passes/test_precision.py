@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas stay equal where TensorFlow rewrites graphs: precision, XLA, and others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every replica draws different random numbers, reproducibly where a seed was given."""
 
 from __future__ import annotations

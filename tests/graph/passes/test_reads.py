@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each variable is read once between two writes, and steps see what they did before."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a tensor in parts are those of the whole."""
 
 from __future__ import annotations

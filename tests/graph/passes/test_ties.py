@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No step holds a tie any more; rows that are gathered are gathered of the parts."""
 
 from __future__ import annotations

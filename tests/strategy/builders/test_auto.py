@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Auto takes what is predicted to take the least time, by rates alone."""
 
 from __future__ import annotations

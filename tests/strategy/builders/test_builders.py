@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each builder says of variables: AutoDist's table of rules."""
 
 from __future__ import annotations
