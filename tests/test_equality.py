@@ -193,7 +193,7 @@ def _check(actual: Trained, expected: Trained, tolerance: float) -> None:
     assert expected.losses[-1] < 0.98 * expected.losses[0]  # it did train
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)

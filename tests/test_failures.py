@@ -246,6 +246,7 @@ def _check(world: _World, seconds: Sequence[float]) -> None:
     assert np.isfinite(world.run()).all() and np.isfinite(start).all()
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize(
     "world",
     [
@@ -459,7 +460,7 @@ _WAYS = [(mode, place, "mirrored") for mode in helpers.MODES for place in PLACES
 _WAYS.append(("function", "top", "sharded"))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(4)
 @pytest.mark.parametrize("mode, place, kept", _WAYS)
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_that_fails_itself_has_changed_nothing(

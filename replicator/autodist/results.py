@@ -155,14 +155,15 @@ def _same(values: Sequence[tf.Tensor], result: Result, are_split: bool) -> tf.Te
     """Returns what is the same on all replicas, and sees to it that it is."""
     first = values[0]
     unknown = first.shape.rank is None or None in shapes.sizes(first)
-    text = (
+    problem = (
         f"A function of AutoDist returned {first.dtype.name}{first.shape}, which "
         "differs between replicas, and is neither a mean, a sum or an extremum of the "
-        f"examples nor has a row for each ({result.line}). Fix: return such, or what "
-        "is the same on all replicas."
+        "examples nor has a row for each."
     )
+    sites, fix = [f"at {result.line}"], "return such, or what is the same on all."
     if are_split and unknown and result.kind in UNSAID:
-        raise errors.UnsupportedError(text)
+        raise errors.UnsupportedError(errors.compose(problem, sites, fix))
+    text = errors.compose(problem, sites, fix)
     checks = [tf.debugging.assert_equal(first, v, text) for v in values[1:]]
     with tf.control_dependencies([c for c in checks if c is not None]):
         return tf.identity(first)

@@ -38,7 +38,7 @@ def _assert_plain(case: Case, arrays: Any, got: list[np.ndarray]) -> None:
             assert one.tobytes() == got[0].tobytes(), f"replica {r} holds other bits"
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_plain_in_all_modes(name: str, mode: str) -> None:
@@ -54,7 +54,7 @@ def test_scalars_and_empty_tensors(name: str, size: tuple[int, ...]) -> None:
     _assert_plain(CASES[name], arrays, _run("eager", CASES[name], arrays))
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("mode", ["eager", "session"])
 @pytest.mark.parametrize(
     "shape", [[None, 3], [None, None], None], ids=["batch", "sizes", "rank"]
@@ -100,7 +100,7 @@ def _disagreements() -> Iterator[tuple[str, Any, int | None]]:
         yield name, shapes, known
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize(("name", "shapes", "known"), list(_disagreements()), ids=str)
 def test_shapes_that_differ_when_run_are_an_error(
     name: str, shapes: Any, known: int | None

@@ -65,7 +65,7 @@ def _without_flags_of_others() -> Iterator[None]:
     def defined() -> list[str]:
         return [n for n in own if not is_absls(own.find_module_defining_flag(n))]
 
-    others = {name: own[name] for name in defined()}
+    others = {n: (own[n], own.find_module_defining_flag(n)) for n in defined()}
     for name in others:
         delattr(own, name)
     try:
@@ -73,8 +73,9 @@ def _without_flags_of_others() -> Iterator[None]:
     finally:
         for name in defined():
             delattr(own, name)
-        for name, flag in others.items():
+        for name, (flag, module) in others.items():
             own[name] = flag
+            own.register_flag_by_module(module, flag)
 
 
 def is_absls(module: Any) -> bool:

@@ -71,7 +71,7 @@ def _train(name: str, replicas: int, **options: Any) -> list[np.ndarray]:
     )
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_equals_plain_on_the_whole_batch(name: str) -> None:
     actual = _train(name, 2)

@@ -14,7 +14,7 @@ from tests.spmd import changes, many
 _FAST = {"eager": 40, "function": 10, "session": 10, "tape": 6, "tf.gradients": 4}
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("kind", _FAST)
 def test_programs(kind: str) -> None:
     many.check_programs(kind, _FAST[kind])
