@@ -316,6 +316,7 @@ def test_what_fails_beside_a_step_in_a_function_leaves_replicas_equal(place) -> 
     function()
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("turn", [0, 1, 2])
 @pytest.mark.parametrize("name", ["assert", "gather", *CALLS])

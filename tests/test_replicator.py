@@ -255,6 +255,7 @@ def test_primitives_have_the_signatures_of_their_functions():
     assert repl.all_reduce.__doc__ == compressed.all_reduce.__doc__
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("name", _IN_A_STEP)
 @pytest.mark.parametrize("others", [2, 3])
 def test_a_replicator_is_refused_in_the_step_of_another(name, others):

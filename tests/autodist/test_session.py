@@ -43,6 +43,7 @@ def both(fetch, feed=X, num_replicas=3):
     return values
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("rows", [7, 6, 3, 2, 1])
 @pytest.mark.parametrize(
     "fetch",

@@ -126,6 +126,7 @@ def test_equals_plain_by_tape_in_a_session(name: str) -> None:
     _assert_equal(name, 2, "session", _by_tape)
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_equals_numeric_differentiation(name: str) -> None:
     arrays = CASES[name].inputs(3)

@@ -100,6 +100,7 @@ def test_deep_in_control_flow(name: str, mode: str) -> None:
     _assert_as_at_the_top(name, _nested, mode, 3)
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("name", SOME)
 def test_in_map_fn(name: str) -> None:
     _assert_as_at_the_top(name, _map_fn, "eager", 3)

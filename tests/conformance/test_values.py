@@ -46,6 +46,7 @@ def test_equals_plain_in_all_modes(name: str, mode: str) -> None:
     _assert_plain(CASES[name], arrays, _run(mode, CASES[name], arrays))
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("size", [(), (0,), (2, 0, 3)], ids=str)
 @pytest.mark.parametrize("name", NO_AXIS)
 def test_scalars_and_empty_tensors(name: str, size: tuple[int, ...]) -> None:
@@ -117,6 +118,7 @@ def test_shapes_that_differ_when_run_are_an_error(
         repl.run(step)
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("name", ALIKE)
 def test_shapes_that_differ_when_run_are_an_error_in_a_session(name: str) -> None:
     repl = helpers.make(2)
@@ -140,6 +142,7 @@ def test_rows_that_differ_when_run_are_an_error_even_of_no_rows() -> None:
         repl.run(step)
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("name", CASES)
 def test_results_keep_what_is_known_of_the_shape(name: str) -> None:
     case = CASES[name]
@@ -157,6 +160,7 @@ def test_results_keep_what_is_known_of_the_shape(name: str) -> None:
         assert static.is_compatible_with(result.shape)
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("name", CASES)
 def test_runs_are_bitwise_equal(name: str) -> None:
     case = CASES[name]

@@ -167,6 +167,7 @@ def test_a_run_leaves_losses_and_samples(finished: pathlib.Path) -> None:
     assert (finished / "curves.png").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_reaches_the_same_losses_and_samples(
     finished: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_run_that_is_resumed_reaches_the_same_losses_and_samples(
     assert pictures[0] == pictures[1]
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize(
     ("flag", "said"),
     [

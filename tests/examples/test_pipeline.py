@@ -112,6 +112,7 @@ def test_the_backward_pass_is_where_the_stage_is() -> None:
     assert places == [{"CPU:0"}, {"CPU:1"}]
 
 
+@pytest.mark.slow
 def test_every_test_image_counts_once_and_a_run_may_go_on_with_other_stages(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -69,7 +69,7 @@ def few_steps(replicas: int) -> tuple[list[float], list[np.ndarray]]:
     return losses, [variable.numpy() for variable in model.variables]
 
 
-@pytest.mark.battery(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_four_images_on_each_replica_train_as_sixteen_on_one(replicas: int) -> None:
     losses, variables = few_steps(replicas)
@@ -90,6 +90,7 @@ def test_a_run_that_is_resumed_reaches_the_same_losses(
     assert programs.history(folder) == programs.history(finished[0])
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize(
     ("flag", "said"),
     [

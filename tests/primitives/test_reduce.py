@@ -39,6 +39,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
 def test_the_root_receives_the_bits_of_all_reduce(op: str, dtype: str) -> None:
     repl = helpers.make(3, algorithm="hub")

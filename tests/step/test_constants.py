@@ -155,6 +155,7 @@ def test_what_has_the_same_bits_is_one_tensor() -> None:
         )
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("dtype", [np.float64, np.int8, np.bool_, np.complex64, "U3"])
 def test_each_dtype_is_returned_as_it_is(dtype: Any) -> None:
     value = (np.arange(constants.LARGE) % 3).astype(dtype)

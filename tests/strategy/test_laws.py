@@ -30,6 +30,7 @@ def _points(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x, x * 3 + 2 + noise
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("case", REGRESSION)
 @pytest.mark.parametrize("builder", laws.BUILDERS)
 def test_linear_regression_has_autodist_s_values(builder: str, case: str) -> None:
