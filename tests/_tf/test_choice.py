@@ -132,6 +132,7 @@ def test_what_is_private_is_looked_up_when_a_file_is_imported(file):
     assert not used - needed - _OF_OBJECTS
 
 
+@pytest.mark.slow
 def test_training_comes_to_the_same_without_what_is_fast():
     here = bool(choice.FAST)
     environment = {**os.environ, "REPLICATOR_FAST": "0" if here else "1"}
