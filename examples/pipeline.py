@@ -9,7 +9,7 @@ the next stage works on the one before it. All of them go forward, then all go b
 their gradients are added up, and one update follows (GPipe, Huang et al. 2019,
 arXiv:1811.06965). There are two ways to say this, and --mode chooses:
 
-    messages  each stage is a replica of its own, and hands on what it computes by
+    messages  each stage is a replica of its own, and passes on what it computes by
               `repl.send` and `repl.recv`, whose gradients come back by themselves
     devices   one replica has all the devices: stages are put on `repl.logical_device`,
               and the backward pass is written out

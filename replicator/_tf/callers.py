@@ -21,7 +21,7 @@ def variable_of_slot() -> Any:
     Those of all families start from a function that is given the variable: Keras'
     add_variable_from_reference (legacy Keras' too, or its add_slot), tf.compat.v1's
     create_slot, Sonnet's variable_like.
-    What they hand on to the creation of the slot does not say which variable it is.
+    What they pass to the creation of the slot does not say which variable it is.
     """
     frame: types.FrameType | None = sys._getframe(1)
     for _ in range(_SLOT_DEPTH):

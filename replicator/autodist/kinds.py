@@ -51,7 +51,7 @@ def joined(kinds: set[Kind]) -> Kind:
 
 
 def handed_on(op: tf.Operation, kind: Kind) -> Kind:
-    """Returns the kind of what an op hands on, or negates."""
+    """Returns the kind of what an op passes on, or negates."""
     if kind is Kind.ROWS:
         return Kind.UNKNOWN
     if op.type == "Neg":

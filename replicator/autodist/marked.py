@@ -2,7 +2,7 @@
 """Variables of a single-device graph, which say where their gradients are.
 
 The user's graph stays one of plain TensorFlow: variables are resource variables, and
-what is added are ops that hand on what they are given. A variable is read through an
+what is added are ops that pass on what they are given. A variable is read through an
 identity of its handle; the gradient of that identity is the gradient of the variable,
 whichever optimizer asked for it, and goes through another one, a marker. Where a marker
 is, replicas.py has the gradients of all replicas become one.
@@ -23,7 +23,7 @@ from replicator import _tf
 from replicator.graph.ir import shapes
 
 READ = "_replicator_read"  # the attribute of an identity of a variable's handle
-GRADIENT = "_replicator_gradient"  # of a marker: whose gradient it hands on
+GRADIENT = "_replicator_gradient"  # of a marker: whose gradient it passes on
 TAKEN = "_replicator_taken"  # of a marker: in which scope tf.gradients worked, or ""
 LOSS = "_replicator_loss"  # of a marker: what a tape differentiates, see `_losses`
 PART = "_replicator_part"  # of a marker: "dense", or "values" and "indices" of rows
