@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +19,8 @@ from replicator.autodist.session import DistributedSession, with_devices
 from replicator.cluster.resources import ResourceSpec
 from replicator.options import VARIABLES
 from replicator.replicator import Replicator
+from replicator.strategy import choosing
+from replicator.strategy.description import Strategy
 
 
 class AutoDist:
@@ -156,9 +158,13 @@ class AutoDist:
         config = with_devices(config, self._repl.devices)
         program = Program(scope.graph, scope.variables)
         made = replicas.replicate(program, self._repl._settings, loss)
-        session = DistributedSession(scope.renewed, made, config)
+        session = DistributedSession(scope.renewed, made, config, self._in_force)
         scope.initialize(session)
         return session
+
+    def _in_force(self, variables: Mapping[str, Any]) -> Strategy:
+        chooser = self._repl._settings.chooser
+        return choosing.in_force(variables, self._repl._resources, chooser)
 
     def function(
         self, function: Callable[..., Any] | None = None, *, loss: str | None = None

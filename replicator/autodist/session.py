@@ -12,6 +12,7 @@ from replicator import errors
 from replicator.autodist import feeds, fetches
 from replicator.autodist.program import Program
 from replicator.autodist.replicas import Replicas
+from replicator.strategy.description import Strategy
 
 
 class DistributedSession(tf.compat.v1.Session):
@@ -23,6 +24,7 @@ class DistributedSession(tf.compat.v1.Session):
         program: Returns the user's graph as it is now, given how it was.
         replicas: The graph of all replicas.
         config: A ConfigProto, or None.
+        strategy: Returns the strategy in force, given variables by their names.
 
     Raises:
         ArgumentError: Something is fetched or fed that has no meaning for all replicas.
@@ -33,9 +35,11 @@ class DistributedSession(tf.compat.v1.Session):
         program: Callable[[Program], Program],
         replicas: Replicas,
         config: Any = None,
+        strategy: Callable[[Mapping[str, Any]], Strategy] | None = None,
     ) -> None:
         super().__init__(graph=replicas.program.graph, config=config)
         self._program, self._replicas = program, replicas
+        self._strategy = strategy
         self._all = tf.compat.v1.Session(graph=replicas.graph, config=config)
         self._found: tuple[Program, fetches.Fetches] | None = None
 
@@ -75,6 +79,25 @@ class DistributedSession(tf.compat.v1.Session):
             for leaf, own in zip(leaves, values, strict=True)
         ]
         return tf.nest.pack_sequence_as(fetches, joined)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy in force: how each variable that is trained is kept equal.
+
+        Example:
+            >>> from replicator import strategy
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"],
+            ...                                strategy.PartitionedPS())
+            >>> with tf.Graph().as_default(), autodist.scope():
+            ...     w = tf.Variable(tf.zeros([4, 2]), name="w")
+            ...     session = autodist.create_distributed_session()
+            >>> session.strategy.node("w").partitioner
+            '2,1'
+        """
+        if self._strategy is None:
+            return Strategy()
+        with self.graph.as_default():
+            return self._strategy(self._replicas.trained())
 
     def _look(self) -> fetches.Fetches:
         """Returns what looks up fetches, in the user's graph as it is now."""

@@ -107,17 +107,9 @@ class _Run:
 
     def choose(self, facts: VariableFacts) -> Chosen | None:
         """Returns what is decided on a variable, None if nothing is, or not yet."""
-        self._paths.append(facts.path)
-        number = 0
-        if isinstance(self._strategy, Rules):
-            found = self._strategy.matching(facts.path)
-            if found is None:
-                return None
-            number = found
-        rule = self._rules[number]
-        rule.asked.append(facts)
-        if isinstance(rule.builder, Auto):
-            self.assumed[facts.path] = rule.builder.assumed
+        rule = self._asked_of(facts)
+        if rule is None:
+            return None
         node = None
         if rule.live is not None:
             try:
@@ -129,6 +121,35 @@ class _Run:
             divides = rule.builder.may_divide
             return Chosen(Mirrored(), later=True, may_divide=divides)
         return self._compiled(node, facts)
+
+    def choose_all(self, variables: Sequence[VariableFacts]) -> dict[str, Chosen]:
+        """Returns what is decided on variables of which all is known."""
+        made: dict[str, Chosen] = {}
+        for facts in variables:
+            self._asked_of(facts)
+            self.sparse[facts.path] = bool(facts.sparse)
+        for rule in self._rules:
+            built = rule.builder.build(rule.asked, self._resources)
+            for facts in rule.asked:
+                chosen = self._compiled(built.by_name.get(facts.path), facts)
+                if chosen is not None:
+                    made[facts.path] = chosen
+        self.check()
+        return made
+
+    def _asked_of(self, facts: VariableFacts) -> _Rule | None:
+        """Returns the rule of a variable, which is one of its from now on."""
+        self._paths.append(facts.path)
+        number: int | None = 0
+        if isinstance(self._strategy, Rules):
+            number = self._strategy.matching(facts.path)
+        if number is None:
+            return None
+        rule = self._rules[number]
+        rule.asked.append(facts)
+        if isinstance(rule.builder, Auto):
+            self.assumed[facts.path] = rule.builder.assumed
+        return rule
 
     def _compiled(self, node: Node | None, facts: VariableFacts) -> Chosen | None:
         return None if node is None else compiled.chosen(node, facts, self._world)
@@ -226,6 +247,21 @@ class StrategyChooser:
     def choose(self, facts: VariableFacts) -> Chosen | None:
         """Returns what is decided on a variable that is about to be created."""
         return self._run().choose(facts)
+
+    def choose_all(self, variables: Sequence[VariableFacts]) -> dict[str, Chosen]:
+        """Decides on all variables of the graph at hand, forgetting what it decided.
+
+        Args:
+            variables: The variables, in order, and which gradients are sparse.
+
+        Returns:
+            What is decided on, by the paths.
+
+        Raises:
+            StrategyError: A rule is of no variable that there is.
+        """
+        self._graphs[tf.compat.v1.get_default_graph()] = self._begin()
+        return self._run().choose_all(variables)
 
     @property
     def undecided(self) -> set[str]:
