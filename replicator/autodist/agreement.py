@@ -62,8 +62,9 @@ class Agreement:
             for op, tensor in zip(own.ops, tensors, strict=True):
                 _tf.replace(places[op].outputs[0], tensor)
                 if own.variable in self._program.variables:
-                    # What is fetched of the marker is this.
-                    made[op] = tf.identity(tensor).op
+                    # What is fetched of the marker is this, the only result of an op.
+                    alone = tf.identity(tensor) if tensor.value_index else tensor
+                    made[op] = alone.op
         return made
 
     def _summed(self, names: Sequence[str], gradients: Sequence[Any]) -> Sequence[Any]:
