@@ -133,6 +133,8 @@ from replicator._tf.state import (
     track,
 )
 from replicator._tf.tapes import (
+    begins_tape,
+    begun_by_tape,
     is_watched,
     note_read,
     record_gradient,
@@ -174,6 +176,8 @@ __all__ = [
     "applying_optimizer",
     "around_loops",
     "asked_by_writer",
+    "begins_tape",
+    "begun_by_tape",
     "builder",
     "call_converted",
     "called_by_runtime",

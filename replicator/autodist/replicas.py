@@ -169,6 +169,8 @@ class Replicas:
             self._share(program)
             self._copy(program)
             self._deal(program)
+            for n in range(len(self.places)):  # gradients by what is no variable
+                self.shares.scale(plan, self.places, n)
             freshness.keep_owners_writes(program, self.places, self._owner_of)
             freshness.read_first(program, self.places)
 
@@ -186,6 +188,15 @@ class Replicas:
         """Returns how many examples each replica has been dealt, as floats."""
         with self.graph.as_default():
             return self.shares.counts(source, self.places)
+
+    def whole(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns what a tensor is for all examples, or None if that is not computed.
+
+        Args:
+            tensor: One of the program.
+        """
+        with self.graph.as_default():
+            return self.shares.joined(tensor, self.plan, self.places, 0)
 
     # --- Variables --------------------------------------------------------------------
 
