@@ -134,6 +134,8 @@ from replicator._tf.state import (
     track,
 )
 from replicator._tf.tapes import (
+    begins_tape,
+    begun_by_tape,
     is_watched,
     may_record,
     note_read,
@@ -176,6 +178,8 @@ __all__ = [
     "applying_optimizer",
     "around_loops",
     "asked_by_writer",
+    "begins_tape",
+    "begun_by_tape",
     "builder",
     "call_converted",
     "called_by_runtime",

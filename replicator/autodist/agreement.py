@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context
-from replicator.autodist import refusals
+from replicator import _tf, context, errors
+from replicator.autodist import joining, kinds, losses, marked, refusals
 from replicator.autodist.divided import Divided
-from replicator.autodist.kinds import Kind
-from replicator.autodist.losses import Loss
+from replicator.autodist.kinds import Kind, Value
 from replicator.autodist.program import Program
 from replicator.autodist.shares import Gradient, Plan, Shares, Write
 from replicator.autodist.stamping import Places
@@ -85,43 +84,103 @@ class Agreement:
 
     def _pieces(self, gradient: Gradient) -> list[tuple[Gradient, Any]]:
         """Returns a gradient as this replica has it, weighed; of each part, if any."""
-        plan, places = self._plan, self._places[self._n]
-        loss, weight = plan.loss_behind(gradient), None
-        if loss is not None:
-            source = plan.source(gradient.ops[0].inputs[0].op)
-            weight = self._shares.weight(source, loss, self._places, self._n)
-        made: list[tuple[Gradient, Any]] = []
-        divided = self._divided
+        places, divided = self._places[self._n], self._divided
+        weigh, made = self._weigher(gradient), []
         for own in [gradient] if divided is None else divided.gradients(gradient):
             inputs = [places[op].inputs[0] for op in own.ops]
-            if weight is not None:
-                factor = tf.cast(weight, inputs[0].dtype)
-                inputs[0] = tf.math.multiply_no_nan(inputs[0], factor)
+            inputs[0] = weigh(inputs[0])
             sparse = len(inputs) > 1
             made.append((own, tf.IndexedSlices(*inputs) if sparse else inputs[0]))
         return made
 
+    def _weigher(self, gradient: Gradient) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Returns what weighs a gradient, for the sum over all replicas."""
+        op = gradient.ops[0]
+        loss, begun = self._plan.loss_behind(gradient)
+        if begun and loss.over is None:
+            return lambda value: value
+        if not begun and marked.text(op, marked.BACK):
+            raise refusals.given_gradients(gradient.variable, op)
+        source = self._plan.source(op.inputs[0].op)
+        weight = self._shares.weight(source, loss, self._plan, self._places, self._n)
+
+        def weigh(value: tf.Tensor) -> tf.Tensor:
+            own = tf.cast(weight, value.dtype)
+            if not begun:
+                return tf.math.multiply_no_nan(value, own)
+            # Where a replica has nothing to divide by, its gradient is no number.
+            spoilt = tf.equal(own, 0) & ~tf.math.is_finite(value)
+            return tf.where(spoilt, tf.zeros_like(value), value)
+
+        return weigh
+
     def agree(self, write: Write) -> None:
         """Makes what replicas write equal, as it would be on one device."""
-        op, kind = write.op, write.kind
+        op, value = write.op, write.value
         copied, at = (op, 1) if self._divided is None else self._divided.value_of(op)
         copy = self._places[self._n][copied]
-        value = copy.inputs[at]
+        own = copy.inputs[at]
+        dtype = own.dtype
         original = self._program.variable_behind(op.inputs[0])
         assert original is not None, "it writes a variable"
         if original.aggregation == _SUM and op.type != "AssignVariableOp":
-            kind = Kind.SUM
-        how = {Kind.MAX: "max", Kind.MIN: "min"}.get(kind, "sum")
+            value = losses.SUM
+        how = {Kind.MAX: "max", Kind.MIN: "min"}.get(value.kind, "sum")
+        linear = value.kind in (Kind.SAME, Kind.MEAN) and value.mixed is None
+        if how == "sum" and not linear:
+            whole = self._whole(op, value)
+            if whole is not None:
+                _tf.set_input(copy, at, tf.cast(whole, dtype))
+                return
+            if value.mixed is None:
+                raise refusals.no_whole(
+                    original.op.name, errors.line_of(op), value.said
+                )
         if how == "sum":
-            if not value.dtype.is_floating and kind not in (Kind.SUM, Kind.COUNT):
-                raise refusals.no_mean(original, op)
-            source = self._plan.source(op.inputs[1].op)
-            weight = self._shares.weight(source, Loss(kind), self._places, self._n)
-            if value.dtype.is_floating:
-                value *= tf.cast(weight, value.dtype)
-            else:
-                # Where nothing is split, all weigh 1/R: one of them is enough.
-                counts = weight >= 1 if self._n else weight > 0
-                value = tf.where(counts, value, tf.zeros_like(value))
-        (agreed,) = all_reduce.combine([value], how, None)
+            own = self._part(op, own, value)
+        (agreed,) = all_reduce.combine([own], how, None)
+        if how == "sum" and agreed.dtype != dtype:
+            agreed = tf.cast(tf.round(agreed), dtype)
         _tf.set_input(copy, at, agreed)
+
+    def _part(self, op: tf.Operation, own: tf.Tensor, value: Value) -> tf.Tensor:
+        """Returns what a replica adds to a value of all examples."""
+        source = self._plan.source(op.inputs[1].op)
+        power = value.power if value.kind in (Kind.SAME, Kind.MEAN) else 0
+        weight = self._shares.weight(
+            source, Value(Kind.MEAN, power), self._plan, self._places, self._n
+        )
+        if own.dtype.is_floating or own.dtype.is_complex:
+            return own * tf.cast(weight, own.dtype)
+        if power != 1:
+            return tf.cast(own, tf.float64) * tf.cast(weight, tf.float64)
+        # Where nothing is split, all weigh 1/R: one of them is enough.
+        counts = weight >= 1 if self._n else weight > 0
+        return tf.where(counts, own, tf.zeros_like(own))
+
+    def _whole(self, op: tf.Operation, value: Value) -> tf.Tensor | None:
+        """Returns what is written, computed of all examples; None if it cannot be."""
+        cut = joining.cut(self._plan.kinds, op.inputs[1], rows=False)
+        if cut is None or value.mixed is not None:
+            return None
+        return joining.again(cut, op.inputs[1], self._joined)
+
+    def _joined(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
+        """Returns a value of all examples, which replicas tell one another."""
+        own = self._places[self._n][tensor.op].outputs[tensor.value_index]
+        if kinds.is_same(value):
+            return own
+        how = {Kind.MAX: "max", Kind.MIN: "min"}.get(value.kind, "sum")
+        if how == "sum":
+            source = self._plan.source(tensor.op)
+            weight = self._shares.weight(
+                *(source, value.replaced(kind=Kind.MEAN), self._plan, self._places),
+                self._n,
+            )
+            wide = own if own.dtype.is_floating else tf.cast(own, tf.float64)
+            (made,) = all_reduce.combine(
+                [wide * tf.cast(weight, wide.dtype)], how, None
+            )
+            return tf.cast(made if own.dtype.is_floating else tf.round(made), own.dtype)
+        (made,) = all_reduce.combine([own], how, None)
+        return made

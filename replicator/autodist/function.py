@@ -209,16 +209,17 @@ class _Call:
         given = [t for t, own in zip(tensors, self._split, strict=True) if own]
         shard = Shard(None, count, total) if given else None
         own = examples.Examples(replica, given, self._loss)
-        replica.synchronizes = own.weight
+        replica.synchronizes, replica.agrees = own.weighed, own.agreed
         with replica.weighing(shard):
             function = _tf.function_of(self._function)
             self._returned = _tf.call_converted(
                 functools.partial(function, **kwargs), args
             )
+            own.go_on(tf.compat.v1.get_default_graph())
             synchronized.resolve(replica)
             flat = tf.nest.flatten(self._returned)
             self._results = results.look(flat, own)
-            return [*flat, *results.sums(self._results)]
+            return [*flat, *results.needed(self._results)]
 
     def _build(self, tensors: Sequence[tf.Tensor]) -> Any:
         """Splits the arguments, runs the step and puts the results together."""

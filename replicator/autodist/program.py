@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.autodist import flows, marked, slots
-from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 
 # Made once, and what changes them for all replicas.
@@ -79,6 +78,8 @@ class Program:
             op for op in self.ops if marked.text(op, marked.GRADIENT) is not None
         ]
         self._flows: dict[tuple[frozenset[str], bool], set[tf.Operation]] = {}
+        # From where differentiation starts, and what that is once it is weighed.
+        self._begun: dict[tf.Operation, Any] = {} if known is None else known._begun
         self._refuse()
 
     def variable_behind(self, tensor: tf.Tensor) -> Any:
@@ -126,21 +127,25 @@ class Program:
             every = self.graph.get_operations()[: self.count]
             names = key[0]
             sources = [op for op in every if op.name in names or self.gives_own(op)]
+            sources += self._begun
             self._flows[key] = _downstream(sources, by_shape)
         return self._flows[key]
 
-    @functools.cached_property
+    def begin(self, start: tf.Operation, value: Any) -> None:
+        """Notes what something is on replicas from where differentiation starts.
+
+        Args:
+            start: From where it does.
+            value: What is known of that, a `kinds.Value`.
+        """
+        self._begun[start] = value
+        self._flows.clear()
+
+    @property
     def flow(self) -> flows.Flow:
         """What differs between replicas."""
-        batches = {
-            shapes.sizes(tensor)[0]
-            for op in self.graph.get_operations()[: self.count]
-            if ELEMENTS.fullmatch(op.type)
-            for tensor in op.outputs
-            if tensor.shape.rank and shapes.sizes(tensor)[0] is not None
-        }
-        by_value = self.differing(by_shape=False)
-        return flows.Flow(self.differing(), by_value, frozenset(batches))
+        given = {id(op.outputs[0]): value for op, value in self._begun.items()}
+        return flows.Flow(self.differing(), self.differing(by_shape=False), given)
 
     def downstream(self, op: tf.Operation) -> set[tf.Operation]:
         """Returns an op and those that depend on it, but not through gradients."""

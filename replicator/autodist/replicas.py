@@ -202,6 +202,9 @@ class Replicas:
             self._share(source)
             self._copy(source)
             self._deal(source)
+            self._note_places()
+            for n in range(len(self.places)):  # gradients by what is no variable
+                self.shares.scale(plan, self.places, n)
             freshness.keep_owners_writes(source, self.places, self._variables.owner_of)
             self._order(source)
 
@@ -214,6 +217,15 @@ class Replicas:
         """Returns how many examples each replica has been dealt, as floats."""
         with self.graph.as_default():
             return self.shares.counts(source, self.places)
+
+    def whole(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns what a tensor is for all examples, or None if that is not computed.
+
+        Args:
+            tensor: One of the program.
+        """
+        with self.graph.as_default():
+            return self.shares.joined(tensor, self.plan, self.places, 0)
 
     def trained(self) -> dict[str, Any]:
         """Returns the variables that a strategy decides on, by the user's names."""

@@ -105,7 +105,9 @@ class DistributedSession(tf.compat.v1.Session):
         self._replicas.extend(self._program)
         program = self._replicas.program
         if self._found is None or self._found[0] is not program:
-            self._found = program, fetches.Fetches(program, self._replicas.plan)
+            replicas = self._replicas
+            found = fetches.Fetches(program, replicas.plan, replicas.whole)
+            self._found = program, found
         return self._found[1]
 
     def _fed(self, fed: feeds.Feeds) -> Mapping[Any, Any]:

@@ -286,5 +286,9 @@ def test_what_is_built_behind_the_session_is_copied_too():
         session = autodist.create_distributed_session()
         assert session.run(tf.reduce_mean(w * x), {x: [1, 2, 6]}) == 6
         assert session.run(w * x, {x: [1, 2, 6]}).tolist() == [2, 4, 12]
+        slopes = tf.gradients(tf.reduce_mean(w * x * x), [x])
+        np.testing.assert_allclose(
+            *(session.run(slopes, {x: [1, 2, 6]})[0], [4 / 3, 8 / 3, 8]), rtol=1e-6
+        )
         with pytest.raises(replicator.UnsupportedError, match=r"(?s)after create.*Fix"):
             session.run(tf.gradients(tf.reduce_mean(w * x), [w]), {x: [1, 2]})
