@@ -158,8 +158,8 @@ def map_reduce(
     local = "sum" if op == "mean" else op
     reduced = []
     for column in zip(*flat, strict=True):
-        column = _of_one_shape(column)
-        (own_part,) = reductions.combine(local, column, [index] * len(column))
+        own = _of_one_shape(column)
+        (own_part,) = reductions.combine(local, own, [index] * len(own))
         reduced.append(_neutral(own_part, local) if idle else own_part)
     if not reduced:
         return results[0]

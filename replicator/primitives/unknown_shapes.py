@@ -62,7 +62,9 @@ def _compared(
         problem += f", or have no axis {needed}"
 
     def conditions(seen: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        along = [has_axis(shape, needed) for shape in seen] if unranked else []
+        along = []
+        if unranked and needed is not None:
+            along = [has_axis(shape, needed) for shape in seen]
         if axis is not None:
             seen = [without(shape, axis) for shape in seen]
         return [*equal(seen), *along]
