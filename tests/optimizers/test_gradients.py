@@ -239,7 +239,8 @@ def test_keras_warns_of_what_no_replica_uses_and_of_nothing_else(
         optimizer.apply_gradients([(tf.constant(2.0), used), (own, other)])
 
     said: list[str] = []
-    monkeypatch.setattr(logging, "warning", lambda text, *of: said.append(text % of))
+    for logger in (logging, tf.get_logger()):
+        monkeypatch.setattr(logger, "warning", lambda text, *of: said.append(text % of))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         repl.run(step_fn)
