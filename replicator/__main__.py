@@ -10,10 +10,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from absl import app, flags
+from absl import app
+
+from replicator import command_line
 
 _NEEDED = ("tensorflow", "keras", "numpy", "absl-py", "protobuf", "PyYAML")
 _OPTIONAL = (
@@ -28,7 +29,9 @@ _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 def main(argv: Sequence[str]) -> int:
     """Prints all there is to say; returns the exit status."""
     if len(argv) > 1:
-        return _fail(f"unknown argument {argv[1]!r}; usage: python -m replicator")
+        return command_line.fail(
+            f"unknown argument {argv[1]!r}; usage: python -m replicator"
+        )
     for title, lines in _SECTIONS.items():
         print(f"### {title}\n")
         for line in _tried(lines):
@@ -123,17 +126,5 @@ _SECTIONS: dict[str, Callable[[], Iterator[str]]] = {
 }
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        sys.exit(_fail(str(error)))
-
-
-def _fail(text: str) -> int:
-    print(" ".join(text.split()), file=sys.stderr)
-    return 2
-
-
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    app.run(main, flags_parser=command_line.parse)

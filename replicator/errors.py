@@ -20,27 +20,17 @@ from replicator import _tf
 UNKNOWN = "an unknown line"  # where no line of the user is on the stack
 _LONGEST = 300  # characters that are shown of a value
 
-# Autograph re-creates exceptions that cross converted code and turns those with a
-# constructor of their own into StagingError; `__init__ = Exception.__init__` tells it
-# that a class is safe to re-create from its message alone.
 
-
-class ReplicatorError(Exception):
+class ReplicatorError(_tf.LeftAsItIs, Exception):
     """The base of every error that this library raises by itself."""
-
-    __init__ = Exception.__init__
 
 
 class MismatchError(ReplicatorError, ValueError):
     """Replicas communicate or return differently."""
 
-    __init__ = Exception.__init__
-
 
 class DeadlockError(ReplicatorError, ValueError):
     """Replicas wait for one another in a circle."""
-
-    __init__ = Exception.__init__
 
 
 class ContextError(ReplicatorError, RuntimeError):
@@ -51,55 +41,38 @@ class ContextError(ReplicatorError, RuntimeError):
     """
 
     outside: tuple[str, str] | None = None
-    __init__ = Exception.__init__
 
 
 class DeviceError(ReplicatorError, ValueError):
     """A device does not exist, is listed twice, or was asked for too late."""
 
-    __init__ = Exception.__init__
-
 
 class InputError(ReplicatorError, ValueError):
     """An input_fn cannot feed a step, or a batch size leaves a remainder."""
-
-    __init__ = Exception.__init__
 
 
 class ArgumentError(ReplicatorError, ValueError):
     """A primitive or an optimizer was called with an argument it cannot honour."""
 
-    __init__ = Exception.__init__
-
 
 class StrategyError(ArgumentError):
     """A strategy is wrong in itself, or does not fit the variables or the devices."""
-
-    __init__ = Exception.__init__
 
 
 class PerReplicaError(ReplicatorError, TypeError):
     """One value per replica was used as if it were one value."""
 
-    __init__ = Exception.__init__
-
 
 class UnsupportedError(ReplicatorError, AttributeError):
     """Code for tf.distribute asks for what has no meaning in a step."""
-
-    __init__ = Exception.__init__
 
 
 class CloneError(ReplicatorError, ValueError):
     """Replicas cannot be copies of one another, as build="clone" would have them."""
 
-    __init__ = Exception.__init__
-
 
 class ClusterError(ReplicatorError, RuntimeError):
     """The hosts of a cluster are described wrongly, missing, silent or gone."""
-
-    __init__ = Exception.__init__
 
 
 class HostLostError(ClusterError, tf.errors.UnavailableError):
@@ -130,13 +103,9 @@ class HostLostError(ClusterError, tf.errors.UnavailableError):
 class DependencyError(ReplicatorError, ImportError):
     """A package that only some of the library needs is not installed."""
 
-    __init__ = Exception.__init__
-
 
 class InternalError(ReplicatorError, RuntimeError):
     """The library has made a mistake, and noticed it before it could do harm."""
-
-    __init__ = Exception.__init__
 
 
 def called_outside(error: BaseException | None) -> tuple[str, str] | None:
@@ -191,7 +160,7 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".rstrip(": .")
 
 
-def one_line(error: BaseException, most: int = 1000) -> str:
+def one_line(error: BaseException | str, most: int = 1000) -> str:
     """Returns the text of an error in one line, cut off where it is long."""
     text = " ".join(str(error).split())
     return text if len(text) <= most else f"{text[:most]}..."

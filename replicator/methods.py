@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import arguments, context, errors
+from replicator import _tf, arguments, context, errors
 from replicator.compressors import all_reduce as compressed
 from replicator.interop import tf_replicator
 from replicator.primitives import (
@@ -61,7 +61,7 @@ def in_own_steps(method: Callable[..., Any]) -> Callable[..., Any]:
             raise _elsewhere(self, method.__name__, replica)
         return method(self, *args, **kwargs)
 
-    return tf.autograph.experimental.do_not_convert(call)
+    return _tf.not_converted(call)
 
 
 def _elsewhere(

@@ -8,14 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import _tf, errors
 from replicator.cluster import faults
 from replicator.inputs import positions
 from replicator.plan import plan as plans
 from replicator.step import registry, steps
 from replicator.step.asked import Asked
-
-_do_not_convert = tf.autograph.experimental.do_not_convert
 
 
 class Running:
@@ -24,7 +22,7 @@ class Running:
     _steps: registry.Steps
     _plan: plans.Plan | None = None
 
-    @_do_not_convert
+    @_tf.not_converted
     def run(
         self,
         step_fn: Callable[..., Any],
@@ -93,7 +91,7 @@ class Running:
                 Asked(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
             )
 
-    @_do_not_convert
+    @_tf.not_converted
     def build(
         self,
         step_fn: Callable[..., Any],
@@ -162,7 +160,7 @@ class Running:
         """Called when a step is built."""
         self._plan = plan
 
-    @_do_not_convert
+    @_tf.not_converted
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
         """Starts the inputs of all steps over from their first elements.
 

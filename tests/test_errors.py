@@ -142,6 +142,97 @@ def test_the_line_of_a_gradient_is_that_of_the_call(mode):
     assert f"tests/test_errors.py:{number} in step_fn" in str(caught.value)
 
 
+# --- What AutoGraph makes of errors --------------------------------------------------
+
+
+def _traced(kind: str, repl: replicator.Replicator) -> Any:
+    """Calls a primitive with a bad argument, in what AutoGraph converts."""
+    x = tf.constant(1.0)
+    if kind == "function":
+        return tf.function(lambda y: repl.all_reduce(y, "bad"))(x)
+    if kind == "functions":
+        inner = tf.function(lambda y: repl.all_reduce(y, "bad"))
+        return tf.function(lambda y: inner(y) + 1.0)(x)
+    if kind == "method":
+        return _Layer(repl)(x)
+    if kind == "branch":
+        if x > 0:
+            x = repl.all_reduce(x, "bad")
+        return x
+    if kind == "loop":
+        for _ in tf.range(3):
+            x += repl.all_reduce(x, "bad")
+        return x
+    if kind == "mapped":
+        return tf.map_fn(lambda y: repl.all_reduce(y, "bad"), tf.ones([2]))
+    return tf.custom_gradient(
+        lambda y: (repl.all_reduce(y, "bad"), lambda d: d),
+    )(x)
+
+
+class _Layer(tf.Module):
+    def __init__(self, repl: replicator.Replicator) -> None:
+        self._repl = repl
+
+    @tf.function
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return self._repl.all_reduce(x, "bad")
+
+
+@pytest.mark.parametrize("around", ["nothing", "a function", "two functions"])
+@pytest.mark.parametrize(
+    "kind", ["function", "functions", "method", "branch", "loop", "mapped", "gradient"]
+)
+def test_our_messages_pass_converted_code_as_they_are(kind: str, around: str) -> None:
+    repl = helpers.make(2)
+
+    def step_fn() -> Any:
+        return _traced(kind, repl)
+
+    def run() -> Any:
+        return repl.run(step_fn)
+
+    call = run if around == "nothing" else tf.function(run)
+    if around == "two functions":
+        call = tf.function(lambda: tf.function(run)())
+    with pytest.raises(replicator.ArgumentError) as caught:
+        call()
+    text = str(caught.value)
+    assert text.startswith("all_reduce on replica 0 was given op='bad'.\n  at ")
+    assert "in user code" not in text and "/replicator/" not in text
+    assert "tests/test_errors.py:" in text and "\nFix: " in text
+
+
+@pytest.mark.parametrize("where", ["step_fn", "function", "input_fn", "map_reduce"])
+def test_none_of_our_lines_are_in_the_text_of_others_errors(where: str) -> None:
+    """What TensorFlow or the user raises in a step that a tf.function builds."""
+    repl = helpers.make(2)
+
+    def fail(x: Any = 1.0) -> Any:
+        return tf.matmul(tf.constant(1.0), x)  # of no matrices
+
+    def step_fn(x: Any = None) -> Any:
+        if where == "map_reduce":
+            return repl.map_reduce(fail, [1.0, 2.0])
+        return tf.function(fail)() if where == "function" else fail()
+
+    @tf.function
+    def train() -> Any:
+        given = (lambda: fail()) if where == "input_fn" else None
+        return repl.run(step_fn, given)
+
+    @tf.function
+    def twice() -> Any:
+        return train(), train()
+
+    for call in (train, twice):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as caught:
+            call()
+        text = str(caught.value)
+        assert "MatMul" in text or "rank 2" in text
+        assert "/replicator/" not in text
+
+
 # --- The user's own exceptions -------------------------------------------------------
 
 

@@ -11,8 +11,10 @@ TensorFlow lacks what it needs.
 """
 
 from replicator._tf.autograph import (
+    LeftAsItIs,
     call_converted,
     function_of,
+    not_converted,
     same_conversion,
 )
 from replicator._tf.callers import (
@@ -163,6 +165,7 @@ __all__ = [
     "abort_collectives",
     "abort_everywhere",
     "CombinedContext",
+    "LeftAsItIs",
     "HandleVariable",
     "Nodes",
     "PythonFunction",
@@ -231,6 +234,7 @@ __all__ = [
     "move_control_outputs",
     "new_function_graph",
     "note_access",
+    "not_converted",
     "note_read",
     "older_optimizer_asks",
     "only_reads",

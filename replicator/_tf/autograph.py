@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,44 @@ def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
             if hasattr(error, "ag_error_metadata"):
                 del error.ag_error_metadata
             raise
+
+
+class LeftAsItIs:
+    """A base of exceptions that pass converted code as they are.
+
+    AutoGraph raises another one in place of an exception that leaves a tf.function, of
+    the same class if it can, whose text begins with the lines on the stack: "in user
+    code", and ours among them. There is no public name for what tells it not to.
+    """
+
+    ag_pass_through = True
+
+
+def not_converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of ours as converted code calls it: as it is.
+
+    As tf.autograph.experimental.do_not_convert does, and what the user's own code or
+    TensorFlow raises in it passes a tf.function around it as it is, too: else AutoGraph
+    would put our lines into its text.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if _in_function():
+                error.ag_pass_through = True  # type: ignore[attr-defined]
+            raise
+
+    return tf.autograph.experimental.do_not_convert(call)
+
+
+def _in_function() -> bool:
+    """Whether a tf.function is being traced."""
+    if tf.executing_eagerly():
+        return False
+    return bool(tf.compat.v1.get_default_graph().building_function)
 
 
 def same_conversion(one: Any, two: Any) -> bool:

@@ -25,8 +25,6 @@ from replicator.inputs.shards import Shard
 from replicator.values import PerReplica
 from replicator.variables import synchronized
 
-_do_not_convert = tf.autograph.experimental.do_not_convert
-
 
 class DistributedFunction:
     """What `AutoDist.function` returns.
@@ -198,7 +196,7 @@ class _Call:
         run = _tf.prepare_call(function, cost.share_memory(self._repl.devices))
         return lambda: _tf.pack_results(function, run())
 
-    @_do_not_convert
+    @_tf.not_converted
     def _step(self, count: Any, total: Any, tensors: Sequence[tf.Tensor]) -> Any:
         """What each replica does."""
         replica = context.require("a function of AutoDist")

@@ -13,13 +13,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 from absl import app, flags
 
-from replicator import devices, errors
+from replicator import command_line, devices, errors
 from replicator.calibrate import clusters, measure
 from replicator.costs import rates
 
@@ -65,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
             pathlib.Path(_OUTPUT.value).write_text(json.dumps(facts, indent=1) + "\n")
         measure.show(calibration, timings, names)
     except (errors.ReplicatorError, ValueError, OSError) as error:
-        return _fail(error)
+        return command_line.fail(error)
     return 0
 
 
@@ -106,17 +105,5 @@ def _positive(flag: str, text: str) -> int:
     return int(text)
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        sys.exit(_fail(error))
-
-
-def _fail(error: Exception) -> int:
-    print(errors.one_line(error), file=sys.stderr)
-    return 2
-
-
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    app.run(main, flags_parser=command_line.parse)

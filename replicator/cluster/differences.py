@@ -11,19 +11,23 @@ from replicator import errors
 def shown(one: Any, other: Any) -> tuple[str, str]:
     """Returns the parts by which two JSON values differ, for people."""
     if isinstance(one, dict) and isinstance(other, dict):
-        names = [key for key in one if one[key] != other.get(key)]
-        if names:
-            shown = (errors.shown(facts.get(names[0])) for facts in (one, other))
-            first, second = (f"{names[0]}={text}" for text in shown)
-            return first, second
+        for name in {**one, **other}:
+            if not (name in one and name in other and one[name] == other[name]):
+                return _fact(one, name), _fact(other, name)
     if isinstance(one, list) and isinstance(other, list):
         for a, b in zip(one, other, strict=False):
             if a != b:
-                return _listed(a), _listed(b)
+                return _parts(a, b)
         if len(one) != len(other):
             return f"{len(one)} of them", f"{len(other)} of them"
     return errors.shown(one), errors.shown(other)
 
 
-def _listed(part: Any) -> str:
-    return ", ".join(map(str, part)) if isinstance(part, list) else errors.shown(part)
+def _fact(facts: dict[Any, Any], name: Any) -> str:
+    return f"{name}={errors.shown(facts[name])}" if name in facts else f"no {name}"
+
+
+def _parts(one: Any, other: Any) -> tuple[str, str]:
+    if isinstance(one, list) and isinstance(other, list):
+        return ", ".join(map(str, one)), ", ".join(map(str, other))
+    return errors.shown(one), errors.shown(other)

@@ -17,6 +17,7 @@ from replicator.cluster import description, hostfile, resources, slurm
 LAUNCHER = "REPLICATOR_CLUSTER"
 HOSTFILE = "REPLICATOR_HOSTFILE"
 TF_CONFIG = "TF_CONFIG"
+GIVEN = "the list that connect was given"
 # The jobs whose one task is the program itself; those whose tasks are hosts.
 _CLIENTS = ("chief", "master", "client", "coordinator")
 _WORKERS = "worker"
@@ -107,7 +108,7 @@ def _given(hosts: Any) -> description.Description:
     if isinstance(hosts, tf.distribute.cluster_resolver.ClusterResolver):
         return _resolved(hosts)
     if isinstance(hosts, tf.train.ClusterSpec):
-        return _of_jobs(hosts.as_dict(), "hosts=, a ClusterSpec")
+        return _of_jobs(hosts.as_dict(), "the ClusterSpec that connect was given")
     listed = isinstance(hosts, Sequence | Set) and not isinstance(hosts, Set | bytes)
     if not listed or not all(isinstance(address, str) for address in hosts):
         raise errors.ClusterError(
@@ -117,7 +118,7 @@ def _given(hosts: Any) -> description.Description:
                 "YAML file, or a resolver of tf.distribute.cluster_resolver.",
             )
         )
-    return description.of_addresses(hosts, "hosts=")
+    return description.of_addresses(hosts, GIVEN)
 
 
 def _file(path: str | os.PathLike[str]) -> description.Description:
@@ -132,7 +133,7 @@ def _file(path: str | os.PathLike[str]) -> description.Description:
                 fix=f"if it is a host, pass a list, [{errors.shown(path)}].",
             )
         )
-    return hostfile.read(path, "hosts=")
+    return hostfile.read(path, "the file that connect was given")
 
 
 def _resolved(

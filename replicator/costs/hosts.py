@@ -20,6 +20,16 @@ def host_of(device: str) -> str:
     return device.rpartition("/device:")[0]
 
 
+def cpu_of(device: str) -> str:
+    """Returns a CPU of a device's host: itself if it is one, else the first.
+
+    Args:
+        device: A full name.
+    """
+    host, _, own = device.rpartition("/device:")
+    return device if own.startswith("CPU:") else f"{host}/device:CPU:0"
+
+
 def by_host(devices: Sequence[str]) -> list[list[int]]:
     """Returns the places of the devices of each host.
 

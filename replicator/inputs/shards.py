@@ -118,14 +118,18 @@ def _count(size: Any, replica_id: Any, num_replicas: int) -> Any:
 def _checked_size(leaves: list[Any]) -> tf.Tensor:
     """Returns the first dimension of tensors, which is asserted to be that of all."""
     first, *others = [_rows(leaf) for leaf in leaves]
+    line = errors.user_line()
     checks = [
         tf.debugging.Assert(
             tf.equal(first, other),
             [
                 "a batch cannot be split over the replicas: its tensors differ in "
-                "their first dimension, the number of examples:",
+                "their first dimension, the number of examples.",
+                f"at {line}",
+                "numbers of examples:",
                 first,
                 other,
+                "Fix: let all tensors of a batch have a row for each example.",
             ],
         )
         for other in others

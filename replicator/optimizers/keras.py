@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.optimizers import checks, parts
-from replicator.optimizers.wrapped import Wrapped, do_not_convert
+from replicator.optimizers import checks, parts, sparsity
+from replicator.optimizers.wrapped import Wrapped
 from replicator.variables import unbuilt
 from replicator.variables.replicated import plain
 from replicator.variables.seen_as_one import SeenAsOne
@@ -19,7 +19,7 @@ from replicator.variables.seen_as_one import SeenAsOne
 class KerasAdapter(Wrapped):
     """Keras 3 optimizers, LossScaleOptimizer included."""
 
-    @do_not_convert
+    @_tf.not_converted
     def build(self, variables: Any) -> Any:
         """Creates the slots of replicated variables with a component per replica.
 
@@ -30,7 +30,7 @@ class KerasAdapter(Wrapped):
         with self._replicator_creating():
             return super().build(variables)
 
-    @do_not_convert
+    @_tf.not_converted
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None, weight: Any = None
     ) -> Any:
@@ -62,7 +62,8 @@ class KerasAdapter(Wrapped):
                 _build(self, variables)
 
         def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
-            return (base_apply if own is None else own.apply)(combined, updated)
+            known = sparsity.settled(combined, updated)
+            return (base_apply if own is None else own.apply)(*known)
 
         result = self._combined(grads, variables, weight, prepare, update)
         replica = context.current()
@@ -72,7 +73,7 @@ class KerasAdapter(Wrapped):
             raise context.BuildAgain
         return result
 
-    @do_not_convert
+    @_tf.not_converted
     def apply_gradients(self, grads_and_vars: Any, weight: Any = None) -> Any:
         """Combines the replicas' gradients and applies them; see `apply`."""
         grads, variables = checks.pairs(type(self).__name__, grads_and_vars)
@@ -85,7 +86,7 @@ class KerasAdapter(Wrapped):
         indices = "_trainable_variables_indices"
         return parts.expand_keyed(self, state, division, indices)
 
-    @do_not_convert
+    @_tf.not_converted
     def scale_loss(self, loss: Any) -> Any:
         """Scales a loss, in the first step too by the variable with the scale.
 

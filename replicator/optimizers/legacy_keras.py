@@ -14,9 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import context, errors
-from replicator.optimizers import checks, parts
-from replicator.optimizers.wrapped import LaterSlots, do_not_convert
+from replicator import _tf, context, errors
+from replicator.optimizers import checks, parts, sparsity
+from replicator.optimizers.wrapped import LaterSlots
 
 # Where the base classes of the two kinds are.
 LEGACY_KERAS = {
@@ -28,7 +28,7 @@ LEGACY_KERAS = {
 class LegacyKerasAdapter(LaterSlots):
     """Optimizers of legacy Keras, LossScaleOptimizer included."""
 
-    @do_not_convert
+    @_tf.not_converted
     def apply_gradients(
         self,
         grads_and_vars: Any,
@@ -65,7 +65,7 @@ class LegacyKerasAdapter(LaterSlots):
 
         def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
             _set_back(inner if own is None else own)
-            pairs = list(zip(combined, updated, strict=True))
+            pairs = list(zip(*sparsity.settled(combined, updated), strict=True))
             if own is None:
                 return base_apply(pairs, **options)
             done = own.apply_gradients(pairs, **options)

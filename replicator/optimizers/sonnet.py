@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from replicator import _tf
 from replicator.optimizers import checks, parts
-from replicator.optimizers.wrapped import Wrapped, do_not_convert
+from replicator.optimizers.wrapped import Wrapped
 
 
 class SonnetAdapter(Wrapped):
     """Sonnet 2 optimizers: anything with apply(updates, parameters)."""
 
-    @do_not_convert
+    @_tf.not_converted
     def apply(
         self, updates: Sequence[Any], parameters: Sequence[Any], weight: Any = None
     ) -> Any:

@@ -134,6 +134,26 @@ def agree(
     raise context.BuildAgain
 
 
+def settled(
+    grads: Sequence[Gradient | None], variables: Sequence[Any]
+) -> tuple[list[Gradient | None], list[Any]]:
+    """Returns gradients and variables as an optimizer that warns is to see them.
+
+    Keras warns of a variable without a gradient, and replica 0 may be building only
+    what it takes to find that another one has it. The last replica knows what all have:
+    it alone passes those that have none, and the others leave them out.
+
+    Args:
+        grads: One per variable, None for what no replica is known to use so far.
+        variables: What they are gradients of.
+    """
+    replica = context.current()
+    if replica is None or replica.replica_id == replica.build.traced[-1]:
+        return list(grads), list(variables)
+    there = [k for k, gradient in enumerate(grads) if gradient is not None]
+    return [grads[k] for k in there], [variables[k] for k in there]
+
+
 def key_of(variable: Any) -> Any:
     """Returns what identifies a variable, Keras' or TensorFlow's, among all others."""
     inside = plain(variable)

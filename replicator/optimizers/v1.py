@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import _tf, errors
 from replicator.optimizers import checks, parts
-from replicator.optimizers.wrapped import LaterSlots, do_not_convert
+from replicator.optimizers.wrapped import LaterSlots
 from replicator.primitives import base
 from replicator.variables.replicated import plain
 
@@ -18,7 +18,7 @@ from replicator.variables.replicated import plain
 class V1Adapter(LaterSlots):
     """Optimizers of tf.compat.v1.train."""
 
-    @do_not_convert
+    @_tf.not_converted
     def apply_gradients(
         self,
         grads_and_vars: Any,

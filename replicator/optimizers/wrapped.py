@@ -20,8 +20,6 @@ from replicator.optimizers import alone, checks, gradients, parts
 from replicator.primitives import all_reduce
 from replicator.world import World
 
-do_not_convert = tf.autograph.experimental.do_not_convert
-
 
 class Wrapped:
     """What wrapped optimizers of all families have in common.

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 from absl import app, flags
 
+from replicator import command_line
 from replicator.costs import paper
 from replicator.plan import files, programs
 from replicator.plan import plan as plans
@@ -42,14 +43,14 @@ def main(argv: Sequence[str]) -> int:
     """Prints the plan of the step that the arguments name; returns the exit status."""
     try:
         if len(argv) != 2:
-            raise programs.BadInput(f"usage: {_USAGE}")
+            raise command_line.BadInput(f"usage: {_USAGE}")
         picture, text = _PLOT.value, _JSON.value
         if picture is not None:
             programs.tried("--plot", lambda: files.check_picture("a plan", picture))
         with _hosts(_HOSTS.value):
             plan = _plan(argv[1])
         if _HOSTS.value not in (None, len(plan.hosts)):
-            raise programs.BadInput(
+            raise command_line.BadInput(
                 f"{argv[1]} names devices on {len(plan.hosts)} hosts of a cluster; "
                 "--simulate-hosts needs the devices of one host, e.g. CPU:0"
             )
@@ -60,8 +61,8 @@ def main(argv: Sequence[str]) -> int:
             )
         if picture is not None:
             programs.tried("--plot", lambda: plan.plot(picture))
-    except programs.BadInput as error:
-        return programs.fail(error)
+    except command_line.BadInput as error:
+        return command_line.fail(error)
     return 0
 
 
@@ -89,4 +90,4 @@ def _built(repl: Replicator, functions: Sequence[Any]) -> plans.Plan:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=programs.parse)
+    app.run(main, flags_parser=command_line.parse)

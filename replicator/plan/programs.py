@@ -9,14 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from absl import flags
-
 from replicator import errors
+from replicator.command_line import BadInput
 from replicator.replicator import Replicator
-
-
-class BadInput(Exception):
-    """Ends a program with one line."""
 
 
 def made(name: str) -> tuple[Replicator, Sequence[Any]]:
@@ -90,17 +85,3 @@ def tried(what: str, function: Callable[[], Any]) -> Any:
         if not isinstance(error, errors.ReplicatorError) and line != errors.UNKNOWN:
             text += f" (raised at {line})"
         raise BadInput(text) from error
-
-
-def parse(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments that are no flags; ends the program if a flag is bad."""
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        sys.exit(fail(error))
-
-
-def fail(error: Exception) -> int:
-    """Prints an error in one line; returns the exit status."""
-    print(errors.one_line(error), file=sys.stderr)
-    return 2

@@ -19,7 +19,6 @@ and Gropp 2005, Optimization of collective communication operations in MPICH.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ import tensorflow as tf
 from replicator import arguments, errors
 from replicator.costs import cost, rates
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import arithmetic, base, levels, partials, reductions, rooted
+from replicator.primitives import arithmetic, base, levels, partials, reductions
 from replicator.primitives.job import Job
 from replicator.primitives.levels import Received
 
@@ -109,7 +108,6 @@ def shuffled(job: Job) -> Received:
     A reduce-scatter and an all-gather. Moves 2 * (replicas - 1) * bytes(value), as the
     hub does, but no device sends or receives more than the others.
     """
-    job = _checked(job)
     slices = _slices(job)
     reduced = []
     for k, column in enumerate(zip(*slices, strict=True)):
@@ -127,7 +125,6 @@ def tree(job: Job) -> Received:
 
     Moves 2 * (replicas - 1) * bytes(value), in 2 * log2(replicas) steps.
     """
-    job = _checked(job)
     steps = job.steps
     results: list[Any] = [None] * job.count
 
@@ -174,7 +171,6 @@ def ring(job: Job) -> Received:
     Moves 2 * (replicas - 1) * bytes(value). Slice k is combined in the order
     k, k + 1, ..., k - 1.
     """
-    job = _checked(job)
     steps, count = job.steps, job.count
     slices = _slices(job)
     gathered: list[list[tf.Tensor]] = [[] for _ in job.column]
@@ -205,7 +201,6 @@ def nccl(job: Job) -> Received:
     Which order it adds up in is up to the library; the same on all GPUs, and from run
     to run on the same machine. No CPU can run it.
     """
-    job = _checked(job)
     steps, results = job.steps, []
     for x, device in zip(job.column, job.devices, strict=True):
         with tf.device(device):
@@ -226,27 +221,6 @@ ALGORITHMS: dict[str, Callable[[Job], Received]] = {
     "ring": ring,
     "nccl": nccl,
 }
-
-
-def _checked(job: Job) -> Job:
-    """Compares shapes when the step runs, where they are not known before."""
-    if all(x.shape.is_fully_defined() for x in job.column):
-        return job
-    shapes = []
-    for x, device in zip(job.column, job.devices, strict=True):
-        with tf.device(device):
-            shapes.append(rooted.rank_and_shape(x))
-    column = [job.column[0]]
-    for n in range(1, job.count):
-        with tf.device(job.devices[n]):
-            alike = tf.debugging.assert_equal(
-                shapes[n],
-                shapes[0],
-                message="the replicas' tensors differ in shape",
-            )
-            with tf.control_dependencies([] if alike is None else [alike]):
-                column.append(tf.identity(job.column[n]))
-    return dataclasses.replace(job, column=column)
 
 
 def _slices(job: Job) -> list[list[tf.Tensor]]:

@@ -23,7 +23,7 @@ from replicator.graph.ir.placeholder import (
     Value,
 )
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import axes, base, flows, groups, levels
+from replicator.primitives import axes, base, flows, groups, levels, unknown_shapes
 
 FACTS = Facts(algorithm="hub", same_for_all=True)
 
@@ -154,10 +154,10 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     """Joins each tensor on a hub, in replica order; all devices read the result.
 
     Moves bytes(result) in to the hub and (replicas - 1) * bytes(result) out again;
-    between hosts, from each to each other what its replicas pass. Joining compares the
-    shapes when it runs.
+    between hosts, from each to each other what its replicas pass.
     """
     axis = matched.options["axis"]
+    matched = unknown_shapes.alike(matched, axis)
     results = []
     for k in range(len(matched.operands[0])):
         column = matched.column(k)

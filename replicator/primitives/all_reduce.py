@@ -41,6 +41,7 @@ from replicator.primitives import (
     reductions,
     sparse,
     sufficient,
+    unknown_shapes,
     zeros,
 )
 from replicator.primitives.levels import Received
@@ -323,6 +324,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     Small tensors are packed into buckets first. With the hub that leaves the order of
     each element's sum as it is; see algorithms.py for the order of the others.
     """
+    matched = unknown_shapes.alike(matched)
     count = len(matched.operands[0])
     when = None
     if matched.options.get("when"):

@@ -17,7 +17,15 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import arithmetic, axes, base, flows, groups, rooted
+from replicator.primitives import (
+    arithmetic,
+    axes,
+    base,
+    flows,
+    groups,
+    rooted,
+    unknown_shapes,
+)
 
 FACTS = Facts(split="split_axis")
 
@@ -245,6 +253,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     options, replicas = matched.options, range(len(matched.operands))
     given = "splits" in options
     count = len(matched.operands[0]) // (2 if given else 1)
+    matched = _compared(matched, count, given)
     results: list[list[tf.Tensor]] = [[] for _ in replicas]
     came: list[list[tf.Tensor]] = [[] for _ in replicas]
     for k in range(count):
@@ -265,12 +274,69 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
                 axis = options["concat_axis"]
                 if given:
                     came[n].append(tf.stack([tf.shape(x)[axis] for x in column]))
-                elif not all(x.shape.is_fully_defined() for x in column):
-                    # Packing compares shapes; joining would let sizes differ.
-                    column = tf.unstack(tf.stack(column), num=len(column))
                 _check_joinable(matched, n, column)
                 results[n].append(tf.concat(column, axis))
     return [[*own, *sizes] for own, sizes in zip(results, came, strict=True)]
+
+
+def _compared(matched: Matched, count: int, given: bool) -> Matched:
+    """Returns a communication whose tensors wait until they are known to fit."""
+    columns = [matched.column(k) for k in range(len(matched.operands[0]))]
+    for k in range(count):
+        splits = columns[count + k] if given else []
+        told = [tf.get_static_value(own) is not None for own in splits]
+        known = all(map(unknown_shapes.is_known, columns[k])) and all(told)
+        # Those of a gradient are as they came.
+        if not known and not (given and matched.calls[0].backward):
+            columns[k] = _check_shapes(matched, columns[k], splits)
+    return matched.passing(list(zip(*columns, strict=True)))
+
+
+def _check_shapes(
+    matched: Matched, column: Sequence[tf.Tensor], splits: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns tensors that wait until they have been found to fit.
+
+    Args:
+        matched: The communication.
+        column: One of each participant.
+        splits: How each splits it, if they say so.
+    """
+    cut, join = (matched.options[name] for name in ("split_axis", "concat_axis"))
+    count = len(column)
+
+    def conditions(seen: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        sizes = [unknown_shapes.size_along(shape, cut) for shape in seen]
+        needs = [unknown_shapes.has_axis(seen[0], axis) for axis in (cut, join)]
+        if not splits:
+            return [*unknown_shapes.equal(seen), tf.equal(sizes[0] % count, 0), *needs]
+        for own, size in zip(splits, sizes, strict=True):
+            needs += [tf.equal(tf.reduce_sum(own), size), tf.reduce_all(own >= 0)]
+        rank = tf.size(seen[0])
+        along_one = tf.equal((cut - join) % tf.maximum(rank, 1), 0)
+        needs += [along_one | same for same in unknown_shapes.equal(splits)]
+        rest = [
+            unknown_shapes.without(unknown_shapes.without(shape, cut), join)
+            for shape in seen
+        ]
+        return [*needs, *unknown_shapes.equal(rest)]
+
+    if splits:
+        problem = "the tensors of the replicas do not fit, or not to their splits"
+        fix = (
+            "let splits add up to the size along split_axis; the sizes along other "
+            "axes than the two are alike, and so are splits where the two differ."
+        )
+    else:
+        problem = (
+            "the tensors of the replicas differ in shape, or cannot be cut into "
+            f"{count} slices of one size along split_axis={cut}"
+        )
+        fix = (
+            f"pass tensors of one shape whose size there is a multiple of {count}, or "
+            "say by splits=[...] how much each replica is sent."
+        )
+    return unknown_shapes.check(matched, column, conditions, problem, fix, also=splits)
 
 
 def _check_joinable(matched: Matched, n: int, column: Sequence[tf.Tensor]) -> None:

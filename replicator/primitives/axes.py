@@ -145,5 +145,5 @@ def _shares(tensor: tf.Tensor, axis: int, count: int) -> Any:
 
 
 def join(tensors: Sequence[tf.Tensor], axis: int | None) -> tf.Tensor:
-    """Sets tensors together along an axis; compares the other sizes when it runs."""
+    """Sets tensors together along an axis; the other sizes are alike."""
     return tf.stack(tensors) if axis is None else tf.concat(tensors, axis)

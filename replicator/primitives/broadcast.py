@@ -115,8 +115,7 @@ def gradient(
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     """Hands the root's tensors to all replicas.
 
-    Moves (replicas - 1) * bytes(value); between hosts, once to each. Shapes unknown at
-    build time are compared when the step runs.
+    Moves (replicas - 1) * bytes(value); between hosts, once to each.
     """
     root = matched.group.index(matched.options["root"])
     with tf.device(matched.devices[root]):

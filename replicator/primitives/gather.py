@@ -16,7 +16,15 @@ import tensorflow as tf
 
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import axes, base, flows, groups, levels, rooted
+from replicator.primitives import (
+    axes,
+    base,
+    flows,
+    groups,
+    levels,
+    rooted,
+    unknown_shapes,
+)
 
 FACTS = Facts()
 
@@ -162,12 +170,10 @@ def _send_slices(
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Joins on the root's device, in replica order. Moves all other operands to it.
-
-    Joining compares the shapes when it runs.
-    """
+    """Joins on the root's device, in replica order. Moves all other operands to it."""
     root = matched.group.index(matched.options["root"])
     axis = matched.options["axis"]
+    matched = unknown_shapes.alike(matched, axis)
     received = [
         levels.join(matched, matched.column(k), axis, matched.devices[root])
         for k in range(len(matched.operands[root]))

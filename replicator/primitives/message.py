@@ -15,9 +15,12 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, context, errors
+from replicator.costs import hosts
+from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
+from replicator.graph.ir.shapes import Shape
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import arithmetic, base, flows
+from replicator.primitives import base, flows, unknown_shapes
 
 SEND, RECV = Facts(end="sends"), Facts(end="receives")
 
@@ -151,22 +154,24 @@ def _alike(received: tf.Tensor, leaf: tf.TensorSpec | tf.Tensor) -> tf.Tensor:
 
     Only where that is unknown while the step is built: the lowering compares the rest.
     """
-    if isinstance(leaf, tf.TensorSpec) or leaf.shape.is_fully_defined():
+    if isinstance(leaf, tf.TensorSpec) or unknown_shapes.is_known(leaf):
         return received
-    replica_id = context.require("recv").replica_id
-    alike = tf.debugging.assert_equal(
-        _rank_and_shape(received),
-        _rank_and_shape(leaf),
-        message=f"recv on replica {replica_id}, at {errors.user_line()}: what was sent "
-        "differs in shape from the tensor that it should be like",
-    )
-    with tf.control_dependencies([alike] if alike is not None else []):
+    replica = context.require("recv")
+    seen = [shapes.when_run(x) for x in (received, leaf)]
+    with tf.device(hosts.cpu_of(replica.device)):
+        check = unknown_shapes.fail_unless(
+            unknown_shapes.equal(seen),
+            [
+                f"recv on replica {replica.replica_id}: what was sent differs in shape "
+                "from the tensor that it should be like.",
+                f"at {errors.user_line()}",
+                "shapes of both:",
+            ],
+            seen,
+            "pass a tensor of the shape that is sent, or a tf.TensorSpec of it.",
+        )
+    with tf.control_dependencies([check]):
         return tf.identity(received)
-
-
-def _rank_and_shape(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns [rank, *shape]: shapes alone compare as equal where they broadcast."""
-    return tf.concat([[tf.rank(tensor)], tf.shape(tensor)], 0)
 
 
 def _place(
@@ -256,16 +261,30 @@ def _answer(
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Hands the source's tensors to the destination. Moves bytes(value).
-
-    Shapes unknown at build time are compared with the spec when the step runs.
-    """
+    """Hands the source's tensors to the destination. Moves bytes(value)."""
     ends = {call.primitive: n for n, call in enumerate(matched.calls)}
     spec = matched.calls[ends["recv"]].agreed
     sent = matched.operands[ends["send"]][: len(spec)]
     with tf.device(matched.devices[ends["recv"]]):
         received = [
-            arithmetic.ensure_shape(tensor, value.shape)
+            _as_expected(matched, ends["send"], tensor, value.shape)
             for tensor, value in zip(sent, spec, strict=True)
         ]
     return [received if n == ends["recv"] else [] for n in range(len(ends))]
+
+
+def _as_expected(
+    matched: Matched, source: int, sent: tf.Tensor, spec: Shape
+) -> tf.Tensor:
+    """Returns what was sent, compared with what is to come."""
+    if not unknown_shapes.is_known_to_fit(sent, spec):
+        (sent,) = unknown_shapes.check(
+            matched,
+            [sent],
+            lambda seen: unknown_shapes.fits(seen[0], spec),
+            "what was sent is not of the shape that recv is told",
+            "pass recv a tf.TensorSpec of the shape that is sent; None is any size.",
+            [source],
+        )
+        sent.set_shape(spec)
+    return tf.identity(sent)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator import arguments, context, errors
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import base, flows, groups, rooted
+from replicator.primitives import base, flows, groups, rooted, unknown_shapes
 
 FACTS = Facts()
 
@@ -165,26 +165,30 @@ def gradient(
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Lets each destination read its source's tensors. Moves bytes(value) per pair.
-
-    Shapes unknown at build time are compared when the step runs.
-    """
+    """Lets each destination read its source's tensors. Moves bytes(value) per pair."""
     source_of = {there: here for here, there in matched.options["pairs"]}
     results = []
-    for own, replica_id, device in zip(
-        matched.operands, matched.group, matched.devices, strict=True
+    for n, (own, device) in enumerate(
+        zip(matched.operands, matched.devices, strict=True)
     ):
+        source = source_of.get(matched.group[n])
         with tf.device(device):
-            if replica_id not in source_of:
+            if source is None:
                 results.append([tf.zeros_like(x) for x in own])
                 continue
-            sent = matched.operands[matched.group.index(source_of[replica_id])]
-            results.append([_like(x, mine) for x, mine in zip(sent, own, strict=True)])
+            ends = matched.group.index(source), n
+            results.append([_sent(matched, ends, k) for k in range(len(own))])
     return results
 
 
-def _like(received: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
-    """Returns what was received, compared with the replica's own tensor."""
-    if received.shape.is_fully_defined() and own.shape.is_fully_defined():
-        return tf.identity(received)  # compared when the calls were matched
-    return rooted.same_shape(received, [own], "permute")
+def _sent(matched: Matched, ends: tuple[int, int], k: int) -> tf.Tensor:
+    """Returns what a source sends, compared with the destination's own tensor."""
+    pair = [matched.operands[n][k] for n in ends]
+    if not all(map(unknown_shapes.is_known, pair)):
+        pair = unknown_shapes.check(
+            *(matched, pair, unknown_shapes.equal),
+            "the tensors of source and destination differ in shape",
+            unknown_shapes.ONE_SHAPE,
+            ends,
+        )
+    return tf.identity(pair[0])

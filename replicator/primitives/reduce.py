@@ -26,6 +26,7 @@ from replicator.primitives import (
     partials,
     reductions,
     rooted,
+    unknown_shapes,
 )
 
 FACTS = Facts()
@@ -136,6 +137,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
 
     From each other host, that is bytes(value): its replicas' are reduced there first.
     """
+    matched = unknown_shapes.alike(matched)
     root = matched.group.index(matched.options["root"])
     parts = [
         partials.combine(matched, matched.column(k), matched.devices[root])

@@ -26,6 +26,7 @@ from replicator.primitives import (
     groups,
     partials,
     reductions,
+    unknown_shapes,
 )
 
 FACTS = Facts(split="axis")
@@ -127,6 +128,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     receives one slice from each, in which those of its replicas are reduced.
     """
     options, replicas = matched.options, range(len(matched.operands))
+    matched = unknown_shapes.alike(matched, split=options["axis"])
     # made[n][k] is what participant n receives for its k-th tensor: value, and owner.
     made: list[list[list[tf.Tensor]]] = [[] for _ in replicas]
     count = len(matched.operands[0]) // (2 if options.get("sized") else 1)

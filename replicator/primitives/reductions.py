@@ -174,13 +174,13 @@ def combine(
 
     Args:
         op: One of REDUCTIONS, with a meaning for the dtype.
-        column: `column[n]` is the tensor of replica `group[n]`.
+        column: `column[n]` is the tensor of replica `group[n]`; of one shape, which
+            unknown_shapes.py has compared if it is unknown.
         group: The replicas that take part.
         steps: Where `column` holds partial results: the steps of the whole reduction.
 
     Returns:
-        The result; for "argmin" and "argmax" the owner too. Shapes that differ when it
-        runs are an InvalidArgumentError.
+        The result; for "argmin" and "argmax" the owner too.
     """
     steps = steps or steps_of(op, column[0].dtype, len(column))
     value = steps.finish(partial(op, column, steps))
@@ -205,7 +205,7 @@ def partial(op: str, column: Sequence[tf.Tensor], steps: Steps) -> tf.Tensor:
     in_order = REDUCTIONS[op].fold
     if in_order is not None:
         return in_order(wide)
-    return arithmetic.fold(steps.pair, _of_one_shape(wide))
+    return arithmetic.fold(steps.pair, wide)
 
 
 def settle(
@@ -282,13 +282,6 @@ def share(
 
 
 # --- How they combine -----------------------------------------------------------------
-
-
-def _of_one_shape(column: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """Compares shapes when it runs, by packing; an elementwise op would broadcast."""
-    if all(x.shape.is_fully_defined() for x in column):
-        return column
-    return tf.unstack(tf.stack(column), num=len(column))
 
 
 def _add(one: tf.Tensor, two: tf.Tensor) -> tf.Tensor:

@@ -16,9 +16,10 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
+from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.matched import Matched
-from replicator.primitives import arithmetic, base, flows
+from replicator.primitives import base, flows, unknown_shapes
 
 
 def is_root(root: int) -> bool:
@@ -97,42 +98,51 @@ def zeros(like: Sequence[tf.Tensor], tied: bool) -> list[tf.Tensor | None]:
     ]
 
 
-def as_agreed(matched: Matched, k: int) -> tf.Tensor:
+def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor:
     """Returns the root's k-th operand, compared with what the others say of it.
 
     Inside a lowering, on the root's device. Compares what is unknown while the step is
     built: with the specs of the other replicas, and with their tensors.
+
+    Args:
+        matched: The communication.
+        k: Which operand.
+        entries: How many it has to have along its first axis, if that matters.
     """
     root = matched.group.index(matched.options["root"])
     value = matched.operands[root][k]
-    stand_ins = [
-        own[k]
-        for n, own in enumerate(matched.operands)
-        if n != root and k < len(own) and not own[k].shape.is_fully_defined()
-    ]
-    for call in matched.calls:
-        if not value.shape.is_fully_defined():
-            value = arithmetic.ensure_shape(value, call.agreed[k].shape)
-    return same_shape(value, stand_ins, matched.calls[root].primitive)
-
-
-def same_shape(value: tf.Tensor, others: Sequence[tf.Tensor], what: str) -> tf.Tensor:
-    """Returns `value`, after comparing its shape with the others' when it runs."""
+    specs = [call.agreed[k].shape for call in matched.calls]
     alike = [
-        tf.debugging.assert_equal(
-            rank_and_shape(other),
-            rank_and_shape(value),
-            message=f"{what}: the replicas' tensors differ in shape",
-        )
-        for other in others
+        n
+        for n, own in enumerate(matched.operands)
+        if n != root and k < len(own) and not unknown_shapes.is_known(own[k])
     ]
-    with tf.control_dependencies([op for op in alike if op is not None]):
-        return tf.identity(value)
+    fits = all(unknown_shapes.is_known_to_fit(value, spec) for spec in specs)
+    known = shapes.static(value)
+    counted = entries is None or (known is not None and known[0] is not None)
 
+    def conditions(seen: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        needs = unknown_shapes.equal(seen)
+        for spec in specs:
+            needs += unknown_shapes.fits(seen[0], spec)
+        if not counted:
+            needs.append(tf.equal(unknown_shapes.size_along(seen[0], 0), entries))
+        return needs
 
-def rank_and_shape(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns [rank, *shape]: shapes alone compare as equal where they broadcast."""
-    return tf.concat([[tf.rank(tensor)], tf.shape(tensor)], 0)
+    if alike or not (fits and counted):
+        value, *_ = unknown_shapes.check(
+            matched,
+            [value, *(matched.operands[n][k] for n in alike)],
+            conditions,
+            "the tensor of the root is not of the shape that the other replicas say"
+            + ("" if counted else f", or has not {entries} entries, one for each"),
+            "let all replicas pass tensors of the shape that the root has, or a "
+            "tf.TensorSpec of it.",
+            [root, *alike],
+        )
+        for spec in specs:
+            value.set_shape(spec)
+    return tf.identity(value)
 
 
 def values(leaves: Sequence[tf.Tensor | tf.TensorSpec]) -> list[Value]:

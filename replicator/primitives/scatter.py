@@ -108,7 +108,8 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
         for k in range(count):
             sizes = None
             if not options.get("gathered"):
-                whole = rooted.as_agreed(matched, k)
+                entries = len(results) if axis is None else None
+                whole = rooted.as_agreed(matched, k, entries)
             else:
                 whole = matched.operands[root][k]
                 if axis is not None:

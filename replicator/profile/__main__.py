@@ -18,6 +18,7 @@ from typing import Any
 
 from absl import app, flags
 
+from replicator import command_line
 from replicator import strategy as strategies
 from replicator.costs import rates
 from replicator.plan import files, programs
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     """Measures, predicts, prints and writes; returns the exit status."""
     try:
         if len(argv) != 2:
-            raise programs.BadInput(f"usage: {_USAGE}")
+            raise command_line.BadInput(f"usage: {_USAGE}")
         picture = _PLOT.value
         if picture is not None:
             programs.tried("--plot", lambda: files.check_picture("a profile", picture))
@@ -91,8 +92,8 @@ def main(argv: Sequence[str]) -> int:
             _write(_TRACE, chrome.to_json(ran, measured.rows))
         if picture is not None:
             programs.tried("--plot", lambda: _plot(report, picture))
-    except programs.BadInput as error:
-        return programs.fail(error)
+    except command_line.BadInput as error:
+        return command_line.fail(error)
     return 0
 
 
@@ -111,7 +112,9 @@ def _network(calibration: rates.Calibration) -> rates.Rates:
 def _positive(flag: flags.FlagHolder[float | None]) -> float | None:
     value = flag.value
     if value is not None and not 0 < value < math.inf:
-        raise programs.BadInput(f"--{flag.name} was given {value}; it is more than 0")
+        raise command_line.BadInput(
+            f"--{flag.name} was given {value}; it is more than 0"
+        )
     return value
 
 
@@ -130,7 +133,7 @@ def _strategy(name: str | None) -> Any:
         return programs.tried(f"--strategy={name}", builders[name])
     if os.path.exists(name):
         return programs.tried("--strategy", lambda: strategies.Strategy.load(name))
-    raise programs.BadInput(
+    raise command_line.BadInput(
         f"--strategy was given {name!r}; it is the file of a strategy, or one of "
         f"{', '.join(sorted(builders))}"
     )
@@ -140,7 +143,7 @@ def _check_folder(flag: flags.FlagHolder[str | None]) -> None:
     """Raises BadInput if a file cannot be written, before anything is measured."""
     folder = os.path.dirname(flag.value) if flag.value else ""
     if folder and not os.path.isdir(folder):
-        raise programs.BadInput(f"--{flag.name}: there is no folder {folder}")
+        raise command_line.BadInput(f"--{flag.name}: there is no folder {folder}")
 
 
 def _write(flag: flags.FlagHolder[str | None], text: str) -> None:
@@ -161,4 +164,4 @@ def _plot(report: reports.Report, path: str) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=programs.parse)
+    app.run(main, flags_parser=command_line.parse)

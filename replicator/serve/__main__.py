@@ -17,8 +17,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import app, flags
 
-from replicator import errors
+from replicator import command_line, errors
 from replicator.cluster import addresses
+from replicator.command_line import BadInput
 from replicator.serve import watch
 
 _MOST_CPUS = 1024
@@ -47,20 +48,16 @@ _EXPOSED = (
 )
 
 
-class _BadInput(Exception):
-    """Ends the program with one line."""
-
-
 def main(argv: Sequence[str]) -> int:
     """Serves until it is told to end; returns the exit status."""
     try:
         if len(argv) > 1:
-            raise _BadInput(f"unknown argument {argv[1]!r}")
+            raise BadInput(f"unknown argument {argv[1]!r}")
         name = _host()
         watched = _WATCH.value == "stdin" or (_WATCH.value is None and watch.is_piped())
         server = _serve(_PORT.value, _CPUS.value)
-    except _BadInput as error:
-        return _fail(error)
+    except BadInput as error:
+        return command_line.fail(error)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a parent may have had it ignored
     if watched:
         watch.follow_parent()
@@ -77,16 +74,16 @@ def _host() -> str:
     try:
         name, port = addresses.split(_HOST.value)
     except ValueError as error:
-        raise _BadInput(f"--host: {error}") from None
+        raise BadInput(f"--host: {error}") from None
     if port is not None:
-        raise _BadInput(f"--host={_HOST.value} has a port: give it as --port={port}")
+        raise BadInput(f"--host={_HOST.value} has a port: give it as --port={port}")
     if name in ("0.0.0.0", "::"):
-        raise _BadInput(
+        raise BadInput(
             f"--host={name} is no address to connect to: give the one by which the "
             "other hosts reach this one"
         )
     if not addresses.is_loopback(name) and not _INSECURE.value:
-        raise _BadInput(
+        raise BadInput(
             f"--host={name} is no loopback address, and {_EXPOSED}; --insecure accepts "
             "that, for a network in which all are trusted"
         )
@@ -101,7 +98,7 @@ def _serve(port: int, cpus: int) -> tf.distribute.Server:
             {_JOB: [addresses.join("127.0.0.1", port)]}, _JOB, 0, config=config
         )
     except tf.errors.OpError as error:
-        raise _BadInput(f"port {port} cannot be used: {errors.told(error)}") from None
+        raise BadInput(f"port {port} cannot be used: {errors.told(error)}") from None
 
 
 def _refuse_taken(port: int) -> None:
@@ -112,7 +109,7 @@ def _refuse_taken(port: int) -> None:
             probe.bind(("", port))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise _BadInput(
+            raise BadInput(
                 f"port {port} cannot be used: {reason}; --port=0 takes a free one"
             ) from None
 
@@ -137,17 +134,5 @@ def _announce(server: tf.distribute.Server, name: str) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        sys.exit(_fail(error))
-
-
-def _fail(error: Exception) -> int:
-    print(errors.one_line(error), file=sys.stderr)
-    return 2
-
-
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    app.run(main, flags_parser=command_line.parse)

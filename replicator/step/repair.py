@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from replicator.cluster import failures, faults
 from replicator.cluster.peers import Peers
+from replicator.step import failed
 from replicator.variables.replicated import ReplicatedVariable
 
 
@@ -91,6 +92,9 @@ def equal_after_errors(
                 failures.agree(peers, error)
             for variable in variables:
                 variable.mend()
-            raise
+            told = failed.in_short(error)
+            if told is error:
+                raise
+            raise told from None
 
     return call

@@ -38,7 +38,6 @@ from replicator.step.state import Call, State, StepFunction
 from replicator.variables import python_calls, storage
 
 MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once
-_do_not_convert = tf.autograph.experimental.do_not_convert
 
 
 class _Job(NamedTuple):
@@ -84,7 +83,7 @@ class Step:
         self._state = state
         self._count = settings.world.num_local
 
-    @_do_not_convert
+    @_tf.not_converted
     def __call__(self, *args: Any) -> Any:
         """Runs or builds one step.
 
@@ -122,7 +121,7 @@ class Step:
             run = self._state.prepared.get(handed.key) or self._eager_call(handed)
             return run(handed.leaves)
 
-    @_do_not_convert
+    @_tf.not_converted
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
         """Starts the inputs over from their first element.
 

@@ -135,9 +135,11 @@ def _checked_equal(value: tf.Tensor, name: str) -> tf.Tensor:
             tf.debugging.Assert(
                 tf.reduce_all(tf.equal(everyone, value)),
                 [
-                    f"the replicas assign different values to variable {name} at "
-                    f"{line}; give it an aggregation, or all_reduce the value:",
+                    f"the replicas assign different values to variable {name}.",
+                    f"at {line}",
+                    "values of all replicas:",
                     everyone,
+                    "Fix: give it an aggregation, or all_reduce the value.",
                 ],
             )
         ]

@@ -34,8 +34,6 @@ from replicator.variables import (
 from replicator.variables.replicated import ReplicatedVariable
 from replicator.world import World
 
-_do_not_convert = tf.autograph.experimental.do_not_convert
-
 
 class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
     """A tf.Variable in parts.
@@ -130,7 +128,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         with self._afterwards():
             return joining.joined(self)
 
-    @_do_not_convert
+    @_tf.not_converted
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers rows `indices`, each from the parts that have it."""
         if _tf.in_save_context():
@@ -138,7 +136,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         with self._afterwards():
             return joining.rows(self, indices)
 
-    @_do_not_convert
+    @_tf.not_converted
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers slices `indices` of the joined value."""
         if _tf.in_save_context():
@@ -221,7 +219,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         with tf.device(None), tf.device(drawing.HOST):
             return self.read_value()
 
-    @_do_not_convert
+    @_tf.not_converted
     def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
         """Sets the value in a session, as tf.compat.v1.Variable.load."""
         bounds = offsets_of(self.sizes)[1:]

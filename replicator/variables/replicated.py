@@ -46,8 +46,6 @@ from replicator.variables.placement import Placement, Write
 from replicator.variables.storage import Storage
 from replicator.world import World
 
-_do_not_convert = tf.autograph.experimental.do_not_convert
-
 
 class ReplicatedVariable(
     part_writes.PartWriter, copies.CopyWriter, seen_as_one.SeenAsOne
@@ -214,7 +212,7 @@ class ReplicatedVariable(
             return value
         return self.placement.brought(value, replica)
 
-    @_do_not_convert
+    @_tf.not_converted
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers rows `indices` of the value."""
         with self._afterwards(), synchronized.read(self):
@@ -222,7 +220,7 @@ class ReplicatedVariable(
                 return tf.gather(self._aggregated(), indices, name=name)
             return self._brought(_tf.HandleVariable.sparse_read(self, indices, name))
 
-    @_do_not_convert
+    @_tf.not_converted
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers slices `indices` of the value."""
         with self._afterwards(), synchronized.read(self):

@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 
-_do_not_convert = tf.autograph.experimental.do_not_convert
-
 VALUE_KEY = "VARIABLE_VALUE"  # what tf.train.Checkpoint calls a variable's value
 
 
@@ -172,7 +170,7 @@ class SavedAsOne(_tf.HandleVariable):
         """Asked by the v1 Saver, which would otherwise restore component 0 only."""
         return {VALUE_KEY: lambda name=self._shared_name: Saveable(self, name)}
 
-    @_do_not_convert
+    @_tf.not_converted
     def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
         """Sets the value in a session, as tf.compat.v1.Variable.load."""
         if self.placement.differs:

@@ -9,10 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import _tf, errors
 from replicator.variables import locks, saving
-
-_do_not_convert = tf.autograph.experimental.do_not_convert
 
 
 class SeenAsOne(saving.SavedAsOne):
@@ -36,7 +34,7 @@ class SeenAsOne(saving.SavedAsOne):
         """Returns a block in which no other thread writes it, when eager."""
         return self._lock if tf.executing_eagerly() else contextlib.nullcontext()
 
-    @_do_not_convert
+    @_tf.not_converted
     def assign(
         self,
         value: Any,
@@ -47,7 +45,7 @@ class SeenAsOne(saving.SavedAsOne):
         """Sets the value; see the class's module for what happens inside a step."""
         return self._write("assign", value, name, read_value)
 
-    @_do_not_convert
+    @_tf.not_converted
     def assign_add(
         self,
         delta: Any,
@@ -58,7 +56,7 @@ class SeenAsOne(saving.SavedAsOne):
         """Adds `delta`."""
         return self._write("assign_add", delta, name, read_value)
 
-    @_do_not_convert
+    @_tf.not_converted
     def assign_sub(
         self,
         delta: Any,
@@ -107,7 +105,7 @@ def _piece_writer(method: str) -> Callable[..., Any]:
 
     write_piece.__name__ = method
     write_piece.__doc__ = f"As tf.Variable.{method}; see the class's module."
-    return _do_not_convert(write_piece)
+    return _tf.not_converted(write_piece)
 
 
 for _method in (

@@ -17,7 +17,6 @@ from replicator.graph.passes import rows
 from replicator.primitives import base
 from replicator.variables import part_values
 
-_do_not_convert = tf.autograph.experimental.do_not_convert
 _BY_ROWS = frozenset(
     "scatter_add scatter_sub scatter_update scatter_max scatter_min scatter_mul "
     "scatter_div".split()
@@ -56,7 +55,7 @@ class SplitWriter(_tf.HandleVariable):
             lambda part, k: _done(getattr(part, method)(own[k])), True, method
         )
 
-    @_do_not_convert
+    @_tf.not_converted
     def batch_scatter_update(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> Any:

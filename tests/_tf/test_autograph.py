@@ -40,6 +40,36 @@ def test_call_converted_passes_exceptions_unchanged():
     assert not vars(error)
 
 
+def test_exceptions_left_as_they_are_pass_a_tf_function() -> None:
+    class Known(_tf.LeftAsItIs, _OddError):
+        pass
+
+    error = Known(1, where="here")
+
+    @tf.function
+    def function() -> None:
+        raise error
+
+    with pytest.raises(Known) as caught:
+        function()
+    assert caught.value is error
+
+
+def test_what_is_not_converted_lets_others_exceptions_pass() -> None:
+    error = _OddError(1, where="here")
+
+    @_tf.not_converted
+    def ours() -> None:
+        """What it does."""
+        raise error
+
+    for function in (ours, tf.function(ours), tf.function(lambda: ours())):
+        with pytest.raises(_OddError) as caught:
+            function()
+        assert caught.value is error
+    assert ours.__name__ == "ours" and ours.__doc__ == "What it does."
+
+
 @pytest.mark.parametrize("method", [False, True])
 def test_function_of_opens_a_tf_function(method):
     def plain(x):

@@ -103,7 +103,7 @@ def test_connecting_and_closing(connecting, addresses):
     assert kind == "ClusterError" and seconds < 20
     assert "1 of 2 hosts did not answer within 0.5 s." in said
     assert "127.0.0.1:1: connection refused" in said
-    assert "the hosts are those of hosts=" in said
+    assert "the hosts are those of the list that connect was given\n" in said
     assert "Fix: start `python -m replicator.serve` on each host" in said
     assert found["variable made before"] == "InvalidArgumentError"
     assert "connected already, to " + ", ".join(addresses) in found["twice"][1]

@@ -39,7 +39,7 @@ def test_the_first_of_several_sources_is_taken(tmp_path):
         "OMPI_COMM_WORLD_RANK": "0",
         "OMPI_MCA_orte_default_hostfile": str(file),
     }
-    assert _found(["a:1"], **variables) == (["a:1"], "hosts=")
+    assert _found(["a:1"], **variables) == (["a:1"], "the list that connect was given")
     found = []
     while variables:
         found.append(_found(**variables))
@@ -89,7 +89,7 @@ REFUSED = {
     "set": ({"a:1"}, "hosts=.*Fix: pass a list"),
     "numbers": ([1], r"hosts=\[1\]"),
     "bytes": (b"a:1", "hosts=b'a:1'"),
-    "nothing": ([], "names no host"),
+    "nothing": ([], "^the list that connect was given describes no .*names no host"),
     "one host": ("host-a:41", r"no such file.*pass a list, \['host-a:41'\]"),
     "no yaml": ("none.yml", "none.yml describes no cluster: it cannot be read"),
     "failing": (_Failing(tf.train.ClusterSpec({})), "_Failing .*OSError: no such pod"),

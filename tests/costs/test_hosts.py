@@ -15,6 +15,12 @@ def test_the_host_of_a_device() -> None:
     assert places.host_of(device) == "/job:worker/replica:0/task:12"
 
 
+def test_the_cpu_of_a_device() -> None:
+    host = "/job:worker/replica:0/task:12/device:"
+    assert places.cpu_of(f"{host}CPU:3") == f"{host}CPU:3"
+    assert places.cpu_of(f"{host}GPU:3") == f"{host}CPU:0"
+
+
 @pytest.mark.parametrize(
     "layout", [(0,), (0, 0), *paper_hosts.LAYOUTS, (2, 0, 2)], ids=str
 )

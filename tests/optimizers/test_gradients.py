@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import sonnet as snt
 import tensorflow as tf
+from absl import logging
 
 import replicator
 from tests import helpers
@@ -217,6 +219,37 @@ def test_slots_made_inside_the_step_are_told_apart(mode: str) -> None:
     for own, gradient in zip(values, [1.0, 2.0, 1.0, 0.0], strict=True):
         for value in own:
             np.testing.assert_allclose(value, -2.5 * gradient + 0 * value, rtol=1e-6)
+
+
+@pytest.mark.parametrize("used_by", ["last", "none", "all"])
+@pytest.mark.parametrize("family", ["keras", "legacy"])
+def test_keras_warns_of_what_no_replica_uses_and_of_nothing_else(
+    family: str, used_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while it is not known yet what the last replica will use."""
+    repl = helpers.make(3)
+    with repl.context():
+        used, other = tf.Variable(1.0, name="used"), tf.Variable(1.0, name="other")
+        keras = tf.keras if family == "keras" else pytest.importorskip("tf_keras")
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0))
+
+    def step_fn() -> None:
+        who = {"last": 2, "none": -1, "all": repl.replica_id}[used_by]
+        own = tf.constant(3.0) if repl.replica_id == who else None
+        optimizer.apply_gradients([(tf.constant(2.0), used), (own, other)])
+
+    said: list[str] = []
+    for logger in (logging, tf.get_logger()):
+        monkeypatch.setattr(logger, "warning", lambda text, *of: said.append(text % of))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        repl.run(step_fn)
+    said += [str(warning.message) for warning in caught]
+    said = [text for text in said if "Gradients do not exist" in text]
+    assert len(said) == (1 if used_by == "none" else 0)
+    assert all("other" in text and "used" not in text for text in said)
+    steps = {"last": 1.0, "none": 0.0, "all": 3.0}[used_by]
+    np.testing.assert_allclose([used.numpy(), other.numpy()], [-1.0, 1.0 - steps])
 
 
 def _slices(rows: Sequence[float], indices: Sequence[int], size: int = 4) -> Any:

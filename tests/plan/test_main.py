@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pathlib
 import subprocess
@@ -12,9 +11,9 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from absl.testing import flagsaver
 
-from replicator.plan import Plan, __main__, programs
+from replicator.plan import Plan, __main__
+from tests import mains
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -77,33 +76,14 @@ def mismatch():
 """
 
 
-_numbers = itertools.count()  # Python imports no module anew under the same name
-
-
-def _line(fragment: str) -> int:
-    """Returns the number of the only line of a module that holds a fragment."""
-    lines = _MODULE.splitlines()
-    (number,) = [n for n, line in enumerate(lines, 1) if fragment in line]
-    return number
-
-
 @pytest.fixture
 def module(tmp_path: pathlib.Path, monkeypatch: Any) -> str:
     """Returns the name of a module in the working directory."""
-    name = f"made_{next(_numbers)}"
-    (tmp_path / f"{name}.py").write_text(_MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return name
+    return mains.module_of(_MODULE, tmp_path, monkeypatch)
 
 
 def _status(*arguments: str) -> int:
-    """Runs the program in this process, as absl would."""
-    with flagsaver.flagsaver():
-        try:
-            return __main__.main(programs.parse(["plan", *arguments]))
-        except SystemExit as end:
-            return end.code
+    return mains.status(__main__.main, *arguments)
 
 
 def test_the_program_prints_and_writes_without_running(
@@ -111,7 +91,7 @@ def test_the_program_prints_and_writes_without_running(
 ) -> None:
     arguments = ("--json=plan.json", "--plot=plan.svg", f"{module}:make")
     assert _status(*arguments) == 0
-    printed, line = capsys.readouterr().out, _line('"max"')
+    printed, line = capsys.readouterr().out, mains.line_of('"max"', _MODULE)
     assert "all_reduce max" in printed and f"{module}.py:{line} in step_fn" in printed
     plan = Plan.from_json(pathlib.Path("plan.json").read_text())
     assert [(r.primitive, r.nbytes) for r in plan] == [("all_reduce", 24)]

@@ -30,6 +30,7 @@ SHARED = {
     "shares",
     "sufficient",
     "table",
+    "unknown_shapes",
     "zeros",
 }
 NOT_PRIMITIVES = {"__init__", *SHARED}

@@ -137,6 +137,7 @@ REFUSED = {
 _TRY_EACH = """
 import contextlib, io, json, sys
 from absl import app, flags
+from replicator import command_line
 from replicator.serve import __main__ as serve
 
 def tried(arguments):
@@ -145,7 +146,7 @@ def tried(arguments):
         flags.FLAGS[name].unparse()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         try:
-            app.run(serve.main, flags_parser=serve._parse)
+            app.run(serve.main, flags_parser=command_line.parse)
         except SystemExit as end:
             return end.code, out.getvalue(), error.getvalue()
 

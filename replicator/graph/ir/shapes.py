@@ -27,6 +27,20 @@ def sizes(tensor: tf.Tensor) -> tuple[int | None, ...]:
     return known
 
 
+def when_run(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the shape that a tensor turns out to have, to be compared with another.
+
+    TensorFlow infers shapes from what uses a tensor, as if that could not fail: that
+    all operands of an AddN are of one shape, say. A comparison of tf.shape would be
+    found true before anything runs. It does not see through an optional.
+    """
+    hidden = tf.raw_ops.OptionalFromValue(components=[tensor])
+    (seen,) = tf.raw_ops.OptionalGetValue(
+        optional=hidden, output_types=[tensor.dtype], output_shapes=[None]
+    )
+    return tf.shape(seen)
+
+
 def defined(tensor: tf.Tensor) -> tuple[int, ...]:
     """Returns the sizes of a tensor, all of which are known."""
     assert tensor.shape.is_fully_defined(), tensor

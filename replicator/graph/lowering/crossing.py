@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
+from replicator.costs import hosts
 from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import Call, Value
 from replicator.graph.lowering import words
@@ -196,7 +197,7 @@ class Ways:
                 )
             )
         self.used.add(key)
-        device = _host(self.elsewhere.world.devices[0])
+        device = hosts.cpu_of(self.elsewhere.world.devices[0])
         group = self.elsewhere.groups[processes]
         return Crossing(processes, self.own, device, group, self.order, key)
 
@@ -334,11 +335,3 @@ def _dynamic(
         found.append(made)
     sizes[crossing.own] = tf.size(mine)
     return sizes, found
-
-
-def _host(device: str) -> str:
-    """Returns the CPU beside a device: from there, messages are sent."""
-    spec = tf.DeviceSpec.from_string(device)
-    if spec.device_type == "CPU":
-        return device
-    return str(spec.replace(device_type="CPU", device_index=0).to_string())

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from replicator.costs import hosts
 from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.crossing import Ways, exchanged
@@ -49,7 +50,7 @@ def agreed(
     elif labels.same(answers):
         return answers[0]
     # On a host, where conditionals and loops need the answer anyway.
-    with tf.device(_host(regions[0].calls[0].device)):
+    with tf.device(hosts.cpu_of(regions[0].calls[0].device)):
         if said is not None:
             answers = [tf.cast(answer, tf.bool) for answer in answers]
         alike = tf.reduce_all([tf.equal(answers[0], other) for other in answers[1:]])
@@ -109,11 +110,3 @@ def _message(
     shown = "; ".join(map(str, calls[:3]))
     more = f"; ... ({len(calls)} calls)" if len(calls) > 3 else ""
     return [*pieces, f"the {construct} holds {shown}{more}", _FIX]
-
-
-def _host(device: str) -> str:
-    """Returns the CPU beside a device; an assertion has no kernel elsewhere."""
-    spec = tf.DeviceSpec.from_string(device)
-    if spec.device_type == "CPU":
-        return device
-    return spec.replace(device_type="CPU", device_index=0).to_string()

@@ -63,6 +63,10 @@ class Matched:
         """Returns the k-th operand of every participant, in replica order."""
         return [own[k] for own in self.operands]
 
+    def passing(self, operands: Sequence[Sequence[tf.Tensor]]) -> Matched:
+        """Returns the same communication of other tensors."""
+        return dataclasses.replace(self, operands=tuple(map(tuple, operands)))
+
     def hub(self, nbytes: int, owner: int | None = None) -> str:
         """Returns the device on which to work for all participants.
 

@@ -175,20 +175,13 @@ def _shape_fits(
 ) -> tf.Operation:
     """Returns what fails if an op writes a value of another shape.
 
-    TensorFlow infers the shape from the write, as if that could not fail, unless it
-    cannot see through to the value.
-
     Args:
         op: Writes the value.
         value: What is written.
         shape: The shape that it must have.
         one_number: Whether it may be a scalar, too.
     """
-    hidden = tf.raw_ops.OptionalFromValue(components=[value])
-    (seen,) = tf.raw_ops.OptionalGetValue(
-        optional=hidden, output_types=[value.dtype], output_shapes=[None]
-    )
-    own = tf.shape(seen)
+    own = shapes.when_run(value)
     text = f"{op.name} writes a value of another shape than is written:"
     # Not by one comparison, which would broadcast sizes, or fail with another text.
     same = tf.raw_ops.Equal(x=own, y=shape, incompatible_shape_error=False)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How values of replicas are joined: to the value of all examples together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator import errors
+from replicator.autodist import fetches
+from replicator.autodist.kinds import Kind
+
+COUNTS = [(4,), (2, 2), (3, 0, 1), (1, 5, 2)]
+# What a replica has of a value by its examples; what one device has of all of them.
+OF_KIND = {
+    Kind.ROWS: lambda rows: rows,
+    Kind.MEAN: lambda rows: rows.mean(0),
+    Kind.SUM: lambda rows: rows.sum(0),
+    Kind.COUNT: lambda rows: np.int64(len(rows)),
+    Kind.MAX: lambda rows: rows.max(0),
+    Kind.MIN: lambda rows: rows.min(0),
+}
+
+
+def _fetch(kind: Kind, rank: int | None = None, dtype: Any = tf.float64) -> Any:
+    with tf.Graph().as_default():
+        shape = None if rank is None else [None] * rank
+        return fetches.Fetch(tf.compat.v1.placeholder(dtype, shape), True, kind)
+
+
+def _dealt(counts: tuple[int, ...]) -> list[np.ndarray]:
+    rows = np.random.default_rng(sum(counts)).standard_normal((sum(counts), 3))
+    return np.split(rows, np.cumsum(counts)[:-1])
+
+
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_what_is_joined_is_that_of_one_device(
+    kind: Kind, counts: tuple[int, ...]
+) -> None:
+    own = _dealt(counts)
+    lent = [rows if len(rows) else own[0][:1] for rows in own]  # an example to build by
+    values = [OF_KIND[kind](rows) for rows in lent]
+    joined = fetches.join(_fetch(kind), values, counts)
+    np.testing.assert_allclose(joined, OF_KIND[kind](np.concatenate(own)), rtol=1e-12)
+    assert np.asarray(joined).dtype == np.asarray(values[0]).dtype
+
+
+def test_what_is_the_same_is_that_of_one_replica() -> None:
+    assert fetches.join(_fetch(Kind.SAME), [5], None) == 5
+    with tf.Graph().as_default():
+        op = fetches.Fetch(tf.no_op(), True, Kind.SAME)
+    assert fetches.join(op, [None, None], (1, 1)) is None
+
+
+@pytest.mark.parametrize("kind", [Kind.UNKNOWN, Kind.RATIO, Kind.DRAWN])
+def test_a_number_of_which_nothing_is_known_is_the_weighed_mean(kind: Kind) -> None:
+    values = [np.float32(1), np.float32(4), np.float32(100)]
+    joined = fetches.join(_fetch(kind, 0, tf.float32), values, (1, 2, 0))
+    assert joined == np.float32(3) and joined.dtype == np.float32
+
+
+def test_without_counts_replicas_weigh_alike() -> None:
+    assert fetches.join(_fetch(Kind.MEAN), [np.float64(1), np.float64(3)], None) == 2
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (4, 1)])
+def test_rows_that_belong_to_no_examples_are_refused(counts: tuple[int, int]) -> None:
+    values = [np.zeros([3, 2]), np.zeros([3, 2])]
+    with pytest.raises(
+        errors.ArgumentError,
+        match=r"(?s)has 3 rows on a replica of \d examples.*Fix: fetch what has a row",
+    ):
+        fetches.join(_fetch(Kind.ROWS), values, counts)
+
+
+def test_summaries_have_the_means_of_their_numbers() -> None:
+    with tf.Graph().as_default():
+        summary = tf.compat.v1.summary.scalar("loss", tf.constant(0.0))
+        fetch = fetches.Fetch(summary, True, Kind.UNKNOWN)
+
+    def of(number: float) -> bytes:
+        value = tf.compat.v1.Summary.Value(tag="loss", simple_value=number)
+        return bytes(tf.compat.v1.Summary(value=[value]).SerializeToString())
+
+    joined = fetches.join(fetch, [of(1.0), of(4.0)], (2, 1))
+    assert joined == of(2.0)
+    assert fetches.join(fetch, [of(1.0), of(1.0)], (2, 1)) == of(1.0)
+    with pytest.raises(errors.ArgumentError, match="is a text that differs"):
+        fetches.join(fetch, [b"no summary", b"nor this"], (2, 1))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a graph differs between replicas: by paths of random graphs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from replicator.autodist import flows
+
+
+def _random_graph(rng: random.Random, count: int) -> list[tf.Operation]:
+    """Returns ops, each of which uses some of those before it."""
+    with tf.Graph().as_default():
+        made = [tf.zeros([2]) for _ in range(3)]
+        for _ in range(count):
+            one, other = rng.choice(made), rng.choice(made)
+            kind = rng.choice(["add", "neg", "like"])
+            if kind == "add":
+                made.append(tf.raw_ops.AddV2(x=one, y=other))
+            else:
+                make = tf.raw_ops.Neg if kind == "neg" else tf.raw_ops.ZerosLike
+                made.append(make(x=one))
+        return [tensor.op for tensor in made]
+
+
+def _reaches(ops: list[tf.Operation], op: tf.Operation) -> set[tf.Operation]:
+    """Returns all ops on which one depends, itself among them, by brute force."""
+    found, before = {op}, set()
+    while found != before:
+        before = set(found)
+        found |= {t.op for one in before for t in one.inputs}
+    return found
+
+
+def _of(given: dict[tf.Operation, str]) -> Callable[[tf.Operation], str]:
+    return lambda op: given.get(op, "")
+
+
+def test_upstream_is_all_that_is_needed_in_an_order_to_compute_it() -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        ops = _random_graph(rng, 15)
+        wanted = rng.sample(ops, 2)
+        closed = set(rng.sample(ops, 3))
+        tensors = [op.outputs[0] for op in wanted]
+        found = flows.upstream(tensors, lambda op: False)
+        assert set(found) == set.union(*(_reaches(ops, op) for op in wanted))
+        places = {op: k for k, op in enumerate(found)}
+        assert len(places) == len(found)
+        assert all(places[t.op] < places[op] for op in found for t in op.inputs)
+        ended = set(flows.upstream(tensors, closed.__contains__))
+        assert ended <= set(found) and closed & set(found) <= ended | closed
+        assert all(t.op in ended for op in ended if op not in closed for t in op.inputs)
+
+
+def test_what_differs_is_behind_what_each_replica_has_of_its_own() -> None:
+    rng = random.Random(1)
+    for _ in range(20):
+        ops = _random_graph(rng, 15)
+        given = {op: rng.choice(["value", "shape"]) for op in rng.sample(ops[:3], 2)}
+        same = set(rng.sample(ops[3:], 2))  # received alike by all
+        found = flows.flow(ops, _of(given), same.__contains__)
+        for op in ops:
+            sources = [t.op for t in op.inputs]
+            differs = op in given or any(s in found.differing for s in sources)
+            assert (op in found.differing) == (differs and op not in same)
+            value = given.get(op) == "value" or (
+                op.type not in flows.SHAPES
+                and any(s in found.by_value for s in sources)
+            )
+            assert (op in found.by_value) == (value and op not in same)
+        assert found.by_value <= found.differing
+
+
+def test_random_numbers_are_found_in_functions_too() -> None:
+    with tf.Graph().as_default() as graph:
+        drawn = tf.random.uniform([2])
+        plain = drawn + 1.0
+        called = tf.function(lambda: tf.random.normal([]))()
+        quiet = tf.function(lambda: tf.zeros([2]) * 2.0)()
+        asked = tf.numpy_function(lambda: 1.0, [], tf.float64)
+        assert any(flows.draws(op) for op in graph.get_operations())
+    calls = [
+        next(op for op in _back(x) if op.type.endswith("Call")) for x in (called, quiet)
+    ]
+    assert [flows.draws(op) for op in calls] == [True, False]
+    assert flows.draws(asked.op) and not flows.draws(plain.op)
+
+
+def _back(tensor: tf.Tensor) -> list[tf.Operation]:
+    return flows.upstream([tensor], lambda op: False)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of the library end at a bad flag with one line, and status 2."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import replicator
+from replicator import command_line
+from tests import mains
+
+
+def test_a_bad_flag_is_one_line_and_status_2(capsys: Any) -> None:
+    assert mains.status(lambda argv: 0, "--no_such_flag=1") == 2
+    caught = capsys.readouterr()
+    assert caught.out == "" and caught.err.count("\n") == 1
+    assert "no_such_flag" in caught.err
+
+
+def test_no_program_does_it_by_itself() -> None:
+    room = pathlib.Path(replicator.__file__).parent
+    found = [path for path in room.rglob("*.py") if "flags.FLAGS(" in path.read_text()]
+    assert [path.name for path in found] == ["command_line.py"]
+
+
+def test_a_text_of_several_lines_becomes_one(capsys: Any) -> None:
+    assert command_line.fail(ValueError("one\n  two")) == 2
+    assert command_line.fail("a" * 5000) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "one two" and len(second) < 1100
