@@ -20,14 +20,13 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import hypothesis
 import pytest
 import sonnet as snt
 import tensorflow as tf
 
 import replicator
 from replicator._tf import choice
-from tests import gpus, helpers, hosts, refusals, sampling
+from tests import gpus, helpers, hosts, refusals, repeatable, sampling
 
 NUM_CPUS = 8
 _STEPS = "steps_per_call"  # no option of Replicator, but of how tests run steps
@@ -36,11 +35,7 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * NUM_CPUS,
 )
-
-
-# A commit passes or it does not; `--hypothesis-profile=default` draws anew each time.
-hypothesis.settings.register_profile("repeatable", derandomize=True)
-hypothesis.settings.load_profile("repeatable")
+repeatable.load()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

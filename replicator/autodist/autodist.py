@@ -15,6 +15,7 @@ from replicator import _tf, errors
 from replicator.autodist import losses, marked, replicas
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.program import Program
+from replicator.autodist.resources import devices_of
 from replicator.autodist.session import DistributedSession, configured
 from replicator.cluster.resources import ResourceSpec
 from replicator.options import VARIABLES
@@ -45,13 +46,15 @@ class AutoDist:
 
     Args:
         resource: The path of a YAML file, a `ResourceSpec`, a list of devices, or None
-            for all accelerators, else the CPU.
+            for all accelerators, else the CPU. A file that lists one host is about this
+            one; to several, `connect` with it first.
         strategy: How each variable is kept equal; as for `Replicator`.
         **options: Further options of `Replicator`. By default, build="clone".
 
     Raises:
         DeviceError: A device does not exist.
-        ClusterError: The file cannot be read.
+        ClusterError: The file cannot be read, or lists hosts to which this program is
+            not connected.
         ArgumentError: An option has a value that it cannot have.
     """
 
@@ -65,7 +68,7 @@ class AutoDist:
             options, strategy = {"variables": strategy, **options}, None
         # What knows nothing of replicas is the same on all: it is called for two.
         options = {"build": "clone", **options}
-        self._repl = Replicator(_devices(resource), strategy=strategy, **options)
+        self._repl = Replicator(devices_of(resource), strategy=strategy, **options)
         self._scope: _Scope | None = None
 
     @property
@@ -285,10 +288,3 @@ def _check_loss(loss: Any) -> None:
                 fix='pass loss="mean" or loss="sum", or let what computes it tell.',
             )
         )
-
-
-def _devices(resource: Any) -> Any:
-    """Returns the devices that a resource names, as Replicator takes them."""
-    if isinstance(resource, str | os.PathLike):
-        resource = ResourceSpec(resource)
-    return list(resource.devices) if isinstance(resource, ResourceSpec) else resource

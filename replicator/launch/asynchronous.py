@@ -28,6 +28,7 @@ class Asynchronous(Attempt):
         super().__init__(job, out, signals, restarts)
         self._serving: Servers | None = None
         self._running: dict[Process, int] = {}  # by the number of the host
+        self._replacing: set[asyncio.Task[None]] = set()
         self._ended: list[Process] = []
         self._lost: list[Process] = []  # failed for good
 
@@ -71,33 +72,46 @@ class Asynchronous(Attempt):
 
     async def _look_after(self, servers: Servers) -> Outcome:
         """Waits until all programs have ended, or a server has, or for a signal."""
-        while self._running and self._signals.first is None:
-            serving = [process.status for process in servers.processes]
-            await self._first([*serving, *(p.status for p in self._running)])
-            for process in servers.processes:
-                if process.status.done():
-                    return _server_ended(process)
-            for process in [p for p in self._running if p.status.done()]:
-                await self._replace(process, servers)
+        try:
+            while (self._running or self._replacing) and self._signals.first is None:
+                both = [*servers.processes, *self._running]
+                await self._first([*(one.status for one in both), *self._replacing])
+                for process in servers.processes:
+                    if process.status.done():
+                        return _server_ended(process)
+                self._note_ends(servers)
+        finally:
+            for task in self._replacing:
+                task.cancel()
+            await asyncio.gather(*self._replacing, return_exceptions=True)
         if not self._lost:
             return Outcome(0, final=True)
         first = self._lost[0].status.result()
         return Outcome(exit_status(first), final=True)
 
-    async def _replace(self, process: Process, servers: Servers) -> None:
+    def _note_ends(self, servers: Servers) -> None:
+        """Takes programs that have ended away; those that failed start again."""
+        for task in [task for task in self._replacing if task.done()]:
+            self._replacing.remove(task)
+            task.result()
+        for process in [one for one in self._running if one.status.done()]:
+            index = self._running.pop(process)
+            self._ended.append(process)
+            if process.status.result() != 0:
+                replacing = self._replace(process, index, servers)
+                self._replacing.add(asyncio.create_task(replacing))
+
+    async def _replace(self, process: Process, index: int, servers: Servers) -> None:
         """Starts a program again that has failed, as often as that may be."""
-        index = self._running.pop(process)
-        self._ended.append(process)
-        status = process.status.result()
-        if status == 0 or self._signals.first is not None:
-            return
         await self._machines.finish(process)
+        status = process.status.result()
         text = f"{process.name}: the program has ended: {ending(status)}"
         if self.restarts < self._job.max_restarts:
             self.restarts += 1
             count = f"{self.restarts} of {self._job.max_restarts}"
             self._out.say(f"{text}; starting it again, {count}")
             try:
+                await process.all_ended()
                 if status == LOST:
                     async with asyncio.timeout(self._job.start_timeout):
                         await self._machines.reach_again(index)
@@ -107,8 +121,9 @@ class Asynchronous(Attempt):
             except (LaunchError, TimeoutError) as error:
                 text = f"{process.name}: not up again: {error or 'not in time'}"
         self._lost.append(process)
-        left = f"{len(self._running)} of {self._count} programs"
-        self._out.say(f"{text}; {left} go on" if self._running else text)
+        left = len(self._running) + len(self._replacing) - 1
+        others = f"; {left} of {self._count} programs go on" if left else ""
+        self._out.say(text + others)
 
 
 def _server_ended(process: Process) -> Outcome:

@@ -134,6 +134,7 @@ def part(job: Job, cluster: str, restarts: int, python: str, cwd: str) -> Comman
         cwd,
         grace=job.grace,
         stopped=_STOPPED * job.heartbeat,
+        announce=True,
     )
 
 

@@ -73,6 +73,10 @@ class Process:
         else:
             self.has_ended(all_.result())
 
+    async def all_ended(self) -> None:
+        """Waits until what the command has left behind has ended, too."""
+        await asyncio.wait([self._all])
+
     def send(self, line: str) -> None:
         """Tells the keeper something; one that has ended does not hear it."""
         with contextlib.suppress(OSError, RuntimeError):

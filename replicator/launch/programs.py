@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import os
 
@@ -94,7 +93,6 @@ class Programs:
         cluster = commands.describe_part(job, addresses, index)
         python = machines.python(index)
         command = commands.part(job, cluster, self._restarts, python, os.getcwd())
-        command = dataclasses.replace(command, announce=True)
         process = await machines.start(index, command)
         self.processes.append(process)
         self.left.append(process.status)

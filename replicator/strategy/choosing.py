@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import errors
+from replicator.options import VARIABLES
 from replicator.strategy import compiled
 from replicator.strategy.builder import Builder
 from replicator.strategy.builders.auto import Auto
@@ -41,6 +43,7 @@ def as_builder(strategy: Any) -> Builder:
     if isinstance(strategy, Strategy):
         return Given(strategy)
     if isinstance(strategy, str | os.PathLike):
+        _refuse_name(strategy)
         return Given(Strategy.load(strategy))
     if isinstance(strategy, Mapping):
         return Rules(strategy)
@@ -52,6 +55,29 @@ def as_builder(strategy: Any) -> Builder:
         "it is a builder, as replicator.strategy.PSLoadBalancing(); a dictionary of "
         "builders by patterns; a Strategy; or the path of a saved one." + called,
     )
+
+
+def _refuse_name(path: str | os.PathLike[str]) -> None:
+    """Raises StrategyError for the name of a builder, or of a kind of variables."""
+    if os.path.exists(path):
+        return
+    fix = ""
+    if str(path) in set(_names(Builder)):
+        fix = f"pass the builder, strategy=replicator.strategy.{path}()."
+    elif path in VARIABLES:
+        fix = f"pass variables={path!r}, or a builder, as replicator.strategy.Auto()."
+    if fix:
+        raise error(
+            f"Replicator was given strategy={errors.shown(path)}, and there is no file "
+            "of that name.",
+            fix,
+        )
+
+
+def _names(kind: type[Builder]) -> Iterator[str]:
+    for own in kind.__subclasses__():
+        yield own.__name__
+        yield from _names(own)
 
 
 def in_force(
@@ -186,6 +212,22 @@ class _Run:
                 f"the strategy has rules for variables that there are not: {shown}.",
                 "correct them, or leave them out; a pattern is searched for in paths.",
                 [f"there is {path}" for path in _some(self._paths)],
+            )
+        if isinstance(self._strategy, Rules):
+            self._refuse_hidden(self._strategy)
+
+    def _refuse_hidden(self, rules: Rules) -> None:
+        """Raises StrategyError if an earlier rule decides on all that a rule is for."""
+        hidden = rules.hidden(self._paths)
+        if hidden:
+            later, earlier = hidden[0]
+            own = [path for path in self._paths if re.search(later, path)]
+            raise error(
+                f"the rule of {later!r} decides on nothing: the first pattern that is "
+                f"found in a path decides, and {earlier!r}, which comes before it, is "
+                "found in all of its paths and in more.",
+                "put the more general pattern last, or leave the other one out.",
+                [f"both are found in {path}" for path in _some(own)],
             )
 
 

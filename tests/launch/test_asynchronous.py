@@ -95,6 +95,37 @@ def test_the_one_that_failed_is_started_again_alone(place: Place) -> None:
     assert "status 7; starting it again, 1 of 2" in done.stderr
 
 
+_LEFT = (
+    "import subprocess\n"
+    "ignore = 'import signal,time;signal.signal(15,signal.SIG_IGN);print(flush=1)'\n"
+    "command = [sys.executable, '-c', ignore + ';time.sleep(1000)']\n"
+    "left = subprocess.Popen(command, start_new_session=True, stdout=-1)\n"
+    "left.stdout.readline()\n"
+)
+
+
+def test_a_failure_is_named_before_what_it_left_behind_has_ended(place: Place) -> None:
+    """And those that fail meanwhile are, too."""
+    place.program(
+        _BEGIN + "if restarts:\n    sys.exit(0)\n"
+        f"if task == 1:\n    {_LEFT.replace(chr(10), chr(10) + '    ')}sys.exit(7)\n"
+        "if task == 2:\n    wait('named')\n    sys.exit(8)\n"
+        "wait('both')\n"
+    )
+    more = ("--max-restarts=2", "--grace=1000")
+    with place.start(*_FLAGS, *more, "train.py") as started:
+        assert started.stderr
+        for name, path in (("localhost-1", "named"), ("localhost-2", "both")):
+            while f"{name}: the program has ended" not in started.stderr.readline():
+                pass
+            (place.folder / path).touch()
+        for pid in place.processes("time.sleep(1000)"):
+            os.kill(pid, signal.SIGKILL)
+        _, stderr = started.communicate(timeout=300)
+    assert started.returncode == 0, stderr
+    place.expect_nothing_left()
+
+
 def test_a_server_that_ends_ends_all_and_all_start_anew(place: Place) -> None:
     place.program(
         _BEGIN + "say('life', restarts)\n"

@@ -187,7 +187,7 @@ def _all_reduce(by: Drawing, scope: simulator.Scope, name: str, among: Groups) -
         return None
     op = _op(by, scope[source])
     options: list[tuple[str, Any]] = [("op", op)]
-    if op == "mean" and by.maybe():
+    if op == "mean" and by.integer(0, 3) < 3:
         weight = tuple(by.integer(0, 3) for _ in by.world.everyone)
         options.append(("weight", weight))
     target, owner = by.fresh(), _owner(by, op)
