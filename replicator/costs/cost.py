@@ -24,6 +24,8 @@ from replicator.graph.ir import shapes
 # reason may be that glibc's malloc asks the system for each buffer from 128 KiB on.
 _BUCKET_BYTES = 120_000
 
+_WIDEST = 8  # bytes of a number in a matrix product
+
 _UNKNOWN_BYTES = 1 << 10  # tensors of unknown size are mostly small: losses, counts
 
 
@@ -190,6 +192,16 @@ class Hubs:
 def share_memory(devices: Sequence[str]) -> bool:
     """Whether tensors are handed from device to device without being copied."""
     return rates.kind_of(devices) == "cpu"
+
+
+def is_small(tensor: tf.Tensor, policy: Policy) -> bool:
+    """Whether a tensor travels with others, whatever it is cast from.
+
+    Then its factors do not pay; to find them takes longer than to ask this.
+    """
+    if not policy.fusion or not tensor.shape.is_fully_defined():
+        return False
+    return math.prod(tensor.shape.as_list()) * _WIDEST < _BUCKET_BYTES
 
 
 def factors_pay(

@@ -43,11 +43,7 @@ def reduce(
         is.
     """
     way = matched.crossing
-    found = {
-        k: factors.find(column)
-        for k, column in enumerate(columns)
-        if (matched.algorithm(k) is None if way is None else k in way.factors)
-    }
+    found = _find(matched, columns)
     joiner = _Joiner(matched)
     made: dict[int, list[tf.Tensor]] = {}
     for k, own in found.items():
@@ -73,6 +69,23 @@ def reduce(
     if made:
         matched.notes.algorithms.append("factors")
     return made
+
+
+def _find(
+    matched: Matched, columns: Sequence[Sequence[tf.Tensor]]
+) -> dict[int, list[Any] | None]:
+    """Returns the factors of operands that may be made of some, if any pay."""
+    way, policy = matched.crossing, matched.policy
+    among = [
+        k
+        for k in range(len(columns))
+        if (matched.algorithm(k) is None if way is None else k in way.factors)
+    ]
+    large = [k for k in among if way or not cost.is_small(columns[k][0], policy)]
+    found = {k: factors.find(columns[k]) for k in large}
+    if not any(own and isinstance(own[0], Product) for own in found.values()):
+        return {}  # what adds up rows, be it small, only goes with a product
+    return {k: found[k] if k in found else factors.find(columns[k]) for k in among}
 
 
 _Joined = Mapping[str, tf.Tensor]  # by the device on which it was joined

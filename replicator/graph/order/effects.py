@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -106,14 +107,20 @@ def find_writes(
                 yield op, tensor
 
 
+@functools.cache
+def _is_writer(type_: str) -> bool:
+    """Whether ops of a type write a variable; asked of each op, for few types."""
+    return bool(_VARIABLE_WRITERS.fullmatch(type_))
+
+
 def may_write(op: tf.Operation) -> bool:
     """Whether an op writes a variable, or calls functions that may."""
-    return bool(_VARIABLE_WRITERS.fullmatch(op.type)) or kind_of(op).calls
+    return _is_writer(op.type) or kind_of(op).calls
 
 
 def writes_at(op: tf.Operation, index: int) -> bool:
     """Whether an op itself writes the variable behind its input `index`."""
-    return index == 0 and bool(_VARIABLE_WRITERS.fullmatch(op.type))
+    return index == 0 and _is_writer(op.type)
 
 
 def writes(op: tf.Operation, index: int) -> bool:
@@ -122,7 +129,7 @@ def writes(op: tf.Operation, index: int) -> bool:
     Of what an optimizer's op is given, TensorFlow counts all as written, as it should.
     """
     if not kind_of(op).calls:
-        return bool(_VARIABLE_WRITERS.fullmatch(op.type))
+        return _is_writer(op.type)
     for attribute, body in _tf.called_graphs(op):
         inner = index - (1 if chooses(op) else 0)
         if attribute == "cond" or not 0 <= inner < len(body.inputs):

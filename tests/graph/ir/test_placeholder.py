@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from replicator.graph.ir import placeholder
-from replicator.graph.ir.placeholder import Call, Facts, Value
+from replicator.graph.ir.placeholder import Call, Facts, OperandPolicy, Value
 from replicator.primitives import table
 
 
@@ -41,6 +43,15 @@ def test_reads_back_what_was_put() -> None:
     with tf.Graph().as_default():
         call = _call()
         assert placeholder.read(_put(call)) == call
+
+
+def test_the_text_holds_all_fields_and_is_read_once() -> None:
+    policy = OperandPolicy("v", 3, "ring", "b")
+    call = _call(policies=(policy, OperandPolicy()), receipt=True, states=1)
+    token = placeholder.token_of(call)
+    assert token.endswith(json.dumps(dataclasses.asdict(call)))
+    found = placeholder.call_of(token.encode())
+    assert found == call and placeholder.call_of(token.encode()) is found
 
 
 def test_survives_serialisation_of_the_graph() -> None:
