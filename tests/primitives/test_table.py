@@ -30,6 +30,7 @@ SHARED = {
     "shares",
     "sufficient",
     "table",
+    "weighing",
     "zeros",
 }
 NOT_PRIMITIVES = {"__init__", *SHARED}
