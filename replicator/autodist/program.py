@@ -19,8 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
-from replicator.autodist import flows, marked
+from replicator import _tf, errors
+from replicator.autodist import flows, marked, slots
 from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 
@@ -41,7 +41,6 @@ _REFUSED = re.compile(
     r"|Collective\w+|Nccl\w+|_?Send|_?Recv|_?HostSend|_?HostRecv|\w*Conditional"
     r"Accumulator|AccumulatorApplyGradient|\w*Reader(V2)?|Mutex\w*|ConsumeMutexLock"
 )
-_UPDATES = re.compile(r"Resource(Sparse)?Apply\w+")
 _PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
 
 
@@ -50,7 +49,7 @@ class Program:
 
     Args:
         graph: The graph.
-        variables: Those made in the scope.
+        variables: Those made in the scope: MarkedVariables, or what describes them.
         known: What was known of it when it had fewer ops, if that was looked at.
 
     Attributes:
@@ -65,14 +64,14 @@ class Program:
     def __init__(
         self,
         graph: tf.Graph,
-        variables: Sequence[marked.MarkedVariable],
+        variables: Sequence[Any],
         known: Program | None = None,
     ) -> None:
         self.graph = graph
         every = graph.get_operations()
         start: int = 0 if known is None else known.count
         self.count: int = len(every)
-        self.ops = every[start:]
+        self.ops = [op for op in every[start:] if not _tf.is_abandoned(op)]
         self.variables = {one.op.name: one for one in variables}
         before: Collection[tf.Operation] = () if known is None else known.shared
         self.shared: set[tf.Operation] = _shared(self.ops, self.variables, before)
@@ -82,7 +81,7 @@ class Program:
         self._flows: dict[tuple[frozenset[str], bool], set[tf.Operation]] = {}
         self._refuse()
 
-    def variable_behind(self, tensor: tf.Tensor) -> marked.MarkedVariable | None:
+    def variable_behind(self, tensor: tf.Tensor) -> Any:
         """Returns the variable of which a tensor is a handle, if it is one."""
         op = tensor.op
         name = marked.text(op, marked.READ) if op.type == "Identity" else op.name
@@ -106,27 +105,9 @@ class Program:
         return [op for op in self.ops if op in self.shared and not is_handle(op, own)]
 
     @functools.cached_property
-    def in_control_flow(self) -> set[str]:
-        """The names of variables that conditionals, loops or functions are given."""
-        found = set()
-        for op in self.ops:
-            if kind_of(op).calls or op.type in ("Switch", "Enter", "RefEnter"):
-                for tensor in op.inputs:
-                    variable = self.variable_behind(tensor)
-                    if variable is not None:
-                        found.add(variable.op.name)
-        return found
-
-    @functools.cached_property
     def slots(self) -> dict[str, str]:
         """The variables that optimizers update with another, by their names."""
-        found: dict[str, str] = {}
-        for op in self.ops:
-            if _UPDATES.fullmatch(op.type):
-                behind = [self.variable_behind(t) for _, t in resource_inputs(op)]
-                names = [one.op.name for one in behind if one is not None]
-                found.update((name, names[0]) for name in names[1:])
-        return found
+        return slots.find(self.ops, self.variable_behind)
 
     def differing(
         self, fed: Iterable[str] = (), by_shape: bool = True
@@ -256,7 +237,7 @@ def _is_whole(op: tf.Operation) -> bool:
 
 def _settings(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
     """Returns placeholders of unknown rank that optimizers use: a learning rate."""
-    stack = [op for op in ops if _UPDATES.fullmatch(op.type)]
+    stack = [op for op in ops if slots.UPDATES.fullmatch(op.type)]
     seen, found = set(stack), []
     while stack:
         op = stack.pop()
