@@ -164,6 +164,8 @@ class ReplicaContext:
             and received nothing, for `Replicator.linked`.
         reads: What it has read of variables.
         shard: What the replica was dealt of a global batch, an `inputs.shards.Shard`.
+        taken: The gradients of its calls that no optimizer has applied so far, where
+            replicas have different numbers of examples; see primitives/weighing.py.
         weighed: The optimizers whose loss is multiplied already by what the replica
             weighs, by their ids, until they apply its gradients.
         synchronizes: Returns a gradient that is being taken as it counts in the sum of
@@ -186,6 +188,7 @@ class ReplicaContext:
     receipts: list[Any] = dataclasses.field(default_factory=list)
     reads: Recent = dataclasses.field(default_factory=Recent)
     shard: Any = None
+    taken: list[Any] = dataclasses.field(default_factory=list)
     weighed: set[int] = dataclasses.field(default_factory=set)
     synchronizes: Callable[[Any, bool], Any] | None = None
     agrees: Callable[[Any, Any], Any] | None = None

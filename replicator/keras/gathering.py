@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator.inputs.shards import Shard
-from replicator.primitives import all_gather
+from replicator.primitives import all_gather, weighing
 
 _MASK = "_keras_mask"  # by which Keras' guide to masking has users look at it
 
@@ -90,7 +90,7 @@ def _with_share(tensor: tf.Tensor, shard: Shard) -> tf.Tensor:
     @tf.custom_gradient
     def identity(x: tf.Tensor) -> Any:
         def gradient(d: tf.Tensor) -> tf.Tensor:
-            if replica.weight is None or replica.weighed:
+            if replica.weight is None or replica.weighed or weighing.is_known(replica):
                 return d
             parts = tf.cast(shard.count, tf.float32) * replicas
             share = tf.math.divide_no_nan(tf.cast(shard.total, tf.float32), parts)

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import context, errors
 from replicator.primitives import base, flows
 from replicator.variables.replicated import plain
 
@@ -62,7 +62,7 @@ def pairs(who: str, grads_and_vars: Any) -> tuple[list[Any], list[Any]]:
 
 
 def check(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Raises ArgumentError unless there is a gradient, or None, for each variable.
+    """Raises ReplicatorError unless each variable has a gradient, or None.
 
     Args:
         who: The optimizer, for messages.
@@ -82,8 +82,24 @@ def check(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
                 f"was given {errors.shown(variable)} as a variable",
                 "pass tf.Variables, or those of Keras.",
             )
+        if isinstance(plain(variable), tf.distribute.DistributedValues):
+            _refuse_of_strategy(who, variable)
         if gradient is not None:
             _check_gradient(who, gradient, variable)
+
+
+def _refuse_of_strategy(who: str, variable: Any) -> None:
+    """Raises ContextError, as the variable has copies that are of a strategy."""
+    replica = context.require(who)
+    raise errors.ContextError(
+        errors.compose(
+            f"{who} on replica {replica.replica_id} was given variable "
+            f"{variable.name}, which was made under a strategy of tf.distribute.",
+            [f"at {errors.user_line()}"],
+            "create the model under `with repl.context():`, in place of "
+            "`strategy.scope()`.",
+        )
+    )
 
 
 def _check_gradient(who: str, gradient: Any, variable: Any) -> None:

@@ -17,7 +17,7 @@ from absl import logging
 
 from replicator import _tf, context, errors
 from replicator.optimizers import alone, checks, gradients, parts
-from replicator.primitives import all_reduce
+from replicator.primitives import all_reduce, weighing
 from replicator.world import World
 
 
@@ -92,9 +92,11 @@ class Wrapped:
         elif id(self) in replica.weighed:
             replica.weighed.remove(id(self))
         elif self._replicator_combiner.op == "mean":
+            weighing.ask(replica)
             one = self._replicator_combiner.accumulation_steps == 1
             # Over several steps, each of them weighs alike.
             weight = replica.examples if one else replica.weight
+        replica.taken.clear()  # what was taken up to here is this optimizer's
         self._track_compression(division.variables)
         return self._replicator_combiner.apply(
             *(replica, grads, variables, weight, prepare, update, division),

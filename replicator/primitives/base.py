@@ -19,6 +19,7 @@ from replicator.graph.ir import placeholder
 from replicator.graph.ir.placeholder import Call, OperandPolicy, Value
 from replicator.graph.ir.shapes import Shape
 from replicator.graph.matching import control_flow
+from replicator.primitives import weighing
 
 HALF = (tf.float16, tf.bfloat16)
 # What TensorFlow, NumPy and Python raise for what is no tensor, or no nest.
@@ -321,7 +322,10 @@ def differentiate(
         for result, d in zip(results, upstream[: len(results)], strict=True)
     ]
     with replica.backward_pass():
-        return list(gradient(placed, dense))
+        return weighing.taken(
+            *(replica, placed.call.key, dense),
+            lambda dense: gradient(placed, dense),
+        )
 
 
 def without(shape: Sequence[int | None], axis: int) -> Shape:

@@ -339,3 +339,22 @@ def test_variables_made_outside_the_context_are_refused_in_the_step() -> None:
     with pytest.raises(replicator.ContextError, match="made outside of the context"):
         repl.run(lambda: optimizer.apply([tf.constant(1.0)], [w]))
     assert w.numpy() == 1.0
+
+
+def test_variables_of_a_strategy_are_refused_in_the_step() -> None:
+    repl = helpers.make(2)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        w = tf.Variable(1.0)
+    with repl.context():
+        optimizer = repl.wrap_optimizer(kopt.SGD(1.0))
+
+    def step_fn() -> None:
+        optimizer.apply([tf.constant(1.0)], [w])
+
+    with pytest.raises(
+        replicator.ContextError,
+        match=r"(?s)SGD on replica 0 was given variable .*strategy of tf.distribute"
+        r".*test_refused.py:\d+.*Fix: .*repl.context\(\)",
+    ):
+        repl.run(step_fn)
+    assert w.numpy() == 1.0

@@ -31,6 +31,7 @@ SHARED = {
     "sufficient",
     "table",
     "unknown_shapes",
+    "weighing",
     "zeros",
 }
 NOT_PRIMITIVES = {"__init__", *SHARED}

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients through communication, of a global batch that does not divide evenly.
+
+A wrapped optimizer's update is that of one device with the whole batch, whatever the
+forward pass communicates: each replica's loss counts by its examples, in the gradients
+of other replicas, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from tests import helpers
+
+SIZES = [6, 5, 2]  # on three replicas: evenly, unevenly, and one without examples
+X = np.random.default_rng(1).normal(size=[6, 2])
+W = np.array([[0.5, -0.3], [0.2, 0.7]])
+
+
+def _gathered(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    own = tf.tanh(x @ w)
+    every = own if repl is None else repl.all_gather(own, axis=0)
+    return tf.reduce_mean(tf.reduce_logsumexp(own @ tf.transpose(every), axis=1))
+
+
+def _mean(repl: replicator.Replicator | None, y: Any) -> Any:
+    mean = tf.reduce_mean(y, axis=0)
+    return mean if repl is None else repl.all_reduce(mean, "mean", repl.weight)
+
+
+def _normalized(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    y = x @ w
+    y -= _mean(repl, y)
+    y *= tf.math.rsqrt(_mean(repl, y**2) + 0.1)
+    return tf.reduce_mean(y * x**2)
+
+
+def _whole(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    return _mean(repl, tf.tanh(x @ w)[:, 0])
+
+
+def _looped(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    def body(k: Any, y: Any) -> Any:
+        return k + 1, tf.tanh(y @ w) - _mean(repl, y)
+
+    y = tf.while_loop(lambda k, _: k < 3, body, [0, x])[1]
+    return tf.reduce_mean(y * x**2)
+
+
+def _penalized(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    """The norm of the gradient of what all examples give, as that of a critic."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.tanh(x @ w)
+        y -= _mean(repl, y**2)
+        total = tf.reduce_sum(y * x)
+    return tf.reduce_mean(tape.gradient(total, x) ** 2)
+
+
+def _from_root(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    centre = tf.reduce_sum(w**2)
+    if repl is not None:
+        centre = repl.broadcast(centre, root=0)
+    return tf.reduce_mean((x @ w - centre) ** 2)
+
+
+LOSSES = [_gathered, _normalized, _whole, _looped, _penalized, _from_root]
+
+
+def _one_device(loss_fn: Any, size: int, value: Any = W) -> Any:
+    w = tf.Variable(value)
+    with tf.GradientTape() as tape:
+        loss = loss_fn(None, w, tf.constant(X[:size]))
+    return tape.gradient(loss, w).numpy()
+
+
+def _make_step(repl: replicator.Replicator, loss_fn: Any, **options: Any) -> Any:
+    """Returns the step and its variable, from which it subtracts the gradient."""
+    with repl.context():
+        w = tf.Variable(W)
+        optimizer = repl.wrap_optimizer(
+            tf.compat.v1.train.GradientDescentOptimizer(1.0), **options
+        )
+
+    def step_fn(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_fn(repl, w, x)
+            if options.get("op") == "sum":
+                loss *= tf.cast(repl.weight, loss.dtype)
+        return optimizer.apply_gradients([(tape.gradient(loss, w), w)])
+
+    return step_fn, w
+
+
+@pytest.mark.battery(4)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("loss_fn", LOSSES)
+def test_it_is_the_gradient_of_one_device(loss_fn: Any, size: int) -> None:
+    repl = helpers.make(3)
+    step_fn, w = _make_step(repl, loss_fn)
+    repl.run(step_fn, X[:size], input_mode="global_batch")
+    np.testing.assert_allclose(W - w.numpy(), _one_device(loss_fn, size), atol=1e-7)
+
+
+@pytest.mark.parametrize("loss_fn", [_gathered, _looped])
+def test_sizes_that_are_unknown_when_the_step_is_built(loss_fn: Any) -> None:
+    repl = helpers.make(3)
+    step_fn, w = _make_step(repl, loss_fn)
+    batches = tf.data.Dataset.from_tensor_slices(X[:5]).batch(6)
+    repl.run(step_fn, batches, input_mode="global_batch")
+    np.testing.assert_allclose(W - w.numpy(), _one_device(loss_fn, 5), atol=1e-7)
+
+
+def test_in_a_session() -> None:
+    repl = helpers.make(3)
+    with tf.Graph().as_default(), helpers.session() as session:
+        step_fn, w = _make_step(repl, _gathered)
+        x = tf.compat.v1.placeholder(tf.float64, [None, 2])
+        done = repl.run(step_fn, x, input_mode="global_batch")
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(done, {x: X[:5]})
+        updated = session.run(w)
+    np.testing.assert_allclose(W - updated, _one_device(_gathered, 5), atol=1e-7)
+
+
+def test_a_loss_that_weighs_itself_is_left_alone() -> None:
+    repl = helpers.make(3)
+    step_fn, w = _make_step(repl, _gathered, op="sum")
+    repl.run(step_fn, X[:5], input_mode="global_batch")
+    np.testing.assert_allclose(W - w.numpy(), _one_device(_gathered, 5), atol=1e-7)
+
+
+def test_two_optimizers_whose_gradients_are_taken_first() -> None:
+    repl = helpers.make(3)
+    with repl.context():
+        variables = [tf.Variable(W), tf.Variable(W.T)]
+        optimizers = [
+            repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0)) for _ in variables
+        ]
+    losses = [_gathered, _whole]
+
+    def step_fn(x: Any) -> None:
+        gradients = []
+        for loss_fn, w in zip(losses, variables, strict=True):
+            with tf.GradientTape() as tape:
+                loss = loss_fn(repl, w, x)
+            gradients.append(tape.gradient(loss, w))
+        for optimizer, d, w in zip(optimizers, gradients, variables, strict=True):
+            optimizer.apply([d], [w])
+
+    begun = [w.numpy() for w in variables]
+    repl.run(step_fn, X[:5], input_mode="global_batch")
+    for loss_fn, w, before in zip(losses, variables, begun, strict=True):
+        want = _one_device(loss_fn, 5, before)
+        np.testing.assert_allclose(before - w.numpy(), want, atol=1e-7)
