@@ -58,7 +58,8 @@ def measured(workload: Workload, steps: int, rounds: int) -> dict[str, Any]:
         steps: How many of each number of replicas are measured.
         rounds: How many turns each has.
     """
-    whole, alone = measure.both(lambda: make(workload))
+    whole = measure.whole(lambda: make(workload))
+    alone = measure.alone(lambda: make(workload), whole)
     programs = {
         r: measure.program(lambda: make(workload), rehearsal.Rehearsal(r, NAMED))
         for r in REPLICAS
