@@ -127,8 +127,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
             rows,
             f"Each replica has half of the network's batch. Predicted from {NAMED} "
             "replicas and one of them alone; from one replica: from that one and the "
-            "default calibration. What a tenth of all steps stay below; programs take "
-            "turns.",
+            "default calibration. Times are what a twentieth of all steps stay below; "
+            "programs take turns.",
         )
     ]
 

@@ -2,8 +2,8 @@
 """Measures a step on the devices at hand: as it is, on one replica, and its ops.
 
 A busy machine makes everything slower, but nothing faster: what a step takes is what a
-tenth of all steps stay below, in several rounds in which the two take turns. The least
-of all would be luck where a step takes a millisecond.
+twentieth of all steps stay below, in several rounds in which the two take turns. The
+least of all would be luck where a step takes a millisecond.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENDED = (
     "the inputs have no element for each replica, not even when they are started "
     "anew. Fix: give them one at least; they start over by themselves when they end."
 )
-_OF_ALL = 10  # times, one is taken to be undisturbed
+_OF_ALL = 20  # times, one is taken to be undisturbed
 
 # Makes a program anew: a Replicator, its step_fn and maybe its input_fn.
 Make = Callable[[], tuple[Replicator, Sequence[Any]]]
@@ -110,12 +110,15 @@ def program(make: Make, rehearsed: rehearsal.Rehearsal) -> Program:
 
 
 def _undisturbed(times: Sequence[float]) -> float:
-    """Returns what a tenth of all times stay below."""
+    """Returns what a twentieth of all times stay below."""
     return sorted(times)[len(times) // _OF_ALL]
 
 
 def alternate(programs: Sequence[Program], steps: int, rounds: int = _ROUNDS) -> None:
     """Measures steps of several programs, which take turns.
+
+    The first step of each turn is not measured: it brings the variables back into the
+    caches.
 
     Args:
         programs: The programs.
@@ -125,6 +128,7 @@ def alternate(programs: Sequence[Program], steps: int, rounds: int = _ROUNDS) ->
     for n in range(rounds):
         turn = n % len(programs)
         for own in [*programs[turn:], *programs[:turn]]:
+            own.run()
             own.measure(math.ceil(steps / rounds))
 
 
