@@ -47,7 +47,7 @@ help:
 	@echo "make test-matrix  run the fast tests with each Python and both ends of TensorFlow's range"
 	@echo "make gpu-check  check and measure on the GPUs of this machine, if it has any"
 	@echo "make proto    make strategy_pb2.py of strategy.proto, in .venv-proto"
-	@echo "make bench    measure against one device and MirroredStrategy; 40 minutes"
+	@echo "make bench    measure against one device and MirroredStrategy; 50 minutes"
 	@echo "make bench-peers  measure torch and JAX, in an environment of their own"
 	@echo "make bench-hosts  measure two hosts, network namespaces with 1 Gbit/s; root only"
 	@echo "make clean    remove .venv, .venv-peers, ... and all caches"

@@ -141,6 +141,17 @@ def built(
         names: Other devices, as many.
         **options: Of the Replicator.
     """
+    return made(workload, replicas, weights, names, **options)[1]
+
+
+def made(
+    workload: Workload,
+    replicas: int,
+    weights: Weights,
+    names: Sequence[str] | None = None,
+    **options: Any,
+) -> tuple[replicator.Replicator, Any]:
+    """Returns a Replicator and a step of it; see `built`."""
     repl = replicator.Replicator(names or devices(replicas), **options)
     with repl.context():
         model = workload.make_model()
@@ -156,7 +167,7 @@ def built(
         loss = workloads.train_step(model, optimizer, batch, compiled=workload.compiled)
         return repl.all_reduce(loss, "mean")
 
-    return repl.build(step_fn, input_fn)
+    return repl, repl.build(step_fn, input_fn)
 
 
 def one_replica(workload: Workload, replicas: int, weights: Weights) -> Step:

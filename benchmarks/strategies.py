@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps under every strategy: `python -m benchmarks.strategies [--only=small,wide]`.
 
-Builder by network: the time of a step, and the bytes that its plan says are
-communicated. Each network is measured in a process of its own, in which the builders
-take turns.
+Builder by network: the time of a step, the bytes that its plan says are communicated,
+and what its strategy predicts. Each network is measured in a process of its own, with
+TensorFlow's kernels from oneDNN and without, in which the builders take turns. Several
+builders may come to the same strategy: what then differs is noise.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 from absl import app
 
-from benchmarks import cli, contenders, results, timing, workloads
+import replicator
+from benchmarks import cli, contenders, results, steps, timing, workloads
 from benchmarks.contenders import BASELINE
 from benchmarks.tables import Table, milliseconds, size
 from replicator import strategy
@@ -42,37 +45,50 @@ BUILDERS: Mapping[str, Callable[[], strategy.Builder]] = {
     )
 }
 NETWORKS = {workload.name: workload for workload in workloads.WORKLOADS}
-# Half as many as elsewhere: there are more than twice as many contenders.
-STEPS = {name: max(20, one.steps // 2) for name, one in NETWORKS.items()}
+AUTO = strategy.Auto.__name__
+# Twice as many as elsewhere, with half of the steps: there are more than twice as many
+# contenders, of which the fastest is not to be that which was disturbed least.
+ROUNDS = 2
+STEPS = {name: max(30, one.steps // 2) for name, one in NETWORKS.items()}
 
 
 def measure(workload: workloads.Workload) -> dict[str, dict[str, Any]]:
     """Measures all builders on one workload.
 
     Returns:
-        By builder, a Measured as a dict, and what `planned` returns; that of one device
-        has no such thing.
+        By builder, a Measured as a dict, what `planned` returns, and the seconds that
+        are "predicted"; that of one device has no such things.
     """
     weights = contenders.initial_weights(workload)
-    built = {
-        name: contenders.built(workload, REPLICAS, weights, strategy=make())
-        for name, make in BUILDERS.items()
-    }
+    replicators, built = {}, {}
+    for name, make in BUILDERS.items():
+        replicators[name], built[name] = contenders.made(
+            workload, REPLICAS, weights, strategy=make()
+        )
     prepared: dict[str, timing.Run] = {
         BASELINE: timing.in_turn(contenders.one_device(workload, REPLICAS, weights)),
         **{n: timing.in_turn(functools.partial(_first, s)) for n, s in built.items()},
     }
-    steps = cli.steps(STEPS[workload.name])
-    measured = timing.measure(prepared, steps, cli.rounds(), WARM_UP)
+    count = cli.steps(STEPS[workload.name])
+    measured = timing.measure(prepared, count, ROUNDS * cli.rounds(), WARM_UP)
     # Replicas normalize by their own examples.
     alike = list(built) if workload.batch_norm else list(measured)
     if not timing.agree(measured, alike):
         losses = {name: measured[name].losses for name in alike}
         cli.fail(f"{workload.title}: builders compute different losses, {losses}")
-    return {
-        name: dataclasses.asdict(one) | (planned(built[name]) if name in built else {})
-        for name, one in measured.items()
-    }
+    found = {name: dataclasses.asdict(one) for name, one in measured.items()}
+    for name, repl in replicators.items():
+        found[name] |= planned(built[name]) | {"predicted": predicted(repl)}
+    return found
+
+
+def predicted(repl: replicator.Replicator) -> float:
+    """Returns how long a strategy says that keeping all variables equal takes.
+
+    Args:
+        repl: Has built a step.
+    """
+    return math.fsum(node.seconds or 0.0 for node in repl.strategy.nodes)
 
 
 def _first(step: Callable[[], Any]) -> tf.Tensor:
@@ -98,55 +114,105 @@ def planned(step: Any) -> dict[str, int]:
     }
 
 
+def from_json(found: Mapping[str, Any]) -> dict[str, timing.Measured]:
+    """Returns what was measured on one network, by builder."""
+    return {name: timing.Measured.from_json(one) for name, one in found.items()}
+
+
+def fastest(measured: Mapping[str, timing.Measured]) -> str:
+    """Returns the builder whose steps are the shortest."""
+    names = [name for name in BUILDERS if name in measured]
+    return min(names, key=lambda name: measured[name].median)
+
+
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Returns the tables of step times and of bytes.
+    """Returns the tables of step times and predictions, and that of bytes.
 
     Args:
-        found: `found[workload][builder]` is what `measure` returns of it.
+        found: `found[setting][workload][builder]` is what `measure` returns of it.
     """
-    measured = {
-        network: {name: timing.Measured.from_json(one) for name, one in by_name.items()}
-        for network, by_name in found.items()
-    }
-    titles = [NETWORKS[network].title for network in found]
-    names = [name for name in BUILDERS if all(name in own for own in found.values())]
-    times = [
-        [name, *(_time(by_name, name, names) for by_name in measured.values())]
-        for name in names
-    ]
-    alone = [
-        BASELINE,
-        *(milliseconds(by_name[BASELINE].median) for by_name in measured.values()),
-    ]
-    noise = ["noise", *(f"{own[BASELINE].spread:.1%}" for own in measured.values())]
-    nbytes = [[name, *(_sent(own[name]) for own in found.values())] for name in names]
-    return [
-        Table(
-            "Median step under each strategy, in ms",
-            ["", *titles],
-            [alone, *times, noise],
-            f"{REPLICAS} replicas. In brackets: of the fastest builder's time, as the "
-            "median over rounds.",
-        ),
-        Table(
-            "Bytes communicated in a step under each strategy",
-            ["", *titles],
-            nbytes,
-            "As the plan says: what is reduced, gathered and broadcast, not what is "
-            "read where it is. In loops, of one turn. With +, there are communications "
-            "whose size is known only when they happen.",
-        ),
-    ]
+    made = []
+    for setting, by_network in found.items():
+        made += [_times(setting, by_network), _predictions(setting, by_network)]
+    return [*made, *[_bytes(by_network) for by_network in found.values()][:1]]
 
 
-def _time(by_name: Mapping[str, timing.Measured], name: str, names: list[str]) -> str:
-    fastest = min(names, key=lambda one: by_name[one].median)
-    ratio = timing.ratio(by_name[name], by_name[fastest])
-    return f"{milliseconds(by_name[name].median)} ({ratio:.2f})"
+def _times(setting: str, found: Mapping[str, Any]) -> Table:
+    measured = [from_json(by_name) for by_name in found.values()]
+    alone = [milliseconds(by_name[BASELINE].median) for by_name in measured]
+    noise = [f"{by_name[BASELINE].spread:.1%}" for by_name in measured]
+    names = _common(found)
+    rows = [[name, *(_time(by_name, name) for by_name in measured)] for name in names]
+    return Table(
+        f"Median step under each strategy, oneDNN {setting}, in ms",
+        ["", *_titles(found)],
+        [[BASELINE, *alone], *rows, ["noise", *noise]],
+        f"{REPLICAS} replicas. In brackets: of the fastest builder's time, as the "
+        "median over rounds. Several builders come to the same strategy on some of the "
+        "networks: Auto, Sharded, PS and PSLoadBalancing, say.",
+    )
+
+
+def _time(measured: Mapping[str, timing.Measured], name: str) -> str:
+    ratio = timing.ratio(measured[name], measured[fastest(measured)])
+    return f"{milliseconds(measured[name].median)} ({ratio:.2f})"
+
+
+def _predictions(setting: str, found: Mapping[str, Any]) -> Table:
+    rows = [
+        [name, *(_prediction(by_name, name) for by_name in found.values())]
+        for name in _common(found)
+    ]
+    return Table(
+        f"Predicted for keeping variables equal, oneDNN {setting}, in ms",
+        ["", *_titles(found)],
+        rows,
+        "What the strategy says of a step: gradients, updates and reads. In brackets: "
+        "how much more than under the fastest builder, as predicted and as measured.",
+    )
+
+
+def _prediction(found: Mapping[str, Any], name: str) -> str:
+    measured = from_json(found)
+    least = fastest(measured)
+    seconds = found[name]["predicted"]
+    more = seconds - found[least]["predicted"]
+    really = measured[name].median - measured[least].median
+    return f"{_short(seconds)} ({_short(more, '+')}, {_short(really, '+')})"
+
+
+def _short(seconds: float, sign: str = "") -> str:
+    """Returns milliseconds with two digits that say something."""
+    value = seconds * 1e3
+    return f"{value:{sign}.{0 if abs(value) >= 10 else 1 if abs(value) >= 1 else 3}f}"
+
+
+def _bytes(found: Mapping[str, Any]) -> Table:
+    rows = [
+        [name, *(_sent(by_name[name]) for by_name in found.values())]
+        for name in _common(found)
+    ]
+    return Table(
+        "Bytes communicated in a step under each strategy",
+        ["", *_titles(found)],
+        rows,
+        "As the plan says: what is reduced, gathered and broadcast, not what is read "
+        "where it is. In loops, of one turn. With +, there are communications whose "
+        "size is known only when they happen.",
+    )
 
 
 def _sent(one: Mapping[str, Any]) -> str:
     return size(one["nbytes"]) + ("+" if one["unknown"] else "")
+
+
+def _titles(found: Mapping[str, Any]) -> list[str]:
+    return [NETWORKS[network].title for network in found]
+
+
+def _common(found: Mapping[str, Any]) -> list[str]:
+    """Returns the builders that were measured on all networks, in order."""
+    return [name for name in BUILDERS if all(name in own for own in found.values())]
 
 
 def main(argv: list[str]) -> None:
@@ -157,13 +223,9 @@ def main(argv: list[str]) -> None:
         (name,) = cli.choose([cli.CELL.value], NETWORKS)
         print(json.dumps(measure(NETWORKS[name])))
         return
-    chosen = cli.chosen(NETWORKS)
+    settings = cli.choose(steps.ONEDNN.value, steps.SETTINGS)
     about = results.facts()
-    given = cli.handed_on(cli.QUICK, cli.STEPS, cli.ROUNDS)
-    found = {}
-    for name in chosen:
-        cli.progress(f"strategies: measuring {NETWORKS[name].title} ...")
-        found[name] = cli.apart("benchmarks.strategies", f"--cell={name}", *given)
+    found = steps.apart(NAME, cli.chosen(NETWORKS), settings)
     cli.finish(NAME, about, found, tables(found))
 
 

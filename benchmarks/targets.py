@@ -14,7 +14,17 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks import at_work, build, fit, hosts, memory, profile, steps, timing
+from benchmarks import (
+    at_work,
+    build,
+    fit,
+    hosts,
+    memory,
+    profile,
+    steps,
+    strategies,
+    timing,
+)
 from benchmarks.contenders import (
     BASELINE,
     CLONED,
@@ -48,6 +58,8 @@ MEMORY = 0.55
 FIT = (1.05, 0.8)
 # How far a predicted step may be off.
 PREDICTED = 0.15
+# What Auto chooses: of the fastest builder's step at most.
+AUTO = 1.05
 # The large MLP on two hosts at 1 Gbit/s: of one remote device at most, times faster
 # than torch at least.
 HOSTS = (2.2, 5.0)
@@ -100,6 +112,7 @@ def judge(found: Mapping[str, Any]) -> list[Target]:
         *_memory(found.get(memory.NAME, {})),
         *_fit(found.get(fit.NAME, {})),
         *_predicted(found.get(profile.NAME, {})),
+        *_auto(found.get(strategies.NAME, {})),
         *_hosts(found.get(hosts.NAME, {})),
     ]
 
@@ -223,6 +236,20 @@ def _predicted(found: Mapping[str, Any]) -> list[Target]:
         values = {"the worst": max(off.values())} if off else {}
         title = f"predicted step, {workload.title}: off by"
         targets.append(Target(title, PREDICTED, values))
+    return targets
+
+
+def _auto(found: Mapping[str, Any]) -> list[Target]:
+    targets = []
+    for setting in steps.SETTINGS:
+        for name, workload in strategies.NETWORKS.items():
+            measured = strategies.from_json(found.get(setting, {}).get(name, {}))
+            values = {}
+            if strategies.AUTO in measured:
+                least = measured[strategies.fastest(measured)]
+                values = {OURS: timing.ratio(measured[strategies.AUTO], least)}
+            title = f"strategy Auto, {workload.title}, oneDNN {setting}"
+            targets.append(Target(f"{title}: of the fastest builder", AUTO, values))
     return targets
 
 

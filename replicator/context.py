@@ -166,9 +166,11 @@ class ReplicaContext:
         shard: What the replica was dealt of a global batch, an `inputs.shards.Shard`.
         weighed: The optimizers whose loss is multiplied already by what the replica
             weighs, by their ids, until they apply its gradients.
-        synchronizes: Returns what the gradient that is being taken weighs on this
-            replica in a sum over all, if gradients of variables are made equal as they
-            are read; None, if nothing is made so.
+        synchronizes: Returns a gradient that is being taken as it counts in the sum of
+            all replicas', if gradients of variables are made equal as they are read;
+            given whether it leads through another gradient. None, if nothing is so.
+        agrees: Returns what is written to a variable in place of a replica's own value,
+            or None where a mean will do; None, if nothing is known of such values.
         reading: Of these, the identities through which variables are being read.
     """
 
@@ -185,7 +187,8 @@ class ReplicaContext:
     reads: Recent = dataclasses.field(default_factory=Recent)
     shard: Any = None
     weighed: set[int] = dataclasses.field(default_factory=set)
-    synchronizes: Callable[[], Any] | None = None
+    synchronizes: Callable[[Any, bool], Any] | None = None
+    agrees: Callable[[Any, Any], Any] | None = None
     reading: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

@@ -39,6 +39,7 @@ from replicator._tf.choice import (
     read_quickly,
     replace_new_constant,
     trace,
+    with_less_optimizing,
     write_quickly,
 )
 from replicator._tf.cluster import (
@@ -133,7 +134,10 @@ from replicator._tf.state import (
     track,
 )
 from replicator._tf.tapes import (
+    begins_tape,
+    begun_by_tape,
     is_watched,
+    may_record,
     note_read,
     record_gradient,
     stop_recording,
@@ -174,6 +178,8 @@ __all__ = [
     "applying_optimizer",
     "around_loops",
     "asked_by_writer",
+    "begins_tape",
+    "begun_by_tape",
     "builder",
     "call_converted",
     "called_by_runtime",
@@ -221,6 +227,7 @@ __all__ = [
     "stand_for",
     "lower_in_place",
     "mark_python_function",
+    "may_record",
     "move_control_outputs",
     "new_function_graph",
     "note_access",
@@ -268,5 +275,6 @@ __all__ = [
     "user_frames",
     "v1_optimizer_applying",
     "variable_of_slot",
+    "with_less_optimizing",
     "write_quickly",
 ]

@@ -61,7 +61,7 @@ def copy_line(original: tf.Operation, copy: tf.Operation) -> None:
 
     What an import adds to a graph has the frames of the import.
     """
-    setattr(copy, _ORIGINAL, original)
+    setattr(copy, _ORIGINAL, getattr(original, _ORIGINAL, original))
 
 
 def passed_user_code(error: BaseException) -> bool:

@@ -34,6 +34,11 @@ def is_watched(tensors: Sequence[tf.Tensor]) -> bool:
     return any(t.dtype.is_floating or t.dtype.is_complex for t in tensors)
 
 
+def may_record() -> bool:
+    """Whether there is a tape, or whatever else records; a public tape knows itself."""
+    return bool(record.could_possibly_record())
+
+
 def note_read(variable: Any) -> None:
     """Has all tapes watch a variable that is about to be read.
 
@@ -45,3 +50,38 @@ def note_read(variable: Any) -> None:
 def stop_recording() -> Any:
     """In this block no tape records; the public call stops one tape only."""
     return record.stop_recording()
+
+
+def begun_by_tape(graph: tf.Graph, count: int) -> list[tf.Operation]:
+    """Returns the ones from which the running GradientTape.gradient started.
+
+    It makes them first, if it is not given others; nothing public has them.
+
+    Args:
+        graph: The graph in which it runs.
+        count: Of how many targets.
+
+    Returns:
+        The last `count` that were made, in order; none if there are fewer.
+    """
+    found: list[tf.Operation] = []
+    for op in reversed(graph.get_operations()):
+        if begins_tape(op):
+            found.append(op)
+        if len(found) == count:
+            return found[::-1]
+    return []
+
+
+def begins_tape(op: tf.Operation) -> bool:
+    """Whether an op was made by a tape itself, and not by the gradient of an op.
+
+    Nothing but where it was made tells.
+    """
+    if not op.name.rpartition("/")[2].startswith("ones"):
+        return False
+    names = [frame.name for frame in op.traceback]
+    if "imperative_grad" not in names:
+        return False
+    place = len(names) - 1 - names[::-1].index("imperative_grad")
+    return not {"_gradient_function", "_backprop_call"} & set(names[place:])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,10 +15,13 @@ from replicator import _tf, errors
 from replicator.autodist import losses, marked, replicas
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.program import Program
-from replicator.autodist.session import DistributedSession, with_devices
+from replicator.autodist.resources import devices_of
+from replicator.autodist.session import DistributedSession, configured
 from replicator.cluster.resources import ResourceSpec
 from replicator.options import VARIABLES
 from replicator.replicator import Replicator
+from replicator.strategy import choosing
+from replicator.strategy.description import Strategy
 
 
 class AutoDist:
@@ -45,13 +48,15 @@ class AutoDist:
 
     Args:
         resource: The path of a YAML file, a `ResourceSpec`, a list of devices, or None
-            for all accelerators, else the CPU.
+            for all accelerators, else the CPU. A file that lists one host is about this
+            one; to several, `connect` with it first.
         strategy: How each variable is kept equal; as for `Replicator`.
         **options: Further options of `Replicator`. By default, build="clone".
 
     Raises:
         DeviceError: A device does not exist.
-        ClusterError: The file cannot be read.
+        ClusterError: The file cannot be read, or lists hosts to which this program is
+            not connected.
         ArgumentError: An option has a value that it cannot have.
     """
 
@@ -65,7 +70,7 @@ class AutoDist:
             options, strategy = {"variables": strategy, **options}, None
         # What knows nothing of replicas is the same on all: it is called for two.
         options = {"build": "clone", **options}
-        self._repl = Replicator(_devices(resource), strategy=strategy, **options)
+        self._repl = Replicator(devices_of(resource), strategy=strategy, **options)
         self._scope: _Scope | None = None
 
     @property
@@ -153,12 +158,16 @@ class AutoDist:
                 )
             )
         _check_loss(loss)
-        config = with_devices(config, self._repl.devices)
+        config = configured(config, self._repl.devices)
         program = Program(scope.graph, scope.variables)
         made = replicas.replicate(program, self._repl._settings, loss)
-        session = DistributedSession(scope.renewed, made, config)
+        session = DistributedSession(scope.renewed, made, config, self._in_force)
         scope.initialize(session)
         return session
+
+    def _in_force(self, variables: Mapping[str, Any]) -> Strategy:
+        chooser = self._repl._settings.chooser
+        return choosing.in_force(variables, self._repl._resources, chooser)
 
     def function(
         self, function: Callable[..., Any] | None = None, *, loss: str | None = None
@@ -285,10 +294,3 @@ def _check_loss(loss: Any) -> None:
                 fix='pass loss="mean" or loss="sum", or let what computes it tell.',
             )
         )
-
-
-def _devices(resource: Any) -> Any:
-    """Returns the devices that a resource names, as Replicator takes them."""
-    if isinstance(resource, str | os.PathLike):
-        resource = ResourceSpec(resource)
-    return list(resource.devices) if isinstance(resource, ResourceSpec) else resource

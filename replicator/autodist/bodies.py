@@ -3,17 +3,21 @@
 
 Ops in a function say with which others they have to be on one device, by name: one
 function that all replicas call would bring all of them to one device. So a copy says
-nothing of that, and what is in it is where the op is that calls it. One copy serves all
-replicas, unless random numbers are drawn in it, which are to differ.
+nothing of that, and what is in it is where the op is that calls it; but for what uses a
+variable that one replica owns, which is where that is. One copy serves all replicas,
+unless random numbers are drawn in it, which are to differ.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.autodist import stamping
+from replicator.autodist import stamping, uses
 from replicator.autodist.flows import draws
+from replicator.graph.ir.kinds import kind_of, resource_inputs
 from replicator.graph.passes import random
 
 
@@ -26,15 +30,23 @@ class Bodies:
 
     def __init__(self, kind: str | None) -> None:
         self._kind = kind
-        self._made: dict[tuple[str, int, int], str] = {}
+        self._made: dict[tuple[str, int, int, tuple[str, ...]], str] = {}
 
-    def copy(self, op: tf.Operation, name: str, r: int) -> str:
+    def copy(
+        self,
+        op: tf.Operation,
+        name: str,
+        r: int,
+        placed: Callable[[tf.Tensor], str],
+    ) -> str:
         """Returns the copy of a function, for the default graph.
 
         Args:
             op: Calls it, in the original.
             name: The function's.
             r: The replica whose copy of the op will call the copy.
+            placed: Returns where a variable is of which a tensor is the handle, "" if
+                that is up to who uses it.
         """
         found = _tf.function_called(op, name)
         if found is None or _tf.compiled(op, name):
@@ -43,12 +55,24 @@ class Bodies:
         if not any(map(draws, body.get_operations())):
             r = 0
         outer = tf.compat.v1.get_default_graph()
-        key = (name, r, id(outer))
+        given = [placed(tensor) for tensor in uses.arguments(op)]
+        key = (name, r, id(outer), tuple(given))
         if key not in self._made:
-            self._made[key] = self._copied(body, results, r)
+            places = {
+                id(tensor): place
+                for tensor, place in zip(body.inputs, given, strict=False)
+                if place
+            }
+            self._made[key] = self._copied(body, results, r, places)
         return self._made[key]
 
-    def _copied(self, body: tf.Graph, results: list[tf.Tensor], r: int) -> str:
+    def _copied(
+        self,
+        body: tf.Graph,
+        results: list[tf.Tensor],
+        r: int,
+        places: Mapping[int, str],
+    ) -> str:
         ops = body.get_operations()
         given = {id(tensor) for tensor in body.inputs}
         stamp = stamping.Stamp(
@@ -59,23 +83,31 @@ class Bodies:
         own = {
             id(tensor): new for tensor, new in zip(body.inputs, arguments, strict=True)
         }
+
+        def placed(tensor: tf.Tensor) -> str:
+            return places.get(id(uses.passed_on(tensor)), "")
+
         with inside.as_default():
-            places = stamp.press(
+            made = stamp.press(
                 inside,
                 "",
                 lambda tensor: own[id(tensor)],
-                self._placed,
+                lambda op: self._placed(op, placed),
                 {},
-                lambda op, name: self.copy(op, name, r),
+                lambda op, name: self.copy(op, name, r, placed),
             )
-            random.check([list(places.values())], [r])
+            random.check([list(made.values())], [r])
             outputs = [
-                own[id(t)] if id(t) in own else places[t.op].outputs[t.value_index]
+                own[id(t)] if id(t) in own else made[t.op].outputs[t.value_index]
                 for t in results
             ]
-        must_run = [places[op] for op in body.control_outputs]
+        must_run = [made[op] for op in body.control_outputs]
         return _tf.finish_function(inside, outputs, must_run)
 
-    def _placed(self, op: tf.Operation) -> str:
+    def _placed(self, op: tf.Operation, placed: Callable[[tf.Tensor], str]) -> str:
+        if not kind_of(op).calls:
+            for _, tensor in resource_inputs(op):
+                if placed(tensor):
+                    return placed(tensor)
         kind = tf.DeviceSpec.from_string(op.device).device_type
         return "" if kind in (None, self._kind) else op.device

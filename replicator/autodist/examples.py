@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What depends on the examples of a replica, in the graph that a function builds.
 
-The kinds of losses and results follow from that graph as those of a session's do; it is
+What losses and results are follows from that graph as it does in a session's; it is
 looked at where a gradient is taken, when what is differentiated is there already.
 """
 
@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import _tf, context, errors
-from replicator.autodist import flows, losses
-from replicator.autodist.kinds import Kind
+from replicator.autodist import flows, joining, losses, refusals
+from replicator.autodist import kinds as rules
+from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
 from replicator.autodist.values import Values
 from replicator.graph.ir import placeholder, shapes
 from replicator.primitives import all_reduce
@@ -36,23 +38,29 @@ class Examples:
         declared: str | None = None,
     ) -> None:
         self._replica, self._given, self._declared = replica, given, declared
-        self._weights: dict[tuple[int, ...], tuple[Any, tf.Tensor]] = {}
+        self._weights: dict[tuple[int, ...], tuple[Any, Value, tf.Tensor, bool]] = {}
+        # From where tapes began, what is in its place, and what that is.
+        self._begun: list[tuple[tf.Tensor, tf.Tensor, Value | None]] = []
+        self._warned: set[tf.Operation] = set()
 
     @property
     def are_split(self) -> bool:
         """Whether there are any."""
         return bool(self._given)
 
-    def weight(self) -> tf.Tensor:
-        """Returns what the gradient that is being taken weighs in the sum over all.
+    def weighed(self, gradient: Any, back: bool = False) -> Any:
+        """Returns a gradient as it counts in the sum of all replicas'.
+
+        Args:
+            gradient: The gradient that is being taken, dense or sparse.
+            back: Whether it leads through the gradient of a variable.
 
         Raises:
-            UnsupportedError: That does not follow from what is differentiated.
+            UnsupportedError: The graph does not tell what it weighs.
         """
         replica = self._replica
-        equal = tf.constant(1 / replica.num_replicas)
-        if not self._given or replica.num_replicas == 1:
-            return equal  # each does all of it
+        if replica.num_replicas == 1:
+            return gradient
         found = _tf.differentiated()
         if found is None:
             raise losses.not_found("", errors.user_line())
@@ -60,54 +68,186 @@ class Examples:
         graph = tf.compat.v1.get_default_graph()
         key = (id(graph), *map(id, (*targets, *given)))
         if key not in self._weights:
-            tensors = [one for one in (*targets, *given) if one is not None]
-            kinds = self.kinds(tensors)
-            loss = losses.find(kinds, targets, given, self._declared)
-            made = equal if loss.kind is Kind.SAME else self._weight(loss)
-            self._weights[key] = (found, made)  # ids are taken while these live
-        return self._weights[key][1]
+            # Ids are taken while what they are of lives.
+            self._weights[key] = found, *self._begin(graph, targets, given)
+        _, loss, weight, begins = self._weights[key]
+        self.go_on(graph)
+        if begins:
+            gradient = self._begins_with(gradient)
+            return gradient if back else _kept(gradient, loss, weight)
+        if back:
+            raise _given_gradients()
+        return _map(gradient, lambda g: tf.math.multiply_no_nan(g, _as(weight, g)))
 
-    def _weight(self, loss: losses.Loss) -> tf.Tensor:
-        share = self._replica.weight
+    def _begin(
+        self,
+        graph: Any,
+        targets: Sequence[tf.Tensor | None],
+        given: Sequence[tf.Tensor | None],
+    ) -> tuple[Value, tf.Tensor, bool]:
+        """Finds out what is differentiated, and has that start from what it weighs.
+
+        Returns:
+            What it is, what it weighs, and whether it could be made to start so.
+        """
+        begun = [one for one in given if one is not None and _is_start(one.op)]
+        if len(begun) == len(given):  # tf.gradients, which notes what it was given
+            given = [one.op.inputs[0] if _is_given(one.op) else None for one in begun]
+        elif any(one is not None for one in given):
+            begun = []
+        else:
+            made = _tf.begun_by_tape(graph, len(targets))
+            begun = [op.outputs[0] for op in made]
+        tensors = [one for one in (*targets, *given) if one is not None]
+        loss = SAME
+        if self._given:
+            loss = losses.find(self.kinds(tensors), targets, given, self._declared)
+            self._warn(loss)
+        weight = self._weight(loss, tensors)
+        known = {id(one) for one, _, _ in self._begun}
+        if not begun or any(id(one) in known for one in begun):
+            return loss, weight, False
+        values = [self.kinds([one]).of(one) if self._given else SAME for one in begun]
+        with _tf.stop_recording():
+            for one, own in zip(begun, values, strict=True):
+                value = rules.of_start(loss, own) if self._given else None
+                self._begun.append((one, one * _as(weight, one), value))
+        return loss, weight, True
+
+    def go_on(self, graph: Any) -> None:
+        """Puts weights in the places of ones, wherever a graph uses these by now."""
+        for one, scaled, _ in self._begun:
+            if one.graph is not graph:
+                continue
+            for consumer in list(one.consumers()):
+                for k, tensor in enumerate(consumer.inputs):
+                    if tensor is one and consumer is not scaled.op:
+                        _tf.set_input(consumer, k, scaled)
+
+    def _begins_with(self, gradient: Any) -> Any:
+        """Returns a gradient, be it what a tape started from."""
+        scaled = {id(one): new for one, new, _ in self._begun}
+        return _map(gradient, lambda g: scaled.get(id(g), g))
+
+    def _warn(self, loss: Value) -> None:
+        """Warns of rows that are made of more than their own example."""
+        op = loss.mixed
+        if op is not None and op not in self._warned:
+            self._warned.add(op)
+            if not self._replica.replica_id:
+                logging.warning("%s", losses.mixes(op))
+
+    def _weight(self, loss: Value, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        replica = self._replica
+        if not self._given:
+            return tf.constant(1 / replica.num_replicas)  # each does all of it
+        weight = joining.share_of(loss.power, replica.weight)
         if loss.over is None:
-            has_any = tf.cast(share > 0, tf.float32)
-            return has_any if loss.kind is Kind.SUM else share
-        own = tf.where(share > 0, tf.cast(loss.over, tf.float32), 0.0)
-        (total,) = all_reduce.combine([own], "sum", None)
-        return tf.math.divide_no_nan(own, total)
+            return weight
+        if loss.counted:
+            over = weight * tf.cast(tf.size(loss.over), tf.float32)
+            (total,) = all_reduce.combine([over], "sum", None)
+            return joining.part_of(over, total, weight)
+        over = tf.cast(loss.over, tf.float32)
+        total = self.whole(self.kinds(tensors), loss.over)
+        if total is None:
+            raise losses.no_whole(loss.over)
+        return joining.part_of(weight * over, tf.cast(total, tf.float32), weight)
+
+    def whole(self, known: Values, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns a value without rows of all examples; None if it cannot be computed.
+
+        Args:
+            known: Finds what values are.
+            tensor: The value.
+        """
+        value = known.of(tensor)
+        if joining.joins(value, rows=False):
+            return self._joined(tensor, value)
+        cut = joining.cut(known, tensor, rows=False)
+        if cut is None:
+            return None
+        with _tf.stop_recording():
+            return joining.again(cut, tensor, self._joined, tensor.op.device)
+
+    def _joined(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
+        """Returns a value of all examples, which replicas tell one another."""
+        if rules.is_same(value):
+            return tensor
+        if value.kind in (Kind.MAX, Kind.MIN):
+            how = "max" if value.kind is Kind.MAX else "min"
+            return all_reduce.combine([tensor], how, None)[0]
+        inexact = tensor.dtype.is_floating or tensor.dtype.is_complex
+        own = tensor if inexact else tf.cast(tensor, tf.float64)
+        weight = joining.share_of(value.power, self._replica.weight)
+        own = tf.where(weight > 0, own * _as(weight, own), tf.zeros_like(own))
+        (made,) = all_reduce.combine([own], "sum", None)
+        return made if inexact else tf.cast(tf.round(made), tensor.dtype)
+
+    def agreed(self, variable: Any, value: tf.Tensor) -> tf.Tensor | None:
+        """Returns what is written to a variable, of all examples.
+
+        Args:
+            variable: The variable.
+            value: What this replica writes.
+
+        Returns:
+            None if it is a mean of what the replicas write, or the same on all.
+
+        Raises:
+            UnsupportedError: It does not follow from what the replicas write.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        if not self._given or not tf.is_symbolic_tensor(value):
+            return None
+        if value.graph is not graph:
+            return None
+        known = self.kinds([value])
+        found = known.of(value)
+        self._warn(found)
+        level = found.kind in (Kind.SAME, Kind.MEAN) and not found.power
+        if found.mixed is not None or found.kind is Kind.DRAWN or level:
+            return None
+        whole = self.whole(known, value)
+        if whole is None:
+            raise refusals.no_whole(variable.name, errors.user_line(), found.said)
+        return whole
 
     def kinds(self, tensors: Sequence[tf.Tensor]) -> Values:
         """Returns what finds the kinds of tensors of one graph, and of all before."""
         graph = tensors[0].graph
+        starts = [(t, v) for t, _, v in self._begun if v is not None]
+        begun = {id(t): v for t, v in starts if t.graph is graph}
         if graph is self._replica.build.graph:
             own = {tensor.op: "value" for tensor in self._given}
-            return Values(self._flow(tensors, own, {}))
-        return Values(self._flow(tensors, *self._inputs(graph)))
+            given = {id(tensor): Value(Kind.ROWS) for tensor in self._given}
+        else:
+            own, given = self._inputs(graph)
+        own |= {t.op: "shape" for t, _ in starts if id(t) in begun}
+        return Values(self._flow(tensors, own, {**given, **begun}))
 
-    def _inputs(self, graph: Any) -> tuple[dict[tf.Operation, str], dict[int, Kind]]:
-        """Returns which inputs of a function's graph differ, and the kinds of all.
+    def _inputs(self, graph: Any) -> tuple[dict[tf.Operation, str], dict[int, Value]]:
+        """Returns which inputs of a function's graph differ, and what is known of all.
 
         A function is called when its graph is there; of what it is given as arguments,
         the shapes have to tell.
         """
-        given: dict[int, Kind] = {}
+        given: dict[int, Value] = {}
         captured = {id(inner): outer for outer, inner in graph.captures}
         for tensor in graph.inputs:
             outer = captured.get(id(tensor))
             if outer is not None:
                 known = tf.is_symbolic_tensor(outer) and outer.graph is not graph
-                given[id(tensor)] = (
-                    self.kinds([outer]).of(outer) if known else Kind.SAME
-                )
+                given[id(tensor)] = self.kinds([outer]).of(outer) if known else SAME
             elif tensor.shape.rank and shapes.sizes(tensor)[0] is None:
-                given[id(tensor)] = Kind.ROWS
+                given[id(tensor)] = Value(Kind.ROWS)
             else:
                 same = tensor.dtype in (tf.resource, tf.variant, tf.bool)
-                given[id(tensor)] = Kind.SAME if same else Kind.UNKNOWN
+                given[id(tensor)] = SAME if same else UNKNOWN
         own = {
-            tensor.op: "shape" if given[id(tensor)] is Kind.COUNT else "value"
+            tensor.op: "value" if given[id(tensor)].by_value else "shape"
             for tensor in graph.inputs
-            if given[id(tensor)] is not Kind.SAME
+            if not rules.is_same(given[id(tensor)])
         }
         return own, given
 
@@ -115,7 +255,7 @@ class Examples:
         self,
         tensors: Sequence[tf.Tensor],
         own: dict[tf.Operation, str],
-        given: dict[int, Kind],
+        given: dict[int, Value],
     ) -> flows.Flow:
         """Returns what differs of that on which tensors depend."""
         ops = flows.upstream(tensors, lambda op: op in own or _is_same(op))
@@ -125,6 +265,50 @@ class Examples:
             _is_same,
             given=given,
         )
+
+
+def _is_start(op: tf.Operation) -> bool:
+    """Whether tf.gradients starts from an op."""
+    return op.name.rpartition("/")[2].startswith("grad_ys_")
+
+
+def _is_given(op: tf.Operation) -> bool:
+    return op.type == "Identity"
+
+
+def _given_gradients() -> errors.ReplicatorError:
+    return errors.UnsupportedError(
+        errors.compose(
+            "the gradient of a variable is differentiated by a tape that is given "
+            "output_gradients, which replicas cannot weigh.",
+            [f"at {errors.user_line()}"],
+            "multiply what is differentiated by them, and take its gradient.",
+        )
+    )
+
+
+def _kept(gradient: Any, loss: Value, weight: tf.Tensor) -> Any:
+    """Returns a gradient, without what is no number where it counts for nothing."""
+
+    def kept(one: tf.Tensor) -> tf.Tensor:
+        if loss.over is None:
+            has_any = tf.cast(weight > 0, one.dtype)
+            return tf.math.multiply_no_nan(one, has_any)
+        spoilt = tf.equal(weight, 0) & ~tf.math.is_finite(one)
+        return tf.where(spoilt, tf.zeros_like(one), one)
+
+    return _map(gradient, kept)
+
+
+def _map(gradient: Any, change: Any) -> Any:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return change(gradient)
+    values = change(gradient.values)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+
+def _as(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    return tf.cast(weight, value.dtype)
 
 
 def _tensor(what: Any) -> tf.Tensor | None:

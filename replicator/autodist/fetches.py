@@ -3,13 +3,14 @@
 
 What is the same on all replicas is fetched from one; a tensor with a row per example
 is put together again; a value over the examples is what it would be on one device, see
-kinds.py. An op, and whatever needs one that writes, runs on all replicas.
+kinds.py; and what does not follow from those of the parts is computed once more, of
+what does. An op, and whatever needs one that writes, runs on all replicas.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.autodist.kinds import UNSAID, Kind
+from replicator.autodist import joining, kinds, losses
+from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
 from replicator.autodist.program import Program
 from replicator.autodist.shares import Plan, Source
 from replicator.autodist.stamping import Places
@@ -34,17 +36,21 @@ class Fetch:
     Attributes:
         what: That of the program.
         everywhere: Whether all replicas have to run it.
-        kind: What the values of the replicas are.
+        value: What the values of the replicas are.
         source: What deals the elements that it depends on, if anything does.
+        whole: What it is for all examples, if that is computed in the graph.
     """
 
     what: Any
     everywhere: bool
-    kind: Kind
+    value: Value
     source: Source = None
+    whole: tf.Tensor | None = None
 
     def on(self, places: Sequence[Places]) -> list[Any]:
         """Returns what it is on each replica that has to run it."""
+        if self.whole is not None:
+            return [self.whole]
         own = places if self.everywhere else places[:1]
         if isinstance(self.what, tf.Operation):
             return [place[self.what] for place in own]
@@ -87,10 +93,17 @@ class Fetches:
     Args:
         program: The single-device graph.
         plan: What is known of its values.
+        whole: Returns a tensor of all examples that is computed in the graph of all
+            replicas, or None.
     """
 
-    def __init__(self, program: Program, plan: Plan) -> None:
-        self._program, self._plan = program, plan
+    def __init__(
+        self,
+        program: Program,
+        plan: Plan,
+        whole: Callable[[tf.Tensor], tf.Tensor | None],
+    ) -> None:
+        self._program, self._plan, self._whole = program, plan, whole
         self._known: dict[tuple[int, frozenset[str]], Fetch] = {}
         self._acting: dict[tf.Operation, bool] = {}
 
@@ -123,15 +136,27 @@ class Fetches:
 
     def _look(self, what: Any, fed: frozenset[str], checked: bool) -> Fetch:
         if isinstance(what, tf.Operation):
-            return Fetch(what, what not in self._program.shared, Kind.SAME)
+            return Fetch(what, what not in self._program.shared, SAME)
         if what.op not in self._program.differing(fed):
-            return Fetch(what, self._acts(what.op), Kind.SAME)
-        kind = self._plan.kinds.of(what)
-        if kind is Kind.SAME and what.op not in self._program.differing():
-            kind = Kind.ROWS if what.shape.rank else Kind.UNKNOWN
-        if checked:
-            self._check(what, kind)
-        return Fetch(what, True, kind, self._plan.source(what.op))
+            return Fetch(what, self._acts(what.op), SAME)
+        value, source = self._plan.kinds.of(what), self._plan.source(what.op)
+        if kinds.is_same(value) and what.op not in self._program.differing():
+            value = Value(Kind.ROWS) if what.shape.rank else UNKNOWN
+        if joining.joins(value) or not checked:
+            return Fetch(what, True, value, source)
+        whole = self._computed(what, value)
+        if whole is not None:
+            return Fetch(what, True, value, source, whole)
+        self._check(what, value)
+        return Fetch(what, True, value, source)
+
+    def _computed(self, what: tf.Tensor, value: Value) -> tf.Tensor | None:
+        """Returns a tensor of all examples, computed once more; None if it is not."""
+        if value.mixed is not None:
+            cut = joining.cut(self._plan.kinds, what)
+            if cut is None or not joining.is_light(cut):
+                return None
+        return self._whole(what)
 
     def _acts(self, op: tf.Operation) -> bool:
         """Whether an op needs one of a replica's that writes."""
@@ -147,20 +172,20 @@ class Fetches:
             self._acting[op] = found
         return self._acting[op]
 
-    def _check(self, tensor: tf.Tensor, kind: Kind) -> None:
-        """Raises unless there is a value for all examples."""
+    def _check(self, tensor: tf.Tensor, value: Value) -> None:
+        """Raises unless there is a value for all examples; warns if it is another."""
         inexact = tensor.dtype.is_floating or tensor.dtype.is_complex
-        if kind is Kind.MIXED or (
-            kind in UNSAID
-            and not (inexact and tensor.shape.rank in (0, None))
-            and tensor.op.type not in _SUMMARIES
-            and tensor.dtype != tf.string
-        ):
+        number = inexact and tensor.shape.rank in (0, None)
+        if value.mixed is not None and joining.joins(value.replaced(mixed=None)):
+            logging.warning("%s", losses.mixes(value.mixed))
+        elif value.kind is Kind.DRAWN or tensor.op.type in _SUMMARIES:
+            return
+        elif not number or value.kind is Kind.MIXED:
             raise errors.ArgumentError(
                 errors.compose(
                     f"{tensor.name}, {tensor.dtype.name}{tensor.shape}, differs "
                     "between replicas, and nothing says what it is for all examples: "
-                    f"it is {_said(kind)}.",
+                    f"it is {_said(value)}.",
                     [
                         f"made at {errors.line_of(tensor.op)}",
                         f"fetched at {errors.user_line()}",
@@ -169,21 +194,18 @@ class Fetches:
                     "them, and compute the rest of that.",
                 )
             )
-        if kind in UNSAID and not tensor.shape.rank:
-            if tensor.dtype != tf.string:
-                logging.log_first_n(
-                    logging.WARNING,
-                    "%s (%s) is no mean over the examples, nor a sum: what is fetched "
-                    "is the mean of the replicas' own, weighed by their examples.",
-                    1,
-                    *(tensor.name, errors.line_of(tensor.op)),
-                )
+        else:
+            logging.warning(
+                "%s (%s) is no mean over the examples, nor a sum: what is fetched "
+                "is the mean of the replicas' own, weighed by their examples.",
+                *(tensor.name, errors.line_of(tensor.op)),
+            )
 
 
-def _said(kind: Kind) -> str:
-    return {Kind.UNKNOWN: "no row for each example, no mean and no sum over them"}.get(
-        kind, kind.value
-    )
+def _said(value: Value) -> str:
+    if value.kind is Kind.UNKNOWN:
+        return "no row for each example, no mean and no sum over them"
+    return value.said
 
 
 def _element(graph: tf.Graph, leaf: Any) -> Any:
@@ -210,7 +232,7 @@ def _sparse(
     """Puts the rows of sparse tensors together."""
     made = tf.compat.v1.SparseTensorValue
     own = [made(*one) for one in zip(*values, strict=False)]
-    if all(part.kind is Kind.SAME for part in parts):
+    if all(kinds.is_same(part.value) for part in parts):
         return own[0]
     if counts is not None:
         own = [one for one, n in zip(own, counts, strict=True) if n]
@@ -242,43 +264,52 @@ def join(
     Raises:
         ArgumentError: The rows are not as many as the examples.
     """
-    if isinstance(fetch.what, tf.Operation) or fetch.kind is Kind.SAME:
+    value = fetch.value
+    if fetch.whole is not None or isinstance(fetch.what, tf.Operation):
+        return values[0]
+    if kinds.is_same(value) or value.kind is Kind.DRAWN:
         return values[0]
     if fetch.what.op.type in _SUMMARIES or fetch.what.dtype == tf.string:
         if not fetch.what.shape.rank and np.ndim(values[0]) == 0:
             return _summary(fetch.what, values, counts)
-    arrays = [np.asarray(value) for value in values]
-    kind = fetch.kind
-    if arrays[0].ndim and kind in (Kind.ROWS, *UNSAID):
-        return _rows(fetch.what, arrays, counts)
-    if kind in _JOINED:
+    arrays = [np.asarray(one) for one in values]
+    if value.kind is Kind.ROWS or (arrays[0].ndim and value.kind is Kind.UNKNOWN):
+        return _rows(fetch, arrays, counts)
+    if value.kind in (Kind.MAX, Kind.MIN):
+        choose = np.maximum if value.kind is Kind.MAX else np.minimum
         has = [n for n in range(len(arrays)) if counts is None or counts[n]]
         dtype = arrays[0].dtype
-        return _scalar(np.asarray(_JOINED[kind]([arrays[n] for n in has])), dtype)
-    return _mean(arrays, counts)
-
-
-_JOINED: Mapping[Kind, Callable[[list[np.ndarray]], Any]] = {
-    Kind.SUM: lambda arrays: sum(arrays[1:], arrays[0]),
-    Kind.COUNT: lambda arrays: sum(arrays[1:], arrays[0]),
-    Kind.MAX: lambda arrays: np.maximum.reduce(arrays),
-    Kind.MIN: lambda arrays: np.minimum.reduce(arrays),
-}
+        return _scalar(np.asarray(choose.reduce([arrays[n] for n in has])), dtype)
+    power = value.power if value.kind in (Kind.SAME, Kind.MEAN) else 0
+    return _mean(arrays, counts, power)
 
 
 def _scalar(array: np.ndarray, dtype: Any) -> Any:
+    if np.dtype(dtype).kind in "iu" and array.dtype.kind == "f":
+        array = np.round(array)
     array = array.astype(dtype, copy=False)
     return array if array.ndim else array[()]
 
 
-def _mean(arrays: Sequence[np.ndarray], counts: Sequence[float] | None) -> Any:
-    """Returns the mean, weighed by examples; those that have none are left out."""
+def _mean(
+    arrays: Sequence[np.ndarray], counts: Sequence[float] | None, power: float = 0
+) -> Any:
+    """Returns a mean, weighed by examples; those that have none are left out.
+
+    Args:
+        arrays: Those of the replicas.
+        counts: How many examples each has; None: as many as another.
+        power: By which power of the number of examples it was multiplied.
+    """
     weights = [1.0] * len(arrays) if counts is None else list(counts)
     total = sum(weights)
     dtype = arrays[0].dtype
+    if power == 1:  # a sum, and exact
+        own = [array for array, weight in zip(arrays, weights, strict=True) if weight]
+        return _scalar(np.asarray(sum(own[1:], own[0])), dtype)
     wide = np.result_type(dtype, np.float64)
     own = [
-        array.astype(wide) * (weight / total)
+        array.astype(wide) * (weight / total) ** (1 - power)
         for array, weight in zip(arrays, weights, strict=True)
         if weight
     ]
@@ -286,16 +317,17 @@ def _mean(arrays: Sequence[np.ndarray], counts: Sequence[float] | None) -> Any:
 
 
 def _rows(
-    tensor: tf.Tensor, arrays: Sequence[np.ndarray], counts: Sequence[float] | None
+    fetch: Fetch, arrays: Sequence[np.ndarray], counts: Sequence[float] | None
 ) -> np.ndarray:
     """Puts rows of examples together; a lent example's are left out."""
+    value, tensor = fetch.value, fetch.what
     if counts is None:
-        return np.concatenate(arrays)
+        return np.concatenate(arrays, value.axis)
     for array, count in zip(arrays, counts, strict=True):
-        if count and len(array) % count:
+        if count and array.shape[value.axis] % count and value.some is None:
             raise errors.ArgumentError(
                 errors.compose(
-                    f"{tensor.name} has {len(array)} rows on a replica of "
+                    f"{tensor.name} has {array.shape[value.axis]} rows on a replica of "
                     f"{int(count)} examples, and not some for each: it cannot be put "
                     "together.",
                     [
@@ -305,9 +337,15 @@ def _rows(
                     "fetch what has a row for each example.",
                 )
             )
-    return np.concatenate(
-        [array for array, n in zip(arrays, counts, strict=True) if n] or arrays[:1]
-    )
+    total = sum(counts)
+    own = [
+        _scalar(array * (n / total) ** -value.power, array.dtype)
+        if value.power
+        else array
+        for array, n in zip(arrays, counts, strict=True)
+        if n
+    ]
+    return np.concatenate(own or arrays[:1], value.axis)
 
 
 def _summary(

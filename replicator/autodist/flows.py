@@ -23,25 +23,25 @@ class Flow:
     Attributes:
         differing: The ops whose results differ.
         by_value: Those of them that do not depend on the number of examples alone.
-        batches: The sizes of the first axis by which tensors have a row per example,
-            beside the unknown one.
-        given: The kinds of inputs of the graph, by the tensors' ids.
+        given: What is known of some tensors, by their ids: of the inputs of a function.
     """
 
     differing: Set[tf.Operation]
     by_value: Set[tf.Operation]
-    batches: frozenset[int | None] = frozenset()
     given: Mapping[int, Any] = dataclasses.field(default_factory=dict)
 
 
 def upstream(
-    tensors: Iterable[tf.Tensor], stop: Callable[[tf.Operation], bool]
+    tensors: Iterable[tf.Tensor],
+    stop: Callable[[tf.Operation], bool],
+    inputs: Callable[[tf.Operation], Iterable[tf.Tensor]] | None = None,
 ) -> list[tf.Operation]:
     """Returns the ops on which tensors depend, each behind those that it depends on.
 
     Args:
         tensors: In one graph.
         stop: Says behind which ops not to look.
+        inputs: Returns the inputs behind which to look; None: all of them.
     """
     seen: set[tf.Operation] = set()
     ordered: list[tf.Operation] = []
@@ -54,7 +54,8 @@ def upstream(
             seen.add(op)
             stack.append((op, True))
             if not stop(op):
-                stack += [(t.op, False) for t in op.inputs if t.op not in seen]
+                own = op.inputs if inputs is None else inputs(op)
+                stack += [(t.op, False) for t in own if t.op not in seen]
     return ordered
 
 

@@ -40,7 +40,7 @@ def read_first(program: Program, places: Sequence[Places]) -> None:
             if variable is not None:
                 reads.setdefault(variable.op.name, []).append(op)
     for op in program.copied:
-        if not _UPDATES.fullmatch(op.type) and not _changes(program, op):
+        if not updates(program, op):
             continue
         before: list[tf.Operation] = []
         for _, tensor in resource_inputs(op):
@@ -78,6 +78,11 @@ def keep_owners_writes(
                 if own[op] is not keep:
                     _tf.move_control_outputs(own[op], keep)
                     own[op] = keep
+
+
+def updates(program: Program, op: tf.Operation) -> bool:
+    """Whether an op writes what depends on the value that was there before."""
+    return bool(_UPDATES.fullmatch(op.type)) or _changes(program, op)
 
 
 def _changes(program: Program, op: tf.Operation) -> bool:

@@ -2,16 +2,19 @@
 """What becomes of a value when the examples are split over replicas.
 
 A mean over the examples of all replicas is the mean of the replicas' own, weighed by
-their examples; a sum is the sum; a maximum the maximum. Which of these a value without
-a batch axis is, follows from the ops that compute it. Pure functions of a graph.
+their examples; a sum is the sum; a maximum the maximum. Which of these a value is,
+follows from the ops that compute it. Many are also divided by the number of examples,
+or multiplied by it: that is counted as a power. A sum is n times a mean, the number of
+examples itself is n times what is the same everywhere.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Hashable
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 
@@ -21,108 +24,185 @@ class Kind(enum.Enum):
     SAME = "the same on all replicas"
     ROWS = "one row or more for each example"
     MEAN = "a mean over the examples"
-    SUM = "a sum over the examples"
-    COUNT = "a number of examples, or of what each has as many of"
     MAX = "a maximum"
     MIN = "a minimum"
-    SHARE = "a number that is divided by that of the examples"
-    DRAWN = "random numbers"
     RATIO = "a ratio of two sums over the examples"
+    PLACES = "places of examples in a replica's part of the batch"
+    SIZES = "sizes, some of which are numbers of examples"
     STATISTIC = "a statistic of the examples that is no mean over them"
+    DRAWN = "random numbers"
     MIXED = "a sum over the examples and something else"
-    UNKNOWN = "unknown"
+    UNKNOWN = "neither a mean over the examples nor a sum"
 
 
-ADDED = ("Add", "AddV2", "AddN", "Sub")
-SCALED = ("Mul", "RealDiv", "Div", "DivNoNan", "MulNoNan")
-LINEAR = (Kind.SAME, Kind.MEAN, Kind.SUM, Kind.COUNT)
-_SUMS = (Kind.SUM, Kind.COUNT)
-# What nothing says of how the values of the replicas become that of one device.
-UNSAID = (Kind.UNKNOWN, Kind.RATIO, Kind.SHARE, Kind.STATISTIC, Kind.DRAWN)
-ONLY_DRAWN = {Kind.SAME, Kind.DRAWN}
-STATISTICS = {*ONLY_DRAWN, Kind.MEAN, Kind.MAX, Kind.MIN, Kind.STATISTIC}
+Power = float  # by which power of the number of examples something is multiplied
 
 
-def joined(kinds: set[Kind]) -> Kind:
-    """Returns the kind of what is one of several, as chosen alike on all replicas."""
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """What is known of a value.
+
+    Attributes:
+        kind: How that of the whole batch follows from those of its parts.
+        power: By which power of the number of examples it was multiplied.
+        axis: Of rows: along which axis the examples are.
+        order: Of rows: how they are ordered, () if one example comes after the other.
+        some: Of rows: what tells those that were left out from others, or None.
+        by_value: Whether it depends on more than the number of examples.
+        over: Of a ratio: what it is divided by; the power is that of what is divided.
+        counted: Of a ratio: whether it is divided by how many numbers that has.
+        whole: Of a ratio: whether the replicas' parts in it add up to one.
+        mixed: The first op that made rows of more than their own example, if any did.
+    """
+
+    kind: Kind
+    power: Power = 0
+    axis: int = 0
+    order: Hashable = ()
+    some: Hashable = None
+    by_value: bool = True
+    over: tf.Tensor | None = None
+    counted: bool = False
+    whole: bool = False
+    mixed: tf.Operation | None = None
+
+    @property
+    def said(self) -> str:
+        """What it is, in words."""
+        special: dict[tuple[Kind, float], str] = {
+            (Kind.MEAN, 1): "a sum over the examples",
+            (Kind.SAME, 1): "a number of examples",
+        }
+        return special.get((self.kind, self.power), self.kind.value)
+
+    def replaced(self, **changes: Any) -> Value:
+        """Returns the same but for some attributes."""
+        return dataclasses.replace(self, **changes)
+
+
+SAME = Value(Kind.SAME, by_value=False)
+COUNT = Value(Kind.SAME, 1, by_value=False)
+UNKNOWN = Value(Kind.UNKNOWN)
+STATISTIC = Value(Kind.STATISTIC)
+DRAWN = Value(Kind.DRAWN)
+MIXED = Value(Kind.MIXED)
+PLACES = Value(Kind.PLACES)
+SIZES = Value(Kind.SIZES, by_value=False)
+# What is about as large however many examples there are.
+_LEVEL = {Kind.SAME, Kind.MEAN, Kind.MAX, Kind.MIN, Kind.RATIO, Kind.STATISTIC}
+
+
+def is_level(value: Value) -> bool:
+    """Whether a value does not grow with the number of examples."""
+    if value.kind is Kind.RATIO:
+        return value.whole
+    return value.kind in _LEVEL and value.power == 0
+
+
+def is_same(value: Value) -> bool:
+    """Whether a value is the same on all replicas, however many examples each has."""
+    return value.kind is Kind.SAME and value.power == 0
+
+
+def scaled(value: Value, power: Power) -> Value:
+    """Returns a value, multiplied by a power of the number of examples."""
+    if power and value.kind not in (Kind.SAME, Kind.MEAN, Kind.ROWS, Kind.RATIO):
+        return value if value.kind is Kind.UNKNOWN else UNKNOWN
+    return value.replaced(power=value.power + power) if power else value
+
+
+def joined(one: Value, two: Value) -> Value:
+    """Returns what either of two is, as chosen alike on all replicas."""
+    mixed = one.mixed or two.mixed
+    one, two = one.replaced(mixed=mixed), two.replaced(mixed=mixed)
+    if one == two:
+        return one
+    if {one.kind, two.kind} <= {Kind.SAME, Kind.MEAN} and one.power == two.power:
+        return Value(Kind.MEAN, one.power, mixed=mixed)
+    if one.replaced(by_value=True) == two.replaced(by_value=True):
+        return one.replaced(by_value=True)
+    return UNKNOWN.replaced(mixed=mixed)
+
+
+# --- Of values without rows -----------------------------------------------------------
+
+
+def added(values: list[Value]) -> Value:
+    """Returns what a sum or difference of values without rows is; zeros left out."""
+    if not values:
+        return SAME
+    kinds, powers = {v.kind for v in values}, {v.power for v in values}
+    if Kind.DRAWN in kinds and kinds <= {Kind.DRAWN, Kind.SAME, Kind.MEAN}:
+        return DRAWN if Kind.MEAN not in kinds else _of_drawn(values)
     if kinds <= {Kind.SAME, Kind.MEAN}:
-        return Kind.MEAN
-    return Kind.UNKNOWN
+        if len(powers) > 1:
+            return MIXED if Kind.MEAN in kinds else UNKNOWN
+        kind = Kind.MEAN if Kind.MEAN in kinds else Kind.SAME
+        return Value(kind, powers.pop(), by_value=kind is Kind.MEAN)
+    if Kind.MIXED in kinds and kinds <= {Kind.SAME, Kind.MEAN, Kind.MIXED}:
+        return MIXED
+    others = [v for v in values if not is_same(v)]
+    if {v.over is not None for v in values} == {True}:
+        if len({(id(v.over), v.power, v.whole) for v in values}) == 1:
+            return values[0]
+    if len(others) == 1 and others[0].kind in (Kind.MAX, Kind.MIN, Kind.RATIO):
+        return others[0] if is_level(others[0]) else MIXED
+    return computed(values)
 
 
-def handed_on(op: tf.Operation, kind: Kind) -> Kind:
-    """Returns the kind of what an op passes on, or negates."""
-    if kind is Kind.ROWS:
-        return Kind.UNKNOWN
-    if op.type == "Neg":
-        return _negated(kind)
-    if op.type == "Cast" and kind not in (Kind.SAME, *_SUMS):
-        rounded = op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating
-        return Kind.UNKNOWN if rounded else kind
-    return kind
+def _of_drawn(values: list[Value]) -> Value:
+    return added([v for v in values if v.kind is not Kind.DRAWN])
 
 
-def added(op: tf.Operation, kinds: Sequence[Kind]) -> Kind:
-    """Returns the kind of a sum or difference."""
-    found = {
-        kind
-        for kind, tensor in zip(kinds, op.inputs, strict=True)
-        if kind is not Kind.SAME or not _is_zero(tensor)
-    }
-    if Kind.DRAWN in found and found & {Kind.MEAN, *_SUMS}:
-        found = found - {Kind.DRAWN} | {Kind.MEAN}
-    if not found <= set(LINEAR):
-        return _beside_the_same(op, kinds, found)
-    sums = found & set(_SUMS)
-    if not sums:
-        return Kind.MEAN
-    if found - sums:
-        return Kind.MIXED
-    return Kind.COUNT if found == {Kind.COUNT} else Kind.SUM
+def multiplied(one: Value, two: Value) -> Value:
+    """Returns what a product of values without rows is."""
+    if one.kind is Kind.SAME:
+        one, two = two, one
+    if two.kind is Kind.SAME:
+        if one.kind in (Kind.SAME, Kind.MEAN, Kind.RATIO):
+            whole = one.whole and not two.power
+            return scaled(one, two.power).replaced(whole=whole)
+    return computed([one, two])
 
 
-def _beside_the_same(op: tf.Operation, kinds: Sequence[Kind], found: set[Kind]) -> Kind:
-    """Returns the kind of an extremum or ratio to which what is the same is added."""
-    if Kind.MIXED in found:
-        return Kind.MIXED
-    (*others,) = found - {Kind.SAME}
-    if len(others) > 1 or others[0] not in (Kind.MAX, Kind.MIN, Kind.RATIO):
-        return Kind.UNKNOWN
-    if list(kinds).count(others[0]) > 1:
-        return Kind.UNKNOWN
-    negated = op.type == "Sub" and kinds[1] is others[0]
-    return _negated(others[0]) if negated else others[0]
+def divided(one: Value, two: Value, by: tf.Tensor) -> Value:
+    """Returns what a quotient of values without rows is, the second being `by`."""
+    if two.kind is Kind.SAME:
+        return multiplied(one, two.replaced(power=-two.power))
+    if one.kind is Kind.MEAN and two.kind not in (Kind.ROWS, Kind.PLACES):
+        whole = two.kind is Kind.MEAN and two.power == one.power
+        return Value(Kind.RATIO, one.power, over=by, whole=whole)
+    return computed([one, two])
 
 
-def _negated(kind: Kind) -> Kind:
-    return {Kind.MAX: Kind.MIN, Kind.MIN: Kind.MAX}.get(kind, kind)
+def negated(value: Value) -> Value:
+    """Returns what the negative of a value without rows is."""
+    swapped = {Kind.MAX: Kind.MIN, Kind.MIN: Kind.MAX}
+    return value.replaced(kind=swapped.get(value.kind, value.kind))
 
 
-def scaled(type_: str, kinds: Sequence[Kind]) -> Kind:
-    """Returns the kind of a product or quotient, by the op's type."""
-    one, two = kinds
-    if two is Kind.SAME:
-        return one if one in _SCALABLE else Kind.UNKNOWN
-    if type_ in ("Mul", "MulNoNan"):
-        if one is Kind.SAME:
-            return two if two in _SCALABLE else Kind.UNKNOWN
-        return _PRODUCTS.get(frozenset(kinds), Kind.UNKNOWN)
-    if one is Kind.SAME and two is Kind.COUNT:
-        return Kind.SHARE
-    if one in _SUMS and two is Kind.COUNT:
-        return Kind.MEAN
-    if one in _SUMS and two is Kind.SUM:
-        return Kind.RATIO
-    return Kind.UNKNOWN
+def computed(values: list[Value]) -> Value:
+    """Returns what anything else is that is computed of values without rows."""
+    if all(is_same(v) for v in values):
+        return SAME
+    if {v.kind for v in values} <= {Kind.DRAWN, Kind.SAME}:
+        drawn = any(v.kind is Kind.DRAWN for v in values)
+        return DRAWN if drawn and not any(v.power for v in values) else UNKNOWN
+    if all(is_level(v) or v.kind is Kind.DRAWN for v in values):
+        return STATISTIC
+    return UNKNOWN
 
 
-_SCALABLE = {*LINEAR, Kind.RATIO, Kind.SHARE}
-_PRODUCTS = {
-    frozenset((Kind.MEAN, Kind.COUNT)): Kind.SUM,
-    frozenset((Kind.SUM, Kind.SHARE)): Kind.MEAN,
-}
+def of_start(loss: Value, own: Value) -> Value | None:
+    """Returns what differentiation starts from, once it is weighed for its loss.
 
+    Args:
+        loss: What is differentiated, all of it added up.
+        own: What the start is before.
 
-def _is_zero(tensor: tf.Tensor) -> bool:
-    value = tf.get_static_value(tensor)
-    return value is not None and bool(np.all(np.equal(value, 0)))
+    Returns:
+        None if the weight changes nothing of what it is.
+    """
+    if loss.over is not None:
+        return UNKNOWN
+    return scaled(own, 1 - loss.power) if loss.power != 1 else None

@@ -1,44 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loss is when the examples are split: what gradients of it are weighed by.
+"""What a loss is when the examples are split: what its gradients start from.
 
 The sum of the replicas' gradients is to be the gradient of one device. A loss that is a
 mean over a replica's examples counts by its share of them, one that is a sum counts as
-it is, and one that is divided by another sum counts by its share of that.
+it is, and one that is divided by something else counts by its share of that.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
-from absl import logging
 
 from replicator import errors
-from replicator.autodist import flows
-from replicator.autodist.kinds import Kind, scaled
+from replicator.autodist import flows, powers
+from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value, multiplied
 from replicator.autodist.values import Values
 
-DECLARED = {"mean": Kind.MEAN, "sum": Kind.SUM}
+MEAN, SUM = Value(Kind.MEAN), Value(Kind.MEAN, 1)
+DECLARED = {"mean": MEAN, "sum": SUM}
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+_STOPS = ("StopGradient", "PreventGradient")
 _WAY_OUT = (
     "let tf.reduce_mean or tf.reduce_sum over the examples make it, be it divided by "
-    'such a sum or by tf.shape(x)[0]; or say what it is, loss="mean" or loss="sum", '
-    "to AutoDist.function or create_distributed_session."
+    "what has no variable in it; or say what it is, "
+    'loss="mean" or loss="sum", to AutoDist.function or create_distributed_session.'
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Loss:
-    """What is differentiated.
-
-    Attributes:
-        kind: MEAN, SUM, RATIO, or SAME.
-        over: What a RATIO is divided by.
-    """
-
-    kind: Kind
-    over: tf.Tensor | None = None
 
 
 def find(
@@ -46,11 +33,11 @@ def find(
     targets: Sequence[tf.Tensor],
     given: Sequence[tf.Tensor | None],
     declared: str | None,
-) -> Loss:
-    """Returns what is differentiated.
+) -> Value:
+    """Returns what is differentiated: the same for all, a mean, a sum or a ratio.
 
     Args:
-        kinds: Finds the kinds of what is in the graph.
+        kinds: Finds what is known of what is in the graph.
         targets: What is differentiated, all of it added up.
         given: The gradients that were given of them; None where they are ones.
         declared: What the user says that it is, "mean" or "sum", if anything.
@@ -58,65 +45,81 @@ def find(
     Raises:
         UnsupportedError: No weight makes the gradients those of one device.
     """
-    for target in targets:
-        _warn_of_statistics(kinds, target)
-    found = {
-        kind: target
-        for target, own in zip(targets, given, strict=True)
-        for kind in [_kind(kinds, target, own)]
-    }
-    differing = set(found) - {Kind.SAME}
+    values = [_total(kinds, t, g) for t, g in zip(targets, given, strict=True)]
+    differing = [
+        (value, target)
+        for value, target in zip(values, targets, strict=True)
+        if value.replaced(mixed=None, by_value=False) != SAME
+    ]
     if not differing:
-        return Loss(Kind.SAME)
+        return SAME
+    mixed = next((v.mixed for v, _ in differing if v.mixed is not None), None)
+    if mixed is not None and kinds.follows_gradient(mixed):
+        raise _of_gradient(mixed)
     if declared is not None:
-        return Loss(DECLARED[declared])
-    if differing <= {Kind.SUM, Kind.COUNT} and Kind.SAME not in found:
-        return Loss(Kind.SUM)
-    if differing <= {Kind.MEAN, Kind.DRAWN}:
-        return Loss(Kind.MEAN)
-    if differing == {Kind.RATIO}:
-        over = kinds.denominator(found[Kind.RATIO])
-        if over is not None and len(targets) == len(found) and not _trained(over):
-            return Loss(Kind.RATIO, over)
-    kind = next(iter(differing)) if len(found) == 1 else Kind.MIXED
-    raise _refused(kind, found[next(iter(differing))])
+        return DECLARED[declared].replaced(mixed=mixed)
+    powers = {value.power for value in values}
+    if {v.kind for v in values} <= {Kind.SAME, Kind.MEAN, Kind.DRAWN}:
+        if len(powers) == 1:
+            return Value(Kind.MEAN, powers.pop(), mixed=mixed)
+        raise _refused(Value(Kind.MIXED), differing[-1][1])
+    first, target = differing[0]
+    if first.kind is Kind.RATIO and all(v == first for v, _ in differing):
+        alone = len(differing) == len(values) or first.whole
+        free = first.counted or (first.over is not None and not _trained(first.over))
+        if alone and free:
+            return first
+    raise _refused(first if len(values) == 1 else Value(Kind.MIXED), target)
 
 
-def _kind(kinds: Values, target: tf.Tensor, given: tf.Tensor | None) -> Kind:
-    """Returns the kind of the sum of a target, weighed by what was given."""
-    kind = kinds.of(target)
-    own = Kind.SAME if given is None else kinds.of(given)
-    if kind is Kind.ROWS:
-        degree = kinds.degree(target)
-        if own is Kind.ROWS and given is not None:
-            more = kinds.degree(given)
-            degree = None if degree is None or more is None else degree + more
-        elif own is not Kind.SAME:
-            return Kind.UNKNOWN
-        return _BY_DEGREE.get(degree, Kind.UNKNOWN)
-    return kind if own is Kind.SAME else scaled("Mul", [kind, own])
-
-
-_BY_DEGREE: dict[int | None, Kind] = {0: Kind.SUM, -1: Kind.MEAN}
+def _total(kinds: Values, target: tf.Tensor, given: tf.Tensor | None) -> Value:
+    """Returns what the sum of a target is, weighed by what was given."""
+    value = kinds.of(target)
+    own = SAME if given is None else kinds.of(given)
+    if value.kind is Kind.ROWS:
+        power = 0.0
+        if own.kind is Kind.ROWS:
+            alike = ("axis", "order", "some")
+            if any(getattr(own, name) != getattr(value, name) for name in alike):
+                return UNKNOWN
+            power = own.power
+        elif own.kind is not Kind.SAME or own.power:
+            return UNKNOWN
+        return powers.reduced("Sum", value.replaced(power=value.power + power))
+    if own.kind is Kind.SAME and not own.power:
+        return value
+    return multiplied(value, own)
 
 
 def _trained(tensor: tf.Tensor) -> bool:
-    """Whether a tensor depends on variables."""
-    ops = flows.upstream([tensor], lambda op: False)
+    """Whether gradients flow through a tensor to variables."""
+    ops = flows.upstream([tensor], lambda op: op.type in _STOPS)
     return any(op.type in _READS for op in ops)
 
 
-def _refused(kind: Kind, target: tf.Tensor) -> errors.ReplicatorError:
-    if kind is Kind.MIXED:
+def _of_gradient(op: tf.Operation) -> errors.ReplicatorError:
+    return errors.UnsupportedError(
+        errors.compose(
+            f"{op.name} combines examples with a gradient by something that is no "
+            "variable, which is one of the examples of a replica: a second step from "
+            "weights that a first one made, say.",
+            [f"at {errors.line_of(op)}"],
+            "take gradients by variables, which are those of all examples; or write a "
+            "step of Replicator, and reduce the gradients of each replica there.",
+        )
+    )
+
+
+def _refused(value: Value, target: tf.Tensor) -> errors.ReplicatorError:
+    if value.kind is Kind.MIXED:
         what = (
             f"the loss {target.name} adds a sum over the examples to something "
             "that is none"
         )
     else:
-        said = "neither a mean over them nor a sum"
         what = (
             f"the loss {target.name} is of the examples, and the graph does not tell "
-            f"how: it is {said if kind is Kind.UNKNOWN else kind.value}"
+            f"how: it is {value.said}"
         )
     return errors.UnsupportedError(
         errors.compose(
@@ -142,16 +145,22 @@ def not_found(variable: str, line: str) -> errors.ReplicatorError:
     )
 
 
-def _warn_of_statistics(kinds: Values, target: tf.Tensor) -> None:
-    """Warns once of rows that are made of more than their own example."""
-    op = kinds.mixed(target)
-    if op is not None:
-        logging.log_first_n(
-            logging.WARNING,
-            "%s (%s) combines each example with what is computed of all examples that "
-            "its replica has, as batch normalization does: on one device, that would "
-            "be of the whole batch.",
-            1,
-            op.name,
-            errors.line_of(op),
+def no_whole(tensor: tf.Tensor) -> errors.ReplicatorError:
+    """Returns the error for a divisor of a loss that is not known of all examples."""
+    return errors.UnsupportedError(
+        errors.compose(
+            f"a loss is divided by {tensor.name}, which differs between replicas, and "
+            "is not known for all examples.",
+            [f"at {errors.line_of(tensor.op)}"],
+            _WAY_OUT,
         )
+    )
+
+
+def mixes(op: tf.Operation) -> str:
+    """Returns the warning of an op that makes rows of more than their own example."""
+    return (
+        f"{op.name} ({errors.line_of(op)}) combines each example with what is computed "
+        "of all examples that its replica has, as batch normalization does: on one "
+        "device, that would be of the whole batch."
+    )

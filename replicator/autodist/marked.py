@@ -19,15 +19,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator import _tf, errors
 from replicator.graph.ir import shapes
 
 READ = "_replicator_read"  # the attribute of an identity of a variable's handle
 GRADIENT = "_replicator_gradient"  # of a marker: whose gradient it passes on
 TAKEN = "_replicator_taken"  # of a marker: in which scope tf.gradients worked, or ""
 LOSS = "_replicator_loss"  # of a marker: what a tape differentiates, see `_losses`
+BEGUN = "_replicator_begun"  # of a marker: from where a tape began, or ""
+BACK = (
+    "_replicator_back"  # of a marker: whether it leads through another one, "1" or ""
+)
 PART = "_replicator_part"  # of a marker: "dense", or "values" and "indices" of rows
 _TYPE = "ReplicatorSingleDeviceRead"
+_MARKER_TYPE = "ReplicatorSingleDeviceMarker"
 
 # What a variable creator is given that a resource variable takes.
 _FACTS = (
@@ -132,20 +137,37 @@ def _of_read(op: tf.Operation, gradient: Any) -> Any:
     return _mark(_text(op, READ), scope.removesuffix(f"{op.name}_grad"), gradient)
 
 
-def _mark(variable: str, taken: str, gradient: Any) -> Any:
-    """Returns a gradient of a variable, handed on by markers."""
+def _mark(variable: str, taken: str, gradient: Any, back: str = "") -> Any:
+    """Returns a gradient of a variable, passed on by markers.
+
+    Args:
+        variable: The variable's name.
+        taken: In which scope tf.gradients works, or "".
+        gradient: Dense or sparse.
+        back: "1" if it is that of another gradient, which is differentiated.
+    """
     if gradient is None:
         return None
-    texts = {GRADIENT: variable, TAKEN: taken, LOSS: _losses()}
+    facts = {GRADIENT: variable, TAKEN: taken, LOSS: _losses(), BACK: back}
+    texts = {**facts, BEGUN: "" if taken else _begun()}
     if not isinstance(gradient, tf.IndexedSlices):
-        return _handed_on(gradient, gradient.shape, {**texts, PART: "dense"})
+        return _passed_on(gradient, gradient.shape, {**texts, PART: "dense"})
     rows = tf.TensorShape([None])  # all replicas' may be more, or fewer
     values, indices = gradient.values, gradient.indices
     return tf.IndexedSlices(
-        _handed_on(values, rows + values.shape[1:], {**texts, PART: "values"}),
-        _handed_on(indices, rows, {**texts, PART: "indices"}),
+        _passed_on(values, rows + values.shape[1:], {**texts, PART: "values"}),
+        _passed_on(indices, rows, {**texts, PART: "indices"}),
         gradient.dense_shape,
     )
+
+
+def _begun() -> str:
+    """Returns the names of what the running tape started from, ",", or ""."""
+    found = _tf.differentiated()
+    if found is None or any(one is not None for one in found[1]):
+        return ""
+    graph = tf.compat.v1.get_default_graph()
+    return ",".join(op.name for op in _tf.begun_by_tape(graph, len(found[0])))
 
 
 def _losses() -> str:
@@ -163,12 +185,55 @@ def _losses() -> str:
     return ";".join(map(",".join, names))
 
 
-def _handed_on(tensor: Any, shape: tf.TensorShape, texts: dict[str, str]) -> tf.Tensor:
+def _passed_on(tensor: Any, shape: tf.TensorShape, texts: dict[str, str]) -> tf.Tensor:
+    """Returns a marker behind a gradient.
+
+    The gradient of what all replicas' gradients add up to is that of all replicas, too:
+    it goes through a marker of its own.
+    """
+    graph = tf.compat.v1.get_default_graph()
     # An identity that hides what is known of the shape.
-    marker = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
+    with _tf.stop_recording(), graph.gradient_override_map({_IDENTITY: _MARKER_TYPE}):
+        marker = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
     for name, text in texts.items():
         _tf.set_text_attr(marker.op, name, text)
+    if tensor.dtype.is_floating:
+        _tf.record_gradient(
+            _IDENTITY,
+            [marker],
+            [tensor],
+            lambda gradient: [_back_through(marker.op, "", gradient)],
+        )
     return marker
+
+
+_IDENTITY = "PlaceholderWithDefault"
+
+
+@tf.RegisterGradient(_MARKER_TYPE)
+def _of_marker(op: tf.Operation, gradient: Any) -> Any:
+    """Called by tf.gradients, in the scope of the marker."""
+    scope = tf.compat.v1.get_default_graph().get_name_scope()
+    return _back_through(op, scope.removesuffix(f"{op.name}_grad"), gradient)
+
+
+def _back_through(marker: tf.Operation, taken: str, gradient: Any) -> Any:
+    """Returns what a gradient of the gradient of a variable is, behind its marker."""
+    if gradient is None:
+        return None
+    if _text(marker, PART) != "dense":
+        raise errors.UnsupportedError(
+            errors.compose(
+                f"the gradient of variable {_text(marker, GRADIENT)} is differentiated "
+                "and sparse: it holds the rows that were looked up, which are "
+                "others on each replica.",
+                [f"at {errors.user_line()}"],
+                "look up rows of tf.identity(variable), whose gradient is dense.",
+            )
+        )
+    return _mark(
+        _text(marker, GRADIENT), taken, tf.convert_to_tensor(gradient), back="1"
+    )
 
 
 def text(op: tf.Operation, name: str) -> str | None:

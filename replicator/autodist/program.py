@@ -19,9 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
-from replicator.autodist import flows, marked
-from replicator.graph.ir import shapes
+from replicator import _tf, errors
+from replicator.autodist import flows, marked, slots
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 
 # Made once, and what changes them for all replicas.
@@ -41,7 +40,6 @@ _REFUSED = re.compile(
     r"|Collective\w+|Nccl\w+|_?Send|_?Recv|_?HostSend|_?HostRecv|\w*Conditional"
     r"Accumulator|AccumulatorApplyGradient|\w*Reader(V2)?|Mutex\w*|ConsumeMutexLock"
 )
-_UPDATES = re.compile(r"Resource(Sparse)?Apply\w+")
 _PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
 
 
@@ -50,7 +48,7 @@ class Program:
 
     Args:
         graph: The graph.
-        variables: Those made in the scope.
+        variables: Those made in the scope: MarkedVariables, or what describes them.
         known: What was known of it when it had fewer ops, if that was looked at.
 
     Attributes:
@@ -65,14 +63,14 @@ class Program:
     def __init__(
         self,
         graph: tf.Graph,
-        variables: Sequence[marked.MarkedVariable],
+        variables: Sequence[Any],
         known: Program | None = None,
     ) -> None:
         self.graph = graph
         every = graph.get_operations()
         start: int = 0 if known is None else known.count
         self.count: int = len(every)
-        self.ops = every[start:]
+        self.ops = [op for op in every[start:] if not _tf.is_abandoned(op)]
         self.variables = {one.op.name: one for one in variables}
         before: Collection[tf.Operation] = () if known is None else known.shared
         self.shared: set[tf.Operation] = _shared(self.ops, self.variables, before)
@@ -80,9 +78,11 @@ class Program:
             op for op in self.ops if marked.text(op, marked.GRADIENT) is not None
         ]
         self._flows: dict[tuple[frozenset[str], bool], set[tf.Operation]] = {}
+        # From where differentiation starts, and what that is once it is weighed.
+        self._begun: dict[tf.Operation, Any] = {} if known is None else known._begun
         self._refuse()
 
-    def variable_behind(self, tensor: tf.Tensor) -> marked.MarkedVariable | None:
+    def variable_behind(self, tensor: tf.Tensor) -> Any:
         """Returns the variable of which a tensor is a handle, if it is one."""
         op = tensor.op
         name = marked.text(op, marked.READ) if op.type == "Identity" else op.name
@@ -106,27 +106,9 @@ class Program:
         return [op for op in self.ops if op in self.shared and not is_handle(op, own)]
 
     @functools.cached_property
-    def in_control_flow(self) -> set[str]:
-        """The names of variables that conditionals, loops or functions are given."""
-        found = set()
-        for op in self.ops:
-            if kind_of(op).calls or op.type in ("Switch", "Enter", "RefEnter"):
-                for tensor in op.inputs:
-                    variable = self.variable_behind(tensor)
-                    if variable is not None:
-                        found.add(variable.op.name)
-        return found
-
-    @functools.cached_property
     def slots(self) -> dict[str, str]:
         """The variables that optimizers update with another, by their names."""
-        found: dict[str, str] = {}
-        for op in self.ops:
-            if _UPDATES.fullmatch(op.type):
-                behind = [self.variable_behind(t) for _, t in resource_inputs(op)]
-                names = [one.op.name for one in behind if one is not None]
-                found.update((name, names[0]) for name in names[1:])
-        return found
+        return slots.find(self.ops, self.variable_behind)
 
     def differing(
         self, fed: Iterable[str] = (), by_shape: bool = True
@@ -145,21 +127,25 @@ class Program:
             every = self.graph.get_operations()[: self.count]
             names = key[0]
             sources = [op for op in every if op.name in names or self.gives_own(op)]
+            sources += self._begun
             self._flows[key] = _downstream(sources, by_shape)
         return self._flows[key]
 
-    @functools.cached_property
+    def begin(self, start: tf.Operation, value: Any) -> None:
+        """Notes what something is on replicas from where differentiation starts.
+
+        Args:
+            start: From where it does.
+            value: What is known of that, a `kinds.Value`.
+        """
+        self._begun[start] = value
+        self._flows.clear()
+
+    @property
     def flow(self) -> flows.Flow:
         """What differs between replicas."""
-        batches = {
-            shapes.sizes(tensor)[0]
-            for op in self.graph.get_operations()[: self.count]
-            if ELEMENTS.fullmatch(op.type)
-            for tensor in op.outputs
-            if tensor.shape.rank and shapes.sizes(tensor)[0] is not None
-        }
-        by_value = self.differing(by_shape=False)
-        return flows.Flow(self.differing(), by_value, frozenset(batches))
+        given = {id(op.outputs[0]): value for op, value in self._begun.items()}
+        return flows.Flow(self.differing(), self.differing(by_shape=False), given)
 
     def downstream(self, op: tf.Operation) -> set[tf.Operation]:
         """Returns an op and those that depend on it, but not through gradients."""
@@ -256,7 +242,7 @@ def _is_whole(op: tf.Operation) -> bool:
 
 def _settings(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
     """Returns placeholders of unknown rank that optimizers use: a learning rate."""
-    stack = [op for op in ops if _UPDATES.fullmatch(op.type)]
+    stack = [op for op in ops if slots.UPDATES.fullmatch(op.type)]
     seen, found = set(stack), []
     while stack:
         op = stack.pop()

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from replicator import errors
@@ -32,15 +30,27 @@ def unbuildable() -> errors.ReplicatorError:
     )
 
 
-def no_mean(variable: Any, op: tf.Operation) -> errors.ReplicatorError:
+def no_whole(variable: str, line: str, said: str) -> errors.ReplicatorError:
     """Returns the error for a write of what differs and cannot be made equal."""
     return errors.UnsupportedError(
         errors.compose(
-            f"variable {variable.op.name} of {variable.dtype.name} is assigned what "
-            "differs between replicas, and has no mean.",
+            f"variable {variable} is assigned what differs between replicas, "
+            f"and nothing says what it is for all examples: it is {said}.",
+            [f"at {line}"],
+            "assign what does not depend on the examples, or is computed of means, "
+            "sums, maxima and minima over them.",
+        )
+    )
+
+
+def given_gradients(variable: str, op: tf.Operation) -> errors.ReplicatorError:
+    """Returns the error for a gradient of a gradient that starts from a given one."""
+    return errors.UnsupportedError(
+        errors.compose(
+            f"the gradient of variable {variable} is differentiated by a tape that is "
+            "given output_gradients, which replicas cannot weigh.",
             [f"at {errors.line_of(op)}"],
-            "assign what does not depend on the examples, or a sum, a maximum or a "
-            "minimum over them, or let it be a variable of floats.",
+            "multiply what is differentiated by them, and take its gradient.",
         )
     )
 

@@ -24,23 +24,25 @@ from replicator import _tf, context, errors
 from replicator.autodist import (
     agreement,
     bodies,
+    cuts,
     freshness,
-    marked,
+    proxies,
     refusals,
     shares,
     stamping,
+    uses,
+    variables,
 )
+from replicator.autodist.divided import Divided
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
-from replicator.graph.ir.kinds import resource_inputs
+from replicator.autodist.variables import Variables
 from replicator.graph.passes import owners
 from replicator.primitives import table
 from replicator.step import passes
 from replicator.step.draft import Draft, Settings
-from replicator.variables import storage
 
 PREFIX = "AutoDist-Replica-"
-_VARIABLES = "AutoDist/variables"
 _PASSES: tuple[Callable[[Draft], None], ...] = (
     passes.check_effects,
     passes.answer_messages,
@@ -48,7 +50,6 @@ _PASSES: tuple[Callable[[Draft], None], ...] = (
     passes.lower,
     passes.check_leftovers,
 )
-_IN_CONTROL_FLOW = "used in a conditional, a loop or a function"
 
 
 class _Again(Exception):
@@ -67,15 +68,24 @@ def replicate(
     program: Program, settings: Settings, loss: str | None = None
 ) -> Replicas:
     """Returns all replicas of a single-device graph; see `Replicas`."""
-    mirrored = dict.fromkeys(program.in_control_flow, _IN_CONTROL_FLOW)
+    decided = cuts.decide(program, settings.chooser)
+    plan, divided = shares.Plan(program, loss), None
+    if decided.cuts:
+        writes = [write.op for write in plan.writes]
+        divided = Divided(program, decided, writes)
+    source = program if divided is None else divided.program
+    mirrored = uses.needing_components(source)
     while True:
         try:
-            return Replicas(program, settings, mirrored, loss)
+            made = Replicas(program, settings, mirrored, loss, plan, decided, divided)
+            break
         except _Again as again:
             known = len(mirrored)
             mirrored.update(again.mirrored)
             if len(mirrored) == known:
                 raise refusals.unbuildable() from None
+    made.warn()
+    return made
 
 
 class Replicas:
@@ -87,6 +97,9 @@ class Replicas:
         mirrored: The names of variables of which each replica needs a component, and
             what for.
         loss: What the user says that losses are, "mean" or "sum", if anything.
+        plan: What is known of its values.
+        decided: What a strategy says of its variables.
+        divided: The graph with variables in parts, if there are any.
 
     Attributes:
         graph: The graph of all replicas.
@@ -105,9 +118,13 @@ class Replicas:
         program: Program,
         settings: Settings,
         mirrored: Mapping[str, str],
-        loss: str | None = None,
+        loss: str | None,
+        plan: shares.Plan,
+        decided: cuts.Decided,
+        divided: Divided | None,
     ) -> None:
         self._settings, self.program, self._loss = settings, program, loss
+        self.plan, self._decided, self._divided = plan, decided, divided
         world = settings.world
         self.graph = tf.Graph()
         self.places: list[Places] = [{} for _ in world.local]
@@ -117,9 +134,9 @@ class Replicas:
         kind = tf.DeviceSpec.from_string(world.devices[0]).device_type
         self._bodies = bodies.Bodies(kind)
         self._finished = False
-        self.plan = shares.Plan(program, loss)
+        source = self._source
         with self.graph.as_default():
-            self._variables = self._create(program)
+            self._variables = Variables(source, settings, decided)
             self._build = context.Build(
                 world,
                 settings.options,
@@ -130,17 +147,30 @@ class Replicas:
                 table.FACTS,
                 step_key=self,
             )
-            self._mirror(mirrored)
-            every = self._variables.values()
-            owned = [one for one in every if one.placement.owner is not None]
-            self._build.aliases.make(owned, world.local)
+            self._variables.mirror(source, mirrored)
+            self._build.aliases.make(self._variables.owned(), world.local)
             self.shares = shares.Shares(world)
-            self._share(program)
+            self._share(source)
             start = _tf.operation_count(self.graph)
-            own = self._copy(program)
-            self._deal(program)
-            self._finish(own, start)
+            own = self._copy(source)
+            self._deal(source)
+            self._finish(source, own, start)
         self._finished = True
+
+    @property
+    def _source(self) -> Program:
+        """What is copied for each replica: the program, or that with parts."""
+        return self.program if self._divided is None else self._divided.program
+
+    def _note_places(self) -> None:
+        """Notes what the user's ops are, where others are copied in their places."""
+        if self._divided is None:
+            return
+        pairs = list(self._divided.places.items())
+        for places in self.places:
+            for original, op in pairs:
+                if op in places:
+                    places[original] = places[op]
 
     def extend(self, renewed: Callable[[Program], Program]) -> None:
         """Copies what was added to the user's graph since it was looked at.
@@ -159,23 +189,24 @@ class Replicas:
         late = [
             program.variables[name].op
             for name in program.variables
-            if name not in self._variables
+            if name not in self.program.variables
         ]
         late += program.markers + [write.op for write in plan.writes]
         if late:
             raise refusals.too_late(late[0])
         with self.graph.as_default():
             self.program, self.plan = program, plan
-            self._share(program)
-            self._copy(program)
-            self._deal(program)
-            freshness.keep_owners_writes(program, self.places, self._owner_of)
-            freshness.read_first(program, self.places)
-
-    def _owner_of(self, variable: tf.Variable) -> int | None:
-        """Returns the place of the replica that owns a variable of the user's."""
-        owner = self._variables[variable.op.name].placement.owner
-        return None if owner is None else self._settings.world.place(owner)
+            if self._divided is not None:
+                self._divided.extend(program)
+            source = self._source
+            self._share(source)
+            self._copy(source)
+            self._deal(source)
+            self._note_places()
+            for n in range(len(self.places)):  # gradients by what is no variable
+                self.shares.scale(plan, self.places, n)
+            freshness.keep_owners_writes(source, self.places, self._variables.owner_of)
+            self._order(source)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -187,53 +218,28 @@ class Replicas:
         with self.graph.as_default():
             return self.shares.counts(source, self.places)
 
-    # --- Variables --------------------------------------------------------------------
+    def whole(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns what a tensor is for all examples, or None if that is not computed.
 
-    def _create(self, program: Program) -> dict[str, Any]:
-        """Creates the components of all variables; returns these by their names."""
-        made: dict[str, Any] = {}
-        slots = program.slots
-        with tf.name_scope(_VARIABLES):
-            for name in sorted(program.variables, key=slots.__contains__):
-                variable = program.variables[name]
-                made[name] = self._settings.factory.creator(
-                    None,
-                    # What is initialized is a copy of the user's own initializer.
-                    initial_value=marked.empty(variable),
-                    name=name,
-                    shape=variable.shape,
-                    trainable=variable.trainable,
-                    slot_of=made.get(slots.get(name, "")),
-                    whole_in="a session of AutoDist",
+        Args:
+            tensor: One of the program.
+        """
+        with self.graph.as_default():
+            return self.shares.joined(tensor, self.plan, self.places, 0)
+
+    def trained(self) -> dict[str, Any]:
+        """Returns the variables that a strategy decides on, by the user's names."""
+        return cuts.trained(self.program, self._decided, self._variables.made)
+
+    def warn(self) -> None:
+        """Says which variables are not where a strategy has them, and why."""
+        for name, why in self._variables.moved().items():
+            if name in self._decided.chosen:
+                logging.warning(
+                    "%s is on all replicas, and not where the strategy has it: %s. "
+                    "Its values are the same.",
+                    *(name, why),
                 )
-        chooser = self._settings.chooser
-        if chooser is not None and chooser.undecided:
-            logging.warning(
-                "The strategy decides on %s only once it has seen gradients, and in a "
-                "session of AutoDist it is not asked then: they are where they would "
-                "be without a strategy. Their values are the same.",
-                ", ".join(sorted(made)),
-            )
-        return made
-
-    def _mirror(self, names: Mapping[str, str]) -> None:
-        """Gives each replica a component of some variables, given why."""
-        needs = []
-        for name, why in names.items():
-            line = errors.line_of(self.program.variables[name].op)
-            needs.append(storage.Need(self._variables[name], why, line))
-        with tf.name_scope(f"{_VARIABLES}/mirrored"):
-            storage.mirror_all(needs)
-
-    def _handle(self, program: Program, tensor: tf.Tensor, r: int) -> tf.Tensor | None:
-        """Returns replica r's handle of the variable that a tensor stands for."""
-        original = program.variable_behind(tensor)
-        if original is None:
-            return None
-        variable = self._variables[original.op.name]
-        if self._finished:  # there are no aliases any more
-            return variable.components[self._settings.world.place(r)].handle
-        return variable.placement.handle_on(variable, r, self._build.aliases)
 
     # --- Copies -----------------------------------------------------------------------
 
@@ -243,10 +249,11 @@ class Replicas:
         stamp = stamping.Stamp(program.graph, program.imported)
 
         def given(tensor: tf.Tensor) -> tf.Tensor:
-            original = program.variable_behind(tensor)
-            if original is None:
+            variable = self._variables.behind(program, tensor)
+            if variable is None:
                 return _of(self.places[0], tensor)
-            return self._variables[original.op.name].components[0].handle
+            handle: tf.Tensor = variable.storage.first.handle
+            return handle
 
         new = stamp.press(
             self.graph, "", given, lambda op: op.device, dict(self.places[0])
@@ -257,52 +264,32 @@ class Replicas:
     def _copy(self, program: Program) -> list[list[tf.Operation]]:
         """Copies what each replica has; returns the ops of each."""
         stamp = stamping.Stamp(program.graph, program.copied)
-        own = []
+        own, made = [], self._variables
+        aliases = None if self._finished else self._build.aliases
+
+        def at_owner(tensor: tf.Tensor) -> str:
+            return made.at_owner(program, tensor)
+
         for r, places in zip(self._settings.world.local, self.places, strict=True):
             device = self._settings.world.device(r)
 
             def given(tensor: tf.Tensor, r: int = r, places: Places = places) -> Any:
-                handle = self._handle(program, tensor, r)
+                handle = made.handle(program, tensor, r, aliases)
                 return _of(places, tensor) if handle is None else handle
 
-            def placed(op: tf.Operation, r: int = r, device: str = device) -> str:
-                return self._placed(program, op, r, device)
+            def placed(op: tf.Operation, device: str = device) -> str:
+                return made.placed(program, op, device)
 
             scope = f"{PREFIX}{r}/" if r else ""
 
             def called(op: tf.Operation, name: str, r: int = r) -> str:
-                return self._bodies.copy(op, name, r)
+                return self._bodies.copy(op, name, r, at_owner)
 
             places.update(
                 stamp.press(self.graph, scope, given, placed, dict(places), called)
             )
             own.append([places[op] for op in stamp.ops])
         return own
-
-    def _placed(self, program: Program, op: tf.Operation, r: int, device: str) -> str:
-        """Returns where replica r has an op.
-
-        What the user has put on a device of the replicas' kind is meant for the one
-        device that there was.
-        """
-        for _, tensor in resource_inputs(op):
-            variable = program.variable_behind(tensor)
-            if variable is not None and not _calls(op):
-                owner = self._variables[variable.op.name].placement.owner
-                return self._settings.world.device(r if owner is None else owner)
-            if tensor.op in program.shared:
-                return op.device  # TensorFlow puts it where the resource is
-        kind = tf.DeviceSpec.from_string(device).device_type
-        if not op.device:
-            return device
-        asked = tf.DeviceSpec.from_string(op.device)
-        if asked.device_type in (None, kind):
-            return device
-        return (
-            tf.DeviceSpec.from_string(device)
-            .replace(device_type=asked.device_type, device_index=asked.device_index)
-            .to_string()
-        )
 
     def _deal(self, program: Program) -> None:
         """Has replicas take elements one after the other, in their order."""
@@ -314,9 +301,12 @@ class Replicas:
 
     # --- Communication ----------------------------------------------------------------
 
-    def _finish(self, own: list[list[tf.Operation]], start: int) -> None:
+    def _finish(
+        self, source: Program, own: list[list[tf.Operation]], start: int
+    ) -> None:
         """Has the replicas communicate, and runs the passes."""
-        program, plan = self.program, self.plan
+        plan = self.plan
+        self._note_places()
         for n, r in enumerate(self._settings.world.local):
             self._communicate(plan, n, r)
         count = len(own[0])
@@ -336,20 +326,22 @@ class Replicas:
             try:
                 apply(draft)
             except context.BuildAgain:
-                raise _Again(self._moved()) from None
+                raise _Again(self._variables.moved()) from None
             except errors.ReplicatorError as error:
-                raise refusals.of_user(error, _VARIABLES) from error
+                raise refusals.of_user(error, variables.SCOPE) from error
         self.communications = draft.communications
         for n, places in enumerate(self.places):
             replaced = draft.replicas[n][:count]
-            places.update(zip(program.copied, replaced, strict=True))
+            places.update(zip(source.copied, replaced, strict=True))
             places.update(self._reduced[n])
-        freshness.read_first(program, self.places)
+        self._order(source)
 
-    def _moved(self) -> dict[str, str]:
-        """Returns the variables that have been given components, and why."""
-        whys = {name: v.storage.why_mirrored for name, v in self._variables.items()}
-        return {name: why for name, why in whys.items() if why is not None}
+    def _order(self, source: Program) -> None:
+        """Has reads come before updates, and copies be as what they are copies of."""
+        freshness.read_first(source, self.places)
+        devices = self._settings.world.devices
+        proxies.keep_up(source, self.places, self._variables.made, devices)
+        self._note_places()
 
     def _communicate(self, plan: shares.Plan, n: int, r: int) -> None:
         """Puts the communication of one replica into its copy."""
@@ -359,7 +351,8 @@ class Replicas:
         with context.building(replica), tf.device(device), tf.name_scope("AutoDist"):
             self.shares.scale(plan, self.places, n)
             made = agreement.Agreement(
-                self.program, plan, self.shares, self._variables, self.places, n
+                *(self.program, plan, self.shares, self._variables.made),
+                *(self.places, n, self._divided),
             )
             for group in plan.gradients:
                 self._reduced[n].update(made.reduce(group))
@@ -380,7 +373,3 @@ class Replicas:
 
 def _of(places: Places, tensor: tf.Tensor) -> tf.Tensor:
     return places[tensor.op].outputs[tensor.value_index]
-
-
-def _calls(op: tf.Operation) -> bool:
-    return bool(_tf.called_graphs(op))

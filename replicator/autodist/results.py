@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from replicator import errors
+from replicator.autodist import joining, kinds, losses
 from replicator.autodist.examples import Examples
-from replicator.autodist.kinds import UNSAID, Kind
+from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
 from replicator.graph.ir import shapes
 
 
@@ -21,14 +22,16 @@ class Result:
     """One leaf of what a function returned.
 
     Attributes:
-        kind: What it is over the examples.
+        value: What it is over the examples.
         line: The user's line that made it.
-        over: Of a ratio, what it is divided by.
+        tensor: What it was on the replica that was traced last.
+        cut: How it is computed once more of what can be put together, if it is.
     """
 
-    kind: Kind
+    value: Value
     line: str = ""
-    over: tf.Tensor | None = None
+    tensor: Any = None
+    cut: joining.Cut | None = None
 
 
 def look(leaves: Sequence[Any], own: Examples) -> list[Result]:
@@ -38,20 +41,23 @@ def look(leaves: Sequence[Any], own: Examples) -> list[Result]:
 
 def _look(leaf: Any, own: Examples) -> Result:
     if not tf.is_symbolic_tensor(leaf):
-        return Result(Kind.SAME)
+        return Result(SAME)
     line = errors.line_of(leaf.op)
     if not own.are_split:
-        return Result(Kind.UNKNOWN, line)
-    kinds = own.kinds([leaf])
-    kind = kinds.of(leaf)
-    if kind is Kind.ROWS and kinds.picks(leaf):
-        kind = Kind.UNKNOWN
-    return Result(kind, line, kinds.denominator(leaf))
+        return Result(UNKNOWN, line)
+    known = own.kinds([leaf])
+    value = known.of(leaf)
+    if joining.joins(value) or value.kind is Kind.DRAWN:
+        return Result(value, line, leaf)
+    cut = joining.cut(known, leaf)
+    if cut is not None and (value.mixed is None or joining.is_light(cut)):
+        return Result(value, line, leaf, cut)
+    return Result(value, line, leaf)
 
 
-def sums(results: Sequence[Result]) -> list[tf.Tensor]:
-    """Returns what ratios are divided by, which a replica returns, too."""
-    return [one.over for one in results if one.over is not None]
+def needed(results: Sequence[Result]) -> list[tf.Tensor]:
+    """Returns what has to be put together besides the results themselves."""
+    return [leaf for one in results if one.cut for leaf, _ in one.cut.leaves]
 
 
 def joined(
@@ -64,91 +70,58 @@ def joined(
 
     Args:
         results: What the leaves are.
-        returned: The leaves, of all replicas each, and what `sums` returned.
+        returned: The leaves, of all replicas each, and what is `needed` besides.
         counts: How many examples each replica has.
         are_split: Whether there are examples; else all replicas do the same.
     """
     further = iter(returned[len(results) :])
+    own = [tf.cast(count, tf.float32) for count in counts]
+    total = tf.add_n(own)
+    shares = [count / total for count in own]
     return [
-        _joined(
-            one,
-            list(leaf),
-            list(next(further)) if one.over is not None else counts,
-            counts,
-            are_split,
-        )
+        _again(one, further, shares)
+        if one.cut is not None
+        else _joined(one, list(leaf), shares, are_split)
         for one, leaf in zip(results, returned, strict=False)
     ]
+
+
+def _again(
+    result: Result, further: Iterator[Any], shares: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """Returns a result that is computed once more."""
+    assert result.cut is not None, "it is looked at before"
+    parts = {leaf.ref(): list(next(further)) for leaf, _ in result.cut.leaves}
+
+    def join(leaf: tf.Tensor, value: Value) -> tf.Tensor:
+        return joining.of_parts(value, parts[leaf.ref()], shares)
+
+    return joining.again(result.cut, result.tensor, join)
 
 
 def _joined(
     result: Result,
     values: list[Any],
-    weights: Sequence[tf.Tensor],
-    counts: Sequence[tf.Tensor],
+    shares: Sequence[tf.Tensor],
     are_split: bool,
 ) -> Any:
     first = values[0]
     if not isinstance(first, tf.Tensor):
         return first
-    kind = result.kind if are_split else Kind.UNKNOWN
-    if kind is Kind.ROWS:
-        return _rows(values, counts)
-    if kind in (Kind.SUM, Kind.COUNT):
-        own = [
-            tf.where(count > 0, value, tf.zeros_like(value))
-            for value, count in zip(values, counts, strict=True)
-        ]
-        return tf.add_n(own) if first.dtype != tf.bool else first
-    if kind in (Kind.MAX, Kind.MIN):  # who has no example is lent one of the batch
-        join = _extreme(first.dtype, kind)
-        return join(tf.stack(values), 0)
+    value = result.value if are_split else UNKNOWN
+    if value.kind is Kind.DRAWN:
+        return first
+    if value.mixed is not None and joining.joins(value.replaced(mixed=None)):
+        logging.warning("%s", losses.mixes(value.mixed))
+        value = value.replaced(mixed=None)
+    if joining.joins(value) and not kinds.is_same(value):
+        return joining.of_parts(value, values, shares)
     inexact = first.dtype.is_floating or first.dtype.is_complex
-    if inexact and (
-        kind is Kind.MEAN or kind is Kind.RATIO and result.over is not None
-    ):
-        return _mean(values, weights, counts)
-    if inexact and first.shape.rank == 0 and kind is not Kind.SAME:
+    if inexact and first.shape.rank == 0 and not kinds.is_same(value):
         if are_split:
             _warn(first, result)
-        return _mean(values, counts, counts)
+        return joining.of_parts(losses.MEAN, values, shares)
     return _same(values, result, are_split)
-
-
-def _rows(values: list[tf.Tensor], counts: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat(
-        [
-            value[: tf.where(count > 0, tf.shape(value)[0], 0)]
-            for value, count in zip(values, counts, strict=True)
-        ],
-        0,
-    )
-
-
-def _extreme(dtype: tf.DType, kind: Kind) -> Any:
-    if dtype == tf.bool:
-        return tf.reduce_any if kind is Kind.MAX else tf.reduce_all
-    return tf.reduce_max if kind is Kind.MAX else tf.reduce_min
-
-
-def _mean(
-    values: Sequence[tf.Tensor],
-    weights: Sequence[tf.Tensor],
-    counts: Sequence[tf.Tensor],
-) -> tf.Tensor:
-    """Returns a mean of those that have examples."""
-    own = [
-        tf.where(count > 0, tf.cast(weight, tf.float64), 0.0)
-        for weight, count in zip(weights, counts, strict=True)
-    ]
-    total = tf.add_n(own)
-    parts = [tf.cast(weight / total, values[0].dtype) for weight in own]
-    return tf.add_n(
-        [
-            tf.where(part == 0, tf.zeros_like(value), value * part)
-            for value, part in zip(values, parts, strict=True)
-        ]
-    )
 
 
 def _same(values: Sequence[tf.Tensor], result: Result, are_split: bool) -> tf.Tensor:
@@ -161,7 +134,7 @@ def _same(values: Sequence[tf.Tensor], result: Result, are_split: bool) -> tf.Te
         "examples nor has a row for each."
     )
     sites, fix = [f"at {result.line}"], "return such, or what is the same on all."
-    if are_split and unknown and result.kind in UNSAID:
+    if are_split and unknown and not kinds.is_same(result.value):
         raise errors.UnsupportedError(errors.compose(problem, sites, fix))
     text = errors.compose(problem, sites, fix)
     checks = [tf.debugging.assert_equal(first, v, text) for v in values[1:]]
@@ -170,11 +143,9 @@ def _same(values: Sequence[tf.Tensor], result: Result, are_split: bool) -> tf.Te
 
 
 def _warn(tensor: tf.Tensor, result: Result) -> None:
-    logging.log_first_n(
-        logging.WARNING,
+    logging.warning(
         "%s (%s) is no mean over the examples, nor a sum: what a function of AutoDist "
         "returns of it is the mean of the replicas' own, weighed by their examples.",
-        1,
         tensor.name,
         result.line,
     )

@@ -1,185 +1,307 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rows of a tensor are, of those that have some for each example.
+"""What ops make of tensors that have rows of examples.
 
-A sum over rows that were divided by the number of examples is a mean; one over rows of
-which some were left out is still a sum, but their mean is none of the examples. Rows
-that are made of more than their own example, as batch normalization makes them, are not
-those of one device: that is found, too.
+Along one axis of such a tensor are the examples. An op keeps them apart, or reduces
+them, or does neither: then nothing is known of what it makes, and losses of that are
+refused. So each op is looked at by what it does to that axis; tables.py has the types.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from replicator.autodist import flows
-from replicator.graph.ir.kinds import kind_of
+from replicator.autodist import kinds, lookups, powers, products, shaping, tables
+from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
+from replicator.autodist.sizes import Sizes, grown
+from replicator.graph.ir import shapes
 
-HANDED_ON = (
-    *("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Neg", "StopGradient"),
-    *("CheckNumerics", "EnsureShape", "Snapshot", "PreventGradient"),
-)
-_ALIKE = ("Add", "AddV2", "AddN", "Sub", "Select", "SelectV2", "ConcatV2", "Pack")
-_TIMES = ("Mul", "MulNoNan")
-_OVER = ("RealDiv", "Div", "DivNoNan", "Xdivy")
-_FILLED = ("Fill", "BroadcastTo", "Tile")
-_REDUCED = ("Mean", "Sum", "Max", "Min")
-NORMALIZED = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
-# Some rows are left out, or several become one: a sum over them stays what it is.
-FILTERED, PICKED = "filtered", "picked"
-_FILTERS = (
-    *("Where", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"),
-    *("ListDiff", "DynamicPartition", "BooleanMask"),
-)
-_SEGMENTS = ("SegmentSum", "UnsortedSegmentSum", "SegmentSumV2", "SparseSegmentSum")
-_LOOKUPS = ("GatherV2", "Gather", "GatherNd", "ResourceGather", "ResourceGatherNd")
+Rule = Callable[["Rows", tf.Operation, int, Sequence[Value]], Value]
 
 
-@dataclasses.dataclass(frozen=True)
 class Rows:
-    """What is known of rows.
-
-    Attributes:
-        degree: By which power of the number of examples they were multiplied; None:
-            that cannot be said.
-        chosen: FILTERED if some rows are left out by what they are, PICKED if by where
-            they are, else "".
-        mixed: The first op that made them of more than their own example, if any did.
-    """
-
-    degree: int | None = 0
-    chosen: str = ""
-    mixed: tf.Operation | None = None
-
-
-PLAIN = Rows()
-
-
-class Finder:
-    """Finds what rows are.
+    """Finds what ops make of rows.
 
     Args:
-        flow: What differs.
-        has_rows: Whether a tensor that differs has rows of examples.
-        power: Returns with which power of the number of examples a value without rows
-            grows; None if that cannot be said.
-        of_all: Whether a value without rows is computed of all examples.
-        within: Returns what mixes examples in a function that an op calls, if any.
+        sizes: Finds what shapes are.
     """
 
-    def __init__(
-        self,
-        flow: flows.Flow,
-        has_rows: Callable[[tf.Tensor], bool],
-        power: Callable[[tf.Tensor], int | None],
-        of_all: Callable[[tf.Tensor], bool],
-        within: Callable[[tf.Operation], tf.Operation | None],
-    ) -> None:
-        self._flow, self._has_rows, self._power = flow, has_rows, power
-        self._of_all, self._within = of_all, within
-        self._known: dict[tf.Operation, Rows] = {}
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
 
-    def of(self, tensor: tf.Tensor) -> Rows:
-        """Returns what is known of a tensor's rows."""
-        if tensor.op not in self._known:
-            differing, known = self._flow.differing, self._known
-            for op in flows.upstream(
-                [tensor], lambda op: op in known or op not in differing
-            ):
-                if op not in known:
-                    self._known[op] = self._find(op)
-        found = self._known[tensor.op]
-        if tensor.op.type.startswith("Unique") and tensor.value_index == 1:
-            return dataclasses.replace(found, chosen="")  # one for each example again
+    def find(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+        """Returns what an op's k-th result is, given what its inputs are.
+
+        Some of them have rows, or are places of such.
+        """
+        rule = _RULES.get(op.type)
+        if rule is None:
+            return UNKNOWN
+        if any(value.kind is Kind.UNKNOWN for value in values):
+            return UNKNOWN
+        found = rule(self, op, k, values)
+        mixed = next((v.mixed for v in values if v.mixed is not None), None)
+        if mixed is not None and found.mixed is None:
+            found = found.replaced(mixed=mixed)
         return found
 
-    def _find(self, op: tf.Operation) -> Rows:
-        if op not in self._flow.differing:
-            return PLAIN
-        own: list[Rows] = []
-        others: list[tf.Tensor] = []
-        for tensor in op.inputs:
-            if tensor.op not in self._flow.differing:
-                continue
-            if tensor.op in self._known and self._has_rows_or_chosen(tensor):
-                own.append(self.of(tensor))
-            elif tensor.dtype.is_floating or tensor.dtype.is_complex:
-                others.append(tensor)
-        before = [self._known.get(tensor.op, PLAIN).mixed for tensor in op.inputs]
-        mixed = next(filter(None, before), None)
-        if mixed is None and kind_of(op).calls:
-            mixed = self._within(op)
-        if mixed is None and self._mixes(op, own, others):
-            mixed = op
-        return Rows(self._degree(op, own, others), self._chosen(op, own), mixed)
 
-    def _has_rows_or_chosen(self, tensor: tf.Tensor) -> bool:
-        return self._has_rows(tensor) or bool(self._known[tensor.op].chosen)
-
-    def _degree(
-        self, op: tf.Operation, own: Sequence[Rows], others: Sequence[tf.Tensor]
-    ) -> int | None:
-        if op.type in _TIMES or op.type in _OVER:
-            powers = [self._of_operand(tensor) for tensor in op.inputs]
-            if None in powers:
-                return None
-            sign = 1 if op.type in _TIMES else -1
-            return (powers[0] or 0) + sign * (powers[1] or 0)
-        if op.type in _FILLED:
-            value = op.inputs[1 if op.type == "Fill" else 0]
-            return self._of_operand(value)
-        degrees = {one.degree for one in own}
-        if op.type in (*HANDED_ON, *_ALIKE, *_REDUCED, *_LOOKUPS) and len(degrees) == 1:
-            return degrees.pop()
-        return 0 if degrees <= {0} else None
-
-    def _of_operand(self, tensor: tf.Tensor) -> int | None:
-        if tensor.op not in self._flow.differing:
-            return 0
-        if self._has_rows(tensor):
-            return self.of(tensor).degree
-        return self._power(tensor)
-
-    def _chosen(self, op: tf.Operation, own: Sequence[Rows]) -> str:
-        if op.type in _FILTERS or op.type in _SEGMENTS:
-            return FILTERED
-        if op.type == "StridedSlice" and own and _picks(op):
-            return PICKED
-        if op.type in _LOOKUPS and op.inputs[1].op in self._flow.differing:
-            # One row for each index, wherever the rows come from.
-            looked_up = self._known.get(op.inputs[1].op, PLAIN)
-            return self.of(op.inputs[1]).chosen if looked_up else ""
-        found = {one.chosen for one in own} - {""}
-        return PICKED if PICKED in found else FILTERED if found else ""
-
-    def _mixes(
-        self, op: tf.Operation, own: Sequence[Rows], others: Sequence[tf.Tensor]
-    ) -> bool:
-        """Whether an op makes rows of more than their own example."""
-        if op not in self._flow.by_value:
-            return False
-        if op.type in NORMALIZED:
-            return bool(op.get_attr("is_training"))
-        if not own:
-            return False
-        counted = (*_TIMES, *_OVER)
-        return any(
-            (tensor.op in self._flow.by_value and self._of_all(tensor))
-            or (op.type not in counted and self._power(tensor) != 0)
-            for tensor in others
-        )
+def _passed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    (value, *_) = values
+    if op.type == "Cast" and value.power:
+        if op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating:
+            return UNKNOWN
+    return value
 
 
-def _picks(op: tf.Operation) -> bool:
-    """Whether a slice leaves out rows by their places."""
-    masks: Any = (op.get_attr("begin_mask"), op.get_attr("end_mask"))
-    if op.get_attr("ellipsis_mask") & 1 or op.get_attr("new_axis_mask") & 1:
-        return False
-    begin = tf.get_static_value(op.inputs[1])
-    starts = masks[0] & 1 or (begin is not None and len(begin) and begin[0] == 0)
-    strides = tf.get_static_value(op.inputs[3])
-    whole = strides is None or not len(strides) or strides[0] in (1, -1)
-    return not (starts and masks[1] & 1 and whole)
+# --- Element by element ---------------------------------------------------------------
+
+
+def _elementwise(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    """Rows are combined with rows that lie as they do, and what has none with each."""
+    rows = aligned(op, values)
+    if rows is None:
+        return UNKNOWN
+    others = [v for v in values if v.kind is not Kind.ROWS]
+    power = _power(op, values)
+    if power is None:
+        return UNKNOWN
+    by_value = any(v.by_value for v in rows) or any(not is_plain(v) for v in others)
+    made = rows[0].replaced(power=power, by_value=by_value, mixed=None)
+    rank = op.outputs[k].shape.rank
+    first = next(n for n, v in enumerate(values) if v.kind is Kind.ROWS)
+    before = op.inputs[first].shape.rank
+    if rank is not None and before is not None:
+        made = made.replaced(axis=made.axis + rank - before)
+    if any(v.kind not in (Kind.SAME, Kind.DRAWN) for v in others):
+        return made.replaced(mixed=op)
+    return made
+
+
+def is_plain(value: Value) -> bool:
+    """Whether a value is the same for all examples, and on all replicas."""
+    return value.kind is Kind.SAME
+
+
+def aligned(op: tf.Operation, values: Sequence[Value]) -> list[Value] | None:
+    """Returns the operands that have rows; None unless all operands fit together."""
+    pairs = list(zip(op.inputs, values, strict=True))
+    rows = [(tensor, v) for tensor, v in pairs if v.kind is Kind.ROWS]
+    ranks = {tensor.shape.rank for tensor, _ in rows}
+    if None in ranks:
+        scalars = all(t.shape.rank == 0 for t, v in pairs if v.kind is not Kind.ROWS)
+        if not scalars or len(rows) > 1:
+            return None
+        return [v for _, v in rows]
+    places = {v.axis - (tensor.shape.rank or 0) for tensor, v in rows}
+    if len(places) > 1 or len({(v.order, v.some) for _, v in rows}) > 1:
+        return None
+    (place,) = places
+    for tensor, v in pairs:
+        if v.kind is Kind.ROWS:
+            continue
+        rank = tensor.shape.rank
+        if v.kind is Kind.PLACES or rank is None:
+            return None
+        if rank >= -place and shapes.sizes(tensor)[place] != 1:
+            return None
+    return [v for _, v in rows]
+
+
+def _power(op: tf.Operation, values: Sequence[Value]) -> float | None:
+    """Returns the power of what an element-wise op makes; None if it has none."""
+    found = []
+    for tensor, value in zip(op.inputs, values, strict=True):
+        has = value.kind in (Kind.SAME, Kind.ROWS, Kind.DRAWN)
+        if not has and not kinds.is_level(value):
+            return None
+        found.append(0 if not has else None if powers.is_zero(tensor) else value.power)
+    return powers.power_of(op.type, found)
+
+
+# --- Reductions -----------------------------------------------------------------------
+
+
+def _reduced(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    value, tensor = values[0], op.inputs[0]
+    axes, rank = _axes(op.inputs[1]), tensor.shape.rank
+    if value.kind is not Kind.ROWS or not kinds.is_same(values[1]):
+        return UNKNOWN
+    every = _all_axes(op, axes, rank)
+    if not every and (axes is None or rank is None):
+        return UNKNOWN
+    at = [axis % rank for axis in axes or () if rank]
+    if every or value.axis in at:
+        if op.type == "Mean" and value.some is not None and not value.power:
+            # Of rows that are left, it is their sum divided by how many there are.
+            return Value(Kind.RATIO, 1, over=tensor, counted=True, whole=True)
+        return powers.reduced(op.type, value)
+    if value.power and op.type not in ("Sum", "Mean", "Max", "Min"):
+        return UNKNOWN
+    if op.get_attr("keep_dims"):
+        return value
+    return value.replaced(axis=value.axis - sum(axis < value.axis for axis in at))
+
+
+def _axes(tensor: tf.Tensor) -> list[int] | None:
+    axes = tf.get_static_value(tensor)
+    return None if axes is None else [int(axis) for axis in np.ravel(axes)]
+
+
+def _all_axes(op: tf.Operation, axes: list[int] | None, rank: int | None) -> bool:
+    """Whether a reduction is of all axes, however many there are."""
+    if axes is not None and rank is not None:
+        return len({axis % rank for axis in axes}) == rank
+    source = op.inputs[1].op
+    return source.type == "Range" and op.outputs[0].shape.rank == 0
+
+
+def _halved_squares(
+    own: Rows, op: tf.Operation, k: int, values: Sequence[Value]
+) -> Value:
+    value = values[0]
+    return powers.reduced("Sum", value.replaced(power=2 * value.power))
+
+
+def _bias(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    return powers.reduced("Sum", values[0]) if values[0].axis == 0 else UNKNOWN
+
+
+# --- Along axes -----------------------------------------------------------------------
+
+
+def _first_axis(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    """Ops on batches, whose other operands are the same for all."""
+    rows = [value for value in values if value.kind is Kind.ROWS]
+    if any(v.axis for v in rows) or len({(v.order, v.some) for v in rows}) > 1:
+        return UNKNOWN
+    if any(not kinds.is_same(v) for v in values if v.kind is not Kind.ROWS):
+        return UNKNOWN
+    linear = op.type in _LINEAR and values[0].kind is Kind.ROWS
+    if any(v.power for v in rows) and not (linear and len(rows) == 1):
+        if not op.type.endswith("Grad") or any(v.power for v in values[:-1]):
+            return UNKNOWN
+        return values[-1].replaced(by_value=True)
+    return rows[0].replaced(by_value=True)
+
+
+_LINEAR = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "AvgPool", "AvgPool3D")
+
+
+def _last_axes(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    count = tables.LAST_AXES[op.type]
+    rows = [v for v in values if v.kind is Kind.ROWS]
+    for tensor, v in zip(op.inputs, values, strict=True):
+        rank = tensor.shape.rank
+        if v.kind is Kind.ROWS and (rank is None or v.axis >= rank - count):
+            return UNKNOWN
+        if v.kind is not Kind.ROWS and not kinds.is_same(v):
+            return UNKNOWN
+    if len({(v.axis, v.order, v.some) for v in rows}) > 1 or any(v.power for v in rows):
+        return UNKNOWN
+    return rows[0].replaced(by_value=True)
+
+
+def _along(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    """Ops along axes that do not have the examples."""
+    value, rank = values[0], op.inputs[0].shape.rank
+    axes = _axes(op.inputs[-1])
+    if value.kind is not Kind.ROWS or rank is None or axes is None:
+        return UNKNOWN
+    if not all(map(kinds.is_same, values[1:])):
+        return UNKNOWN
+    if value.axis in [axis % rank for axis in axes]:
+        return UNKNOWN
+    if op.type in tables.CHOSEN:
+        below = sum(axis % rank < value.axis for axis in axes)
+        return value.replaced(axis=value.axis - below, power=0)
+    linear = op.type in ("Cumsum", "ReverseV2", "Roll")
+    return value if linear or not value.power else UNKNOWN
+
+
+def _normalized(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    value = values[0]
+    if value.kind is not Kind.ROWS or value.axis or value.power:
+        return UNKNOWN
+    if not all(map(kinds.is_same, values[1:])):
+        return UNKNOWN
+    training = bool(op.get_attr("is_training"))
+    if k == 0:
+        return value.replaced(mixed=op) if training else value
+    if not training:
+        return SAME
+    # Of means and variances, the means over the replicas are kept.
+    return Value(Kind.MEAN, mixed=op)
+
+
+def _parsed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    """Texts with an example each, of which each is parsed by itself."""
+    rank, value = op.outputs[k].shape.rank, values[0]
+    dense = op.type == "DecodeCSV" or k >= 3 * len(op.get_attr("sparse_types"))
+    if value.kind is Kind.ROWS and not value.axis and rank and dense:
+        return value if op.type in ("ParseExampleV2", "DecodeCSV") else UNKNOWN
+    return UNKNOWN
+
+
+# --- By shapes ------------------------------------------------------------------------
+
+
+def _filled(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    """What is as large as a shape says, a row for each example if that does."""
+    place = tables.SHAPED[op.type]
+    axis, known = grown(own.sizes.elements(op.inputs[place]))
+    if not known:
+        return UNKNOWN
+    drawn = op.type not in ("Fill", "BroadcastTo", "Empty")
+    if axis is None:
+        others = [v for n, v in enumerate(values) if n != place]
+        return kinds.DRAWN if drawn else others[0] if others else SAME
+    if op.type == "BroadcastTo":
+        return shaping.broadcast(op, values[0], axis)
+    filling = values[1 if op.type == "Fill" else 0]
+    if op.type == "Fill" and not kinds.is_same(filling):
+        if filling.kind is not Kind.SAME:
+            return UNKNOWN
+        return Value(Kind.ROWS, filling.power, axis=axis, by_value=False)
+    return Value(Kind.ROWS, axis=axis, by_value=drawn)
+
+
+def _believed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    return believed(op.outputs[k], values)
+
+
+def believed(tensor: tf.Tensor, values: Sequence[Value]) -> Value:
+    """Returns what Python computes: a row for each example if it may have that many.
+
+    Args:
+        tensor: What was computed, with the shape that the user says that it has.
+        values: What is known of that of which it was computed.
+    """
+    shape = tensor.shape
+    rows = [v for v in values if v.kind is Kind.ROWS]
+    if not shape.rank or shapes.sizes(tensor)[0] is not None or not rows:
+        return UNKNOWN
+    if any(v.axis or v.power or v.order or v.some is not None for v in rows):
+        return UNKNOWN
+    return Value(Kind.ROWS)
+
+
+_RULES: dict[str, Any] = {
+    **dict.fromkeys(tables.ELEMENTWISE, _elementwise),
+    **dict.fromkeys(tables.PASSED_ON, _passed),
+    **dict.fromkeys(tables.REDUCED, _reduced),
+    **{"L2Loss": _halved_squares, "BiasAddGrad": _bias},
+    **dict.fromkeys(tables.FIRST_AXIS, _first_axis),
+    **dict.fromkeys(tables.LAST_AXES, _last_axes),
+    **dict.fromkeys((*tables.ALONG, *tables.CHOSEN), _along),
+    **dict.fromkeys(tables.NORMALIZED, _normalized),
+    **{"ParseExampleV2": _parsed, "DecodeCSV": _parsed},
+    **products.RULES,
+    **dict.fromkeys(tables.SHAPED, _filled),
+    **dict.fromkeys(tables.BELIEVED, _believed),
+    **shaping.RULES,
+    **lookups.RULES,
+}

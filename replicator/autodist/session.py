@@ -8,10 +8,12 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import _tf, errors
 from replicator.autodist import feeds, fetches
 from replicator.autodist.program import Program
 from replicator.autodist.replicas import Replicas
+from replicator.costs import cost
+from replicator.strategy.description import Strategy
 
 
 class DistributedSession(tf.compat.v1.Session):
@@ -23,6 +25,7 @@ class DistributedSession(tf.compat.v1.Session):
         program: Returns the user's graph as it is now, given how it was.
         replicas: The graph of all replicas.
         config: A ConfigProto, or None.
+        strategy: Returns the strategy in force, given variables by their names.
 
     Raises:
         ArgumentError: Something is fetched or fed that has no meaning for all replicas.
@@ -33,9 +36,11 @@ class DistributedSession(tf.compat.v1.Session):
         program: Callable[[Program], Program],
         replicas: Replicas,
         config: Any = None,
+        strategy: Callable[[Mapping[str, Any]], Strategy] | None = None,
     ) -> None:
         super().__init__(graph=replicas.program.graph, config=config)
         self._program, self._replicas = program, replicas
+        self._strategy = strategy
         self._all = tf.compat.v1.Session(graph=replicas.graph, config=config)
         self._found: tuple[Program, fetches.Fetches] | None = None
 
@@ -76,12 +81,33 @@ class DistributedSession(tf.compat.v1.Session):
         ]
         return tf.nest.pack_sequence_as(fetches, joined)
 
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy in force: how each variable that is trained is kept equal.
+
+        Example:
+            >>> from replicator import strategy
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"],
+            ...                                strategy.PartitionedPS())
+            >>> with tf.Graph().as_default(), autodist.scope():
+            ...     w = tf.Variable(tf.zeros([4, 2]), name="w")
+            ...     session = autodist.create_distributed_session()
+            >>> session.strategy.node("w").partitioner
+            '2,1'
+        """
+        if self._strategy is None:
+            return Strategy()
+        with self.graph.as_default():
+            return self._strategy(self._replicas.trained())
+
     def _look(self) -> fetches.Fetches:
         """Returns what looks up fetches, in the user's graph as it is now."""
         self._replicas.extend(self._program)
         program = self._replicas.program
         if self._found is None or self._found[0] is not program:
-            self._found = program, fetches.Fetches(program, self._replicas.plan)
+            replicas = self._replicas
+            found = fetches.Fetches(program, replicas.plan, replicas.whole)
+            self._found = program, found
         return self._found[1]
 
     def _fed(self, fed: feeds.Feeds) -> Mapping[Any, Any]:
@@ -126,8 +152,11 @@ class DistributedSession(tf.compat.v1.Session):
         raise _no_parts("partial_run")
 
 
-def with_devices(config: Any, devices: Sequence[str]) -> Any:
+def configured(config: Any, devices: Sequence[str]) -> Any:
     """Returns a ConfigProto by which a session has all CPUs that replicas are on.
+
+    Of what TensorFlow does to the graph before it runs, it leaves out what finds
+    nothing in those of many replicas.
 
     Args:
         config: The user's; with None, a session has the logical devices of the program.
@@ -136,8 +165,9 @@ def with_devices(config: Any, devices: Sequence[str]) -> Any:
     Raises:
         ArgumentError: `config` is none.
     """
+    on_cpus = cost.share_memory(devices)
     if config is None:
-        return None
+        return _tf.with_less_optimizing(None, on_cpus)
     if not isinstance(config, tf.compat.v1.ConfigProto):
         raise errors.ArgumentError(
             errors.compose(
@@ -151,7 +181,7 @@ def with_devices(config: Any, devices: Sequence[str]) -> Any:
     cpus = [spec.device_index or 0 for spec in specs if spec.device_type == "CPU"]
     if cpus:
         made.device_count["CPU"] = max(made.device_count["CPU"], max(cpus) + 1)
-    return made
+    return _tf.with_less_optimizing(made, on_cpus)
 
 
 def _flat(fetches: Any) -> list[Any]:

@@ -3,8 +3,8 @@
 
 A loss that is a mean over a replica's examples counts by its share of all examples, so
 that the sum of what the replicas compute is the mean over all. A loss that is a sum
-counts as it is. The share multiplies what tf.gradients starts from, one number, and not
-each gradient.
+counts as it is. The share multiplies what differentiation starts from, one number, and
+not each gradient: so what is made of gradients on the way is that of one device, too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import _tf, errors
-from replicator.autodist import losses, marked
-from replicator.autodist.kinds import Kind
-from replicator.autodist.losses import Loss
+from replicator.autodist import joining, kinds, losses, marked
+from replicator.autodist.kinds import Value
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
 from replicator.autodist.values import Values
@@ -50,11 +50,11 @@ class Write:
 
     Attributes:
         op: Writes it.
-        kind: What the value is.
+        value: What the value is that it writes.
     """
 
     op: tf.Operation
-    kind: Kind
+    value: Value
 
 
 class Plan:
@@ -76,66 +76,91 @@ class Plan:
 
     def __init__(self, program: Program, declared: str | None = None) -> None:
         self._program, self._declared = program, declared
-        self._known: dict[str, Loss] = {}
-        self.kinds = Values(program.flow)
+        self._known: dict[str, Value] = {}
         self._dealt = {
             op: program.downstream(op)
             for op in program.copied
             if ELEMENTS.fullmatch(op.type)
         }
         self.gradients = _grouped(program.markers)
-        self._targets = {
-            marked.text(op, marked.TAKEN) or "": marked.text(op, marked.LOSS) or ""
-            for op in program.markers
-        }
-        self.starts = [
-            (op, self._loss(op)) for op in program.copied if _STARTS.fullmatch(op.name)
-        ]
-        self._begun: dict[str, list[Loss]] = {}
-        for op, loss in self.starts:
-            self._begun.setdefault(op.name.rpartition("/")[0], []).append(loss)
-        # Where a replica has nothing to divide by, only its gradient can be left out.
-        self.starts = [
-            (op, loss)
-            for op, loss in self.starts
-            if not _is_late(self._begun[op.name.rpartition("/")[0]])
-        ]
+        self._texts = {marked.text(op, marked.TAKEN): op for op in program.markers}
+        self.starts: list[tuple[tf.Operation, Value]] = []
+        self._begun: dict[str, Value] = {}
+        self.kinds = Values(program.flow)
+        begun = _begun_by_tapes(program.markers)
+        for op in program.copied:
+            if _STARTS.fullmatch(op.name):
+                loss = self._loss(op)
+                if loss is not None:
+                    self._begin(op, loss, op.name.rpartition("/")[0])
+            elif op.name in begun:
+                self._begin(op, self._of_tape(begun[op.name]), op.name)
         self.writes = self._find_writes()
+        self._warn([*(v for _, v in self.starts), *(w.value for w in self.writes)])
+
+    def _begin(self, start: tf.Operation, loss: Value, key: str) -> None:
+        """Notes from where differentiation starts, and so what gradients are."""
+        self.starts.append((start, loss))
+        self._begun[key] = loss
+        value = kinds.of_start(loss, self.kinds.of(start.outputs[0]))
+        if value is not None:
+            self._program.begin(start, value)
+            self.kinds = Values(self._program.flow)
+
+    def _warn(self, values: Sequence[Value]) -> None:
+        """Warns of rows that are made of more than their own example."""
+        for op in dict.fromkeys(v.mixed for v in values if v.mixed is not None):
+            logging.warning("%s", losses.mixes(op))
 
     def source(self, op: tf.Operation) -> Source:
         """Returns what deals the elements that an op depends on."""
         return next((s for s, found in self._dealt.items() if op in found), None)
 
-    def loss_behind(self, gradient: Gradient) -> Loss | None:
-        """Returns what a gradient is of; None if that was weighed before.
+    def loss_behind(self, gradient: Gradient) -> tuple[Value, bool]:
+        """Returns what a gradient is of, and whether that was weighed before.
 
         Raises:
             UnsupportedError: It is not known.
         """
-        taken = marked.text(gradient.ops[0], marked.TAKEN) or ""
-        begun = self._begun.get(taken.removesuffix("/")) if taken else None
-        if begun is None:
-            return self._of_tape(gradient)
-        return begun[0] if _is_late(begun) else None
+        op = gradient.ops[0]
+        taken = (marked.text(op, marked.TAKEN) or "").removesuffix("/")
+        if taken in self._begun:
+            return self._begun[taken], True
+        seeds = (marked.text(op, marked.BEGUN) or "").split(",")
+        if seeds[0] in self._begun:
+            return self._begun[seeds[0]], True
+        return self._of_tape(op), False
 
-    def _loss(self, start: tf.Operation) -> Loss:
-        """Returns what tf.gradients differentiates from a start on."""
+    def _loss(self, start: tf.Operation) -> Value | None:
+        """Returns what tf.gradients differentiates from a start on.
+
+        None if that is not known and no variable's gradient is asked for: then what
+        comes of it is looked at as all other values are.
+        """
         scope, _, k = start.name.rpartition("grad_ys_")
-        names = self._targets.get(scope, "").partition(";")[0].split(",")
+        marker = self._texts.get(scope)
+        texts = "" if marker is None else marked.text(marker, marked.LOSS) or ""
+        names = texts.partition(";")[0].split(",")
         if int(k) < len(names) and names[int(k)]:
             target: tf.Tensor | None = self._tensor(names[int(k)])
         else:  # gradients of what is no variable
             target = _differentiated(self._program.graph, start)
         if target is None:
-            return Loss(Kind.MEAN)
-        return losses.find(self.kinds, [target], [None], self._declared)
+            return None
+        given = start.inputs[0] if start.type == "Identity" else None
+        try:
+            return losses.find(self.kinds, [target], [given], self._declared)
+        except errors.UnsupportedError:
+            if marker is not None:
+                raise
+            return None
 
-    def _of_tape(self, gradient: Gradient) -> Loss:
+    def _of_tape(self, marker: tf.Operation) -> Value:
         """Returns what a tape differentiated to get a gradient."""
-        names = marked.text(gradient.ops[0], marked.LOSS)
+        names = marked.text(marker, marked.LOSS)
         if not names:
-            line = errors.line_of(gradient.ops[0])
-            raise losses.not_found(gradient.variable, line)
+            line = errors.line_of(marker)
+            raise losses.not_found(marked.text(marker, marked.GRADIENT) or "", line)
         if names not in self._known:
             targets, given = (
                 [name and self._tensor(name) for name in part.split(",")]
@@ -192,37 +217,88 @@ class Shares:
                 self.parts.append(make(equal, [], "part"))
 
     def weight(
-        self, source: Source, what: Loss, places: Sequence[Places], n: int
+        self,
+        source: Source,
+        what: Value,
+        plan: Plan,
+        places: Sequence[Places],
+        n: int,
     ) -> tf.Tensor:
         """Returns what a value of replica n is multiplied by before all are added up.
 
         Args:
             source: What deals the elements it depends on.
-            what: What it is.
+            what: What it is: the same for all, a mean, a sum or a ratio.
+            plan: What is known of other values.
             places: What the ops of the program are on each replica.
             n: The replica.
-        """
-        sums = what.kind in (Kind.SUM, Kind.COUNT)
-        if what.over is not None:
-            return self._part_of(source, what.over, places, n)
-        if source is None:
-            return self.parts[n] if sums else self.shares[n]
-        if sums:
-            return tf.constant(1.0)
-        counts = self.counts(source, places)
-        with tf.device(self._world.devices[n]):
-            return counts[n] / tf.add_n(counts)
 
-    def _part_of(
-        self, source: Source, over: tf.Tensor, places: Sequence[Places], n: int
-    ) -> tf.Tensor:
-        """Returns replica n's part of a sum over all examples."""
-        own = []
-        for place, part in zip(places, self.parts, strict=True):
-            total = tf.cast(place[over.op].outputs[over.value_index], tf.float32)
-            own.append(total if source is not None else total * part)
+        Raises:
+            UnsupportedError: What a ratio is divided by cannot be put together.
+        """
         with tf.device(self._world.devices[n]):
-            return tf.math.divide_no_nan(own[n], tf.add_n(own))
+            own = self._counting(source, what.power, places)
+            if what.over is None:
+                return own[n]
+            over = [_on(one, what.over) for one in places]
+            if what.counted:
+                over = [tf.size(one) for one in over]
+            over = [tf.cast(one, tf.float32) for one in over]
+            if what.counted:
+                counts = self._counting(source, 1, places)
+                total = tf.add_n([a * b for a, b in zip(over, counts, strict=True)])
+            else:
+                total = tf.cast(self.whole(what.over, plan, places, n), tf.float32)
+            return joining.part_of(own[n] * over[n], total, own[n])
+
+    def whole(
+        self, tensor: tf.Tensor, plan: Plan, places: Sequence[Places], n: int
+    ) -> tf.Tensor:
+        """Returns a value of the whole batch, on the device of replica n.
+
+        Raises:
+            UnsupportedError: It cannot be put together of those of the replicas.
+        """
+        found = self.joined(tensor, plan, places, n)
+        if found is None:
+            raise losses.no_whole(tensor)
+        return found
+
+    def joined(
+        self, tensor: tf.Tensor, plan: Plan, places: Sequence[Places], n: int
+    ) -> tf.Tensor | None:
+        """Returns a value of the whole batch, or None if that cannot be computed."""
+
+        def join(one: tf.Tensor, value: Value) -> tf.Tensor:
+            shares = self._counting(plan.source(one.op), 0, places)
+            parts = [_on(own, one) for own in places]
+            return joining.of_parts(value, parts, shares)
+
+        device = self._world.devices[n]
+        with tf.device(device), tf.name_scope("AutoDist"):
+            value = plan.kinds.of(tensor)
+            if joining.joins(value):
+                return join(tensor, value)
+            cut = joining.cut(plan.kinds, tensor)
+            return cut and joining.again(cut, tensor, join, device)
+
+    def _counting(
+        self, source: Source, power: float, places: Sequence[Places]
+    ) -> list[tf.Tensor]:
+        """Returns what a value of each replica counts in the sum over all."""
+        if source is not None:
+            counts = self.counts(source, places)
+            total = tf.add_n(counts)
+            return [joining.share_of(power, count / total) for count in counts]
+        if power == 0:
+            return self.shares
+        if power == 1:
+            return self.parts
+        # Where nothing is split, all replicas have computed the same.
+        return [
+            tf.where(tf.equal(part, 1), joining.share_of(power, share), part)
+            for part, share in zip(self.parts, self.shares, strict=True)
+        ]
 
     def counts(self, source: tf.Operation, places: Sequence[Places]) -> list[tf.Tensor]:
         """Returns how many examples each replica has been dealt, as floats."""
@@ -251,15 +327,24 @@ class Shares:
             source = next(
                 (s for c in op.outputs[0].consumers() if (s := plan.source(c))), None
             )
-            weight = self.weight(source, loss, places, n)
+            weight = self.weight(source, loss, plan, places, n)
             scaled = start * tf.cast(weight, start.dtype)
             for consumer, k in used:
                 _tf.set_input(consumer, k, scaled)
 
 
-def _is_late(begun: Sequence[Loss]) -> bool:
-    """Whether gradients, and not what tf.gradients starts from, are weighed."""
-    return len(begun) == 1 and begun[0].over is not None
+def _on(places: Places, tensor: tf.Tensor) -> tf.Tensor:
+    return places[tensor.op].outputs[tensor.value_index]
+
+
+def _begun_by_tapes(markers: Sequence[tf.Operation]) -> dict[str, tf.Operation]:
+    """Returns what tapes start from, with a gradient that they took from there."""
+    found: dict[str, tf.Operation] = {}
+    for op in markers:
+        for name in (marked.text(op, marked.BEGUN) or "").split(","):
+            if name:
+                found.setdefault(name, op)
+    return found
 
 
 def _grouped(markers: Sequence[tf.Operation]) -> list[list[Gradient]]:
@@ -277,7 +362,9 @@ def _grouped(markers: Sequence[tf.Operation]) -> list[list[Gradient]]:
         waiting = None
         name = marked.text(op, marked.GRADIENT)
         assert name is not None, "it is a marker"
-        key = marked.text(op, marked.TAKEN) or op
+        # Others depend on those that lead through a gradient, to another one.
+        alone = marked.text(op, marked.BACK)
+        key = op if alone else marked.text(op, marked.TAKEN) or op
         groups.setdefault(key, []).append(Gradient(name, ops))
     return list(groups.values())
 

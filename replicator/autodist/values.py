@@ -2,42 +2,38 @@
 """Finds what the values of a graph are when the examples are split over replicas.
 
 It goes from a value to what that is computed from, into functions, conditionals and
-loops, too; what the kinds of operands make of a result is in kinds.py.
+loops, too. What ops make of rows is in rows.py, what of other values in kinds.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.autodist import flows, rows
-from replicator.autodist import kinds as rules
-from replicator.autodist.kinds import Kind
-from replicator.graph.ir import shapes
-from replicator.graph.ir.kinds import chooses, kind_of
-
-_REDUCED = {
-    "Mean": Kind.MEAN,
-    "Sum": Kind.SUM,
-    "Max": Kind.MAX,
-    "Min": Kind.MIN,
-    "All": Kind.MIN,
-    "Any": Kind.MAX,
-    "L2Loss": Kind.SUM,
-}
-# Their rows are not those of examples, however many there are.
-_ROWS_OF_OTHERS = (
-    *("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"),
-    *("Where", "ListDiff", "Range"),
+from replicator.autodist import flows, kinds, powers, rows, tables, turns
+from replicator.autodist.kinds import (
+    DRAWN,
+    SAME,
+    SIZES,
+    STATISTIC,
+    UNKNOWN,
+    Kind,
+    Value,
 )
-_DEEPEST = 200  # ops between a value and what it is reduced from
+from replicator.autodist.sizes import Sizes
+from replicator.graph.ir.kinds import ENTERS, EXITS, MERGES, NEXT, chooses, kind_of
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_LOOPS = ("While", "StatelessWhile")
+_PASSED = (*ENTERS, *EXITS, *NEXT, "LoopCond")
+_SIZES = ("Shape", "ShapeN", "Size", "StridedSlice", "Prod", "Pack", "ConcatV2")
+_GIVES_ROWS = (tf.resource, tf.variant)
 
 
 class Values:
-    """Finds the kinds of tensors of a graph.
+    """Finds what is known of the tensors of a graph.
 
     Args:
         flow: What of it differs between replicas.
@@ -45,263 +41,321 @@ class Values:
 
     def __init__(self, flow: flows.Flow) -> None:
         self._flow = flow
-        self._known: dict[int, tuple[tf.Tensor, Kind]] = {}
-        self._called: dict[tf.Operation, list[Kind]] = {}
-        self._mixed: dict[tf.Operation, tf.Operation] = {}  # in what an op calls
-        self._rows = rows.Finder(
-            flow, self.has_rows, self._power, self._of_all, self._mixes
+        self._known: dict[tf.Tensor, Value] = {}
+        self._called: dict[tf.Operation, list[Value]] = {}
+        self._sizes = Sizes(self.of)
+        self._rows = rows.Rows(self._sizes)
+        # What joins the values of a loop's turns, as it is taken to be for now.
+        self._assumed: dict[tf.Operation, Value] = {}
+
+    def of(self, tensor: tf.Tensor) -> Value:
+        """Returns what is known of a tensor."""
+        key = tensor.ref()
+        if key in self._known:
+            return self._known[key]
+        while not self._look(tensor):
+            self._known.clear()  # a loop is not what it was taken to be
+        return self._known[key]
+
+    def follows_gradient(self, op: tf.Operation) -> bool:
+        """Whether an op is given a gradient that is not that of all replicas."""
+        differing = self._flow.differing
+        before = flows.upstream(op.inputs, lambda one: one not in differing)
+        return any(
+            one.name.rpartition("/")[2].startswith("grad_ys_") or _tf.begins_tape(one)
+            for one in before
         )
 
-    def of(self, tensor: tf.Tensor, depth: int = 0) -> Kind:
-        """Returns the kind of a tensor."""
-        known = self._known.get(id(tensor))
-        if known is None:
-            kind = Kind.UNKNOWN if depth > _DEEPEST else self._find(tensor, depth + 1)
-            known = self._known[id(tensor)] = tensor, kind
-        return known[1]
+    def _look(self, tensor: tf.Tensor) -> bool:
+        """Finds out about a tensor and all before it; False if it has to begin anew."""
+        given, differing = self._flow.given, self._flow.differing
 
-    def _find(self, tensor: tf.Tensor, depth: int) -> Kind:
-        op = tensor.op
+        def stops(op: tf.Operation) -> bool:
+            if op not in differing:
+                return True
+            return all(t.ref() in self._known or id(t) in given for t in op.outputs)
+
+        merges = []
+        for op in turns.ordered(tensor, stops):
+            for k, result in enumerate(op.outputs):
+                if result.ref() not in self._known:
+                    self._known[result.ref()] = self._find(op, k, result)
+            if op.type in MERGES:
+                merges.append(op)
+        for op in merges:
+            found = self._merged(op)
+            before = self._assumed.get(op)
+            if before is not None and found != before:
+                self._assumed[op] = kinds.joined(before, found)
+                return False
+        return True
+
+    def _find(self, op: tf.Operation, k: int, tensor: tf.Tensor) -> Value:
         if id(tensor) in self._flow.given:
-            given: Kind = self._flow.given[id(tensor)]
-            return given
+            value: Value = self._flow.given[id(tensor)]
+            return value
         if op not in self._flow.differing:
-            return Kind.SAME
-        if self.has_rows(tensor):
-            return Kind.ROWS
-        if op.type in _REDUCED:
-            return self._reduced(op, depth)
-        if op.type in ("Size", "StridedSlice"):
-            return self._size(op)
-        if not any(tensor.op in self._flow.differing for tensor in op.inputs):
-            return Kind.DRAWN if flows.draws(op) else Kind.UNKNOWN
-        if kind_of(op).calls:
-            return self._of_call(op, tensor.value_index, depth)
-        return self._computed(tensor, [self.of(one, depth) for one in op.inputs])
+            return SAME
+        if op.type in MERGES:
+            return self._first_merged(op) if k == 0 else UNKNOWN
+        if not any(t.op in self._flow.differing for t in op.inputs):
+            return self._given(op, k, tensor)
+        values = [self._known.get(t.ref(), SAME) for t in op.inputs]
+        if op.type in ("Switch", "RefSwitch"):
+            if kinds.is_same(values[1]) or (k and op.inputs[1].op.type == "LoopCond"):
+                return values[0]
+            return turns.chosen(op, values[0], op.inputs[1])
+        if op.type in _PASSED:
+            return values[0]
+        if op.type == "IdentityN":
+            return values[k]
+        if op.type == "EnsureShape" and op.inputs[0].op.type in tables.BELIEVED:
+            before = [self._known.get(t.ref(), SAME) for t in op.inputs[0].op.inputs]
+            return rows.believed(tensor, before)
+        if op.type.startswith(("TensorList", "TensorArray")):
+            return turns.of_list(op, values)
+        if kind_of(op).calls and op.type not in tables.BELIEVED:
+            return self._of_call(op, k, values)
+        if op.type in _SIZES or (
+            tensor.dtype.is_integer and any(v.kind is Kind.SIZES for v in values)
+        ):
+            found = self._size(op, tensor)
+            if found is not None:
+                return found
+        if any(v.kind in (Kind.ROWS, Kind.PLACES) for v in values):
+            return self._rows.find(op, k, values)
+        return self._computed(op, k, values)
 
-    def _computed(self, tensor: tf.Tensor, kinds: Sequence[Kind]) -> Kind:
-        """Returns the kind of a result, given those of what it is computed from."""
-        op, found = tensor.op, Kind.UNKNOWN
-        if op.type in rows.HANDED_ON:
-            found = rules.handed_on(op, kinds[0])
-        elif op.type in rules.ADDED:
-            found = rules.added(op, kinds)
-        elif op.type in rules.SCALED:
-            found = rules.scaled(op.type, kinds)
-        elif op.type in ("Select", "SelectV2") and kinds[0] is Kind.SAME:
-            found = kinds[1] if kinds[1] is kinds[2] else Kind.UNKNOWN
-        elif op.type == "Prod":
-            found = self._product(op)
-        elif op.type in rows.NORMALIZED:
-            return Kind.MEAN if tensor.value_index in (1, 2) else Kind.UNKNOWN
-        if found is Kind.UNKNOWN and kinds and set(kinds) <= rules.STATISTICS:
-            return Kind.DRAWN if set(kinds) <= rules.ONLY_DRAWN else Kind.STATISTIC
+    def _given(self, op: tf.Operation, k: int, tensor: tf.Tensor) -> Value:
+        """Returns what a source of what differs is."""
+        if op.type in tables.SHAPED or flows.draws(op):
+            if op.type in tables.SHAPED:
+                return self._rows.find(op, k, [SAME] * len(op.inputs))
+            return DRAWN
+        if tensor.dtype in _GIVES_ROWS or tensor.shape.rank == 0:
+            return UNKNOWN
+        return Value(Kind.ROWS)
+
+    def _size(self, op: tf.Operation, tensor: tf.Tensor) -> Value | None:
+        """Returns what the numbers of a shape are, if they are alike."""
+        if op.type == "Size":
+            elements = self._sizes.of_shape(op.inputs[0])
+            value = self.of(op.inputs[0])
+            if value.kind is Kind.ROWS and value.some is not None:
+                return Value(Kind.MEAN, 1)
+            if elements is None or None in elements:
+                return None
+            powers = [one[0] for one in elements if isinstance(one, tuple)]
+            return Value(Kind.SAME, sum(powers), by_value=False)
+        source = op.inputs[0]
+        if op.type == "StridedSlice" and source.op.type == "Shape":
+            value = self.of(source.op.inputs[0])
+            begin = tf.get_static_value(op.inputs[1])
+            if value.kind is Kind.ROWS and value.some is not None and begin is not None:
+                if begin.tolist() == [value.axis] and not tensor.shape.rank:
+                    return Value(Kind.MEAN, 1)  # it differs from example to example
+        elements = self._sizes.computed(tensor)
+        if elements is None or None in elements:
+            return None
+        powers = [one[0] if isinstance(one, tuple) else 0 for one in elements]
+        if not powers or len(set(powers)) > 1:
+            return SIZES
+        return Value(Kind.SAME, powers[0], by_value=False)
+
+    def _computed(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+        """Returns what is computed of values without rows."""
+        found = self._without_rows(op, k, [v.replaced(mixed=None) for v in values])
+        mixed = next((v.mixed for v in values if v.mixed is not None), None)
+        return found if found.mixed or not mixed else found.replaced(mixed=mixed)
+
+    def _without_rows(self, op: tf.Operation, k: int, values: list[Value]) -> Value:
+        type_, first = op.type, values[0]
+        if type_ in tables.ADDED:
+            found = [
+                value
+                for value, tensor in zip(values, op.inputs, strict=True)
+                if not kinds.is_same(value) or not powers.is_zero(tensor)
+            ]
+            if type_ == "Sub" and found and found[-1] is values[1]:
+                found[-1] = kinds.negated(found[-1])
+            return kinds.added(found)
+        if type_ in tables.TIMES:
+            return kinds.multiplied(*values)
+        if type_ in tables.OVER:
+            return kinds.divided(first, values[1], op.inputs[1])
+        if type_ == "Neg":
+            return kinds.negated(first)
+        if type_ in tables.PASSED_ON or type_ in _MOVED:
+            if not all(map(kinds.is_same, values[1:])):
+                return UNKNOWN
+            if first.over is not None and first.over.shape.rank != 0:
+                return UNKNOWN if type_ in _MOVED else first
+            return _cast(op, first) if type_ == "Cast" else first
+        if type_ in ("Pack", "ConcatV2"):
+            return _together(values[: len(values) - (type_ == "ConcatV2")])
+        if type_ in ("Select", "SelectV2") and kinds.is_same(first):
+            return kinds.joined(*values[1:])
+        if type_ in ("Sum", "Mean") and kinds.is_same(values[1]):
+            if first.kind in (Kind.SAME, Kind.MEAN, Kind.DRAWN):
+                return first
+        if type_ in ("MatMul", "BatchMatMulV2") and len(values) == 2:
+            return kinds.multiplied(*values)
+        if type_ in tables.SHAPED or type_ in ("Tile", "Range", "StridedSliceGrad"):
+            return self._rows.find(op, k, values)
+        return self._of_powers(op, values)
+
+    def _of_powers(self, op: tf.Operation, values: list[Value]) -> Value:
+        """Returns what is computed of what grows with the examples, and of no more."""
+        if op.type in turns.TESTS and (found := turns.tested(op, values)) is not None:
+            return found
+        others = [v for v in values if not kinds.is_same(v)]
+        extremum = {v.kind for v in others}
+        if op.type in ("Maximum", "Minimum", "Max", "Min"):
+            own = Kind.MAX if op.type.startswith("Max") else Kind.MIN
+            # One with what is the same, be it the larger or the smaller of both.
+            single = len(others) == 1 and op.type in ("Maximum", "Minimum")
+            if extremum <= {Kind.MAX, Kind.MIN} and (single or extremum == {own}):
+                return Value(others[0].kind)
+        if all(v.kind is Kind.SAME for v in values):
+            given = [
+                None if powers.is_zero(tensor) else value.power
+                for tensor, value in zip(op.inputs, values, strict=True)
+            ]
+            power = None
+            if op.type in tables.ELEMENTWISE and op.outputs[0].dtype.is_floating:
+                power = powers.power_of(op.type, given)
+            if power is not None:
+                return Value(Kind.SAME, power, by_value=False)
+        if op.type in tables.ELEMENTWISE or op.type in _STATISTICS:
+            return kinds.computed(values)
+        return STATISTIC if kinds.computed(values) is STATISTIC else UNKNOWN
+
+    # --- Control flow -----------------------------------------------------------------
+
+    def _first_merged(self, op: tf.Operation) -> Value:
+        """Returns what one of several branches gives, or a loop's turns."""
+        loop = any(tensor.op.type in NEXT for tensor in op.inputs)
+        if not loop:
+            return self._merged(op)
+        if op not in self._assumed:
+            entering = next(t for t in op.inputs if t.op.type not in NEXT)
+            value = self._known.get(entering.ref(), SAME)
+            if entering.op not in self._flow.differing:
+                value = SAME
+            self._assumed[op] = value
+        return self._assumed[op]
+
+    def _merged(self, op: tf.Operation) -> Value:
+        values = [
+            SAME
+            if t.op not in self._flow.differing
+            else self._known.get(t.ref(), UNKNOWN)
+            for t in op.inputs
+        ]
+        if turns.is_list(op):
+            values = [v for v in values if not kinds.is_same(v)] or values
+        found = values[0]
+        for other in values[1:]:
+            found = kinds.joined(found, other)
         return found
 
-    def has_rows(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor that differs is taken to have a row for each example."""
-        given = self._flow.given.get(id(tensor))
-        if given is not None:
-            return given is Kind.ROWS
-        shape = tensor.shape
-        if not shape.rank or tensor.op.type in _ROWS_OF_OTHERS:
-            return False
-        size = shapes.sizes(tensor)[0]
-        return size is None or size in self._flow.batches
-
-    def mixed(self, tensor: tf.Tensor) -> tf.Operation | None:
-        """Returns an op that makes rows of more than their own example, if one does.
-
-        Args:
-            tensor: What depends on such rows.
-        """
-        return self._rows.of(tensor).mixed
-
-    def degree(self, tensor: tf.Tensor) -> int | None:
-        """Returns by which power of the number of examples rows were multiplied."""
-        return None if self.picks(tensor) else self._rows.of(tensor).degree
-
-    def picks(self, tensor: tf.Tensor) -> bool:
-        """Whether rows are some of a batch, by their places in it."""
-        return self._rows.of(tensor).chosen == rows.PICKED
-
-    def _mixes(self, op: tf.Operation) -> tf.Operation | None:
-        """Returns an op of a function that an op calls which mixes examples, if any."""
+    def _of_call(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+        """Returns what a result of a function, a conditional or a loop is."""
         if op not in self._called:
-            self._called[op] = self._results(op, 0)
-        return self._mixed.get(op)
-
-    def denominator(self, tensor: tf.Tensor) -> tf.Tensor | None:
-        """Returns the sum by which a ratio is divided; None if it is no such ratio."""
-        while self.of(tensor) is Kind.RATIO:
-            op = tensor.op
-            kinds = [self.of(one) for one in op.inputs]
-            if Kind.RATIO not in kinds:
-                return op.inputs[1] if op.type in rules.SCALED else None
-            tensor = op.inputs[kinds.index(Kind.RATIO)]
-        return None
-
-    def _of_all(self, tensor: tf.Tensor) -> bool:
-        return self.of(tensor) is not Kind.DRAWN
-
-    def _power(self, tensor: tf.Tensor) -> int | None:
-        """Returns by which power of the number of examples a value grows, if known."""
-        kind = self.of(tensor)
-        if kind in rules.STATISTICS:
-            return 0
-        return {Kind.COUNT: 1, Kind.SHARE: -1}.get(kind)
-
-    def _reduced(self, op: tf.Operation, depth: int) -> Kind:
-        """Returns the kind of what a reduction makes of its input."""
-        (value, *axes) = op.inputs
-        kind = self.of(value, depth)
-        made = _REDUCED[op.type]
-        if kind is Kind.ROWS:
-            axis = tf.get_static_value(axes[0]) if axes else 0
-            rank = value.shape.rank
-            first = rank is None or axis is None or not axes
-            first = first or bool(np.isin(np.ravel(axis), (0, -rank)).any())
-            return self._of_rows(op, value) if first else Kind.UNKNOWN
-        if (
-            made in (Kind.MEAN, Kind.SUM)
-            and kind in rules.LINEAR
-            and op.type != "L2Loss"
-        ):
-            return kind
-        if kind in rules.STATISTICS:
-            return kind if kind in (made, Kind.DRAWN) else Kind.STATISTIC
-        return Kind.UNKNOWN
-
-    def _of_rows(self, op: tf.Operation, value: tf.Tensor) -> Kind:
-        """Returns the kind of what a reduction makes of rows."""
-        made, own = _REDUCED[op.type], self._rows.of(value)
-        if own.chosen == rows.PICKED or own.degree is None:
-            return Kind.UNKNOWN
-        if made is Kind.SUM and op.type != "L2Loss":
-            if own.degree == 0 and value.op not in self._flow.by_value:
-                return Kind.SUM if own.chosen else Kind.COUNT
-            return {0: Kind.SUM, -1: Kind.MEAN}.get(own.degree, Kind.UNKNOWN)
-        if made is Kind.MEAN and own.degree == 1:
-            return Kind.SUM
-        if own.degree or (made is Kind.MEAN and own.chosen):
-            return Kind.UNKNOWN
-        return made
-
-    def _size(self, op: tf.Operation) -> Kind:
-        """Returns the kind of a number that is taken from a shape."""
-        source = op.inputs[0]
-        if op.type == "Size":
-            return self._rows_of(source)
-        if source.op.type == "Cast":
-            source = source.op.inputs[0]
-        begin = tf.get_static_value(op.inputs[1])
-        one = op.get_attr("shrink_axis_mask") == 1
-        if source.op.type != "Shape" or begin is None or not one or len(begin) != 1:
-            return Kind.UNKNOWN
-        kind = self._rows_of(source.op.inputs[0])
-        return kind if begin[0] == 0 or kind is Kind.UNKNOWN else Kind.SAME
-
-    def _rows_of(self, tensor: tf.Tensor) -> Kind:
-        """Returns the kind of the number of a tensor's rows."""
-        if not self.has_rows(tensor):
-            return Kind.UNKNOWN
-        chosen = self._rows.of(tensor).chosen
-        if chosen == rows.FILTERED:
-            return Kind.SUM  # it differs from example to example
-        return Kind.UNKNOWN if chosen else Kind.COUNT
-
-    def _product(self, op: tf.Operation) -> Kind:
-        """Returns the kind of a product of the sizes of a shape."""
-        source = op.inputs[0]
-        while source.op.type == "Cast":
-            source = source.op.inputs[0]
-        if source.op.type == "Shape":
-            return self._rows_of(source.op.inputs[0])
-        if source.op.type != "Pack":
-            return Kind.UNKNOWN
-        kinds = [self.of(one) for one in source.op.inputs]
-        differing = [kind for kind in kinds if kind is not Kind.SAME]
-        return differing[0] if differing == [Kind.COUNT] else Kind.UNKNOWN
-
-    def _of_call(self, op: tf.Operation, k: int, depth: int) -> Kind:
-        """Returns the kind of a result of a function, a conditional or a loop."""
-        if op not in self._called:
-            self._called[op] = self._results(op, depth)
+            self._called[op] = self._results(op, list(values))
         found = self._called[op]
-        return found[k] if k < len(found) else Kind.UNKNOWN
+        return found[k] if k < len(found) else UNKNOWN
 
-    def _results(self, op: tf.Operation, depth: int) -> list[Kind]:
-        kinds = [self.of(tensor, depth) for tensor in op.inputs]
-        values = [tensor.op in self._flow.by_value for tensor in op.inputs]
-        if op.type in ("While", "StatelessWhile"):
-            return self._after_loop(op, kinds, values)
+    def _results(self, op: tf.Operation, values: list[Value]) -> list[Value]:
+        if op.type in _LOOPS:
+            return self._after_loop(op, values)
+        test = SAME
         if chooses(op):
-            if kinds[0] is not Kind.SAME:
-                return []
-            kinds, values = kinds[1:], values[1:]
-        elif op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+            test, *values = values
+        elif op.type not in _CALLS:
             return []
         bodies = [body for _, body in _tf.called_graphs(op)]
-        made = [self._of_body(op, body, kinds, values) for body in bodies]
-        return [
-            one[0] if len(set(one)) == 1 else rules.joined(set(one))
-            for one in zip(*made, strict=False)
-        ]
+        made = [self._of_body(body, values, body.outputs) for body in bodies]
+        if not made:
+            return []
+        results = []
+        for several in zip(*made, strict=False):
+            one = several[0]
+            for other in several[1:]:
+                one = kinds.joined(one, other)
+            if not kinds.is_same(test):
+                one = turns.chosen(op, one, op.inputs[0])
+            results.append(one)
+        return results
 
-    def _after_loop(
-        self, op: tf.Operation, kinds: list[Kind], values: list[bool]
-    ) -> list[Kind]:
-        """Returns the kinds of what a loop ends with, from any number of turns."""
+    def _after_loop(self, op: tf.Operation, values: list[Value]) -> list[Value]:
+        """Returns what a loop ends with, after any number of turns."""
         names = [op.get_attr(name).name for name in ("cond", "body")]
         found = [_tf.function_called(op, name) for name in names]
         if None in found:
             return []
         (test, tested), (body, results) = (one for one in found if one is not None)
-        for _ in range(len(Kind)):
-            (go_on,) = self._of_body(op, test, kinds, values, tested)
-            if go_on is not Kind.SAME:
-                return []
+        for _ in range(2 * len(Kind)):
+            (go_on,) = self._of_body(test, values, tested)
             after = [
-                one if one is two else rules.joined({one, two})
-                for one, two in zip(
-                    kinds, self._of_body(op, body, kinds, values, results), strict=True
+                turns.in_turns(tensor, one, two)
+                for tensor, one, two in zip(
+                    op.inputs, values, self._of_body(body, values, results), strict=True
                 )
             ]
-            if after == kinds:
-                return kinds
-            values = [
-                own or kind not in (Kind.SAME, Kind.COUNT, Kind.SHARE)
-                for own, kind in zip(values, after, strict=True)
-            ]
-            kinds = after
+            if after != values:
+                values = after
+            elif kinds.is_same(go_on):
+                return after
+            else:
+                # What a turn leaves as it is does not depend on how many there are.
+                return [
+                    value if two is one else turns.chosen(op, value, tested[0])
+                    for value, one, two in zip(after, body.inputs, results, strict=True)
+                ]
         return []
 
     def _of_body(
-        self,
-        op: tf.Operation,
-        body: tf.Graph,
-        kinds: Sequence[Kind],
-        values: Sequence[bool],
-        results: Sequence[tf.Tensor] | None = None,
-    ) -> list[Kind]:
-        """Returns the kinds of a function's results, given those of its arguments."""
-        results = body.outputs if results is None else results
-        given = dict(zip(map(id, body.inputs), kinds, strict=False))
+        self, body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
+    ) -> list[Value]:
+        """Returns what a function's results are, given what its arguments are."""
+        given = dict(zip(map(id, body.inputs), values, strict=False))
         own = {
-            tensor.op: "value" if value else "shape"
-            for tensor, kind, value in zip(body.inputs, kinds, values, strict=False)
-            if kind is not Kind.SAME
+            tensor.op: "value" if value.by_value else "shape"
+            for tensor, value in zip(body.inputs, values, strict=False)
+            if not kinds.is_same(value)
         }
         flow = flows.flow(
             flows.upstream(results, lambda op: False),
             lambda op: own.get(op) or ("value" if flows.draws(op) else ""),
             lambda op: False,
-            batches=self._flow.batches,
             given=given,
         )
         inside = Values(flow)
-        for tensor in results:
-            mixed = inside.mixed(tensor)
-            if mixed is not None:
-                self._mixed[op] = mixed
-        return [inside.of(tensor) for tensor in results]
+        # What is in a function cannot be divided by outside of it.
+        found = [inside.of(tensor) for tensor in results]
+        return [UNKNOWN if value.over is not None else value for value in found]
+
+
+_MOVED = frozenset(
+    """Reshape ExpandDims Squeeze Transpose StridedSlice Slice GatherV2 Pad ReverseV2
+    Unpack BroadcastTo""".split()
+)
+_STATISTICS = frozenset({"Max", "Min", "Prod", "All", "Any", "ArgMax", "L2Loss"})
+
+
+def _cast(op: tf.Operation, value: Value) -> Value:
+    rounded = op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating
+    if rounded and value.kind not in (Kind.MAX, Kind.MIN):
+        return kinds.computed([value]) if not value.power else UNKNOWN
+    return value
+
+
+def _together(values: Sequence[Value]) -> Value:
+    """Returns what a vector is whose elements are values without rows."""
+    one = values[0]
+    for other in values[1:]:
+        one = kinds.joined(one, other)
+    if one.kind is Kind.RATIO:
+        return UNKNOWN
+    return one if one.kind is not Kind.UNKNOWN else kinds.computed(list(values))

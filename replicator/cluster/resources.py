@@ -100,6 +100,18 @@ class ResourceSpec:
         )
 
     @property
+    def by_host(self) -> tuple[tuple[str, ...], ...]:
+        """The same by the hosts, without their addresses.
+
+        Example:
+            >>> text = "nodes: [{address: 127.0.0.1, cpus: [0, 1]}]"
+            >>> _ = pathlib.Path("cluster.yml").write_text(text)
+            >>> replicator.ResourceSpec("cluster.yml").by_host
+            (('CPU:0', 'CPU:1'),)
+        """
+        return tuple(devices for _, devices in self._nodes)
+
+    @property
     def chief(self) -> str:
         """The address of the host on which the program runs.
 

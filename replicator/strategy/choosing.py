@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import errors
+from replicator.options import VARIABLES
 from replicator.strategy import compiled
 from replicator.strategy.builder import Builder
 from replicator.strategy.builders.auto import Auto
@@ -41,6 +43,7 @@ def as_builder(strategy: Any) -> Builder:
     if isinstance(strategy, Strategy):
         return Given(strategy)
     if isinstance(strategy, str | os.PathLike):
+        _refuse_name(strategy)
         return Given(Strategy.load(strategy))
     if isinstance(strategy, Mapping):
         return Rules(strategy)
@@ -52,6 +55,29 @@ def as_builder(strategy: Any) -> Builder:
         "it is a builder, as replicator.strategy.PSLoadBalancing(); a dictionary of "
         "builders by patterns; a Strategy; or the path of a saved one." + called,
     )
+
+
+def _refuse_name(path: str | os.PathLike[str]) -> None:
+    """Raises StrategyError for the name of a builder, or of a kind of variables."""
+    if os.path.exists(path):
+        return
+    fix = ""
+    if str(path) in set(_names(Builder)):
+        fix = f"pass the builder, strategy=replicator.strategy.{path}()."
+    elif path in VARIABLES:
+        fix = f"pass variables={path!r}, or a builder, as replicator.strategy.Auto()."
+    if fix:
+        raise error(
+            f"Replicator was given strategy={errors.shown(path)}, and there is no file "
+            "of that name.",
+            fix,
+        )
+
+
+def _names(kind: type[Builder]) -> Iterator[str]:
+    for own in kind.__subclasses__():
+        yield own.__name__
+        yield from _names(own)
 
 
 def in_force(
@@ -107,17 +133,9 @@ class _Run:
 
     def choose(self, facts: VariableFacts) -> Chosen | None:
         """Returns what is decided on a variable, None if nothing is, or not yet."""
-        self._paths.append(facts.path)
-        number = 0
-        if isinstance(self._strategy, Rules):
-            found = self._strategy.matching(facts.path)
-            if found is None:
-                return None
-            number = found
-        rule = self._rules[number]
-        rule.asked.append(facts)
-        if isinstance(rule.builder, Auto):
-            self.assumed[facts.path] = rule.builder.assumed
+        rule = self._asked_of(facts)
+        if rule is None:
+            return None
         node = None
         if rule.live is not None:
             try:
@@ -129,6 +147,35 @@ class _Run:
             divides = rule.builder.may_divide
             return Chosen(Mirrored(), later=True, may_divide=divides)
         return self._compiled(node, facts)
+
+    def choose_all(self, variables: Sequence[VariableFacts]) -> dict[str, Chosen]:
+        """Returns what is decided on variables of which all is known."""
+        made: dict[str, Chosen] = {}
+        for facts in variables:
+            self._asked_of(facts)
+            self.sparse[facts.path] = bool(facts.sparse)
+        for rule in self._rules:
+            built = rule.builder.build(rule.asked, self._resources)
+            for facts in rule.asked:
+                chosen = self._compiled(built.by_name.get(facts.path), facts)
+                if chosen is not None:
+                    made[facts.path] = chosen
+        self.check()
+        return made
+
+    def _asked_of(self, facts: VariableFacts) -> _Rule | None:
+        """Returns the rule of a variable, which is one of its from now on."""
+        self._paths.append(facts.path)
+        number: int | None = 0
+        if isinstance(self._strategy, Rules):
+            number = self._strategy.matching(facts.path)
+        if number is None:
+            return None
+        rule = self._rules[number]
+        rule.asked.append(facts)
+        if isinstance(rule.builder, Auto):
+            self.assumed[facts.path] = rule.builder.assumed
+        return rule
 
     def _compiled(self, node: Node | None, facts: VariableFacts) -> Chosen | None:
         return None if node is None else compiled.chosen(node, facts, self._world)
@@ -187,6 +234,22 @@ class _Run:
                 "correct them, or leave them out; a pattern is searched for in paths.",
                 [f"there is {path}" for path in _some(self._paths)],
             )
+        if isinstance(self._strategy, Rules):
+            self._refuse_hidden(self._strategy)
+
+    def _refuse_hidden(self, rules: Rules) -> None:
+        """Raises StrategyError if an earlier rule decides on all that a rule is for."""
+        hidden = rules.hidden(self._paths)
+        if hidden:
+            later, earlier = hidden[0]
+            own = [path for path in self._paths if re.search(later, path)]
+            raise error(
+                f"the rule of {later!r} decides on nothing: the first pattern that is "
+                f"found in a path decides, and {earlier!r}, which comes before it, is "
+                "found in all of its paths and in more.",
+                "put the more general pattern last, or leave the other one out.",
+                [f"both are found in {path}" for path in _some(own)],
+            )
 
 
 _MOST_SHOWN = 20
@@ -226,6 +289,21 @@ class StrategyChooser:
     def choose(self, facts: VariableFacts) -> Chosen | None:
         """Returns what is decided on a variable that is about to be created."""
         return self._run().choose(facts)
+
+    def choose_all(self, variables: Sequence[VariableFacts]) -> dict[str, Chosen]:
+        """Decides on all variables of the graph at hand, forgetting what it decided.
+
+        Args:
+            variables: The variables, in order, and which gradients are sparse.
+
+        Returns:
+            What is decided on, by the paths.
+
+        Raises:
+            StrategyError: A rule is of no variable that there is.
+        """
+        self._graphs[tf.compat.v1.get_default_graph()] = self._begin()
+        return self._run().choose_all(variables)
 
     @property
     def undecided(self) -> set[str]:

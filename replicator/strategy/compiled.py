@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from replicator import devices
+from replicator import devices, errors
+from replicator.compressors import specs
 from replicator.costs import hosts, rates
 from replicator.strategy import predictions
 from replicator.strategy.facts import Resources
@@ -50,6 +51,8 @@ def _compiled(
     node: Node, world: World
 ) -> tuple[Placement, synchronizer.AllReduce | synchronizer.ParameterServer]:
     how = node.synchronizer
+    assert how is not None, "every part of a node has a synchronizer"
+    _check_compressor(node, how.compressor)
     if isinstance(how, AllReduceSynchronizer):
         # The group says with what a gradient may travel.
         algorithm = predictions.ALGORITHMS.get(how.spec)
@@ -57,9 +60,8 @@ def _compiled(
             algorithm = None
         bucket = str(how.group)
         return Mirrored(), synchronizer.AllReduce(algorithm, bucket, how.compressor)
-    assert isinstance(how, PSSynchronizer), "every part of a node has a synchronizer"
     _refuse(node, how, world)
-    device = devices.existing(how.reduction_destination)
+    device = _existing(node, how.reduction_destination)
     made = synchronizer.ParameterServer(how.sync, how.staleness, how.compressor)
     return _owned(device, how.local_replication, world), made
 
@@ -81,6 +83,24 @@ def _refuse(node: Node, how: PSSynchronizer, world: World) -> None:
             "builds.",
             "in between-graph mode, use strategies of all-reduce.",
         )
+
+
+def _check_compressor(node: Node, compressor: Any) -> None:
+    """Raises StrategyError unless there is such a compressor."""
+    try:
+        specs.compressor("its node", compressor)
+    except errors.ArgumentError as found:
+        said = f"the strategy compresses the gradient of variable {node.name}"
+        raise errors.StrategyError(f"{said}, but {found}") from None
+
+
+def _existing(node: Node, device: str) -> str:
+    """Returns the full name of the device that a variable is to be on."""
+    try:
+        return devices.existing(device)
+    except errors.DeviceError as found:
+        said = f"the strategy puts variable {node.name} on {errors.shown(device)}"
+        raise errors.DeviceError(f"{said}, but {found}") from None
 
 
 def _owned(device: str, proxies: bool, world: World) -> Placement:

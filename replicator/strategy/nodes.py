@@ -290,7 +290,13 @@ class Node:
             StrategyError: They do not add up, or there are more parts than elements.
         """
         sizes = self.sizes or even_sizes(size, len(self.parts))
-        if sum(sizes) != size or 0 in sizes:
+        if 0 in sizes:
+            raise self._wrong(
+                f"has {len(sizes)} parts along axis {self.axis}, where the variable "
+                f"has {size}",
+                "let there be at least one element in each part.",
+            )
+        if sum(sizes) != size:
             raise self._wrong(
                 f"has parts of sizes {list(sizes)} along axis {self.axis}, where the "
                 f"variable has {size}",

@@ -85,6 +85,33 @@ class Rules(Builder):
             if not any(pattern.search(path) for path in paths)
         )
 
+    def hidden(self, paths: Sequence[str]) -> tuple[tuple[str, str], ...]:
+        """Returns the patterns that decide on nothing, as an earlier one has it all.
+
+        A last pattern for what is left may find nothing left: only patterns of which
+        the earlier one is the more general are meant, so that their order is wrong.
+
+        Example:
+            >>> ps, sharded = replicator.strategy.PS(), replicator.strategy.Sharded()
+            >>> rules = replicator.strategy.Rules({".*": ps, "kernel": sharded})
+            >>> rules.hidden(["dense/kernel", "dense/bias"])
+            (('kernel', '.*'),)
+
+        Args:
+            paths: The variables there are.
+
+        Returns:
+            Each with the earlier one.
+        """
+        patterns = list(self.rules)
+        found = [{path for path in paths if p.search(path)} for p in patterns]
+        return tuple(
+            (patterns[later].pattern, patterns[earlier].pattern)
+            for later in range(len(patterns))
+            for earlier in range(later)
+            if found[later] < found[earlier]
+        )
+
     def nodes(
         self, variables: Iterable[VariableFacts], resources: Resources
     ) -> Iterator[Node | None]:

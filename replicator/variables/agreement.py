@@ -61,6 +61,10 @@ def agree(
     if _is_uneven(variable, replica) and how == tf.VariableAggregation.SUM:
         how = tf.VariableAggregation.MEAN  # each replica has written the whole update
     with replica.agreeing_on(variable.name, method, variable.key):
+        if replica.agrees is not None and how == tf.VariableAggregation.NONE:
+            agreed = replica.agrees(variable, value)
+            if agreed is not None:
+                return agreed
         if how == tf.VariableAggregation.SUM:
             return _combined(value, "sum", variable)
         if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:

@@ -108,7 +108,7 @@ class VariableFactory:
         """What tf.variable_creator_scope calls for each new variable.
 
         Called otherwise, it may be given `slot_of`, whose slot the variable is, and
-        `whole_in`, where no variable can be in parts.
+        what was `chosen` for it, which is whole.
         """
         replica = context.current()
         if replica is None:
@@ -189,7 +189,7 @@ class VariableFactory:
             kwargs["initial_value"] = initial_values.placeholder(kwargs)
         kwargs["initial_value"] = initial_values.lifted(kwargs.get("initial_value"))
         collections = kwargs.pop("collections", None)
-        primary, whole_in = kwargs.pop("slot_of", None), kwargs.pop("whole_in", "")
+        primary, known = kwargs.pop("slot_of", None), kwargs.pop("chosen", None)
         if primary is None:
             primary = plain(_tf.variable_of_slot())
         name_scope = contextlib.nullcontext()
@@ -197,9 +197,9 @@ class VariableFactory:
             name_scope = tf.name_scope(scope if scope != "/" else "")
         with self._creating():
             with name_scope:
-                chosen, path = self._chosen(kwargs, primary)
-                if whole_in and chosen.parts:
-                    chosen = division.as_whole(chosen, path, whole_in)
+                chosen, path = known, ""
+                if chosen is None:
+                    chosen, path = self._chosen(kwargs, primary)
                 if chosen.parts:
                     whole = self._divide(kwargs, collections, chosen, primary)
                     if path:

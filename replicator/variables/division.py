@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 from replicator import _tf, errors
 from replicator.variables import drawing, in_graphs, locks
@@ -36,25 +35,6 @@ def of_slot(primary: Any, shape: tf.TensorShape) -> Chosen | None:
         for size, part in zip(primary.sizes, primary.parts, strict=True)
     )
     return Chosen(primary.placement, parts=parts, axis=primary.axis)
-
-
-def as_whole(chosen: Chosen, path: str, where: str) -> Chosen:
-    """Returns what becomes of a variable that cannot be in parts: all of it one part.
-
-    Args:
-        chosen: What a strategy has decided, or would decide later.
-        path: Of the variable.
-        where: Where it cannot be in parts.
-    """
-    first = chosen.parts[0]
-    if not chosen.later:
-        logging.warning(
-            "%s is not in parts, as the strategy has it, but whole: no variable is in "
-            "parts in %s. Its values are the same; it needs more memory on one device.",
-            path,
-            where,
-        )
-    return Chosen(first.placement, first.synchronizer, later=chosen.later)
 
 
 def add_slot(primary: Any, slot: PartitionedVariable) -> None:

@@ -17,6 +17,7 @@ from replicator import _tf, context
 from replicator.primitives import all_reduce
 
 _TYPE = "ReplicatorSynchronizedRead"
+_BACK_TYPE = "ReplicatorSynchronizedGradient"
 _VARIABLE = "_replicator_synchronized"  # of such an identity: the variable's key
 _MADE = "reads made"  # of a replica: its identities, with the handles
 _SHARED = "shared reads"  # of a replica: the identities that no tape has to record
@@ -120,14 +121,34 @@ def _combined(variable: Any, gradient: Any) -> Any:
         return None
     replica = context.require("the gradient of a variable")
     assert replica.synchronizes is not None, "it was so when the variable was read"
-    gradient = _weighed(gradient, replica.synchronizes())
+    gradient = replica.synchronizes(gradient, False)
     (made,) = all_reduce.combine([gradient], "sum", None, [variable.policy])
-    return made
+    if isinstance(made, tf.IndexedSlices):
+        values = _seen_back(made.values)
+        return tf.IndexedSlices(values, made.indices, made.dense_shape)
+    return _seen_back(made)
 
 
-def _weighed(gradient: Any, weight: tf.Tensor) -> Any:
-    """Returns a gradient, weighed; nothing, be it no number, of what weighs nothing."""
-    if isinstance(gradient, tf.IndexedSlices):
-        values = _weighed(gradient.values, weight)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))
+def _seen_back(made: tf.Tensor) -> tf.Tensor:
+    """Returns a gradient of all replicas, which tells if it is differentiated.
+
+    What then comes back is that of one replica, and weighs what its loss does.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    with _tf.stop_recording(), graph.gradient_override_map({"Identity": _BACK_TYPE}):
+        seen = tf.identity(made)
+    _tf.record_gradient("Identity", [seen], [made], lambda d: [_back(d)])
+    return seen
+
+
+@tf.RegisterGradient(_BACK_TYPE)
+def _of_seen(op: tf.Operation, gradient: Any) -> Any:
+    """Called by tf.gradients."""
+    return _back(gradient)
+
+
+def _back(gradient: Any) -> Any:
+    replica = context.require("the gradient of a gradient")
+    if gradient is None or replica.synchronizes is None:
+        return gradient
+    return replica.synchronizes(gradient, True)

@@ -145,7 +145,9 @@ def test_copy_line_gives_an_op_the_frames_of_another():
         return tf.no_op()
 
     with tf.Graph().as_default():
-        one, copy = original(), tf.no_op()
+        one, copy, again = original(), tf.no_op(), tf.no_op()
     _tf.copy_line(one, copy)
+    _tf.copy_line(copy, again)
+    assert _tf.user_frames(again) == _tf.user_frames(copy)
     assert _tf.user_frames(copy) == _tf.user_frames(one)
     assert _tf.user_frames(copy)[-1][2] == "original"

@@ -44,9 +44,45 @@ def test_is_watched_by_a_tape_or_may_be_where_there_is_none():
         assert _tf.is_watched([n, x])
 
 
+def test_may_record_where_there_is_a_tape_or_an_accumulator():
+    assert not _tf.may_record()
+    with tf.GradientTape():
+        assert _tf.may_record()
+        with _tf.stop_recording():
+            assert not _tf.may_record()
+    with tf.autodiff.ForwardAccumulator(tf.constant(1.0), tf.constant(1.0)):
+        assert _tf.may_record()
+
+
 def test_note_read_has_all_tapes_watch_a_variable():
     v = tf.Variable(2.0)
     with tf.GradientTape() as outer, tf.GradientTape() as inner:
         _tf.note_read(v)
     assert [x.ref() for x in outer.watched_variables()] == [v.ref()]
     assert [x.ref() for x in inner.watched_variables()] == [v.ref()]
+
+
+def test_begun_by_tape_is_what_the_running_tape_started_from():
+    found = []
+
+    @tf.custom_gradient
+    def seen(z):
+        def back(d):
+            graph = tf.compat.v1.get_default_graph()
+            found.append((_tf.begun_by_tape(graph, 1), _tf.begun_by_tape(graph, 3), d))
+            return d * tf.ones_like(d)
+
+        return tf.identity(z), back
+
+    @tf.function
+    def step(x):
+        _ = tf.ones([])  # not the tape's
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = seen(x)
+        return tape.gradient(y, x)
+
+    step(tf.ones([2]))
+    ((begun,), none, start), *_ = found
+    assert begun.outputs[0] is start and _tf.begins_tape(begun)
+    assert none == []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.autodist import helpers, programs
+from tests.autodist import helpers, programs, trained
 from tests.helpers import v1_control_flow
 
 v1 = tf.compat.v1
@@ -44,9 +44,13 @@ def _data(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32), (3 * x + 2 + noise).astype(np.float32)
 
 
+_WHOLES = [name for name in trained.BUILDERS if name != "columns"]  # of numbers
+
+
 # The values of AutoDist's own test, for the data of one worker, of two workers, and of
 # two of which the first has twice as much.
-@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
+@pytest.mark.battery(10)
+@pytest.mark.parametrize("variables", ["mirrored", "sharded", *_WHOLES])
 @pytest.mark.parametrize(
     "num_replicas, seeds, w_then, b_then",
     [
@@ -60,7 +64,8 @@ def _data(seed: int) -> tuple[np.ndarray, np.ndarray]:
 def test_the_values_of_autodists_regression(
     num_replicas, seeds, w_then, b_then, variables
 ):
-    autodist = helpers.make(num_replicas, variables)
+    strategy = trained.BUILDERS.get(variables, lambda: variables)()
+    autodist = helpers.make(num_replicas, strategy)
     with tf.Graph().as_default(), autodist.scope():
         x, y = v1.placeholder(tf.float32, [None]), v1.placeholder(tf.float32, [None])
         w, b = tf.Variable(5.0), tf.Variable(0.0)

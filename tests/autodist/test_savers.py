@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from replicator.strategy import PartitionedPS
 from tests.autodist import helpers
 
 v1 = tf.compat.v1
@@ -28,7 +29,7 @@ def _on_one_device(path):
         return session.run([w, y], {x: np.ones([2, 3])})
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "sharded"])
+@pytest.mark.parametrize("strategy", ["mirrored", "sharded", PartitionedPS()])
 def test_a_checkpoint_loads_on_one_device_and_on_other_replicas(strategy, tmp_path):
     with tf.Graph().as_default(), (autodist := helpers.make(3, strategy)).scope():
         x, w, y, train = _build()

@@ -11,14 +11,18 @@ from tests.benchmarks.helpers import as_dict, refusal, results
 
 @pytest.mark.slow
 def test_all_builders_are_measured_and_compute_the_same(tmp_path):
-    printed, facts = results("benchmarks.strategies", tmp_path, "--only=small")
-    found = facts["results"]["small"]
+    chosen = ("--only=small", "--onednn=off")
+    printed, facts = results("benchmarks.strategies", tmp_path, *chosen)
+    found = facts["results"]["off"]["small"]
     assert list(found) == [BASELINE, *strategies.BUILDERS]
     assert "nbytes" not in found[BASELINE]
     for name in strategies.BUILDERS:
         assert found[name]["nbytes"] > 0, name
+        assert 0 < found[name]["predicted"] < 1, name
         assert name in printed
     assert found["PS"]["nbytes"] == found["PSLoadBalancing"]["nbytes"]
+    least = min(found[name]["predicted"] for name in strategies.BUILDERS)
+    assert found[strategies.AUTO]["predicted"] == pytest.approx(least)
 
 
 def test_all_builders_there_are_are_compared():
@@ -32,21 +36,35 @@ def test_all_builders_there_are_are_compared():
     assert made - others - set(strategies.BUILDERS) == set()
 
 
+FOUND = {
+    BASELINE: as_dict(0.001),
+    "Mirrored": {**as_dict(0.004), "nbytes": 2048, "unknown": 0, "predicted": 0.0025},
+    "PS": {**as_dict(0.002), "nbytes": 4096, "unknown": 1, "predicted": 0.001},
+}
+
+
 def test_the_tables_have_a_row_per_builder_and_a_column_per_network():
-    names = ["Mirrored", "PS"]
-    times = [0.004, 0.002]
-    own = {
-        name: as_dict(seconds) | {"nbytes": 2048 * (k + 1), "unknown": k}
-        for k, (name, seconds) in enumerate(zip(names, times, strict=True))
-    }
-    found = {"small": {BASELINE: as_dict(0.001), **own}}
-    step, sent = strategies.tables(found)
-    assert step.columns == sent.columns == ["", "32-64-64-10 MLP"]
+    found = {setting: {"small": FOUND} for setting in ("on", "off")}
+    made = strategies.tables(found)
+    assert [table.title for table in made] == [
+        "Median step under each strategy, oneDNN on, in ms",
+        "Predicted for keeping variables equal, oneDNN on, in ms",
+        "Median step under each strategy, oneDNN off, in ms",
+        "Predicted for keeping variables equal, oneDNN off, in ms",
+        "Bytes communicated in a step under each strategy",
+    ]
+    step, said, *_, sent = made
+    assert {tuple(table.columns) for table in made} == {("", "32-64-64-10 MLP")}
     assert step.rows == [
         [BASELINE, "1.000"],
         ["Mirrored", "4.000 (2.00)"],
         ["PS", "2.000 (1.00)"],
         ["noise", "0.0%"],
+    ]
+    # How much more than under PS, as predicted and as measured.
+    assert said.rows == [
+        ["Mirrored", "2.5 (+1.5, +2.0)"],
+        ["PS", "1.0 (+0.000, +0.000)"],
     ]
     assert sent.rows == [["Mirrored", "2 KiB"], ["PS", "4 KiB+"]]
 

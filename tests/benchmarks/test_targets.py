@@ -5,7 +5,17 @@ import dataclasses
 
 import pytest
 
-from benchmarks import at_work, build, fit, hosts, memory, profile, steps, targets
+from benchmarks import (
+    at_work,
+    build,
+    fit,
+    hosts,
+    memory,
+    profile,
+    steps,
+    strategies,
+    targets,
+)
 from benchmarks.contenders import BASELINE, CLONED, MIRRORED, ONE_REPLICA, OURS, RIVAL
 from tests.benchmarks.helpers import as_dict
 
@@ -16,7 +26,8 @@ def judged(found):
 
 def test_without_results_no_target_is_reached():
     lines = judged({})
-    assert len(lines) == 2 * 3 * len(targets.STEPS) + 9 + 2 * 2 * len(fit.BATCHES) + 10
+    of_steps = 2 * 3 * len(targets.STEPS) + 2 * len(strategies.NETWORKS)
+    assert len(lines) == of_steps + 9 + 2 * 2 * len(fit.BATCHES) + 10
     assert all(target.reached is None for target in lines.values())
     rows = targets.table(list(lines.values())).rows
     assert {row[-1] for row in rows} == {"not measured"}
@@ -133,3 +144,13 @@ def test_a_prediction_is_judged_by_the_worst_of_it(predicted, reached):
     ]
     assert line.reached is reached
     assert line.values == {"the worst": pytest.approx(abs(predicted - 1))}
+
+
+@pytest.mark.parametrize(("auto", "reached"), [(1.04, True), (1.06, False)])
+def test_auto_is_judged_by_the_fastest_builder(auto, reached):
+    by_name = {"Mirrored": as_dict(2.0), "PS": as_dict(1.0), "Auto": as_dict(auto)}
+    lines = judged({strategies.NAME: {"on": {"lstm": by_name}}})
+    on = lines["strategy Auto, LSTM language model, oneDNN on: of the fastest builder"]
+    assert on.values == {OURS: auto} and on.reached is reached
+    off = "strategy Auto, LSTM language model, oneDNN off: of the fastest builder"
+    assert lines[off].reached is None

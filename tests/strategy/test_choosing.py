@@ -215,7 +215,27 @@ def test_one_process_steps_together(options: Any, said: str) -> None:
 def test_a_device_that_does_not_exist_is_named() -> None:
     for name in ("CPU:99", "GPU:7", "nonsense"):
         repl = helpers.make(2, strategy=On(name))
-        with pytest.raises(replicator.DeviceError, match=name), repl.context():
+        said = f"(?s)puts variable v on '{name}', but .*{name}.*Fix"
+        with pytest.raises(replicator.DeviceError, match=said), repl.context():
+            tf.Variable(1.0, name="v")
+
+
+@pytest.mark.parametrize(
+    ("compressor", "said"),
+    [
+        ("bf61", "names 'bf61', which is no compressor.*Fix: there are"),
+        ("powersgd(rnak=4)", "'rnak', which is no option of powersgd"),
+        ("topk(ratio=2)", "topk was given ratio=2"),
+        (object(), "its node was given compressor=<object"),
+    ],
+)
+def test_a_compressor_that_there_is_not_is_refused_with_its_variable(
+    compressor: Any, said: str
+) -> None:
+    for made in (On("CPU:0", compressor=compressor), AllReduce(compressor=compressor)):
+        repl = helpers.make(2, strategy=made)
+        whole = f"(?s)the gradient of variable v, but .*{said}"
+        with pytest.raises(replicator.StrategyError, match=whole), repl.context():
             tf.Variable(1.0, name="v")
 
 

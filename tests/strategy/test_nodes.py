@@ -69,7 +69,7 @@ def test_a_node_in_parts_says_its_partitioner_and_its_extents() -> None:
     assert known.partitioner == "1,3,1,1"
     assert known.extents(7) == (3, 2, 2)
     assert known.nbytes == 4 * 7 * 2 * 2 * 8
-    with pytest.raises(replicator.StrategyError, match=r"\[1, 1, 0\]"):
+    with pytest.raises(replicator.StrategyError, match="3 parts .* has 2"):
         known.extents(2)
 
 

@@ -69,6 +69,28 @@ def test_a_pattern_that_is_found_nowhere_is_an_error_at_the_first_build(
         helpers.run(mode, repl, make_step)
 
 
+def test_a_rule_behind_a_more_general_one_is_an_error_at_the_first_build() -> None:
+    repl = helpers.make(2, strategy={"dense": PS(), "kernel": Sharded()})
+    kernel, *_ = _variables(repl, "dense/kernel", "dense/bias")
+    with pytest.raises(
+        replicator.StrategyError,
+        match="(?s)rule of 'kernel' decides on nothing.*'dense', which comes before it"
+        ".*both are found in dense/kernel.*Fix: put the more general pattern last",
+    ):
+        repl.run(lambda: repl.all_reduce(kernel.read_value()))
+
+
+def test_patterns_that_overlap_or_leave_nothing_to_the_last_are_right() -> None:
+    paths = ["one/kernel", "one/bias", "two/kernel"]
+    for patterns in (["one", "kernel"], ["kernel", "bias", ".*"], ["one", "two", ""]):
+        rules = Rules({pattern: PS() for pattern in patterns})
+        assert rules.hidden(paths) == () == rules.missing(paths)
+    assert Rules({"one": PS(), "one/k": PS(), "b": PS(), ".*": PS()}).hidden(paths) == (
+        ("one/k", "one"),
+        ("b", "one"),
+    )
+
+
 def test_a_step_without_variables_finds_nothing_missing() -> None:
     repl = helpers.make(2, strategy={"kernel": Sharded()})
     assert float(repl.run(lambda: repl.all_reduce(1.0))[0]) == 2.0
@@ -98,6 +120,19 @@ def test_what_is_no_strategy_is_refused(given: Any) -> None:
     with pytest.raises(
         replicator.StrategyError, match="(?s)strategy=.*Fix: it is a builder"
     ):
+        helpers.make(2, strategy=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ("PartitionedPS", r"strategy=replicator.strategy.PartitionedPS\(\)"),
+        ("RandomAxisPartitionAR", "pass the builder"),
+        ("sharded", "variables='sharded'"),
+    ],
+)
+def test_a_name_in_place_of_a_builder_is_refused(given: str, fix: str) -> None:
+    with pytest.raises(replicator.StrategyError, match=f"(?s)no file.*Fix: .*{fix}"):
         helpers.make(2, strategy=given)
 
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""By which powers of the number of examples ops multiply what they make.
+
+Pure functions of ops and of what is known of their operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from replicator.autodist import tables
+from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
+
+
+def power_of(type_: str, powers: Sequence[float | None]) -> float | None:
+    """Returns by which power of n an op multiplies what it makes, None if by none.
+
+    Args:
+        type_: The op's.
+        powers: Those of its operands; None for zeros, which have any.
+    """
+    known = [power or 0 for power in powers]
+    if type_ in tables.TIMES:
+        return known[0] + known[1]
+    if type_ in tables.OVER:
+        return known[0] - known[1]
+    if not any(known):
+        return 0
+    if type_ in tables.HOMOGENEOUS:
+        return known[0] * tables.HOMOGENEOUS[type_]
+    if type_ in tables.MULTIPLES:
+        k = tables.MULTIPLES[type_]
+        return None if known[1 - k] else known[k]
+    if type_ in ("Select", "SelectV2"):
+        if known[0]:
+            return None
+        powers = powers[1:]
+    elif type_ not in tables.ADDED and type_ not in tables.ALIKE:
+        return None
+    found = {power for power in powers if power is not None}
+    if len(found) != 1:
+        return None
+    return found.pop() * tables.ALIKE.get(type_, 1)
+
+
+def is_zero(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is known to be zeros."""
+    if tensor.op.type == "ZerosLike":
+        return True
+    value = tf.get_static_value(tensor)
+    if value is None and tensor.op.type == "Fill":
+        value = tf.get_static_value(tensor.op.inputs[1])
+    if value is None or np.asarray(value).dtype.kind not in "fiuc":
+        return False
+    return bool(np.all(np.equal(value, 0)))
+
+
+def reduced(type_: str, value: Value) -> Value:
+    """Returns what a reduction makes of rows, over their examples."""
+    if type_ == "Sum":
+        if not value.by_value and value.some is None:
+            return Value(Kind.SAME, value.power + 1, by_value=False, mixed=value.mixed)
+        return Value(Kind.MEAN, value.power + 1, mixed=value.mixed)
+    if type_ == "Mean":
+        if value.some is not None:
+            return UNKNOWN.replaced(mixed=value.mixed)
+        kind = Kind.MEAN if value.by_value else Kind.SAME
+        return Value(kind, value.power, by_value=value.by_value, mixed=value.mixed)
+    if type_ in ("Max", "All", "Min", "Any") and not value.power:
+        kind = Kind.MAX if type_ in ("Max", "Any") else Kind.MIN
+        if not value.by_value:
+            return SAME
+        # What is left of some examples may be nothing, of which there is no extremum.
+        return Value(kind, mixed=value.mixed) if value.some is None else UNKNOWN
+    return UNKNOWN

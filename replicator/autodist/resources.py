@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices that a resource names, as Replicator takes them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from replicator import errors
+from replicator.cluster import peers, state
+from replicator.cluster.resources import ResourceSpec
+
+
+def devices_of(resource: Any) -> Any:
+    """Returns the devices that a resource names, as Replicator takes them.
+
+    Args:
+        resource: What AutoDist was given: the path of a YAML file, a ResourceSpec, or
+            what a Replicator takes.
+
+    Raises:
+        ClusterError: The file is wrong, or this program is connected to other hosts
+            than it lists, or to none.
+    """
+    if isinstance(resource, str | os.PathLike):
+        resource = ResourceSpec(resource)
+    if not isinstance(resource, ResourceSpec):
+        return resource
+    return _named(resource)
+
+
+def _named(spec: ResourceSpec) -> list[str]:
+    """Returns the devices of hosts by the names that TensorFlow has for them."""
+    hosts = spec.description.hosts
+    known = peers.facts()
+    connected = known.addresses if known is not None else state.connected_hosts()
+    listed = [host.address for host in hosts]
+    if [*connected] == listed:
+        tasks = [f"/job:{state.WORKER}/replica:0/task:{k}/" for k in range(len(hosts))]
+    elif connected or len(hosts) > 1:
+        raise _elsewhere(spec, listed, connected)
+    else:
+        tasks = [""]  # this program's own host
+    return [
+        f"{task}{'device:' if task else ''}{device}"
+        for task, own in zip(tasks, spec.by_host, strict=True)
+        for device in own
+    ]
+
+
+def _elsewhere(spec: ResourceSpec, listed: Any, connected: Any) -> errors.ClusterError:
+    there = f"to {', '.join(connected)}" if connected else "to none"
+    return errors.ClusterError(
+        errors.compose(
+            f"{spec.description.source} lists {', '.join(listed)}, and this program "
+            f"is connected {there}.",
+            fix="call replicator.connect with that file first, before anything else of "
+            "TensorFlow, with `python -m replicator.serve` running on each host "
+            "(`python -m replicator.launch` starts it); or list one host, this one.",
+        )
+    )

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the examples are in what is reshaped, sliced, joined or looked up.
+
+Pure functions of an op and of what is known of its inputs; see rows.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.autodist import kinds
+from replicator.autodist.kinds import PLACES, UNKNOWN, Kind, Value
+from replicator.autodist.sizes import GROWS, Element, grown
+from replicator.graph.ir import shapes
+
+Own = Any  # rows.Rows
+_UNKNOWN_SIZE = "?"
+
+
+def broadcast(op: tf.Operation, value: Value, axis: int) -> Value:
+    """Returns what is broadcast to a shape in which an axis grows with the examples."""
+    given, rank = op.inputs[0].shape.rank, op.outputs[0].shape.rank
+    if given is None or rank is None:
+        return UNKNOWN
+    place = axis - (rank - given)  # where that axis was before
+    if value.kind is Kind.ROWS:
+        return value.replaced(axis=axis) if value.axis == place else UNKNOWN
+    if place >= 0 and shapes.sizes(op.inputs[0])[place] != 1:
+        return UNKNOWN
+    if value.kind is Kind.SAME:
+        return Value(Kind.ROWS, value.power, axis=axis, by_value=False)
+    if kinds.is_level(value):
+        return Value(Kind.ROWS, axis=axis, mixed=op)
+    return Value(Kind.ROWS, axis=axis) if value.kind is Kind.DRAWN else UNKNOWN
+
+
+def _reshaped(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    value, before = values[0], shapes.static(op.inputs[0])
+    if value.kind is Kind.PLACES:
+        return PLACES.replaced(some=value.some)
+    if value.kind is not Kind.ROWS or before is None:
+        return _flat(op, value) if value.kind is Kind.ROWS else UNKNOWN
+    target = own.sizes.elements(op.inputs[1])
+    if target is None:
+        return _like(op, value)
+    place = _grown_place(op, target, value)
+    if place is None or not _fits(before[value.axis + 1 :], target, place):
+        return UNKNOWN
+    outer = _count(before[: value.axis])
+    if outer == _count(_known(target[:place])):
+        if outer != _UNKNOWN_SIZE or value.axis == place:
+            return value.replaced(axis=place)
+        return UNKNOWN
+    if all(size == 1 for size in target[:place]):
+        # What came before the examples is now among them: they are interleaved.
+        return value.replaced(axis=place, order=("blocks", outer, value.order))
+    return UNKNOWN
+
+
+def _flat(op: tf.Operation, value: Value) -> Value:
+    """Reshapes what has an unknown rank, and the examples along its first axis."""
+    target = tf.get_static_value(op.inputs[1])
+    if value.axis or target is None or not len(target) or target[0] != -1:
+        return UNKNOWN
+    return value
+
+
+def _like(op: tf.Operation, value: Value) -> Value:
+    """Reshapes to a shape of which only the rank and some sizes are known."""
+    before, after = shapes.static(op.inputs[0]), shapes.static(op.outputs[0])
+    same = before is not None and before == after
+    return value if same and list(before or ()).count(None) == 1 else UNKNOWN
+
+
+def _grown_place(
+    op: tf.Operation, target: Sequence[Element], value: Value
+) -> int | None:
+    """Returns which size of a new shape grows with the examples."""
+    place, _ = grown([1 if size == -1 else size for size in target])
+    if place is not None:
+        return place
+    if -1 not in target or None in target:
+        # Rows of which some were left out have a number that nothing else has.
+        unknown = [n for n, size in enumerate(target) if size is None]
+        if value.some is not None and len(unknown) == 1 and -1 not in target:
+            return unknown[0]
+        return None
+    if any(isinstance(size, tuple) and size == GROWS for size in target):
+        return None
+    return list(target).index(-1)
+
+
+def _fits(inner: Sequence[int | None], target: Sequence[Element], place: int) -> bool:
+    """Whether no row of a new shape has parts of two examples."""
+    after = _known(target[place + 1 :])
+    size = math.prod(one for one in after if one is not None and one > 0)
+    if target[place] != -1 and (None in after or -1 in after):
+        return True  # the rest is what is left for each
+    return not size or math.prod(one for one in inner if one is not None) % size == 0
+
+
+def _known(target: Sequence[Element]) -> list[int | None]:
+    return [size if isinstance(size, int) else None for size in target]
+
+
+def _count(sizes: Sequence[int | None]) -> int | str:
+    """Returns a product of sizes."""
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else _UNKNOWN_SIZE
+
+
+def _expanded(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    value, axis = values[0], tf.get_static_value(op.inputs[1])
+    rank = op.outputs[0].shape.rank
+    if value.kind is Kind.PLACES:
+        return value
+    if axis is None or rank is None:
+        return UNKNOWN
+    return value.replaced(axis=value.axis + (int(axis) % rank <= value.axis))
+
+
+def _squeezed(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    value, before = values[0], shapes.static(op.inputs[0])
+    if value.kind is Kind.PLACES:
+        return value
+    if before is None:
+        return UNKNOWN
+    axes = [axis % len(before) for axis in op.get_attr("squeeze_dims")]
+    if not axes:
+        if None in before[: value.axis] + before[value.axis + 1 :]:
+            return UNKNOWN
+        axes = [n for n, size in enumerate(before) if size == 1]
+    if value.axis in axes:
+        return UNKNOWN
+    return value.replaced(axis=value.axis - sum(axis < value.axis for axis in axes))
+
+
+def _transposed(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    order = tf.get_static_value(op.inputs[1])
+    if order is None or values[0].kind is not Kind.ROWS:
+        return UNKNOWN
+    return values[0].replaced(axis=[int(axis) for axis in order].index(values[0].axis))
+
+
+def _alike(
+    op: tf.Operation, tensors: Sequence[tf.Tensor], values: Sequence[Value]
+) -> Value | None:
+    """Returns what rows are that lie alike, and all have rows; None if they do not."""
+    if {v.kind for v in values} != {Kind.ROWS}:
+        return None
+    if len({(v.axis, v.order, v.some, v.power) for v in values}) > 1:
+        return None
+    return values[0].replaced(by_value=any(v.by_value for v in values))
+
+
+def _packed(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    axis, rank = op.get_attr("axis"), op.outputs[0].shape.rank
+    if values[0].kind is Kind.PLACES and rank == 2 and axis in (1, -1):
+        return PLACES.replaced(some=values[0].some)
+    value = _alike(op, op.inputs, values)
+    if value is None or rank is None:
+        return UNKNOWN
+    return value.replaced(axis=value.axis + (axis % rank <= value.axis))
+
+
+def _unpacked(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    value, rank = values[0], op.inputs[0].shape.rank
+    if rank is None or value.kind is not Kind.ROWS:
+        return UNKNOWN
+    axis = op.get_attr("axis") % rank
+    if axis == value.axis:
+        return UNKNOWN
+    return value.replaced(axis=value.axis - (axis < value.axis))
+
+
+def _concatenated(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    parts, values = list(op.inputs[:-1]), values[:-1]
+    axis, rank = tf.get_static_value(op.inputs[-1]), op.outputs[0].shape.rank
+    if values[0].kind is Kind.PLACES and axis is not None and axis:
+        return PLACES.replaced(some=values[0].some)
+    value = _alike(op, parts, values)
+    if value is None or axis is None or rank is None:
+        return UNKNOWN
+    if int(axis) % rank != value.axis:
+        return value
+    # One batch behind the other: the examples of a replica are not together any more.
+    return value.replaced(order=("behind", len(parts), value.order))
+
+
+def _split(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    place = 0 if op.type == "Split" else 2
+    value, tensor = values[1 if op.type == "Split" else 0], None
+    tensor = op.inputs[1 if op.type == "Split" else 0]
+    axis, rank = tf.get_static_value(op.inputs[place]), tensor.shape.rank
+    if value.kind is not Kind.ROWS or axis is None or rank is None:
+        return UNKNOWN
+    if int(axis) % rank != value.axis:
+        return value
+    order = value.order
+    if op.type == "Split" and isinstance(order, tuple) and order[:1] == ("behind",):
+        if order[1] == len(op.outputs):
+            return value.replaced(order=order[2])
+    return UNKNOWN
+
+
+def _sliced(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    """A slice that leaves the examples as they are."""
+    value, rank = values[0], op.inputs[0].shape.rank
+    spec = tf.get_static_value(op.inputs[1])
+    if value.kind is not Kind.ROWS:
+        return UNKNOWN
+    count = op.inputs[1].shape.as_list()[0] if op.inputs[1].shape.rank == 1 else None
+    if count is None:
+        return UNKNOWN
+    masks = {
+        name: op.get_attr(f"{name}_mask")
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    strides = tf.get_static_value(op.inputs[3])
+    axis = after = 0
+    for n in range(count):
+        bit = 1 << n
+        if masks["ellipsis"] & bit:
+            if rank is None:
+                return UNKNOWN
+            new = bin(masks["new_axis"] >> (n + 1)).count("1")
+            skipped = rank - axis - (count - n - 1 - new)
+            if axis <= value.axis < axis + skipped:
+                return value.replaced(axis=after + value.axis - axis)
+            axis, after = axis + skipped, after + skipped
+        elif masks["new_axis"] & bit:
+            after += 1
+        elif axis == value.axis:
+            starts = masks["begin"] & bit or (spec is not None and spec[n] == 0)
+            whole = strides is not None and strides[n] == 1
+            if masks["shrink_axis"] & bit or not (starts and whole):
+                return UNKNOWN
+            if not masks["end"] & bit and not _is_end(own, op, n, value):
+                return UNKNOWN
+            return value.replaced(axis=after)
+        else:
+            axis += 1
+            after += not masks["shrink_axis"] & bit
+    return value.replaced(axis=value.axis - axis + after)
+
+
+def _slice_gradient(
+    own: Own, op: tf.Operation, k: int, values: Sequence[Value]
+) -> Value:
+    """The gradient of what was sliced, in which the examples were left as they are."""
+    value, (place, known) = values[-1], grown(own.sizes.elements(op.inputs[0]))
+    begin = tf.get_static_value(op.inputs[1])
+    if value.kind is not Kind.ROWS or not known or place is None or begin is None:
+        return UNKNOWN
+    masks = ("ellipsis_mask", "new_axis_mask")
+    if any(op.get_attr(mask) for mask in masks) or place >= len(begin):
+        return UNKNOWN if place < len(begin) else value.replaced(axis=place)
+    bit = 1 << place
+    full = op.get_attr("begin_mask") & bit and op.get_attr("end_mask") & bit
+    return value.replaced(axis=place) if full else UNKNOWN
+
+
+def _is_end(own: Own, op: tf.Operation, n: int, value: Value) -> bool:
+    """Whether a slice ends where the examples do."""
+    end = own.sizes.elements(op.inputs[2])
+    sizes = own.sizes.of_shape(op.inputs[0])
+    return (
+        end is not None
+        and sizes is not None
+        and end[n] == GROWS == sizes[value.axis]
+        and _is_its_size(op.inputs[2], op.inputs[0], n, value)
+    )
+
+
+def _is_its_size(end: tf.Tensor, source: tf.Tensor, n: int, value: Value) -> bool:
+    """Whether a bound is read from the very shape that is sliced."""
+    op = end.op
+    if op.type == "Pack":
+        op = op.inputs[n].op
+    while op.type in ("Identity", "Cast", "StridedSlice"):
+        op = op.inputs[0].op
+    return op.type == "Shape" and op.inputs[0] is source and not value.order
+
+
+def _cut(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    """tf.slice with the examples as they are."""
+    value = values[0]
+    begin, size = (tf.get_static_value(one) for one in op.inputs[1:])
+    if value.kind is not Kind.ROWS or begin is None or begin[value.axis]:
+        return UNKNOWN
+    return value if size is not None and size[value.axis] == -1 else UNKNOWN
+
+
+def _tiled(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    value, times = values[0], own.sizes.elements(op.inputs[1])
+    axis, known = grown(times)
+    if times is None or not known:
+        return UNKNOWN
+    if value.kind is Kind.ROWS:
+        if axis is not None:
+            return UNKNOWN
+        if times[value.axis] == 1:
+            return value
+        if not isinstance(times[value.axis], int):
+            return UNKNOWN
+        return value.replaced(order=("behind", times[value.axis], value.order))
+    if axis is None:
+        return value if kinds.is_same(value) or value.kind is Kind.MEAN else UNKNOWN
+    if value.kind is Kind.SAME:
+        return Value(Kind.ROWS, value.power, axis=axis, by_value=False)
+    if kinds.is_level(value):
+        return Value(Kind.ROWS, axis=axis, mixed=op)
+    return Value(Kind.ROWS, axis=axis) if value.kind is Kind.DRAWN else UNKNOWN
+
+
+def _padded(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    value, widths = values[0], tf.get_static_value(op.inputs[1])
+    if value.kind is not Kind.ROWS or widths is None or any(widths[value.axis]):
+        return UNKNOWN
+    if value.power and op.type == "PadV2":
+        return UNKNOWN
+    return value
+
+
+def _reverse_sequence(
+    own: Own, op: tf.Operation, k: int, values: Sequence[Value]
+) -> Value:
+    value, lengths = values
+    if value.kind is not Kind.ROWS or lengths.kind not in (Kind.ROWS, Kind.SAME):
+        return UNKNOWN
+    ok = op.get_attr("batch_dim") == value.axis and op.get_attr("seq_dim") != value.axis
+    return value if ok and lengths.kind is Kind.ROWS else UNKNOWN
+
+
+def _categorical(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    value = values[0]
+    if value.kind is not Kind.ROWS or value.axis or value.power:
+        return UNKNOWN
+    return value if kinds.is_same(values[1]) else UNKNOWN
+
+
+RULES: dict[str, Any] = {
+    **{"Reshape": _reshaped, "ExpandDims": _expanded, "Squeeze": _squeezed},
+    **{"Transpose": _transposed, "Pack": _packed, "Unpack": _unpacked},
+    **{"ConcatV2": _concatenated, "Split": _split, "SplitV": _split},
+    **{
+        "StridedSliceGrad": _slice_gradient,
+        "StridedSlice": _sliced,
+        "Slice": _cut,
+        "Tile": _tiled,
+    },
+    **{"Pad": _padded, "PadV2": _padded, "MirrorPad": _padded},
+    **{"ReverseSequence": _reverse_sequence, "Multinomial": _categorical},
+    "StatelessMultinomial": _categorical,
+}

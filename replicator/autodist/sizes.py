@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the numbers in a shape are: sizes that are known, and numbers of examples.
+
+Shapes are short vectors of integers, whose elements are not alike: one is a number of
+examples, the others are not. So each is looked at by itself.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from replicator.autodist.kinds import Kind, Power, Value
+from replicator.graph.ir import shapes
+
+# Of one element: a size, or by which power of the number of examples it grows.
+Element: TypeAlias = "int | tuple[Power] | None"
+GROWS: Element = (1,)
+FIXED: Element = (0,)
+_PASSED = ("Identity", "Cast", "StopGradient", "Snapshot", "EnsureShape")
+
+
+class Sizes:
+    """Finds what the elements of vectors and scalars of integers are.
+
+    Args:
+        of: Returns what is known of a tensor.
+    """
+
+    def __init__(self, of: Callable[[tf.Tensor], Value]) -> None:
+        self._of = of
+
+    def elements(self, tensor: tf.Tensor, depth: int = 0) -> list[Element] | None:
+        """Returns what the elements of a vector are, or a scalar's; None if unknown."""
+        known = tf.get_static_value(tensor)
+        if known is not None:
+            if not np.issubdtype(np.asarray(known).dtype, np.integer):
+                return None
+            return [int(size) for size in np.ravel(known)]
+        rank = tensor.shape.rank
+        if rank is None or rank > 1 or depth > 30:
+            return None
+        found = self.computed(tensor, depth + 1)
+        if found is None:
+            value = self._of(tensor)
+            count = 1 if rank == 0 else shapes.sizes(tensor)[0]
+            if value.kind is Kind.SAME and count is not None:
+                if rank == 0 or not value.power:
+                    return [(value.power,)] * count
+        return found
+
+    def computed(self, tensor: tf.Tensor, depth: int = 0) -> list[Element] | None:
+        """Returns what the elements are of what ops on shapes make; None if none do."""
+        op = tensor.op
+        if op.type in ("Shape", "ShapeN"):
+            return self.of_shape(op.inputs[tensor.value_index])
+        if op.type in _PASSED:
+            return self.elements(op.inputs[0], depth)
+        if op.type == "Reshape" and tensor.shape.rank == 1:
+            return self.elements(op.inputs[0], depth)
+        if op.type == "Pack":
+            return _chained([self.elements(one, depth) for one in op.inputs])
+        if op.type == "ConcatV2":
+            return _chained([self.elements(one, depth) for one in op.inputs[:-1]])
+        if op.type == "ExpandDims" and tensor.shape.rank == 1:
+            return self.elements(op.inputs[0], depth)
+        if op.type == "StridedSlice":
+            return self._sliced(op, depth)
+        if op.type == "Slice":
+            return self._cut(op, depth)
+        if op.type in ("GatherV2", "Gather"):
+            return self._gathered(op, depth)
+        if op.type == "Prod":
+            return self._product(op, depth)
+        if op.type in _PAIRS:
+            return self._pairs(op, depth)
+        if op.type == "DynamicStitch":
+            return self._stitched(op, depth)
+        return None
+
+    def of_shape(self, tensor: tf.Tensor) -> list[Element] | None:
+        """Returns what the sizes of a tensor are."""
+        if tensor.shape.rank is None:
+            return None
+        value = self._of(tensor)
+        known: list[Element] = [
+            FIXED if size is None else size for size in shapes.sizes(tensor)
+        ]
+        if value.kind is Kind.ROWS:
+            known[value.axis] = None if value.some is not None else GROWS
+        elif value.kind in (Kind.UNKNOWN, Kind.PLACES):
+            known = [None if size == FIXED else size for size in known]
+        return known
+
+    def _sliced(self, op: tf.Operation, depth: int) -> list[Element] | None:
+        source = self.elements(op.inputs[0], depth)
+        bounds = [tf.get_static_value(one) for one in op.inputs[1:]]
+        if source is None or any(one is None or len(one) != 1 for one in bounds):
+            return None
+        begin, end, stride = (int(one[0]) for one in bounds)
+        if op.get_attr("shrink_axis_mask") & 1:
+            return [source[begin]] if -len(source) <= begin < len(source) else None
+        if op.get_attr("new_axis_mask") or op.get_attr("ellipsis_mask"):
+            return None
+        at = slice(
+            None if op.get_attr("begin_mask") & 1 else begin,
+            None if op.get_attr("end_mask") & 1 else end,
+            stride,
+        )
+        return source[at]
+
+    def _cut(self, op: tf.Operation, depth: int) -> list[Element] | None:
+        source, begin, size = (self.elements(one, depth) for one in op.inputs)
+        if source is None or begin is None or size is None:
+            return None
+        first, count = begin[0], size[0]
+        if not isinstance(first, int) or not isinstance(count, int):
+            return None
+        return source[first : None if count < 0 else first + count]
+
+    def _gathered(self, op: tf.Operation, depth: int) -> list[Element] | None:
+        source = self.elements(op.inputs[0], depth)
+        places = self.elements(op.inputs[1], depth)
+        if source is None or places is None:
+            return None
+        if not all(isinstance(k, int) and k < len(source) for k in places):
+            return None
+        return [source[k] for k in places if isinstance(k, int)]
+
+    def _product(self, op: tf.Operation, depth: int) -> list[Element] | None:
+        source = self.elements(op.inputs[0], depth)
+        axes = tf.get_static_value(op.inputs[1])
+        if source is None or axes is None:
+            return None
+        if op.inputs[0].shape.rank != 1:
+            return None
+        made: Element = 1
+        for one in source:
+            made = _times(made, one)
+        return [made]
+
+    def _pairs(self, op: tf.Operation, depth: int) -> list[Element] | None:
+        ones, twos = (self.elements(one, depth) for one in op.inputs)
+        if ones is None or twos is None:
+            return None
+        count = max(len(ones), len(twos))
+        if {len(ones), len(twos)} - {1, count}:
+            return None
+        pairs = zip(
+            ones * (count // len(ones)) if ones else [],
+            twos * (count // len(twos)) if twos else [],
+            strict=False,
+        )
+        return [_PAIRS[op.type](one, two) for one, two in pairs]
+
+    def _stitched(self, op: tf.Operation, depth: int) -> list[Element] | None:
+        half = len(op.inputs) // 2
+        made: dict[int, Element] = {}
+        for where, what in zip(op.inputs[:half], op.inputs[half:], strict=True):
+            places = self.elements(where, depth)
+            values = self.elements(what, depth)
+            if places is None or values is None or len(places) != len(values):
+                return None
+            for place, value in zip(places, values, strict=True):
+                if not isinstance(place, int):
+                    return None
+                made[place] = value
+        return [made[k] for k in sorted(made)]
+
+
+def grown(elements: Sequence[Element] | None) -> tuple[int | None, bool]:
+    """Returns which element is a number of examples, and whether all is known.
+
+    None for the first if none of them is.
+    """
+    if elements is None or None in elements:
+        return None, False
+    places = [
+        k for k, one in enumerate(elements) if isinstance(one, tuple) and one != FIXED
+    ]
+    if not places:
+        return None, True
+    ok = len(places) == 1 and elements[places[0]] == GROWS
+    return (places[0], True) if ok else (None, False)
+
+
+def _chained(parts: list[list[Element] | None]) -> list[Element] | None:
+    made: list[Element] = []
+    for part in parts:
+        if part is None:
+            return None
+        made += part
+    return made
+
+
+def _power(one: Element) -> Power | None:
+    if one is None:
+        return None
+    return one[0] if isinstance(one, tuple) else 0
+
+
+def _times(one: Element, two: Element) -> Element:
+    if isinstance(one, int) and isinstance(two, int):
+        return one * two
+    powers = _power(one), _power(two)
+    if powers[0] is None or powers[1] is None:
+        return None
+    return (powers[0] + powers[1],)
+
+
+def _over(one: Element, two: Element) -> Element:
+    if isinstance(one, int) and isinstance(two, int):
+        return one // two if two else None
+    # Without a remainder, as sizes are divided in gradients: by a factor of theirs.
+    if two == 1:
+        return one
+    if _power(one) is None or _power(two) is None:
+        return None
+    return (0,) if _power(one) == 0 and _power(two) == 0 else None
+
+
+def _plain(choose: Callable[[int, int], int]) -> Callable[[Element, Element], Element]:
+    def chosen(one: Element, two: Element) -> Element:
+        if isinstance(one, int) and isinstance(two, int):
+            return choose(one, two)
+        return FIXED if _power(one) == 0 == _power(two) else None
+
+    return chosen
+
+
+def _extreme(
+    choose: Callable[[int, int], int],
+) -> Callable[[Element, Element], Element]:
+    def chosen(one: Element, two: Element) -> Element:
+        if isinstance(one, int) and isinstance(two, int):
+            return choose(one, two)
+        if one == two:
+            return one
+        if two == 1 and choose is max:  # nothing is smaller
+            return one
+        return FIXED if _power(one) == 0 == _power(two) else None
+
+    return chosen
+
+
+_PAIRS: dict[str, Callable[[Element, Element], Element]] = {
+    "Mul": _times,
+    "FloorDiv": _over,
+    "Maximum": _extreme(max),
+    "Minimum": _extreme(min),
+    **dict.fromkeys(("Add", "AddV2"), _plain(operator.add)),
+    "Sub": _plain(operator.sub),
+    "FloorMod": _plain(lambda one, two: one % two if two else 0),
+}

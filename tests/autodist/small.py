@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small programs for one device, each with one thing that examples may go through.
+
+A loss is made of examples x [n, 3], y [n] and i [n], whole numbers, and of variables
+w [3, 2] and b [2]; what is fetched, of the examples; what is written, of variables v
+and n and the examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def count(x):
+    return tf.cast(tf.shape(x)[0], tf.float32)
+
+
+def rows(x, y, w):
+    return 0.3 * tf.reduce_sum(tf.square(tf.matmul(x, w)), 1) + y
+
+
+def hidden(x, w, b):
+    return tf.tanh(tf.matmul(x, w) + b)
+
+
+def derived(target: tf.Tensor, by: Any) -> Any:
+    (gradient,) = tf.gradients(target, [by])
+    return gradient
+
+
+@tf.custom_gradient
+def clipped(z):
+    return tf.identity(z), lambda d: tf.clip_by_value(d, -0.1, 0.1)
+
+
+@tf.function
+def of_a_function(x, w):
+    return tf.reduce_mean(tf.reduce_sum(tf.tanh(tf.matmul(x, w)), 1))
+
+
+def _looped(make: Callable[[], tf.Tensor]) -> tf.Tensor:
+    return tf.while_loop(lambda k, t: k < 3, lambda k, t: (k + 1, t + make()), (0, 0.0))
+
+
+def _positive(y):
+    return tf.cast(y > 0, tf.float32)
+
+
+def _times(x):  # [n, 4, 3]
+    return tf.tile(x[:, None, :], [1, 4, 1])
+
+
+# Of which gradients are those of one device.
+LOSSES: dict[str, Any] = {
+    "mean": lambda x, y, i, w, b: tf.reduce_mean(rows(x, y, w)),
+    "regularized": lambda x, y, i, w, b: (
+        tf.reduce_mean(rows(x, y, w)) + tf.nn.l2_loss(w) + tf.reduce_sum(tf.abs(b))
+    ),
+    "sum": lambda x, y, i, w, b: tf.reduce_sum(rows(x, y, w)),
+    "two": lambda x, y, i, w, b: (
+        tf.reduce_mean(rows(x, y, w)) + 0.5 * tf.reduce_mean(hidden(x, w, b))
+    ),
+    "stopped": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.square(hidden(x, w, b) - tf.stop_gradient(hidden(x, w, b)) + y[:, None])
+    ),
+    "custom gradient": lambda x, y, i, w, b: tf.reduce_mean(
+        clipped(hidden(x, w, b)) ** 2
+    ),
+    "custom gradient of a sum": lambda x, y, i, w, b: clipped(
+        tf.reduce_sum(hidden(x, w, b) ** 2)
+    ),
+    "over a root of n": lambda x, y, i, w, b: (
+        tf.reduce_sum(rows(x, y, w)) / tf.sqrt(count(x))
+    ),
+    "times n": lambda x, y, i, w, b: tf.reduce_mean(rows(x, y, w)) * count(x),
+    "over n squared": lambda x, y, i, w, b: (
+        tf.reduce_sum(rows(x, y, w)) / count(x) ** 2
+    ),
+    "over n + 1": lambda x, y, i, w, b: tf.reduce_sum(rows(x, y, w)) / (count(x) + 1),
+    "weighted": lambda x, y, i, w, b: (
+        tf.reduce_sum(rows(x, y, w) * tf.abs(y)) / tf.reduce_sum(tf.abs(y))
+    ),
+    "masked, at least one": lambda x, y, i, w, b: (
+        tf.reduce_sum(rows(x, y, w) * _positive(y))
+        / tf.maximum(tf.reduce_sum(_positive(y)), 1.0)
+    ),
+    "masked, and a bit": lambda x, y, i, w, b: (
+        tf.reduce_sum(rows(x, y, w) * _positive(y))
+        / (tf.reduce_sum(_positive(y)) + 1e-3)
+    ),
+    "mean of some": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.boolean_mask(rows(x, y, w), y > -0.5)
+    ),
+    "sum of some": lambda x, y, i, w, b: tf.reduce_sum(
+        tf.boolean_mask(rows(x, y, w), y > 0)
+    ),
+    "over time": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.reduce_sum(tf.matmul(_times(x), w), 1) ** 2
+    ),
+    "time first": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.reduce_sum(tf.transpose(_times(x), [1, 0, 2]) @ w, 2) ** 2
+    ),
+    "time first, merged": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.reshape(tf.transpose(_times(x), [1, 0, 2]), [-1, 3]) @ w
+    ),
+    "merged": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.reshape(hidden(x, w, b), [-1]) ** 2
+    ),
+    "transposed": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.matmul(w, x, transpose_a=True, transpose_b=True) ** 2
+    ),
+    "a branch": lambda x, y, i, w, b: tf.cond(
+        tf.reduce_sum(w) > 0,
+        lambda: tf.reduce_mean(rows(x, y, w)),
+        lambda: 2 * tf.reduce_mean(rows(x, y, w)),
+    ),
+    "a loop": lambda x, y, i, w, b: _looped(lambda: tf.reduce_mean(rows(x, y, w)))[1],
+    "a function": lambda x, y, i, w, b: of_a_function(x, w),
+    "covariances": lambda x, y, i, w, b: tf.reduce_sum(
+        tf.matmul(hidden(x, w, b), x, transpose_a=True) / count(x)
+    ),
+    "einsum": lambda x, y, i, w, b: tf.reduce_mean(tf.einsum("nd,dk->nk", x, w) ** 2),
+    "one behind the other": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.nn.sigmoid_cross_entropy_with_logits(
+            labels=tf.concat([tf.ones(tf.shape(x)[:1]), tf.zeros(tf.shape(x)[:1])], 0),
+            logits=hidden(tf.concat([x, 2.0 * x], 0), w, b)[:, 0],
+        )
+    ),
+    "and apart again": lambda x, y, i, w, b: tf.add_n(
+        [
+            tf.reduce_mean(part)
+            for part in tf.split(hidden(tf.concat([x, 2.0 * x], 0), w, b) ** 2, 2)
+        ]
+    ),
+    "cross entropy": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.nn.softmax_cross_entropy_with_logits(tf.one_hot(i % 2, 2), x @ w)
+    ),
+    "looked up": lambda x, y, i, w, b: tf.reduce_mean(tf.gather(w, i % 3)[:, 0] * y),
+    "chosen of each": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.gather_nd(hidden(x, w, b), tf.stack([tf.range(tf.shape(i)[0]), i % 2], 1))
+        * y
+    ),
+    "convolved": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.nn.conv1d(x[:, :, None], tf.reshape(w, [3, 1, 2]), 1, "SAME") ** 2
+    ),
+    "the longest of rows": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.norm(hidden(x, w, b), axis=1) + tf.reduce_max(hidden(x, w, b), 1)
+    ),
+    "by segments": lambda x, y, i, w, b: tf.reduce_sum(
+        tf.math.unsorted_segment_sum(hidden(x, w, b), i % 3, 3) * 0.5
+    ),
+    "repeated": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.repeat(hidden(x, w, b), 2, 0) ** 2
+    ),
+    # Gradients of gradients.
+    "penalty": lambda x, y, i, w, b: (
+        tf.reduce_mean(hidden(x, w, b))
+        + tf.reduce_mean(
+            (tf.norm(derived(hidden(x, w, b)[:, 0], x), axis=1) - 1.0) ** 2
+        )
+    ),
+    "Hessian times a vector": lambda x, y, i, w, b: tf.reduce_sum(
+        derived(tf.reduce_mean(hidden(x, w, b) ** 2), w) * tf.ones([3, 2])
+    ),
+    "norm of a gradient": lambda x, y, i, w, b: (
+        tf.reduce_mean(rows(x, y, w))
+        + tf.reduce_sum(derived(tf.reduce_sum(hidden(x, w, b) ** 2), w) ** 2)
+        + tf.nn.l2_loss(w)
+    ),
+    "an inner step": lambda x, y, i, w, b: tf.reduce_mean(
+        rows(0.5 * x, y, w - 0.1 * derived(tf.reduce_mean(hidden(x, w, b) ** 2), w))
+    ),
+    "an inner step, weighted": lambda x, y, i, w, b: (
+        tf.reduce_sum(
+            tf.abs(y)
+            * rows(0.5 * x, y, w - 0.1 * derived(tf.reduce_sum(rows(x, y, w)), w))
+        )
+        / tf.reduce_sum(tf.abs(y))
+    ),
+    "a third gradient": lambda x, y, i, w, b: tf.reduce_sum(
+        derived(tf.reduce_sum(derived(tf.reduce_mean(hidden(x, w, b) ** 2), w) ** 2), w)
+        * 0.1
+    ),
+}
+# What no weight makes right.
+REFUSED: dict[str, Any] = {
+    "a root": lambda x, y, i, w, b: tf.sqrt(tf.reduce_mean(rows(x, y, w) ** 2)),
+    "a norm": lambda x, y, i, w, b: tf.norm(rows(x, y, w)),
+    "a trained ratio": lambda x, y, i, w, b: (
+        tf.reduce_sum(rows(x, y, w)) / tf.reduce_sum(rows(x, y, w) ** 2)
+    ),
+    "products of examples": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.matmul(hidden(x, w, b), hidden(x, w, b), transpose_b=True) ** 2
+    ),
+    "contrasted": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=tf.range(tf.shape(x)[0]),
+            logits=tf.einsum("nd,md->nm", hidden(x, w, b), hidden(2 * x, w, b)),
+        )
+    ),
+    "pairs": lambda x, y, i, w, b: tf.reduce_mean(
+        (rows(x, y, w)[:, None] - rows(x, y, w)[None, :]) ** 2
+    ),
+    "broadcast by mistake": lambda x, y, i, w, b: tf.reduce_mean(
+        (tf.matmul(x, w)[:, :1] - y) ** 2
+    ),
+    "softmax over the batch": lambda x, y, i, w, b: tf.reduce_sum(
+        tf.nn.softmax(rows(x, y, w)) * y
+    ),
+    "softmax over axis 0": lambda x, y, i, w, b: tf.reduce_sum(
+        tf.nn.softmax(hidden(x, w, b), axis=0) * y[:, None]
+    ),
+    "sorted": lambda x, y, i, w, b: tf.reduce_mean(tf.sort(rows(x, y, w)) * y),
+    "summed up": lambda x, y, i, w, b: tf.reduce_mean(tf.cumsum(rows(x, y, w)) ** 2),
+    "reversed": lambda x, y, i, w, b: tf.reduce_mean(rows(x, y, w) * y[::-1]),
+    "rolled": lambda x, y, i, w, b: tf.reduce_mean(rows(x, y, w) * tf.roll(y, 1, 0)),
+    "the first": lambda x, y, i, w, b: rows(x, y, w)[0],
+    "differences": lambda x, y, i, w, b: tf.reduce_sum(
+        (rows(x, y, w)[1:] - rows(x, y, w)[:-1]) ** 2
+    ),
+    "a constant behind": lambda x, y, i, w, b: tf.reduce_sum(
+        tf.concat([x, tf.ones([2, 3])], 0) @ w
+    ),
+    "padded": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.pad(hidden(x, w, b), [[1, 0], [0, 0]]) ** 2
+    ),
+    "others looked up": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.gather(hidden(x, w, b)[:, 0], i % tf.shape(x)[0]) * y
+    ),
+    "split among others": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.reduce_max(tf.reshape(tf.tile(x, [2, 1]) @ w, [2, -1]), 0)
+    ),
+    "a branch by examples": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.cond(
+            tf.reduce_sum(y) > 0, lambda: rows(x, y, w), lambda: 2.0 * rows(x, y, w)
+        )
+    ),
+    "as many turns as examples ask for": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.while_loop(
+            lambda t: tf.reduce_max(t) < 30.0,
+            lambda t: [1.7 * t + 1.0],
+            [rows(x, y, w)],
+        )[0]
+    ),
+    "scanned": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.scan(lambda a, r: 0.5 * a + tf.reduce_sum(r @ w), x[:, None], 0.0)
+    ),
+    "squares of sums": lambda x, y, i, w, b: tf.reduce_sum(
+        tf.math.unsorted_segment_sum(hidden(x, w, b), i % 3, 3) ** 2
+    ),
+}
+
+
+def _f1(found, right):
+    found, right = tf.cast(found, tf.float32), tf.cast(right, tf.float32)
+    both = tf.reduce_sum(found * right)
+    precision, recall = both / tf.reduce_sum(found), both / tf.reduce_sum(right)
+    return 2 * precision * recall / (precision + recall + 1e-7)
+
+
+FETCHES: dict[str, Any] = {
+    "one more": lambda x, y, i: tf.shape(x)[0] + 1,
+    "half of them": lambda x, y, i: tf.shape(x)[0] // 2,
+    "its shape": lambda x, y, i: tf.shape(x),
+    "1 / n": lambda x, y, i: 1.0 / count(x),
+    "over n": lambda x, y, i: x / count(x),
+    "over their sum": lambda x, y, i: x / tf.reduce_sum(x),
+    "centred": lambda x, y, i: x - tf.reduce_mean(x, 0),
+    "norm": lambda x, y, i: tf.norm(x),
+    "deviation": lambda x, y, i: tf.math.reduce_std(x),
+    "variance": lambda x, y, i: tf.math.reduce_variance(x, 0),
+    "moments": lambda x, y, i: tf.nn.moments(x, [0]),
+    "perplexity": lambda x, y, i: tf.exp(tf.reduce_mean(x)),
+    "F1": lambda x, y, i: _f1(x[:, 0] > 0, y > 0),
+    "R^2": lambda x, y, i: (
+        1.0
+        - tf.reduce_sum((y - x[:, 0]) ** 2)
+        / tf.reduce_sum((y - tf.reduce_mean(y)) ** 2)
+    ),
+    "the largest's place": lambda x, y, i: tf.argmax(x, 0),
+    "distinct": lambda x, y, i: tf.unique(i % 3)[0],
+    "sorted": lambda x, y, i: tf.sort(y),
+    "median": lambda x, y, i: tf.sort(y)[tf.shape(y)[0] // 2],
+    "places": lambda x, y, i: tf.where(y > 0),
+    "the first": lambda x, y, i: x[0],
+    "three": lambda x, y, i: x[:3],
+    "all but one": lambda x, y, i: x[1:],
+    "backwards": lambda x, y, i: x[::-1],
+    "with a constant": lambda x, y, i: tf.concat([x, tf.ones([2, 3])], 0),
+    "twice": lambda x, y, i: tf.concat([x, 2.0 * x], 0),
+    "products": lambda x, y, i: tf.matmul(x, x, transpose_b=True),
+    "transposed": lambda x, y, i: tf.transpose(x),
+    "in one row": lambda x, y, i: tf.reshape(x, [1, -1]),
+    "in three": lambda x, y, i: tf.reshape(x, [3, -1]),
+    "summed up": lambda x, y, i: tf.cumsum(y),
+    "softmax": lambda x, y, i: tf.nn.softmax(y),
+    "log of sums": lambda x, y, i: tf.reduce_logsumexp(y),
+    "range": lambda x, y, i: tf.range(tf.shape(x)[0]),
+    "counts": lambda x, y, i: tf.math.bincount(i % 3, minlength=3, maxlength=3),
+    "by segments": lambda x, y, i: tf.math.unsorted_segment_mean(x, i % 3, 3),
+    "mean of some": lambda x, y, i: tf.reduce_mean(tf.boolean_mask(x, y > 0)),
+    "kept": lambda x, y, i: tf.reduce_max(x, 0, keepdims=True),
+    "numbers": lambda x, y, i: tf.stack([tf.reduce_mean(x), tf.reduce_max(y)]),
+    "a branch": lambda x, y, i: tf.cond(
+        tf.reduce_mean(y) > 0, lambda: tf.reduce_mean(x), lambda: 3.0
+    ),
+    "gradients of a mean": lambda x, y, i: derived(tf.reduce_mean(x**3), x),
+    "gradients of a weighted mean": lambda x, y, i: derived(
+        tf.reduce_sum(x[:, 0] ** 3 * tf.abs(y)) / tf.reduce_sum(tf.abs(y)), x
+    ),
+    "their norms": lambda x, y, i: tf.norm(derived(tf.reduce_mean(x**3), x), axis=1),
+    "texts in one": lambda x, y, i: tf.strings.reduce_join(tf.strings.as_string(i)),
+    "a mean of whole numbers": lambda x, y, i: tf.reduce_mean(i),
+    "a remainder": lambda x, y, i: tf.reduce_sum(i) % 5,
+    "rounded": lambda x, y, i: tf.round(tf.reduce_sum(y)),
+}
+
+WRITES: dict[str, Any] = {
+    "mean": lambda v, n, x, y, i: v.assign(0.9 * v + 0.1 * tf.reduce_mean(y)),
+    "sum": lambda v, n, x, y, i: v.assign_add(tf.reduce_sum(y)),
+    "average of sums": lambda v, n, x, y, i: v.assign(0.9 * v + tf.reduce_sum(y)),
+    "maximum": lambda v, n, x, y, i: v.assign(tf.maximum(v, tf.reduce_max(y))),
+    "root": lambda v, n, x, y, i: v.assign(tf.sqrt(tf.reduce_mean(y**2))),
+    "ratio": lambda v, n, x, y, i: v.assign(tf.reduce_sum(y) / tf.reduce_sum(y**2)),
+    "1 / n": lambda v, n, x, y, i: v.assign(1.0 / count(x)),
+    "count": lambda v, n, x, y, i: n.assign_add(tf.shape(x)[0]),
+    "one more": lambda v, n, x, y, i: n.assign(tf.shape(x)[0] + 1),
+    "whole numbers": lambda v, n, x, y, i: n.assign_add(tf.reduce_sum(i)),
+    "the largest": lambda v, n, x, y, i: n.assign(tf.reduce_max(i)),
+}

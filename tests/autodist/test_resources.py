@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A YAML file of one host is about this one; several have to be connected to."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.autodist import resources
+from replicator.strategy import PSLoadBalancing
+
+ONE = "nodes: [{address: localhost, cpus: [0, 2]}]"
+TWO = """
+nodes:
+  - {address: 10.0.0.1, chief: true, cpus: [0, 1]}
+  - {address: 10.0.0.2, ssh_config: others}
+ssh: {others: {username: me}}
+"""
+
+
+def _written(folder: pathlib.Path, text: str) -> pathlib.Path:
+    path = folder / "resources.yml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("kind", [str, pathlib.Path, replicator.ResourceSpec])
+def test_one_host_is_this_one(kind, tmp_path):
+    resource = kind(_written(tmp_path, ONE))
+    autodist = replicator.AutoDist(resource, PSLoadBalancing())
+    assert [name[-5:] for name in autodist.replicator.devices] == ["CPU:0", "CPU:2"]
+    with autodist.scope():
+        w = tf.Variable([1.0, 2.0])
+
+    @autodist.function
+    def loss(x):
+        return tf.reduce_mean(x * w)
+
+    np.testing.assert_allclose(loss(np.float32([[1, 2], [3, 4], [5, 6]])), 5.5)
+
+
+def test_a_device_that_this_host_lacks_is_named(tmp_path):
+    path = _written(tmp_path, "nodes: [{address: localhost, gpus: [7]}]")
+    with pytest.raises(replicator.DeviceError, match=r"(?s)GPU:7 does not exist.*Fix"):
+        replicator.AutoDist(path)
+
+
+def test_several_hosts_have_to_be_connected_to(tmp_path):
+    path = _written(tmp_path, TWO)
+    with pytest.raises(replicator.ClusterError) as raised:
+        replicator.AutoDist(path, PSLoadBalancing())
+    said = str(raised.value)
+    assert "resources.yml lists 10.0.0.1:8888, 10.0.0.2:8888, and" in said
+    assert "connected to none" in said and "call replicator.connect" in said
+
+
+def test_hosts_are_the_tasks_of_a_connection(tmp_path, monkeypatch):
+    spec = replicator.ResourceSpec(_written(tmp_path, TWO))
+    monkeypatch.setattr(
+        resources.state, "connected_hosts", lambda: ("10.0.0.1:8888", "10.0.0.2:8888")
+    )
+    at = "/job:worker/replica:0/task:{}/device:CPU:{}"
+    expected = [at.format(*place) for place in ((0, 0), (0, 1), (1, 0))]
+    assert resources.devices_of(spec) == expected
+    monkeypatch.setattr(resources.state, "connected_hosts", lambda: ("a:1", "b:1"))
+    with pytest.raises(replicator.ClusterError, match="is connected to a:1, b:1"):
+        resources.devices_of(spec)

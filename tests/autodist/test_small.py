@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small programs compute on replicas what they do on one device, or are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from tests.autodist import helpers, small
+
+v1 = tf.compat.v1
+W = np.array([[0.5, -0.3], [0.2, 0.7], [-0.4, 0.1]], np.float32)
+B = np.array([0.1, -0.2], np.float32)
+SIZES = (5, 4, 2)  # on 2 and on 3 replicas, even and not, and with nothing for the last
+
+
+def _examples(n: int) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal([n, 3]).astype(np.float32)
+    # Of both signs on each replica, and none of them 0.
+    y = (np.abs(rng.standard_normal(n)) + 0.1) * (-1) ** np.arange(n)
+    return x, y.astype(np.float32), np.arange(n, dtype=np.int32) * 7 % 11
+
+
+def _placeholders() -> list[tf.Tensor]:
+    kinds = ([None, 3], tf.float32), ([None], tf.float32), ([None], tf.int32)
+    return [v1.placeholder(dtype, shape) for shape, dtype in kinds]
+
+
+def _in_a_session(build: Any, num_replicas: int | None) -> Any:
+    """Returns what each step fetches, and the variables then.
+
+    Args:
+        build: Returns ops, fetches and variables, given the examples.
+        num_replicas: On how many replicas; None: by plain TensorFlow.
+    """
+    autodist = num_replicas and helpers.make(num_replicas)
+    with tf.Graph().as_default(), contextlib.ExitStack() as stack:
+        if autodist:
+            stack.enter_context(autodist.scope())
+        given = _placeholders()
+        ops, fetches, variables = build(*given)
+        if autodist:
+            session = autodist.create_distributed_session()
+        else:
+            session = v1.Session()
+            session.run(v1.global_variables_initializer())
+        found = []
+        for n in SIZES:
+            feed = dict(zip(given, _examples(n), strict=True))
+            found.append((session.run([fetches, ops], feed)[0], session.run(variables)))
+        return found
+
+
+def _in_a_function(build: Any, make: Any, num_replicas: int | None) -> Any:
+    """The same of a function, whose variables are made before."""
+    autodist = num_replicas and helpers.make(num_replicas)
+    with autodist.scope() if autodist else contextlib.nullcontext():
+        variables = make()
+
+    def step(*given: tf.Tensor) -> Any:
+        return build(variables, *given)
+
+    run = autodist.function(step) if autodist else tf.function(step)
+    found = []
+    for n in SIZES:
+        made = tf.nest.map_structure(np.asarray, run(*_examples(n)))
+        found.append((made, [v.numpy() for v in variables]))
+    return found
+
+
+def _train(loss: Any, form: str, num_replicas: int | None) -> Any:
+    def update(variables, gradients):
+        return [
+            v.assign_sub(0.1 * tf.convert_to_tensor(g))
+            for v, g in zip(variables, gradients, strict=True)
+            if g is not None
+        ]
+
+    if form == "function":
+
+        def step(variables, *given):
+            with tf.GradientTape() as tape:
+                value = loss(*given, *variables)
+            update(variables, tape.gradient(value, variables))
+            return value
+
+        return _in_a_function(
+            step, lambda: [tf.Variable(W), tf.Variable(B)], num_replicas
+        )
+
+    def build(*given):
+        variables = [
+            v1.get_variable(name, initializer=value, use_resource=True)
+            for name, value in (("w", W), ("b", B))
+        ]
+        value = loss(*given, *variables)
+        ops = update(variables, tf.gradients(value, variables))
+        return [op.op for op in ops], value, variables
+
+    return _in_a_session(build, num_replicas)
+
+
+def _write(write: Any, form: str, num_replicas: int | None) -> Any:
+    if form == "function":
+
+        def step(variables, *given):
+            write(*variables, *given)
+
+        return _in_a_function(
+            step, lambda: [tf.Variable(1.0), tf.Variable(2)], num_replicas
+        )
+
+    def build(*given):
+        v = v1.get_variable("v", initializer=1.0, use_resource=True)
+        n = v1.get_variable("n", initializer=2, use_resource=True)
+        return write(v, n, *given).op, [], [v, n]
+
+    return _in_a_session(build, num_replicas)
+
+
+def _fetch(fetch: Any, form: str, num_replicas: int | None) -> Any:
+    if form == "function":
+        return _in_a_function(lambda _, *given: fetch(*given), list, num_replicas)
+    return _in_a_session(lambda *given: ([], fetch(*given), []), num_replicas)
+
+
+@functools.cache
+def _expected(run: Any, table: str, name: str, form: str) -> Any:
+    return run(getattr(small, table)[name], form, None)
+
+
+def _cases(table: dict[str, Any], often: tuple[str, ...]) -> list[Any]:
+    """Returns all cases, those slow that are not run each time."""
+    return [
+        pytest.param(
+            *(name, form, num_replicas),
+            marks=() if name in often and num_replicas == 2 else pytest.mark.slow,
+        )
+        for name in table
+        for form in ("session", "function")
+        for num_replicas in (1, 2, 3)
+    ]
+
+
+def _check(run: Any, table: str, name: str, form: str, num_replicas: int) -> None:
+    found = run(getattr(small, table)[name], form, num_replicas)
+    for a, b in zip(
+        tf.nest.flatten(found),
+        tf.nest.flatten(_expected(run, table, name, form)),
+        strict=True,
+    ):
+        if np.asarray(b).dtype.kind in "OSU":
+            assert np.array_equal(a, b)
+        else:
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+            assert np.shape(a) == np.shape(b)
+
+
+# Without variables, what an inner gradient weighs is not known where it is taken.
+_NOT_IN_FUNCTIONS = ("their norms",)
+
+
+@pytest.mark.parametrize(
+    "name, form, num_replicas",
+    _cases(
+        small.LOSSES,
+        (
+            *("custom gradient", "masked, at least one", "mean of some", "penalty"),
+            *("norm of a gradient", "an inner step, weighted", "one behind the other"),
+        ),
+    ),
+)
+def test_losses_train_as_on_one_device(name, form, num_replicas):
+    _check(_train, "LOSSES", name, form, num_replicas)
+
+
+@pytest.mark.parametrize(
+    "name, form, num_replicas", _cases(small.FETCHES, ("F1", "three", "products"))
+)
+def test_what_is_fetched_is_computed_of_all_examples(name, form, num_replicas):
+    _check(_fetch, "FETCHES", name, form, num_replicas)
+
+
+@pytest.mark.parametrize(
+    "name, form, num_replicas",
+    _cases(small.WRITES, ("root", "count", "one more", "average of sums")),
+)
+def test_what_is_written_is_computed_of_all_examples(name, form, num_replicas):
+    _check(_write, "WRITES", name, form, num_replicas)
+
+
+_OFTEN = ("products of examples", "sorted", "broadcast by mistake", "the first")
+
+
+@pytest.mark.parametrize(
+    "name, form",
+    [
+        pytest.param(name, form, marks=() if name in _OFTEN else pytest.mark.slow)
+        for name in small.REFUSED
+        for form in ("session", "function")
+    ],
+)
+def test_losses_that_no_weight_makes_right_are_refused_by_name_and_line(name, form):
+    with pytest.raises(
+        replicator.UnsupportedError,
+        match=r'(?s)the loss .*small\.py:\d+ in.*Fix.*loss="sum"',
+    ):
+        _train(small.REFUSED[name], form, 2)
