@@ -58,7 +58,8 @@ def measured(workload: Workload, steps: int, rounds: int) -> dict[str, Any]:
         steps: How many of each number of replicas are measured.
         rounds: How many turns each has.
     """
-    whole, alone = measure.both(lambda: make(workload))
+    whole = measure.whole(lambda: make(workload))
+    alone = measure.alone(lambda: make(workload), whole)
     programs = {
         r: measure.program(lambda: make(workload), rehearsal.Rehearsal(r, NAMED))
         for r in REPLICAS
@@ -126,8 +127,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
             rows,
             f"Each replica has half of the network's batch. Predicted from {NAMED} "
             "replicas and one of them alone; from one replica: from that one and the "
-            "default calibration. What a tenth of all steps stay below; programs take "
-            "turns.",
+            "default calibration. Times are what a twentieth of all steps stay below; "
+            "programs take turns.",
         )
     ]
 

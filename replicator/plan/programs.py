@@ -9,9 +9,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from replicator import errors
 from replicator.command_line import BadInput
 from replicator.replicator import Replicator
+
+# How lines begin by which TensorFlow says where ops were made.
+_OF_STACKS = ("  File ", "Graph execution error", "Detected at node", "<stack traces")
 
 
 def made(name: str) -> tuple[Replicator, Sequence[Any]]:
@@ -80,8 +85,20 @@ def tried(what: str, function: Callable[[], Any]) -> Any:
     except BadInput:
         raise
     except Exception as error:
-        text = f"{what}: {type(error).__name__}: {error}"
+        text = f"{what}: {type(error).__name__}: {_said(error)}"
         line = errors.line_of(error)
         if not isinstance(error, errors.ReplicatorError) and line != errors.UNKNOWN:
             text += f" (raised at {line})"
         raise BadInput(text) from error
+
+
+def _said(error: Exception) -> str:
+    """Returns the text of an error; of one of a step, without stacks of its ops."""
+    if not isinstance(error, tf.errors.OpError):
+        return str(error)
+    lines = [
+        line
+        for line in str(error.message).splitlines()
+        if line.strip() and not line.startswith(_OF_STACKS)
+    ]
+    return " ".join(lines)

@@ -13,6 +13,7 @@ import dataclasses
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from replicator import command_line
 from replicator import strategy as strategies
 from replicator.costs import rates
 from replicator.plan import files, programs
-from replicator.profile import chrome, measure
+from replicator.profile import chrome, measure, parts, traces
 from replicator.profile import report as reports
 
 _USAGE = (
@@ -31,6 +32,7 @@ _USAGE = (
     "[--trace=PATH]"
 )
 _MOST_TRIALS = 10**6
+_INTERRUPTED = 130  # the status of programs that Ctrl-C ends
 _STRATEGY = flags.DEFINE_string(
     "strategy", None, "A builder of replicator.strategy, or the file of a strategy."
 )
@@ -72,12 +74,7 @@ def main(argv: Sequence[str]) -> int:
             "--calibration", lambda: rates.load(_CALIBRATION.value)
         )
         network, strategy = _network(calibration), _strategy(_STRATEGY.value)
-        measured, ran = programs.tried(
-            f"the step of {argv[1]}",
-            lambda: measure.measure(
-                lambda: programs.made(argv[1]), _TRIALS.value, strategy
-            ),
-        )
+        measured, ran = _measured(argv[1], strategy)
         calibration, source = programs.tried(
             "the calibration", lambda: measure.calibrated(measured.devices, calibration)
         )
@@ -94,7 +91,23 @@ def main(argv: Sequence[str]) -> int:
             programs.tried("--plot", lambda: _plot(report, picture))
     except command_line.BadInput as error:
         return command_line.fail(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
     return 0
+
+
+def _measured(name: str, strategy: Any) -> tuple[parts.Measured, list[traces.Ran]]:
+    """Makes and measures the program of that name, as it is and on one replica."""
+    step = f"the step of {name}"
+    found = programs.tried(
+        step, lambda: measure.whole(lambda: programs.made(name), strategy)
+    )
+    one = programs.tried(
+        f"{step}, made anew with one replica to compare",
+        lambda: measure.alone(lambda: programs.made(name), found),
+    )
+    return programs.tried(step, lambda: measure.measure(found, one, _TRIALS.value))
 
 
 def _network(calibration: rates.Calibration) -> rates.Rates:

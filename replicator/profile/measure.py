@@ -2,8 +2,8 @@
 """Measures a step on the devices at hand: as it is, on one replica, and its ops.
 
 A busy machine makes everything slower, but nothing faster: what a step takes is what a
-tenth of all steps stay below, in several rounds in which the two take turns. The least
-of all would be luck where a step takes a millisecond.
+twentieth of all steps stay below, in several rounds in which the two take turns. The
+least of all would be luck where a step takes a millisecond.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator.calibrate import measure as calibrating
 from replicator.costs import cost, rates, rehearsal
 from replicator.plan.plan import Plan
@@ -28,7 +29,11 @@ _WARM_UP = 3  # the first step builds
 _ROUNDS = 5
 _TRACED = 5  # steps
 _EMPTY_CALLS = 50
-_OF_ALL = 10  # times, one is taken to be undisturbed
+_ENDED = (
+    "the inputs have no element for each replica, not even when they are started "
+    "anew. Fix: give them one at least; they start over by themselves when they end."
+)
+_OF_ALL = 20  # times, one is taken to be undisturbed
 
 # Makes a program anew: a Replicator, its step_fn and maybe its input_fn.
 Make = Callable[[], tuple[Replicator, Sequence[Any]]]
@@ -73,7 +78,7 @@ class Program:
                     break
                 except tf.errors.OutOfRangeError:
                     if last:
-                        raise
+                        raise errors.InputError(_ENDED) from None
                     self.step.initialize()
             for tensor in tf.nest.flatten(outputs, expand_composites=True):
                 if isinstance(tensor, tf.Tensor):
@@ -105,12 +110,15 @@ def program(make: Make, rehearsed: rehearsal.Rehearsal) -> Program:
 
 
 def _undisturbed(times: Sequence[float]) -> float:
-    """Returns what a tenth of all times stay below."""
+    """Returns what a twentieth of all times stay below."""
     return sorted(times)[len(times) // _OF_ALL]
 
 
 def alternate(programs: Sequence[Program], steps: int, rounds: int = _ROUNDS) -> None:
     """Measures steps of several programs, which take turns.
+
+    The first step of each turn is not measured: it brings the variables back into the
+    caches.
 
     Args:
         programs: The programs.
@@ -120,70 +128,79 @@ def alternate(programs: Sequence[Program], steps: int, rounds: int = _ROUNDS) ->
     for n in range(rounds):
         turn = n % len(programs)
         for own in [*programs[turn:], *programs[:turn]]:
+            own.run()
             own.measure(math.ceil(steps / rounds))
 
 
-def measure(
-    make: Make, steps: int, strategy: Any = None
-) -> tuple[parts.Measured, list[traces.Ran]]:
-    """Measures a step and its parts.
-
-    Args:
-        make: Makes the program.
-        steps: How many steps are measured.
-        strategy: In place of the program's own.
-
-    Returns:
-        What was measured, and the ops that ran in some of the steps.
-    """
-    whole, alone = both(make, strategy)
-    alternate([whole] if alone is whole else [whole, alone], steps)
-    return parts_of(whole, alone)
-
-
-def both(make: Make, strategy: Any = None) -> tuple[Program, Program]:
-    """Makes a program as it is, and with one replica; they are the same if it has one.
+def whole(make: Make, strategy: Any = None) -> Program:
+    """Makes a program as it is.
 
     Args:
         make: Makes it.
         strategy: In place of the program's own.
     """
-    whole = program(make, rehearsal.Rehearsal(strategy=strategy))
-    named = len(whole.devices)
+    return program(make, rehearsal.Rehearsal(strategy=strategy))
+
+
+def alone(make: Make, found: Program) -> Program:
+    """Makes a program with one replica; it is the same if it has no more.
+
+    Args:
+        make: Makes it.
+        found: The program as it is.
+    """
+    named = len(found.devices)
     if named == 1:
-        return whole, whole
-    return whole, program(make, rehearsal.Rehearsal(1, named, strategy))
+        return found
+    return program(make, rehearsal.Rehearsal(1, named, found.rehearsed.strategy))
 
 
-def parts_of(whole: Program, alone: Program) -> tuple[parts.Measured, list[traces.Ran]]:
+def measure(
+    found: Program, one: Program, steps: int
+) -> tuple[parts.Measured, list[traces.Ran]]:
+    """Measures a step and its parts.
+
+    Args:
+        found: The program as it is.
+        one: The same with one replica.
+        steps: How many steps of each are measured.
+
+    Returns:
+        What was measured, and the ops that ran in some of the steps.
+    """
+    alternate([found] if one is found else [found, one], steps)
+    return parts_of(found, one)
+
+
+def parts_of(found: Program, one: Program) -> tuple[parts.Measured, list[traces.Ran]]:
     """Traces some steps of a program, and divides what a step takes.
 
     Args:
-        whole: The program as it is, which was measured.
-        alone: The same with one replica.
+        found: The program as it is, which was measured.
+        one: The same with one replica.
 
     Returns:
         What was measured, and the ops that ran in the traced steps.
     """
-    ran = traces.trace(whole.run, whole.plan, _TRACED, whole.rehearsed.once)
-    fixed = min(empty_call(), alone.seconds / 2)
-    cores = _cores(whole.devices)
-    found = parts.split(
-        ran, whole.plan, whole.seconds - fixed, shared=cores is not None
+    ran = traces.trace(found.run, found.plan, _TRACED, found.rehearsed.once)
+    fixed = min(empty_call(), one.seconds / 2)
+    cores = _cores(found.devices)
+    divided = parts.split(
+        ran, found.plan, found.seconds - fixed, shared=cores is not None
     )
     measured = parts.Measured(
-        devices=whole.devices,
+        devices=found.devices,
         cores=cores,
-        step=whole.seconds,
-        alone=alone.seconds,
-        work=alone.work,
+        step=found.seconds,
+        alone=one.seconds,
+        work=one.work,
         fixed=fixed,
-        compute=found.compute,
-        communication=found.communication,
-        rows=tuple(whole.plan),
-        once=found.once,
-        busy=min(1.0, whole.work / (cores * whole.seconds)) if cores else 1.0,
-        spread=statistics.median(whole.times) / whole.seconds - 1,
+        compute=divided.compute,
+        communication=divided.communication,
+        rows=tuple(found.plan),
+        once=divided.once,
+        busy=min(1.0, found.work / (cores * found.seconds)) if cores else 1.0,
+        spread=statistics.median(found.times) / found.seconds - 1,
     )
     return measured, ran
 

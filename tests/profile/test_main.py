@@ -73,6 +73,32 @@ def fails():
     raise RuntimeError("no\\nluck")
 
 
+def without_inputs():
+    repl = replicator.Replicator(["CPU:0", "CPU:1"])
+    return repl, repl.all_reduce, lambda ctx: tf.data.Dataset.range(0)
+
+
+def fails_while_it_runs():
+    repl = replicator.Replicator(["CPU:0", "CPU:1"])
+    with repl.context():
+        v = tf.Variable(0.0)
+
+    def step_fn():
+        v.assign_add(repl.all_reduce(1.0, "mean"))
+        tf.debugging.assert_less(v.read_value(), 3.0, message="it is too many")
+
+    return repl, step_fn
+
+
+def needs_two():
+    repl = replicator.Replicator(["CPU:0", "CPU:1"])
+    return repl, lambda: repl.broadcast(tf.ones([4]), root=1)
+
+
+def is_interrupted():
+    raise KeyboardInterrupt
+
+
 def fails_in_step():
     repl = replicator.Replicator(["CPU:0", "CPU:1"])
     return repl, lambda: tf.debugging.assert_equal(tf.constant(1), repl.replica_id)
@@ -171,7 +197,13 @@ def test_another_network_and_strategy(module: str, capsys: Any) -> None:
         (("{}:make", "more"), "usage"),
         (("{}:fails",), "RuntimeError: no luck"),  # others are tests of plan/
         (("{}:fails_in_step",), "the step of "),
+        (("{}:without_inputs",), "InputError: the inputs have no element"),
+        (("{}:fails_while_it_runs",), "assertion failed: [it is too many]"),
+        (("{}:needs_two",), "made anew with one replica to compare: "),
         (("{}:make", "--trials=0"), "--trials"),
+        (("{}:make", "--trials=many"), "--trials"),
+        (("{}:make", "--calibration=."), "cannot read a calibration"),
+        (("{}:make", "--strategy=."), "--strategy: "),
         (("{}:make", "--bandwidth=-1"), "--bandwidth was given -1.0"),
         (("{}:make", "--latency=nan"), "--latency was given nan"),
         (("{}:make", "--bandwidth=much"), "bandwidth"),
@@ -188,3 +220,9 @@ def test_bad_input_is_one_line(
     assert _status(*(argument.format(module) for argument in arguments)) == 2
     said = capsys.readouterr().err.strip()
     assert message in said and "\n" not in said and "Traceback" not in said
+    assert 'File "' not in said
+
+
+def test_an_interrupt_is_no_traceback(module: str, capsys: Any) -> None:
+    assert _status(f"{module}:is_interrupted") == 130
+    assert capsys.readouterr().err.strip() == "interrupted"
