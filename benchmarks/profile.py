@@ -22,11 +22,12 @@ from benchmarks import cli, contenders, results, workloads
 from benchmarks.tables import Table, milliseconds
 from benchmarks.workloads import WORKLOADS, Workload
 from replicator.costs import rates, rehearsal
-from replicator.profile import measure, model, parts
+from replicator.profile import measure, model
 
 NAME = "profile"
 NAMED = 2  # replicas, of which it is predicted
 REPLICAS = (1, 2, 4)
+PREDICTED, BY_ONE = "predicted", "predicted by one"
 NAMES = {w.name: w for w in WORKLOADS if w.name in ("large", "deep", "lstm")}
 
 
@@ -57,41 +58,47 @@ def measured(workload: Workload, steps: int, rounds: int) -> dict[str, Any]:
         steps: How many of each number of replicas are measured.
         rounds: How many turns each has.
     """
-    calibration = rates.load(None)
-    own = measure.both(lambda: make(workload))
+    whole, alone = measure.both(lambda: make(workload))
     programs = {
         r: measure.program(lambda: make(workload), rehearsal.Rehearsal(r, NAMED))
         for r in REPLICAS
     }
-    measure.alternate([*own, *programs.values()], steps, rounds)
-    found, _ = measure.parts_of(*own)
-    alone = alone_of(found)
+    measure.alternate([whole, alone, *programs.values()], steps, rounds)
+    known = rates.load(None)
+    calibration, _ = measure.calibrated(whole.devices, known)
+    by_two, by_one = (
+        {r: model.here(found, r, own) for r in REPLICAS}
+        for found, own in (
+            (measure.parts_of(whole, alone)[0], calibration),
+            (measure.parts_of(alone, alone)[0], known),
+        )
+    )
     return {
         str(r): {
             "measured": programs[r].seconds,
-            "predicted": model.here(found, r, calibration).step,
-            "predicted by one": model.here(alone, r, calibration).step,
+            PREDICTED: dataclasses.asdict(by_two[r]),
+            BY_ONE: dataclasses.asdict(by_one[r]),
         }
         for r in REPLICAS
     }
 
 
-def alone_of(found: parts.Measured) -> parts.Measured:
-    """Returns what would be known if only one replica had been measured."""
-    none = (0.0,) * len(found.rows)
-    return dataclasses.replace(
-        found,
-        devices=found.devices[:1],
-        step=found.alone,
-        compute=found.alone - found.fixed,
-        communication=none,
-        rows=tuple(dataclasses.replace(row, group=(0,)) for row in found.rows),
-    )
-
-
-def error(by_name: Mapping[str, float], name: str = "predicted") -> float:
+def error(own: Mapping[str, Any], name: str = PREDICTED) -> float:
     """Returns how far a prediction is off, as a share of what was measured."""
-    return by_name[name] / by_name["measured"] - 1
+    return own[name]["step"] / own["measured"] - 1
+
+
+def cells(own: Mapping[str, Any], name: str) -> list[str]:
+    """Returns what a table says of a prediction.
+
+    Args:
+        own: What was measured and predicted.
+        name: PREDICTED or BY_ONE.
+    """
+    step, low, high = (own[name][what] for what in ("step", "low", "high"))
+    within = "" if low <= own["measured"] <= high else ", missed"
+    bounds = f"{milliseconds(low)} - {milliseconds(high)}{within}"
+    return [milliseconds(step), f"{error(own, name):+.1%}", bounds]
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
@@ -104,23 +111,23 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         [
             f"{NAMES[name].title}, {number}",
             milliseconds(own["measured"]),
-            milliseconds(own["predicted"]),
-            f"{error(own):+.1%}",
-            milliseconds(own["predicted by one"]),
-            f"{error(own, 'predicted by one'):+.1%}",
+            *cells(own, PREDICTED),
+            *cells(own, BY_ONE),
         ]
         for name, by_number in found.items()
         for number, own in by_number.items()
     ]
-    columns = ["network, replicas", "measured", "predicted", "off"]
+    columns = ["network, replicas", "measured"]
+    columns += ["predicted", "off", "between", "from one replica", "off", "between"]
     return [
         Table(
             "A step as python -m replicator.profile predicts it, in ms",
-            [*columns, "from one replica", "off"],
+            columns,
             rows,
             f"Each replica has half of the network's batch. Predicted from {NAMED} "
             "replicas and one of them alone; from one replica: from that one and the "
-            "calibration. Least times of steps that take turns.",
+            "default calibration. What a tenth of all steps stay below; programs take "
+            "turns.",
         )
     ]
 

@@ -39,6 +39,7 @@ from replicator._tf.choice import (
     read_quickly,
     replace_new_constant,
     trace,
+    with_less_optimizing,
     write_quickly,
 )
 from replicator._tf.cluster import (
@@ -134,6 +135,7 @@ from replicator._tf.state import (
 )
 from replicator._tf.tapes import (
     is_watched,
+    may_record,
     note_read,
     record_gradient,
     stop_recording,
@@ -221,6 +223,7 @@ __all__ = [
     "stand_for",
     "lower_in_place",
     "mark_python_function",
+    "may_record",
     "move_control_outputs",
     "new_function_graph",
     "note_access",
@@ -268,5 +271,6 @@ __all__ = [
     "user_frames",
     "v1_optimizer_applying",
     "variable_of_slot",
+    "with_less_optimizing",
     "write_quickly",
 ]

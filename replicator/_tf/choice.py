@@ -42,6 +42,7 @@ def choose(file: str) -> ModuleType:
 if TYPE_CHECKING:  # both have the same signatures
     from replicator._tf.fast.calls import pack_results as pack_results
     from replicator._tf.fast.calls import prepare_call as prepare_call
+    from replicator._tf.fast.calls import with_less_optimizing as with_less_optimizing
     from replicator._tf.fast.captures import capture_all as capture_all
     from replicator._tf.fast.constants import (
         replace_new_constant as replace_new_constant,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:  # both have the same signatures
 else:
     _calls, _captures, _constants, _nodes, _tracing, _variables = map(choose, FILES)
     pack_results, prepare_call = _calls.pack_results, _calls.prepare_call
+    with_less_optimizing = _calls.with_less_optimizing
     capture_all = _captures.capture_all
     replace_new_constant = _constants.replace_new_constant
     Nodes, import_nodes = _nodes.Nodes, _nodes.import_nodes

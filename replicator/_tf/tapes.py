@@ -34,6 +34,11 @@ def is_watched(tensors: Sequence[tf.Tensor]) -> bool:
     return any(t.dtype.is_floating or t.dtype.is_complex for t in tensors)
 
 
+def may_record() -> bool:
+    """Whether there is a tape, or whatever else records; a public tape knows itself."""
+    return bool(record.could_possibly_record())
+
+
 def note_read(variable: Any) -> None:
     """Has all tapes watch a variable that is about to be read.
 

@@ -66,8 +66,8 @@ class Agreement:
             parts = [result.values, result.indices] if sparse else [result]
             for op, part in zip(gradient.ops, parts, strict=True):
                 _tf.replace(places[op].outputs[0], part)
-                # What is fetched of the marker is this.
-                made[op] = tf.identity(part).op
+                # What is fetched of the marker is this, the only result of an op.
+                made[op] = (tf.identity(part) if part.value_index else part).op
         return made
 
     def agree(self, write: Write) -> None:

@@ -16,7 +16,7 @@ from replicator.autodist import losses, marked, replicas
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.program import Program
 from replicator.autodist.resources import devices_of
-from replicator.autodist.session import DistributedSession, with_devices
+from replicator.autodist.session import DistributedSession, configured
 from replicator.cluster.resources import ResourceSpec
 from replicator.options import VARIABLES
 from replicator.replicator import Replicator
@@ -156,7 +156,7 @@ class AutoDist:
                 )
             )
         _check_loss(loss)
-        config = with_devices(config, self._repl.devices)
+        config = configured(config, self._repl.devices)
         program = Program(scope.graph, scope.variables)
         made = replicas.replicate(program, self._repl._settings, loss)
         session = DistributedSession(scope.renewed, made, config)

@@ -9,6 +9,7 @@ examples.py: gradients weigh what they have to, and results are put together.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -17,7 +18,9 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.autodist import examples, results
+from replicator.costs import cost
 from replicator.graph.ir import shapes
+from replicator.graph.order import ordering
 from replicator.inputs.shards import Shard
 from replicator.values import PerReplica
 from replicator.variables import synchronized
@@ -114,6 +117,12 @@ class DistributedFunction:
         return key
 
 
+class _Given(threading.local):
+    """What a thread's call is given."""
+
+    tensors: Sequence[tf.Tensor] = ()
+
+
 class _Call:
     """The function, for arguments of one kind.
 
@@ -140,20 +149,54 @@ class _Call:
         self._structure, self._places = arguments, places
         leaves = tf.nest.flatten(arguments)
         self._others = [None if k in places else x for k, x in enumerate(leaves)]
-        self._run = tf.function(self._build, reduce_retracing=True, autograph=False)
-        self._ready: Any = None
+        self._traced = tf.function(self._build, reduce_retracing=True, autograph=False)
+        self._ready: Any = None  # `_traced`, once it is
+        self._run: Callable[[], Any] | None = None  # where nothing records
+        self._current, self._lock = _Given(), threading.RLock()
         self._returned: Any = None  # by the function, for the replica traced last
         self._results: list[results.Result] = []  # what the leaves of that are
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
+        if tf.executing_eagerly() and not _tf.may_record():
+            before, self._current.tensors = self._current.tensors, tensors
+            try:
+                with self._lock:
+                    if self._run is None:
+                        self._run = self._quick(tensors)
+                return self._run()
+            finally:
+                self._current.tensors = before
         if self._ready is None:
-            self._ready = self._run.get_concrete_function(
+            self._ready = self._traced.get_concrete_function(self._specs(tensors))
+        return self._ready(*tensors)
+
+    def _specs(self, tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
+        """Returns what is alike for all calls."""
+        return [
+            tf.TensorSpec([None, *t.shape[1:]] if own else t.shape, t.dtype)
+            for t, own in zip(tensors, self._split, strict=True)
+        ]
+
+    def _quick(self, tensors: Sequence[tf.Tensor]) -> Callable[[], Any]:
+        """Traces it as a step is traced; returns what runs it with what is given.
+
+        In less time than a tf.function takes, which tapes could differentiate.
+        """
+
+        def given(k: int) -> tf.Tensor:
+            return self._current.tensors[k]
+
+        def build() -> Any:
+            return self._build(
                 [
-                    tf.TensorSpec([None, *t.shape[1:]] if own else t.shape, t.dtype)
-                    for t, own in zip(tensors, self._split, strict=True)
+                    _tf.capture_at_call(functools.partial(given, k), spec)
+                    for k, spec in enumerate(self._specs(tensors))
                 ]
             )
-        return self._ready(*tensors)
+
+        function = _tf.trace(build, ordering.order_as_created, alone=False)
+        run = _tf.prepare_call(function, cost.share_memory(self._repl.devices))
+        return lambda: _tf.pack_results(function, run())
 
     @_do_not_convert
     def _step(self, count: Any, total: Any, tensors: Sequence[tf.Tensor]) -> Any:

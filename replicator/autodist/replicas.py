@@ -13,6 +13,7 @@ of one device, too.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,7 +33,8 @@ from replicator.autodist import (
 )
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
-from replicator.graph.ir.kinds import resource_inputs
+from replicator.graph.ir import shapes
+from replicator.graph.ir.kinds import kind_of, resource_inputs
 from replicator.graph.passes import owners
 from replicator.primitives import table
 from replicator.step import passes
@@ -192,14 +194,18 @@ class Replicas:
     def _create(self, program: Program) -> dict[str, Any]:
         """Creates the components of all variables; returns these by their names."""
         made: dict[str, Any] = {}
+        empty: dict[Any, tf.Tensor] = {}
         slots = program.slots
         with tf.name_scope(_VARIABLES):
             for name in sorted(program.variables, key=slots.__contains__):
                 variable = program.variables[name]
+                kind = variable.dtype, shapes.static(variable)
+                if kind not in empty:
+                    empty[kind] = marked.empty(variable)
                 made[name] = self._settings.factory.creator(
                     None,
                     # What is initialized is a copy of the user's own initializer.
-                    initial_value=marked.empty(variable),
+                    initial_value=empty[kind],
                     name=name,
                     shape=variable.shape,
                     trainable=variable.trainable,
@@ -292,17 +298,14 @@ class Replicas:
                 return self._settings.world.device(r if owner is None else owner)
             if tensor.op in program.shared:
                 return op.device  # TensorFlow puts it where the resource is
-        kind = tf.DeviceSpec.from_string(device).device_type
         if not op.device:
             return device
-        asked = tf.DeviceSpec.from_string(op.device)
-        if asked.device_type in (None, kind):
+        own, asked = _spec(device), _spec(op.device)
+        if asked.device_type in (None, own.device_type):
             return device
-        return (
-            tf.DeviceSpec.from_string(device)
-            .replace(device_type=asked.device_type, device_index=asked.device_index)
-            .to_string()
-        )
+        return own.replace(
+            device_type=asked.device_type, device_index=asked.device_index
+        ).to_string()
 
     def _deal(self, program: Program) -> None:
         """Has replicas take elements one after the other, in their order."""
@@ -382,5 +385,11 @@ def _of(places: Places, tensor: tf.Tensor) -> tf.Tensor:
     return places[tensor.op].outputs[tensor.value_index]
 
 
+@functools.lru_cache(maxsize=64)
+def _spec(device: str) -> tf.DeviceSpec:
+    """Returns a device's name in parts; it is asked for of each op of each replica."""
+    return tf.DeviceSpec.from_string(device)
+
+
 def _calls(op: tf.Operation) -> bool:
-    return bool(_tf.called_graphs(op))
+    return kind_of(op).calls and bool(_tf.called_graphs(op))

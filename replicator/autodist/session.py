@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import _tf, errors
 from replicator.autodist import feeds, fetches
 from replicator.autodist.program import Program
 from replicator.autodist.replicas import Replicas
+from replicator.costs import cost
 
 
 class DistributedSession(tf.compat.v1.Session):
@@ -126,8 +127,11 @@ class DistributedSession(tf.compat.v1.Session):
         raise _no_parts("partial_run")
 
 
-def with_devices(config: Any, devices: Sequence[str]) -> Any:
+def configured(config: Any, devices: Sequence[str]) -> Any:
     """Returns a ConfigProto by which a session has all CPUs that replicas are on.
+
+    Of what TensorFlow does to the graph before it runs, it leaves out what finds
+    nothing in those of many replicas.
 
     Args:
         config: The user's; with None, a session has the logical devices of the program.
@@ -136,8 +140,9 @@ def with_devices(config: Any, devices: Sequence[str]) -> Any:
     Raises:
         ArgumentError: `config` is none.
     """
+    on_cpus = cost.share_memory(devices)
     if config is None:
-        return None
+        return _tf.with_less_optimizing(None, on_cpus)
     if not isinstance(config, tf.compat.v1.ConfigProto):
         raise errors.ArgumentError(
             errors.compose(
@@ -151,7 +156,7 @@ def with_devices(config: Any, devices: Sequence[str]) -> Any:
     cpus = [spec.device_index or 0 for spec in specs if spec.device_type == "CPU"]
     if cpus:
         made.device_count["CPU"] = max(made.device_count["CPU"], max(cpus) + 1)
-    return made
+    return _tf.with_less_optimizing(made, on_cpus)
 
 
 def _flat(fetches: Any) -> list[Any]:

@@ -3,7 +3,8 @@
 
 What a step costs on one replica, or on four, is measured by making the program anew on
 so many, where each replica's batch is as large as it was. A Replicator that is made in
-a rehearsal has so many replicas and, where one is given, another strategy.
+a rehearsal has so many replicas and, where one is given, another strategy; of the steps
+that are built in it, it notes what is done once for all replicas.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,11 +26,13 @@ class Rehearsal:
         replicas: How many there are; None: as many as the program names.
         named: How many it names: what shares of a global batch are told.
         strategy: In place of the program's; None: its own.
+        once: Is given the names of ops that one replica runs for all.
     """
 
     replicas: int | None = None
     named: int | None = None
     strategy: Any = None
+    once: set[str] = dataclasses.field(default_factory=set, compare=False)
 
 
 _NONE = Rehearsal()
@@ -46,6 +49,11 @@ def on(rehearsal: Rehearsal) -> Iterator[None]:
         yield
     finally:
         _REHEARSAL.reset(token)
+
+
+def is_on() -> bool:
+    """Whether a program is rehearsed: one replica owns what one of several would."""
+    return _REHEARSAL.get() is not _NONE
 
 
 def strategy(own: Any) -> Any:
@@ -88,3 +96,13 @@ def shares(replicas: int) -> int:
     """
     rehearsal = _REHEARSAL.get()
     return rehearsal.named if rehearsal.named is not None else replicas
+
+
+def note_once(names: Callable[[], Iterable[str]]) -> None:
+    """Notes what of a step is done once for all replicas, if this is a rehearsal.
+
+    Args:
+        names: Returns the names of those ops.
+    """
+    if is_on():
+        _REHEARSAL.get().once.update(names())

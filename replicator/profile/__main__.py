@@ -77,9 +77,12 @@ def main(argv: Sequence[str]) -> int:
                 lambda: programs.made(argv[1]), _TRIALS.value, strategy
             ),
         )
+        calibration, source = programs.tried(
+            "the calibration", lambda: measure.calibrated(measured.devices, calibration)
+        )
         report = reports.report(
             *(argv[1], measured, calibration, network),
-            "" if strategy is None else repr(strategy),
+            *("" if strategy is None else repr(strategy), source),
         )
         programs.tried("the tables", lambda: _show(report))
         if _JSON.value is not None:

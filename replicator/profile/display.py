@@ -27,13 +27,15 @@ def show(report: Report, file: TextIO | None = None) -> None:
     if not console.is_terminal:
         console.width = _WIDTH
     console.print(_parts(report))
-    console.print(_predicted(report))
     for where in (HERE, APART):
+        console.print(_predicted(report, where))
         text = report.verdict(where)
-        console.print(text[0].upper() + text[1:])
+        console.print(text[0].upper() + text[1:] + "\n")
     console.print(
         "T_comp is a step of one replica alone, T_sync what a step of R takes more; "
-        "each keeps its batch, so it pays while T_sync / T_comp < R - 1 (Das 2018)."
+        "each keeps its batch, so it pays while T_sync / T_comp < R - 1 (Das 2018). A "
+        "step is between what it takes if as much is overlapped as can be, and if as "
+        "little; wider, as steps vary."
     )
 
 
@@ -55,6 +57,8 @@ def _parts(report: Report) -> rich.table.Table:
 
     add("the call", measured.fixed)
     add("computing", measured.compute)
+    if measured.once:
+        add("computing by one for all", measured.once)
     for row, seconds in zip(measured.rows, measured.communication, strict=True):
         lines = "\n".join(row.lines)
         add(display.title(row), seconds, display.size(row.nbytes), lines)
@@ -63,27 +67,31 @@ def _parts(report: Report) -> rich.table.Table:
     return table
 
 
-def _predicted(report: Report) -> rich.table.Table:
+def _predicted(report: Report, where: str) -> rich.table.Table:
+    table = _table(f"Predicted {reports.title(where)}")
+    table.caption = _source(report, where)
+    for name in ("replicas", "step", "between", "T_sync / T_comp", "speed-up", "pays"):
+        table.add_column(name, justify="right")
+    for own in reports.shown(report.predicted[where]):
+        table.add_row(
+            str(own.replicas),
+            display.duration(own.step),
+            " - ".join(map(display.duration, (own.low, own.high))),
+            f"{own.ratio:.3g}",
+            f"{own.speed_up:.2f}",
+            "-" if own.replicas == 1 else "yes" if own.pays else "no",
+        )
+    return table
+
+
+def _source(report: Report, where: str) -> str:
+    """Returns what predictions are made of, besides what was measured."""
+    if where == HERE:
+        return f"Rates of devices: {report.source}."
     network = report.network
     speed = f"{8e-9 / network.link:.3g} Gbit/s" if network.link else "any bandwidth"
-    table = _table("Predicted")
-    table.caption = (
-        f"{reports.title(HERE)}: calibrated and measured. {reports.title(APART)}: one "
-        f"replica each, {speed}, {network.message * 1e6:.3g} us per message."
-    )
-    table.add_column("replicas", justify="right")
-    for where in (HERE, APART):
-        for name in ("step", "T_sync / T_comp", "speed-up", "pays"):
-            table.add_column(f"{where}: {name}", justify="right")
-    steps = {where: reports.shown(own) for where, own in report.predicted.items()}
-    for one, other in zip(steps[HERE], steps[APART], strict=True):
-        cells = [str(one.replicas)]
-        for own in (one, other):
-            pays = "-" if own.replicas == 1 else "yes" if own.pays else "no"
-            cells += [display.duration(own.step), f"{own.ratio:.3g}"]
-            cells += [f"{own.speed_up:.2f}", pays]
-        table.add_row(*cells)
-    return table
+    latency = f"{network.message * 1e6:.3g} us per message"
+    return f"One replica each, {speed}, {latency}; see --bandwidth and --latency."
 
 
 def _table(name: str) -> rich.table.Table:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures a step on the devices at hand: as it is, on one replica, and its ops.
 
-A busy machine makes everything slower, but nothing faster: each time is the least of
-several rounds, in which the two take turns.
+A busy machine makes everything slower, but nothing faster: what a step takes is what a
+tenth of all steps stay below, in several rounds in which the two take turns. The least
+of all would be luck where a step takes a millisecond.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.costs import cost, rehearsal
+from replicator.calibrate import measure as calibrating
+from replicator.costs import cost, rates, rehearsal
 from replicator.plan.plan import Plan
 from replicator.profile import parts, traces
 from replicator.replicator import Replicator
@@ -26,6 +28,7 @@ _WARM_UP = 3  # the first step builds
 _ROUNDS = 5
 _TRACED = 5  # steps
 _EMPTY_CALLS = 50
+_OF_ALL = 10  # times, one is taken to be undisturbed
 
 # Makes a program anew: a Replicator, its step_fn and maybe its input_fn.
 Make = Callable[[], tuple[Replicator, Sequence[Any]]]
@@ -53,8 +56,13 @@ class Program:
 
     @property
     def seconds(self) -> float:
-        """What a step takes at least."""
-        return min(self.times)
+        """What a step takes where nothing disturbs it."""
+        return _undisturbed(self.times)
+
+    @property
+    def work(self) -> float:
+        """How long the cores are busy in such a step, in seconds."""
+        return _undisturbed(self.works)
 
     def run(self) -> None:
         """Runs a step, to its end; inputs that have ended start over."""
@@ -94,6 +102,11 @@ def program(make: Make, rehearsed: rehearsal.Rehearsal) -> Program:
     for _ in range(_WARM_UP):
         made.run()
     return made
+
+
+def _undisturbed(times: Sequence[float]) -> float:
+    """Returns what a tenth of all times stay below."""
+    return sorted(times)[len(times) // _OF_ALL]
 
 
 def alternate(programs: Sequence[Program], steps: int, rounds: int = _ROUNDS) -> None:
@@ -152,22 +165,52 @@ def parts_of(whole: Program, alone: Program) -> tuple[parts.Measured, list[trace
     Returns:
         What was measured, and the ops that ran in the traced steps.
     """
-    ran = traces.trace(whole.run, whole.plan, _TRACED)
+    ran = traces.trace(whole.run, whole.plan, _TRACED, whole.rehearsed.once)
     fixed = min(empty_call(), alone.seconds / 2)
-    shared = cost.share_memory(whole.devices)
-    compute, communication = parts.split(ran, whole.plan, whole.seconds - fixed, shared)
+    cores = _cores(whole.devices)
+    found = parts.split(
+        ran, whole.plan, whole.seconds - fixed, shared=cores is not None
+    )
     measured = parts.Measured(
         devices=whole.devices,
-        cores=len(os.sched_getaffinity(0)) if shared else None,
+        cores=cores,
         step=whole.seconds,
         alone=alone.seconds,
-        work=statistics.median(alone.works),
+        work=alone.work,
         fixed=fixed,
-        compute=compute,
-        communication=communication,
+        compute=found.compute,
+        communication=found.communication,
         rows=tuple(whole.plan),
+        once=found.once,
+        busy=min(1.0, whole.work / (cores * whole.seconds)) if cores else 1.0,
+        spread=statistics.median(whole.times) / whole.seconds - 1,
     )
     return measured, ran
+
+
+def calibrated(
+    devices: Sequence[str], known: rates.Calibration
+) -> tuple[rates.Calibration, str]:
+    """Returns what work costs on these devices, and where that is from.
+
+    It takes seconds to measure, where there are two of them and nobody has done it.
+
+    Args:
+        devices: Where the replicas run, by full names.
+        known: What work costs, as far as it was measured before.
+    """
+    kind = rates.kind_of(devices)
+    if kind in known.rates:
+        return known, "as calibrated"
+    if kind == "hosts" or len(devices) < 2:
+        return known, "by default"
+    found = {**known.rates, kind: calibrating.measure_rates(devices, _ROUNDS)}
+    return dataclasses.replace(known, rates=found), "measured just now"
+
+
+def _cores(devices: Sequence[str]) -> int | None:
+    """Returns how many cores replicas share; None if each has a device of its own."""
+    return len(os.sched_getaffinity(0)) if cost.share_memory(devices) else None
 
 
 def empty_call() -> float:

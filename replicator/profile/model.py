@@ -7,9 +7,18 @@ T_comp + T_sync: a speed-up of R / (1 + T_sync / T_comp). It exceeds 1, and so p
 long as T_sync / T_comp < R - 1.
 
 Source: Das 2018, Deep Learning at scale: The "torch.distributed" API, inequality (5).
-On cores that replicas share, a step takes as long as one replica, or as all work
-divided among the cores (Brent 1974, The parallel evaluation of general arithmetic
-expressions), whichever is longer, times what was measured to be lost in sharing.
+On cores that replicas share, what each computes takes as long as one replica, or as all
+work divided among the cores (Brent 1974, The parallel evaluation of general arithmetic
+expressions), whichever is longer, times what was measured to be lost in sharing. What
+one replica computes for all, the update of a variable that it owns, takes what it took.
+Where one replica was measured, nobody knows what is lost: less than Graham 1969 proves
+(Bounds on multiprocessing timing anomalies), and half of that is predicted.
+
+A prediction has bounds. On shared cores more replicas add at least what they would if
+no core were idle meanwhile, and at most as much as those that were measured; on hosts
+of their own, a step takes at least the longer of computing and communication, if one
+hides the other, and at most one after the other. Both are as much wider as what was
+measured varies.
 """
 
 from __future__ import annotations
@@ -38,11 +47,15 @@ class Predicted:
         replicas: How many.
         step: The seconds of a step.
         alone: Those of a step of one replica: T_comp.
+        low: The least that a step should take.
+        high: The most.
     """
 
     replicas: int
     step: float
     alone: float
+    low: float = 0.0
+    high: float = math.inf
 
     @property
     def sync(self) -> float:
@@ -106,15 +119,37 @@ def here(measured: Measured, replicas: int, calibration: Calibration) -> Predict
         replicas: How many replicas.
         calibration: What work costs.
     """
+    alone, found = measured.alone, measured.replicas
     if replicas == 1:
-        return Predicted(1, measured.alone, measured.alone)
+        return _between(measured, 1, alone, (alone, alone))
     kind = rates.kind_of(measured.devices)
     waits = sum(
-        _scaled(seconds, row, measured.replicas, replicas, kind, calibration)
+        _scaled(seconds, row, found, replicas, kind, calibration)
         for seconds, row in zip(measured.communication, measured.rows, strict=True)
     )
-    step = measured.fixed + _computing(measured, replicas) + waits
-    return Predicted(replicas, step, measured.alone)
+    lost = _lost(measured, replicas)
+    step = (
+        measured.fixed + measured.once + _computing(measured, replicas) + lost + waits
+    )
+    if measured.cores is None or replicas == found:
+        bounds = step, step
+    elif found == 1:
+        bounds = step - lost, replicas * alone + waits
+    elif replicas < found:
+        bounds = alone, measured.step
+    else:
+        more = (step - measured.step) * measured.busy
+        bounds = measured.step + more, measured.step * replicas / found
+    return _between(measured, replicas, step, bounds)
+
+
+def _between(
+    measured: Measured, replicas: int, step: float, bounds: tuple[float, float]
+) -> Predicted:
+    """Returns a prediction whose bounds hold it, wider by what was seen to vary."""
+    low, high = min(step, *bounds), max(step, *bounds)
+    wider = 1 + measured.spread
+    return Predicted(replicas, step, measured.alone, low / wider, high * wider)
 
 
 def apart(
@@ -136,7 +171,9 @@ def apart(
         for row in measured.rows:
             count = _participants(row, measured.replicas, replicas)
             waits += modelled(row, count, "hosts", between)
-    return Predicted(replicas, measured.alone + waits, measured.alone)
+    alone = measured.alone
+    hidden = max(alone, waits)
+    return _between(measured, replicas, alone + waits, (hidden, alone + waits))
 
 
 def modelled(row: Row, count: int, kind: str, calibration: Calibration) -> float:
@@ -230,11 +267,15 @@ def _scaled(
     kind: str,
     calibration: Calibration,
 ) -> float:
-    """Returns what a communication takes, from what it took on `found` replicas."""
+    """Returns what a communication takes, from what it took on `found` replicas.
+
+    One replica alone computes what is computed from the rows of all: products. So much
+    of that as there are replicas is computed then; what is exchanged, it has not been.
+    """
     before = modelled(row, _participants(row, found, found), kind, calibration)
     after = modelled(row, _participants(row, found, replicas), kind, calibration)
     if found == 1:
-        return after  # it took nothing
+        return seconds * replicas if "factors" in row.algorithm else seconds + after
     if not calibration.of(kind).apart and len(row.group) < found:
         after *= replicas / found  # more groups share the cores
     return seconds * after / before if before > _LEAST_MODELLED else seconds
@@ -246,19 +287,38 @@ def _participants(row: Row, found: int, replicas: int) -> int:
 
 
 def _computing(measured: Measured, replicas: int) -> float:
-    """Returns what the replicas compute takes of a step, on devices like these."""
-    if measured.cores is None:
-        return measured.compute if measured.replicas > 1 else _own(measured)
-    least = _least(measured, replicas, measured.cores)
+    """Returns what the replicas compute of a step, each its own, on devices like these.
+
+    Between one replica and those that were measured, what is lost grows evenly.
+    """
     found = measured.replicas
-    if found == 1:
-        return least
+    if measured.cores is None:
+        return measured.compute if found > 1 else _own(measured)
+    least = _least(measured, replicas, measured.cores)
     lost = measured.compute / _least(measured, found, measured.cores)
-    return least * (1 + (lost - 1) * min(1.0, (replicas - 1) / (found - 1)))
+    if replicas < found:
+        own = max(0.0, _own(measured) - measured.once)
+        before = own / _least(measured, 1, measured.cores)
+        lost = before + (lost - before) * (replicas - 1) / (found - 1)
+    return least * lost
+
+
+def _lost(measured: Measured, replicas: int) -> float:
+    """Returns half of what can be lost in sharing, where that was not measured.
+
+    Cores are idle for as long as one replica computes, at most, on all but one of them;
+    so much of that as exceeds what the replicas take at least anyway is lost.
+    """
+    if measured.cores is None or measured.replicas > 1:
+        return 0.0
+    own, cores = _own(measured), measured.cores
+    most = replicas * measured.work / cores + (1 - 1 / cores) * own
+    lost = max(0.0, most - _least(measured, replicas, cores))
+    return measured.compute * lost / own / 2
 
 
 def _least(measured: Measured, replicas: int, cores: int) -> float:
-    """Returns the least that so many replicas can take on cores that they share."""
+    """Returns the least that so many steps of one replica take on shared cores."""
     return max(_own(measured), replicas * measured.work / cores)
 
 

@@ -38,7 +38,11 @@ def _parts(axes: Axes, report: Report) -> None:
         zip(measured.communication, measured.rows, strict=True),
         key=lambda pair: -pair[0],
     )
-    bars = [("the call", measured.fixed), ("computing", measured.compute)]
+    bars = [
+        ("the call", measured.fixed),
+        ("computing", measured.compute),
+        ("computing by one for all", measured.once),
+    ]
     bars += [
         (f"{display.title(row)}\n{_short(row.lines)}", seconds)
         for seconds, row in rows[:_MOST_PARTS]
@@ -48,7 +52,7 @@ def _parts(axes: Axes, report: Report) -> None:
         bars.append((f"{len(rows) - _MOST_PARTS} more", rest))
     names, times = zip(*bars, strict=True)
     places = range(len(bars))
-    colors = ["tab:gray", "tab:blue", *["tab:orange"] * (len(bars) - 2)]
+    colors = ["tab:gray", *["tab:blue"] * 2, *["tab:orange"] * (len(bars) - 3)]
     axes.barh(places, [1e3 * seconds for seconds in times], color=colors)
     axes.set_yticks(places, names, fontsize=7)
     axes.invert_yaxis()
@@ -61,6 +65,9 @@ def _speed_ups(axes: Axes, report: Report) -> None:
         numbers = [own.replicas for own in steps]
         ups = [own.speed_up for own in steps]
         axes.plot(numbers, ups, label=reports.title(where))
+        least = [own.replicas * own.alone / own.high for own in steps]
+        most = [own.replicas * own.alone / own.low for own in steps]
+        axes.fill_between(numbers, least, most, alpha=0.2)
     axes.plot(numbers, numbers, color="tab:gray", linestyle=":", label="no waiting")
     axes.axhline(1.0, color="tab:red", linewidth=0.8, label="one replica alone")
     axes.set_xscale("log", base=2)

@@ -30,6 +30,7 @@ class Report:
         network: What it costs between hosts, as predictions have it.
         predicted: For HERE and APART, steps on 1 to model.MOST_REPLICAS replicas.
         strategy: That which was taken in place of the program's own; "" for its own.
+        source: Where the rates of devices like these are from.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Report:
     network: Rates
     predicted: dict[str, tuple[model.Predicted, ...]]
     strategy: str = ""
+    source: str = "by default"
 
     def verdict(self, where: str) -> str:
         """Returns in one sentence where more replicas stop to pay.
@@ -74,6 +76,9 @@ class Report:
             "busy_alone": measured.work,
             "fixed": measured.fixed,
             "compute": measured.compute,
+            "once": measured.once,
+            "spread": measured.spread,
+            "rates": self.source,
             "communication": [
                 {
                     "what": display.title(row),
@@ -115,6 +120,7 @@ def report(
     calibration: Calibration,
     network: Rates,
     strategy: str = "",
+    source: str = "by default",
 ) -> Report:
     """Returns what is to be said of what was measured.
 
@@ -124,13 +130,14 @@ def report(
         calibration: What work costs.
         network: What it costs between hosts.
         strategy: That which was taken in place of the program's own.
+        source: Where the rates of devices like these are from.
     """
     numbers = range(1, model.MOST_REPLICAS + 1)
     predicted = {
         HERE: tuple(model.here(measured, n, calibration) for n in numbers),
         APART: tuple(model.apart(measured, n, calibration, network) for n in numbers),
     }
-    return Report(name, measured, network, predicted, strategy)
+    return Report(name, measured, network, predicted, strategy, source)
 
 
 def shown(steps: Sequence[model.Predicted]) -> list[model.Predicted]:

@@ -7,15 +7,15 @@ import dataclasses
 import pathlib
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.graph.passes import once as once_for_all
 from replicator.plan.rows import Row
 
 _OP = re.compile(r"([^:\s]+):([A-Za-z_]\w*)")
-_REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")
 # A function that is called several times has the scope more than once, numbered.
 _SCOPE = re.compile(r"(?:^|/)(communicate/[a-z_]+/[0-9.]+)(?:_\d+)?(?:/|$)")
 
@@ -34,6 +34,7 @@ class Ran:
         own: How long without the ops that ran inside of it.
         row: The number of the communication that it is part of; None if of none.
         replica_id: The replica that it is of; None if of none, or of all.
+        once: Whether that replica runs it for all.
     """
 
     name: str
@@ -45,15 +46,22 @@ class Ran:
     own: float
     row: int | None = None
     replica_id: int | None = None
+    once: bool = False
 
 
-def trace(run: Callable[[], object], rows: Sequence[Row], count: int) -> list[Ran]:
+def trace(
+    run: Callable[[], object],
+    rows: Sequence[Row],
+    count: int,
+    once: Collection[str] = (),
+) -> list[Ran]:
     """Runs some steps under TensorFlow's profiler, and returns what ran.
 
     Args:
         run: Runs a step, and returns when all of it has happened.
         rows: The step's communications.
         count: How many steps.
+        once: The names of ops that one replica runs for all.
     """
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=2, python_tracer_level=0
@@ -67,10 +75,12 @@ def trace(run: Callable[[], object], rows: Sequence[Row], count: int) -> list[Ra
             tf.profiler.experimental.stop()
         files = pathlib.Path(folder).rglob("*.xplane.pb")
         events = [e for file in files for e in _tf.read_profile(file.read_bytes())]
-    return ops_of(events, rows)
+    return ops_of(events, rows, once)
 
 
-def ops_of(events: Iterable[_tf.Traced], rows: Sequence[Row]) -> list[Ran]:
+def ops_of(
+    events: Iterable[_tf.Traced], rows: Sequence[Row], once: Collection[str] = ()
+) -> list[Ran]:
     """Returns the ops among traced events, by their beginnings.
 
     Where GPUs say how long their kernels ran, what the host did to start them is left
@@ -79,6 +89,7 @@ def ops_of(events: Iterable[_tf.Traced], rows: Sequence[Row]) -> list[Ran]:
     Args:
         events: What was traced.
         rows: The step's communications.
+        once: The names of ops that one replica runs for all.
     """
     numbers = {row.scope: number for number, row in enumerate(rows)}
     threads: dict[tuple[str, int], list[_tf.Traced]] = {}
@@ -87,7 +98,7 @@ def ops_of(events: Iterable[_tf.Traced], rows: Sequence[Row]) -> list[Ran]:
             threads.setdefault((event.plane, event.thread), []).append(event)
     kernels = {plane for plane, _ in threads if "/device:" in plane}
     found = [
-        _ran(event, own, numbers)
+        _ran(event, own, numbers, once)
         for (plane, _), line in threads.items()
         if not kernels or plane in kernels
         for event, own in _own(line)
@@ -113,13 +124,27 @@ def _end(event: _tf.Traced) -> float:
     return event.start + event.seconds
 
 
-def _ran(event: _tf.Traced, own: float, numbers: dict[str, int]) -> Ran:
+def _ran(
+    event: _tf.Traced, own: float, numbers: dict[str, int], once: Collection[str]
+) -> Ran:
     named = _OP.fullmatch(event.name)
     assert named, "only ops are asked for"
     name, kind = named.groups()
-    scope, replica = _SCOPE.search(name), _REPLICA.search(name)
+    scope, replica = _SCOPE.search(name), once_for_all.REPLICA.search(name)
+    row = numbers.get(scope[1]) if scope else None
     return Ran(
         *(name, kind, event.plane, event.thread, event.start, event.seconds, own),
-        row=numbers.get(scope[1]) if scope else None,
+        row=row,
         replica_id=int(replica[1]) if replica else None,
+        once=row is None and any(part in once for part in _around(name)),
     )
+
+
+def _around(name: str) -> list[str]:
+    """Returns the name of an op, and those of the functions and loops that it is in.
+
+    An op of a body has the name of what runs it before its own, as has what TensorFlow
+    adds behind an op, to send its result.
+    """
+    parts = name.split("/")
+    return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]

@@ -16,8 +16,9 @@ from absl import logging
 
 from replicator import _tf, context, devices, errors, values
 from replicator.cluster import clashes, peers
-from replicator.costs import cost
+from replicator.costs import cost, rehearsal
 from replicator.graph.order import ordering
+from replicator.graph.passes import once
 from replicator.inputs import feeds, making
 from replicator.interop import distribute
 from replicator.plan import plan as plans
@@ -291,6 +292,11 @@ class Step:
             )
         for variable in built.variables:
             job.use(variable.storage)
+        graph = tf.compat.v1.get_default_graph()
+        leaves = tf.nest.flatten(built.returned, expand_composites=True)
+        rehearsal.note_once(
+            lambda: once.names(graph.get_operations(), leaves, built.variables, graph)
+        )
         plan = plans.make_plan(
             built.communications,
             self._settings.world.everywhere,

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator.costs import rehearsal
 from replicator.variables import division, initial_values
 from replicator.variables.chooser import Chooser, Chosen, VariableFacts
 from replicator.variables.partitioned import PartitionedVariable
@@ -27,7 +28,7 @@ class Decisions:
 
     def __init__(self, world: World, sharded: bool, strategy: Chooser | None) -> None:
         self._world = world
-        self._sharded = sharded and world.num_replicas > 1
+        self._sharded = sharded and (world.num_replicas > 1 or rehearsal.is_on())
         self._strategy = strategy
         self._bytes = dict.fromkeys(world.local, 0)  # that each replica owns
         self._last_owner: int | None = None

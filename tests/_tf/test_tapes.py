@@ -44,6 +44,16 @@ def test_is_watched_by_a_tape_or_may_be_where_there_is_none():
         assert _tf.is_watched([n, x])
 
 
+def test_may_record_where_there_is_a_tape_or_an_accumulator():
+    assert not _tf.may_record()
+    with tf.GradientTape():
+        assert _tf.may_record()
+        with _tf.stop_recording():
+            assert not _tf.may_record()
+    with tf.autodiff.ForwardAccumulator(tf.constant(1.0), tf.constant(1.0)):
+        assert _tf.may_record()
+
+
 def test_note_read_has_all_tapes_watch_a_variable():
     v = tf.Variable(2.0)
     with tf.GradientTape() as outer, tf.GradientTape() as inner:

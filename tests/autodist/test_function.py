@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import functools
 
 import numpy as np
@@ -136,6 +138,43 @@ def test_one_trace_serves_batches_of_all_sizes():
     assert traced == ["a", "a"]  # for two replicas; the others are copies
     np.testing.assert_array_equal(double(X, "b"), X * 2)
     assert traced == ["a", "a", "b", "b"]
+
+
+def test_a_function_does_on_a_tape_what_it_does_without():
+    autodist = helpers.make(2)
+    with autodist.scope():
+        w = tf.Variable(10.0)
+
+    @autodist.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(w * x)
+        w.assign_sub(tape.gradient(loss, w))
+        return {"loss": loss, "rows": w * x}
+
+    expected = 10.0
+    for around in [contextlib.nullcontext(), tf.GradientTape()] * 2:
+        with around:
+            made = step(np.float32([1, 3]))
+        assert float(made["loss"]) == 2 * expected
+        expected -= 2
+        assert made["rows"].numpy().tolist() == [expected, 3 * expected]
+        assert float(w) == expected
+
+
+def test_threads_call_one_function_each_with_its_own():
+    autodist = helpers.make(2)
+
+    @autodist.function
+    def double(x):
+        return 2 * x
+
+    def call(k):
+        return [double(np.float32([k, n])).numpy().tolist() for n in range(20)]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for k, found in enumerate(pool.map(call, range(8))):
+            assert found == [[2 * k, 2 * n] for n in range(20)]
 
 
 def test_what_is_the_same_on_all_replicas_is_returned_once():

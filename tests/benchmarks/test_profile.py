@@ -13,14 +13,26 @@ def test_a_network_is_measured_on_each_number_of_replicas(tmp_path):
     assert "100-layer MLP, 4" in printed
     found = facts["results"]["deep"]
     assert list(found) == ["1", "2", "4"]
-    assert all(seconds > 0 for own in found.values() for seconds in own.values())
+    for own in found.values():
+        assert own["measured"] > 0
+        for name in (profile.PREDICTED, profile.BY_ONE):
+            assert 0 < own[name]["low"] <= own[name]["step"] <= own[name]["high"]
+
+
+def _found(step: float, low: float, high: float) -> dict[str, float]:
+    return {"step": step, "low": low, "high": high}
 
 
 def test_the_table_says_how_far_off_a_prediction_is():
-    steps = {"measured": 0.01, "predicted": 0.011, "predicted by one": 0.005}
+    steps = {
+        "measured": 0.01,
+        profile.PREDICTED: _found(0.011, 0.009, 0.012),
+        profile.BY_ONE: _found(0.005, 0.004, 0.006),
+    }
     (table,) = profile.tables({"large": {"4": steps}})
     (row,) = table.rows
-    assert row[1:] == ["10.0", "11.0", "+10.0%", "5.000", "-50.0%"]
+    assert row[1:5] == ["10.0", "11.0", "+10.0%", "9.000 - 12.0"]
+    assert row[5:] == ["5.000", "-50.0%", "4.000 - 6.000, missed"]
 
 
 def test_an_unknown_network_is_refused():

@@ -136,8 +136,8 @@ def test_without_torch_the_targets_that_need_it_are_not_measured():
 @pytest.mark.parametrize(("predicted", "reached"), [(1.1, True), (0.8, False)])
 def test_a_prediction_is_judged_by_the_worst_of_it(predicted, reached):
     steps = {
-        "1": {"measured": 1.0, "predicted": 1.0},
-        "4": {"measured": 1.0, "predicted": predicted},
+        "1": {"measured": 1.0, profile.PREDICTED: {"step": 1.0}},
+        "4": {"measured": 1.0, profile.PREDICTED: {"step": predicted}},
     }
     line = judged({profile.NAME: {"large": steps}})[
         "predicted step, 1024-2048x3-10 MLP: off by"

@@ -41,6 +41,9 @@ def measured(
     alone: float = 0.11,
     work: float = 0.2,
     fixed: float = 0.01,
+    once: float = 0.0,
+    busy: float = 1.0,
+    spread: float = 0.0,
 ) -> Measured:
     """Returns what might have been measured."""
     return Measured(
@@ -49,11 +52,14 @@ def measured(
             for r in range(replicas)
         ),
         cores=cores,
-        step=fixed + compute + sum(communication),
+        step=fixed + compute + once + sum(communication),
         alone=alone,
         work=work,
         fixed=fixed,
         compute=compute,
         communication=communication,
         rows=rows,
+        once=once,
+        busy=busy,
+        spread=spread,
     )

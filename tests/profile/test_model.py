@@ -80,6 +80,92 @@ def test_what_sharing_was_measured_to_lose_is_lost_with_more_replicas():
     assert model.here(found, 4, _CALIBRATION).step == pytest.approx(0.01 + 0.6)
 
 
+@pytest.mark.parametrize("replicas", [2, 3, 8, 64])
+def test_what_one_does_for_all_does_not_grow(replicas):
+    found = made.measured(compute=0.2, once=0.05)
+    step = model.here(found, replicas, _CALIBRATION)
+    assert step.step == pytest.approx(0.01 + 0.05 + 0.1 * replicas)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 16])
+def test_fewer_replicas_than_were_measured_are_between_them_and_one(cores):
+    found = made.measured(
+        replicas=4, cores=cores, compute=0.5, once=0.05, alone=0.15, work=0.2
+    )
+    steps = [model.here(found, r, _CALIBRATION).step for r in range(1, 5)]
+    assert steps[0] == found.alone and steps[3] == pytest.approx(found.step)
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 8, 64])
+def test_one_replica_alone_tells_of_more(replicas):
+    rows = made.row(algorithm="factors, hub", group=(0,)), made.row(group=(0,))
+    found = made.measured(
+        *(rows, (0.02, 0.001)),
+        **{"replicas": 1, "cores": 4, "once": 0.04, "compute": 0.03, "fixed": 0.009},
+        alone=0.1,
+        work=0.3,
+    )
+    cpu = _CALIBRATION.of("cpu")
+    sums = cpu.op + 2 * (replicas - 1) * cpu.message + replicas * _BYTES * cpu.add
+    # 0.091 s keep 0.3 / 0.091 of 4 cores busy; products are of all replicas' rows.
+    least = max(0.091, replicas * 0.3 / 4)
+    most = replicas * 0.3 / 4 + 3 / 4 * 0.091
+    waits = 0.02 * replicas + 0.001 + sums
+    own = [0.009 + 0.04 + 0.03 * each / 0.091 + waits for each in (least, most)]
+    step = model.here(found, replicas, _CALIBRATION)
+    assert step.low == pytest.approx(own[0])
+    assert step.step == pytest.approx((own[0] + own[1]) / 2)
+    assert step.high == pytest.approx(max(step.step, 0.1 * replicas + waits))
+
+
+@pytest.mark.parametrize("found", [1, 2, 4])
+@pytest.mark.parametrize("cores", [1, 2, 16, None])
+@pytest.mark.parametrize("busy", [0.5, 1.0])
+def test_steps_of_more_replicas_are_longer_and_between_their_bounds(found, cores, busy):
+    facts = made.measured(
+        *((made.row(group=tuple(range(found))),), (0.02,)),
+        **{"replicas": found, "cores": cores, "once": 0.03 if cores else 0.0},
+        **{"busy": busy if cores else 1.0, "spread": 0.1},
+        compute=0.07 * found,
+    )
+    steps = [model.here(facts, r, _CALIBRATION) for r in range(1, 65)]
+    steps += [model.apart(facts, r, _CALIBRATION, _NETWORK) for r in range(1, 65)]
+    for some in (steps[:64], steps[64:]):
+        times = [own.step for own in some]
+        assert cores is None or times == sorted(times) or found == 1
+    for own in steps:
+        assert 0 < own.low * 1.0999 < own.step < own.high / 1.0999
+
+
+def test_bounds_are_cores_that_are_never_idle_and_whole_steps_one_after_another():
+    found = made.measured(compute=0.2, once=0.05, busy=0.8)
+    own = model.here(found, 6, _CALIBRATION)
+    assert own.step == pytest.approx(0.01 + 0.05 + 0.6)
+    assert own.low == pytest.approx(0.26 + 0.8 * 0.4)
+    assert own.high == pytest.approx(3 * 0.26)
+    wider = model.here(dataclasses.replace(found, spread=0.25), 6, _CALIBRATION)
+    assert wider.step == own.step
+    assert (wider.low, wider.high) == pytest.approx((own.low / 1.25, own.high * 1.25))
+
+
+def test_what_was_measured_is_bounded_by_how_it_varied():
+    found = made.measured(busy=0.3, spread=0.2)
+    two = model.here(found, 2, _CALIBRATION)
+    assert (two.low, two.high) == pytest.approx((found.step / 1.2, found.step * 1.2))
+    one = model.here(found, 1, _CALIBRATION)
+    assert (one.low, one.high) == pytest.approx((found.alone / 1.2, found.alone * 1.2))
+
+
+def test_hosts_hide_the_shorter_of_computing_and_communication_at_best():
+    found = made.measured((made.row(algorithm="ring"),), (0.05,))
+    for link in (1e-10, 1e-7):
+        network = dataclasses.replace(_NETWORK, link=link)
+        own = model.apart(found, 8, _CALIBRATION, network)
+        assert own.low == max(found.alone, own.sync)
+        assert own.high == own.step == pytest.approx(found.alone + own.sync)
+
+
 def test_devices_of_their_own_compute_at_the_same_time():
     found = made.measured(cores=None, compute=0.12, replicas=2)
     assert model.here(found, 8, _CALIBRATION).step == pytest.approx(0.13)

@@ -45,11 +45,55 @@ def test_what_runs_inside_of_an_op_is_counted_once():
     assert [op.own for op in ran] == [2.0, 3.0, 1.0]
 
 
+def test_ops_that_run_at_once_share_the_time() -> None:
+    ran = traces.ops_of(_EVENTS, _ROWS)
+    # Both products run until 2; then one of them, the sum, and what is in the loop.
+    assert parts.taken(ran) == pytest.approx([3.0, 1.0, 3.0, 1.0])
+    assert sum(parts.taken(ran)) == pytest.approx(8.0)  # nothing counts twice
+
+
+def test_of_ops_inside_one_another_the_innermost_runs() -> None:
+    events = [
+        _event("while:While", 0.0, 6.0),
+        _event("while/body/replica_0/Relu:Relu", 1.0, 2.0),
+        _event("replica_1/Relu:Relu", 2.0, 2.0, thread=1),
+        _event("replica_1/Zero:Zero", 2.0, 0.0, thread=1),
+    ]
+    ran = traces.ops_of(events, _ROWS)
+    took = {op.name: took for op, took in zip(ran, parts.taken(ran), strict=True)}
+    assert took == pytest.approx(
+        {
+            "while": 1 + 0.5 + 2,
+            "while/body/replica_0/Relu": 1 + 0.5,
+            "replica_1/Relu": 0.5 + 0.5,
+            "replica_1/Zero": 0.0,
+        }
+    )
+
+
 def test_shares_of_shared_cores_add_up():
     ran = traces.ops_of(_EVENTS, _ROWS)
-    compute, communication = parts.split(ran, _ROWS, 20.0, shared=True)
-    assert compute == pytest.approx(12.0)
-    assert communication == pytest.approx((6.0, 2.0))
+    found = parts.split(ran, _ROWS, 16.0, shared=True)
+    assert found.compute == pytest.approx(8.0)
+    assert found.communication == pytest.approx((6.0, 2.0))
+
+
+def test_what_one_does_for_all_is_told_apart_in_loops_and_sends_too() -> None:
+    events = [
+        *_EVENTS,
+        _event("replica_1/sgd/AssignSub:AssignSubVariableOp", 8.0, 2.0),
+        _event("replica_1/sgd/AssignSub/_61:_Send", 10.0, 1.0),
+        _event("replica_0/cond/then/_7/replica_0/Mul:Mul", 11.0, 1.0),
+        _event("replica_1/sgd_1/AssignSub:AssignSubVariableOp", 12.0, 4.0),
+    ]
+    once = {"replica_1/sgd/AssignSub", "replica_0/cond", "communicate/all_reduce/0"}
+    ran = traces.ops_of(events, _ROWS, once)
+    assert [op.once for op in ran] == [False] * 4 + [True] * 3 + [False]
+    found = parts.split(ran, _ROWS, 32.0, shared=True)
+    assert found.once == pytest.approx(8.0)
+    assert found.compute == pytest.approx(16.0)
+    assert found.communication == pytest.approx((6.0, 2.0))
+    assert parts.split(ran, _ROWS, 32.0, shared=False).once == 0.0
 
 
 def test_kernels_of_gpus_count_and_what_starts_them_does_not():
@@ -62,11 +106,12 @@ def test_kernels_of_gpus_count_and_what_starts_them_does_not():
     ]
     ran = traces.ops_of(events, _ROWS)
     assert {op.plane for op in ran} == {"/device:GPU:0", "/device:GPU:1"}
-    compute, communication = parts.split(ran, _ROWS, 5.0, shared=False)
-    assert communication == pytest.approx((1.0, 0.0))
-    assert compute == pytest.approx(4.0)
+    found = parts.split(ran, _ROWS, 5.0, shared=False)
+    assert found.communication == pytest.approx((1.0, 0.0))
+    assert found.compute == pytest.approx(4.0)
 
 
 def test_a_trace_that_holds_nothing_leaves_all_to_the_replicas():
-    assert parts.split([], _ROWS, 3.0, shared=True) == (3.0, (0.0, 0.0))
-    assert parts.split([], _ROWS, 3.0, shared=False) == (3.0, (0.0, 0.0))
+    for shared in (True, False):
+        found = parts.split([], _ROWS, 3.0, shared)
+        assert found == parts.Parts(3.0, 0.0, (0.0, 0.0))

@@ -43,8 +43,10 @@ def test_tables_show_parts_and_powers_of_two() -> None:
     display.show(_report(), file)
     text = file.getvalue()
     assert "all_reduce sum" in text and "train.py:41 in step_fn" in text
+    assert "computing by one for all" not in text
+    assert "Rates of devices: by default." in text and "80 Gbit/s" in text
     first = [line.split()[0] for line in text.splitlines() if line.split()]
-    assert [n for n in first if n.isdecimal()] == [str(2**n) for n in range(7)]
+    assert [n for n in first if n.isdecimal()] == 2 * [str(2**n) for n in range(7)]
 
 
 def test_json_has_all_numbers() -> None:

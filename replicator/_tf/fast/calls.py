@@ -85,27 +85,40 @@ def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
 
 
 def _call_options(only_cpus: bool) -> tuple[Any, ...]:
-    """Returns the attributes of a call, with less of what the first one waits for.
-
-    TensorFlow goes over each function twice with about a dozen optimizers, most of
-    which find nothing to do in a step of many replicas. Left out are the second time,
-    where nothing was found; the optimizers by MLIR, which sort out control flow; and on
-    CPUs, those that lay out images and move tensors for GPUs. The public settings hold
-    for the whole process, do not offer these, and come first where they do.
-    """
-    runtime = _context.context()
+    """Returns the attributes of a call; see `with_less_optimizing`."""
+    options = _context.context().function_call_options
     config = tf.compat.v1.ConfigProto()
-    config.ParseFromString(runtime.function_call_options.as_attrs()["config_proto"])
-    rewriter = config.graph_options.rewrite_options
+    config.ParseFromString(options.as_attrs()["config_proto"])
+    settings = with_less_optimizing(config, only_cpus).SerializeToString(
+        deterministic=True
+    )
+    return "executor_type", options.executor_type or "", "config_proto", settings
+
+
+def with_less_optimizing(config: Any = None, only_cpus: bool = False) -> Any:
+    """Returns a ConfigProto with less of what a first run waits for.
+
+    TensorFlow goes over each graph twice with about a dozen optimizers, most of which
+    find nothing to do in a step of many replicas. Left out are the second time, where
+    nothing was found; the optimizers by MLIR, which sort out control flow; and on CPUs,
+    those that lay out images and move tensors for GPUs. The public settings hold for
+    the whole process, do not offer these, and come first where they do.
+
+    Args:
+        config: A ConfigProto of the user's, whose settings stay; None: the process'.
+        only_cpus: Whether all of the replicas are on CPUs.
+    """
+    made = tf.compat.v1.ConfigProto()
+    made.CopyFrom(_context.context().config if config is None else config)
+    rewriter = made.graph_options.rewrite_options
     choice = type(rewriter)
-    rewriter.meta_optimizer_iterations = choice.ONE
+    if rewriter.meta_optimizer_iterations == choice.DEFAULT_NUM_ITERS:
+        rewriter.meta_optimizer_iterations = choice.ONE
     rewriter.disable_tfg_optimizer = True
     if only_cpus and rewriter.layout_optimizer == choice.DEFAULT:
         rewriter.layout_optimizer = choice.OFF
         rewriter.memory_optimization = choice.NO_MEM_OPT
-    executor = runtime.function_call_options.executor_type or ""
-    settings = config.SerializeToString(deterministic=True)
-    return "executor_type", executor, "config_proto", settings
+    return made
 
 
 def pack_results(function: Any, flat: Sequence[tf.Tensor]) -> Any:

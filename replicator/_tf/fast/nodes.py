@@ -119,7 +119,7 @@ class Nodes(plain.Nodes):
 
 
 # An import looks at so many nodes of the graph in the time of adding an op: measured.
-_NODES_PER_OP = 1000
+_NODES_PER_OP = 100
 
 
 def type_attribute(dtype: tf.DType) -> Any:

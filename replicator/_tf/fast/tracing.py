@@ -48,6 +48,7 @@ class _Effects(_acd.AutomaticControlDependencies):
 def trace(
     build: Callable[[], Any],
     order: Callable[[Sequence[tf.Operation], set[tf.Operation]], list[tf.Operation]],
+    alone: bool = True,
 ) -> Any:
     """Traces a function without arguments; returns its ConcreteFunction.
 
@@ -61,6 +62,7 @@ def trace(
         build: Adds the ops; returns the results.
         order: Puts the effects among all ops in order, but for those that were said to
             run independently; returns the ops that must run.
+        alone: Whether it holds nothing but a step.
     """
 
     def traced() -> Any:
@@ -71,6 +73,7 @@ def trace(
         return returned
 
     graph = _StepGraph("step")
+    graph.alone = alone
     _func_graph.func_graph_from_py_func(
         graph.name, traced, (), {}, func_graph=graph, add_control_dependencies=False
     )
@@ -90,6 +93,7 @@ class _StepGraph(tf.__internal__.FuncGraph):
     """A function graph out of which ops can be left when it is complete."""
 
     used: Sequence[tf.Operation] | None = None
+    alone = True
 
     def get_operations(self) -> list[tf.Operation]:
         """Returns the ops that the function consists of."""
@@ -98,7 +102,7 @@ class _StepGraph(tf.__internal__.FuncGraph):
 
 def is_step(graph: tf.Graph) -> bool:
     """Whether a graph is a function's that `trace` traces, with nothing but a step."""
-    return isinstance(graph, _StepGraph)
+    return isinstance(graph, _StepGraph) and graph.alone
 
 
 def leave_out_unused(graph: Any) -> None:

@@ -29,6 +29,16 @@ def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
     return call
 
 
+def with_less_optimizing(config: Any = None, only_cpus: bool = False) -> Any:
+    """Returns a ConfigProto as it was given, or None for that of the process.
+
+    Args:
+        config: A ConfigProto of the user's, or None.
+        only_cpus: Whether all of the replicas are on CPUs; makes no difference here.
+    """
+    return config
+
+
 def pack_results(function: Any, flat: Sequence[tf.Tensor]) -> Any:
     """Makes of flat results what the Python function of a ConcreteFunction returned."""
     structure, remaining = function.structured_outputs, iter(flat)

@@ -13,6 +13,7 @@ import tensorflow as tf
 def trace(
     build: Callable[[], Any],
     order: Callable[[Sequence[tf.Operation], set[tf.Operation]], list[tf.Operation]],
+    alone: bool = True,
 ) -> Any:
     """Traces a function without arguments; returns its ConcreteFunction.
 
@@ -20,10 +21,12 @@ def trace(
         build: Adds the ops; returns the results.
         order: Is not called: TensorFlow puts the effects in order, as in each function,
             and lets the results wait for them.
+        alone: Whether it holds nothing but a step.
     """
 
     def step() -> Any:  # what errors call it
-        _steps.add(tf.compat.v1.get_default_graph())
+        if alone:
+            _steps.add(tf.compat.v1.get_default_graph())
         return build()
 
     return tf.function(step, autograph=False).get_concrete_function()

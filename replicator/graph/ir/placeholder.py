@@ -17,6 +17,7 @@ Source: placeholders and a rewriting pass are the mechanism of TF-Replicator
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ GRADIENT_TYPE = "ReplicatorCommunication"
 TYPE = "PyFuncStateless"
 _MARK = "replicator:"
 _NO_NAME = re.compile(r"[^0-9]+")  # what a key holds besides numbers
+_REMEMBERED = 1024  # calls that are not read from their texts anew
 _UNSHOWN = ("writes",)  # an option that is shown otherwise
 
 
@@ -302,8 +304,13 @@ def read(op: tf.Operation) -> Call | None:
     return call_of(op.get_attr("token"))
 
 
+@functools.lru_cache(maxsize=_REMEMBERED)
 def call_of(token: bytes) -> Call | None:
-    """Returns the call that a placeholder's attribute describes, if it does."""
+    """Returns the call that a placeholder's attribute describes, if it does.
+
+    Passes ask for each again and again, and a call of hundreds of tensors is a long
+    text.
+    """
     text = token.decode()
     if not text.startswith(_MARK):
         return None

@@ -54,3 +54,8 @@ def test_trace_leaves_out_what_nothing_needs_where_ops_are_abandoned(abandoned):
     _tf.leave_out_unused(function.graph)
     assert len(function.graph.get_operations()) == count
     assert _tf.is_step(function.graph) and not _tf.is_step(tf.Graph())
+
+
+def test_trace_says_whether_there_is_more_than_a_step():
+    more = _tf.trace(lambda: tf.constant(1.0), ordering.order_as_created, alone=False)
+    assert not _tf.is_step(more.graph)

@@ -42,3 +42,9 @@ def test_prepare_call_raises_what_the_function_would():
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed"):
         call()
+
+
+def test_with_less_optimizing_changes_nothing():
+    config = tf.compat.v1.ConfigProto()
+    assert calls.with_less_optimizing(config, only_cpus=True) is config
+    assert calls.with_less_optimizing() is None

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is made of measured times, and where rates of devices come from."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.costs import rates, rehearsal
+from replicator.profile import measure
+
+_CPUS = [f"/job:localhost/replica:0/task:0/device:CPU:{k}" for k in range(2)]
+_HOSTS = [f"/job:worker/replica:0/task:{k}/device:CPU:0" for k in range(2)]
+_OWN = rates.Rates(1e-6, 2e-6, 0.0, 3e-11, 4e-11, False)
+
+
+def _program(times: list[float]) -> measure.Program:
+    step: Any = lambda: tf.constant(0.0)  # noqa: E731
+    plan: Any = ()
+    made = measure.Program(("CPU:0",), step, plan, rehearsal.Rehearsal())
+    made.times.extend(times)
+    made.works.extend(2 * seconds for seconds in times)
+    return made
+
+
+def test_neither_a_lucky_step_nor_most_that_were_disturbed_count() -> None:
+    steps = [0.1] + [1.0] * 20 + [5.0] * 79
+    random.Random(0).shuffle(steps)
+    made = _program(steps)
+    assert (made.seconds, made.work) == (1.0, 2.0)
+    assert _program([0.3]).seconds == 0.3
+
+
+def test_rates_that_were_calibrated_are_taken() -> None:
+    known = rates.Calibration({"cpu": _OWN})
+    assert measure.calibrated(_CPUS, known) == (known, "as calibrated")
+
+
+def test_rates_are_measured_where_there_are_two_devices_and_nobody_has() -> None:
+    known = rates.Calibration({"hosts": _OWN}, {frozenset("ab"): _OWN})
+    found, source = measure.calibrated(_CPUS, known)
+    assert source == "measured just now"
+    own = found.of("cpu")
+    assert own.op > 0 and own.message >= 0 and own.link == 0.0 and not own.apart
+    assert found.of("hosts") == _OWN and found.links == known.links
+    for devices in (_CPUS[:1], _HOSTS):
+        assert measure.calibrated(devices, rates.Calibration())[1] == "by default"
