@@ -56,7 +56,8 @@ def read_once(draft: Draft) -> None:
     reads.join_reads(acting(draft.replicas), initializers, flow)
     draft.replicas = reads.read_rows(draft.replicas, initializers, flow)
     draft.active = acting(draft.replicas)
-    reads.share_reads(draft.active, initializers, draft.sharing, flow)
+    by_all = draft.sharing - draft.build.aliases.copied()
+    reads.share_reads(draft.active, initializers, by_all, flow)
 
 
 def turn_products(draft: Draft) -> None:

@@ -31,17 +31,18 @@ def follow_strategy(draft: Draft) -> None:
     if chooser is None:
         return
     chooser.check()
-    if not chooser.undecided:
-        return
     factory = draft.settings.factory
     variables = factory.trained()
     sparse = draft.build.findings.get(SPARSE, {})
     known = {p: sparse[v.key] for p, v in variables.items() if v.key in sparse}
+    chooser.learn(known)
+    if not chooser.undecided:
+        return
     for path, variable in variables.items():
         for one in following.undecided(variable):
             # An optimizer has read them where it created its slots: in this step.
             one.storage.settlement = draft.settled.get(path)
-    decided = chooser.decide(known)
+    decided = chooser.decide()
     changed = [
         path
         for path, chosen in decided.items()

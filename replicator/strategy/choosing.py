@@ -90,7 +90,7 @@ def in_force(
     Args:
         variables: ReplicatedVariables, by their paths.
         resources: The devices.
-        chooser: Knows which gradients are sparse, if anyone asked.
+        chooser: Knows which gradients are sparse, once a step was built.
     """
     nodes = []
     for path, variable in variables.items():
@@ -185,10 +185,9 @@ class _Run:
         """The paths of variables on which was not decided yet."""
         return set().union(*(rule.undecided for rule in self._rules))
 
-    def decide(self, sparse: Mapping[str, bool]) -> dict[str, Chosen]:
+    def decide(self) -> dict[str, Chosen]:
         """Returns what is decided on variables that were created before that."""
         made: dict[str, Chosen] = {}
-        self.sparse.update(sparse)
         for rule in self._rules:
             if rule.undecided:
                 nodes = self._built(rule)
@@ -310,16 +309,21 @@ class StrategyChooser:
         """The paths of variables on which is decided when a step is built."""
         return self._run().undecided
 
-    def decide(self, sparse: Mapping[str, bool]) -> dict[str, Chosen]:
-        """Decides on these variables.
+    def learn(self, sparse: Mapping[str, bool]) -> None:
+        """Notes of variables whether their gradients are sparse, for predictions, too.
 
         Args:
-            sparse: Which gradients are sparse, by the paths of the variables.
+            sparse: Whether they are, by the paths of the variables.
+        """
+        self._run().sparse.update(sparse)
+
+    def decide(self) -> dict[str, Chosen]:
+        """Decides on the variables of which enough was learned.
 
         Returns:
             What is decided on, by the paths.
         """
-        return self._run().decide(sparse)
+        return self._run().decide()
 
     def followed(self) -> None:
         """Notes that all variables are as was decided last."""

@@ -239,6 +239,25 @@ def test_a_compressor_that_there_is_not_is_refused_with_its_variable(
             tf.Variable(1.0, name="v")
 
 
+@pytest.mark.parametrize("builder", [strategy.Mirrored, strategy.PartitionedPS])
+def test_predictions_know_sparse_gradients_once_a_step_was_built(builder: Any) -> None:
+    repl = helpers.make(2, strategy=builder())
+    with repl.context():
+        table = tf.Variable(tf.ones([1000, 4]), name="table")
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1))
+    before = repl.strategy.node("table")
+
+    def step_fn() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [1, 2]))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    repl.run(step_fn)
+    after = repl.strategy.node("table")
+    assert 0 < after.sent < before.sent / 50  # a hundredth of the rows is assumed
+    assert 0 < after.seconds < before.seconds
+
+
 def test_the_strategy_in_force_is_that_of_the_variables() -> None:
     repl = helpers.make(2, variables="sharded")
     with repl.context():

@@ -218,3 +218,23 @@ def test_clones_have_copies_of_their_own(name: str) -> None:
         helpers.assert_replicas_equal([v])
         found.append([losses, v.numpy().tolist()])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("owner", [0, 1, 2])
+def test_a_read_behind_a_conditional_is_of_before_the_update(owner: int) -> None:
+    repl = helpers.make(3, strategy=On(f"CPU:{owner}", local_replication=True))
+    with repl.context():
+        v = tf.Variable([1.0, 2.0], name="v")
+        sgd = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.5))
+
+    def step_fn() -> tf.Tensor:
+        chosen = tf.cond(tf.size(v) > 1, lambda: v * 3.0, lambda: v)
+        seen = tf.stack([chosen, v.read_value() + 0.0])
+        sgd.apply_gradients([(tf.ones([2]), v)])
+        return seen
+
+    for k in range(2):  # a step takes 0.5 away
+        before = np.float32([1.0, 2.0]) - 0.5 * k
+        for seen in repl.run(step_fn):
+            np.testing.assert_allclose(seen, [before * 3, before])
+    np.testing.assert_allclose(v.numpy(), [0.0, 1.0])

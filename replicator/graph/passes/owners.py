@@ -85,6 +85,7 @@ class Aliases:
         self._variables: dict[int, Any] = {}
         self._noted: dict[int, Any] = dict(noted or {})
         self._captures = Captures()
+        self._copied: set[int] = set()
 
     def of(self, variable: Any, replica_id: int) -> tf.Tensor:
         """Returns the handle by which a replica uses a variable that has an owner."""
@@ -184,10 +185,20 @@ class Aliases:
         handles = set()
         for alias in self._made.values():
             (handle,) = alias.op.inputs
+            if self._variables[id(alias)].placement.has_copies:
+                self._copied.add(id(handle))
             _tf.replace(alias, handle)
             _tf.abandon([alias.op])  # it is nothing that happens in the step
             handles.add(id(handle))
         return handles
+
+    def copied(self) -> set[int]:
+        """Returns the ids of those handles, once resolved, that not all replicas use.
+
+        Of what there are copies of, the owner reads and writes what others have copies
+        of, and these their copies.
+        """
+        return self._copied
 
 
 @dataclasses.dataclass(frozen=True)

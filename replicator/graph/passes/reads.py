@@ -131,7 +131,7 @@ def share_reads(
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order,
             with the same writes in their places on all.
         initializers: Ops among them that initialise variables.
-        shared: The ids of the variables' handles.
+        shared: The ids of the variables' handles, by which all replicas use them.
         flow: What is in control flow of TensorFlow 1, and is left as it is.
 
     Returns:
