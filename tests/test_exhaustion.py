@@ -101,6 +101,17 @@ def test_the_step_without_all_inputs_changes_nothing(mode, lengths):
                     break
 
 
+@pytest.mark.parametrize("given", [{}, {"steps_per_call": 2}], ids=str)
+def test_the_error_says_what_has_ended_and_nothing_of_the_library(given):
+    step = helpers.make(2).build(lambda x: x, _input_fn((4, 3)), **given)
+    with pytest.raises(tf.errors.OutOfRangeError) as raised:
+        while True:
+            step()
+    said, line, fix = str(raised.value).splitlines()
+    assert said.startswith("End of sequence: the inputs of the step are exhausted")
+    assert line.startswith("  at tests/test_exhaustion.py:") and "repeat()" in fix
+
+
 @pytest.mark.parametrize("input_mode", ["per_replica", "per_worker"])
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_a_dealt_dataset_ends_for_all(mode, input_mode):

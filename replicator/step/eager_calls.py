@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, values
+from replicator import _tf, errors, values
 from replicator.inputs import feeds
+
+_OF_INPUTS = re.compile(r"\{\{node (\S*/)?inputs/")
 
 
 @contextlib.contextmanager
@@ -26,16 +29,28 @@ def holding(current: list[Any], leaves: Sequence[Any]) -> Iterator[None]:
 def warning_of_rest(
     run: Callable[[], Any], feed: feeds.Feed | None
 ) -> Callable[[], Any]:
-    """Returns what runs a step, and warns of elements dropped when its inputs end."""
+    """Returns what runs a step, warns of elements dropped when its inputs end, says so.
+
+    TensorFlow tells of the end behind a list of the places in which the op was built.
+    """
     if feed is None:
         return run
 
     def call() -> Any:
         try:
             return run()
-        except tf.errors.OutOfRangeError:
+        except tf.errors.OutOfRangeError as error:
             feed.warn_of_rest(ended=True)
-            raise
+            if _OF_INPUTS.search(error.message) is None:
+                raise
+            text = errors.compose(
+                "End of sequence: the inputs of the step are exhausted, and this call "
+                "has changed nothing.",
+                [f"at {errors.user_line()}"],
+                "leave the loop at tf.errors.OutOfRangeError, where an epoch ends, or "
+                "repeat the dataset, dataset.repeat().",
+            )
+            raise type(error)(None, None, text) from None
         except tf.errors.OpError:
             feed.note_failure()
             raise
