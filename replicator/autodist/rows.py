@@ -62,6 +62,8 @@ def _passed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Val
 
 def _elementwise(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
     """Rows are combined with rows that lie as they do, and what has none with each."""
+    if op.type == "Select" and op.inputs[0].shape.rank == 1 != op.inputs[1].shape.rank:
+        return _selected(values)
     rows = aligned(op, values)
     if rows is None:
         return UNKNOWN
@@ -79,6 +81,19 @@ def _elementwise(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -
     if any(v.kind not in (Kind.SAME, Kind.DRAWN) for v in others):
         return made.replaced(mixed=op)
     return made
+
+
+def _selected(values: Sequence[Value]) -> Value:
+    """What is chosen by a vector with an element for each row, as in TensorFlow 1."""
+    chosen = [v.replaced(by_value=True, mixed=None) for v in values]
+    test, one, two = chosen
+    if (
+        test.kind is not Kind.ROWS
+        or test.power
+        or test.replaced(power=one.power) != one
+    ):
+        return UNKNOWN
+    return one if one == two else UNKNOWN
 
 
 def is_plain(value: Value) -> bool:

@@ -23,6 +23,7 @@ from replicator.autodist.kinds import (
     Value,
 )
 from replicator.autodist.sizes import Sizes
+from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import ENTERS, EXITS, MERGES, NEXT, chooses, kind_of
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -59,8 +60,8 @@ class Values:
 
     def follows_gradient(self, op: tf.Operation) -> bool:
         """Whether an op is given a gradient that is not that of all replicas."""
-        differing = self._flow.differing
-        before = flows.upstream(op.inputs, lambda one: one not in differing)
+        reduced = ("PlaceholderWithDefault", placeholder.TYPE)
+        before = flows.upstream(op.inputs, lambda one: one.type in reduced)
         return any(
             one.name.rpartition("/")[2].startswith("grad_ys_") or _tf.begins_tape(one)
             for one in before
