@@ -142,6 +142,16 @@ def compose(problem: str, sites: Sequence[str] | None = None, fix: str = "") -> 
     return "\n".join(lines)
 
 
+def compose_behind(said: str, found: Exception) -> str:
+    """Returns the message of an error that says more of another one of ours.
+
+    Args:
+        said: What comes before it: whose it is, say.
+        found: The other one, which has lines and a way out.
+    """
+    return f"{said}, but {found}"
+
+
 def shown(value: Any) -> str:
     """Returns the repr of whatever a user has passed, cut off where it is long.
 

@@ -23,7 +23,6 @@ from replicator.graph.ir import shapes
 from replicator.strategy.choosing import StrategyChooser
 from replicator.variables import division
 from replicator.variables.chooser import Chosen, VariableFacts
-from replicator.variables.placement import Owned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,9 +190,8 @@ def _followed(program: Program, name: str, chosen: Chosen) -> Chosen:
         _tell(name, f"its gradient is sent as it is, and not by {given}", "sessions")
         how = dataclasses.replace(how, compressor="")
     if placement.has_copies and not proxies.can_follow(program, name):
-        assert isinstance(placement, Owned), "others have no copies"
         _tell(name, "replicas have no copies of it", "control flow that uses it")
-        placement = dataclasses.replace(placement, proxies=False)
+        placement = placement.slot  # which is where it is, without copies
     return dataclasses.replace(chosen, placement=placement, synchronizer=how)
 
 

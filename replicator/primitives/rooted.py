@@ -135,6 +135,7 @@ def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor
             [value, *(matched.operands[n][k] for n in alike)],
             conditions,
             "the tensor of the root is not of the shape that the other replicas say"
+            + _said(specs[:root] + specs[root + 1 :])
             + ("" if counted else f", or has not {entries} entries, one for each"),
             "let all replicas pass tensors of the shape that the root has, or a "
             "tf.TensorSpec of it.",
@@ -143,6 +144,13 @@ def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor
         for spec in specs:
             value.set_shape(spec)
     return tf.identity(value)
+
+
+def _said(specs: Sequence[tf.TensorShape]) -> str:
+    """Returns the shapes that replicas say, for an error; "" if they say none."""
+    known = [spec.as_list() for spec in specs if spec.rank is not None]
+    texts = dict.fromkeys(str(sizes).replace("None", "?") for sizes in known)
+    return "".join(f", {text}" for text in texts)
 
 
 def values(leaves: Sequence[tf.Tensor | tf.TensorSpec]) -> list[Value]:

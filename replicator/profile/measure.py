@@ -29,10 +29,6 @@ _WARM_UP = 3  # the first step builds
 _ROUNDS = 5
 _TRACED = 5  # steps
 _EMPTY_CALLS = 50
-_ENDED = (
-    "the inputs have no element for each replica, not even when they are started "
-    "anew. Fix: give them one at least; they start over by themselves when they end."
-)
 _OF_ALL = 20  # times, one is taken to be undisturbed
 
 # Makes a program anew: a Replicator, its step_fn and maybe its input_fn.
@@ -78,7 +74,15 @@ class Program:
                     break
                 except tf.errors.OutOfRangeError:
                     if last:
-                        raise errors.InputError(_ENDED) from None
+                        raise errors.InputError(
+                            errors.compose(
+                                "the inputs have no element for each replica, not even "
+                                "when they are started anew.",
+                                [],
+                                "give them one at least; they start over by themselves "
+                                "when they end.",
+                            )
+                        ) from None
                     self.step.initialize()
             for tensor in tf.nest.flatten(outputs, expand_composites=True):
                 if isinstance(tensor, tf.Tensor):

@@ -91,7 +91,7 @@ def _check_compressor(node: Node, compressor: Any) -> None:
         specs.compressor("its node", compressor)
     except errors.ArgumentError as found:
         said = f"the strategy compresses the gradient of variable {node.name}"
-        raise errors.StrategyError(f"{said}, but {found}") from None
+        raise errors.StrategyError(errors.compose_behind(said, found)) from None
 
 
 def _existing(node: Node, device: str) -> str:
@@ -100,7 +100,7 @@ def _existing(node: Node, device: str) -> str:
         return devices.existing(device)
     except errors.DeviceError as found:
         said = f"the strategy puts variable {node.name} on {errors.shown(device)}"
-        raise errors.DeviceError(f"{said}, but {found}") from None
+        raise errors.DeviceError(errors.compose_behind(said, found)) from None
 
 
 def _owned(device: str, proxies: bool, world: World) -> Placement:

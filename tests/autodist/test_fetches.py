@@ -11,24 +11,24 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.autodist import fetches
-from replicator.autodist.kinds import Kind
+from replicator.autodist.kinds import SAME, Kind, Value
 
 COUNTS = [(4,), (2, 2), (3, 0, 1), (1, 5, 2)]
 # What a replica has of a value by its examples; what one device has of all of them.
 OF_KIND = {
-    Kind.ROWS: lambda rows: rows,
-    Kind.MEAN: lambda rows: rows.mean(0),
-    Kind.SUM: lambda rows: rows.sum(0),
-    Kind.COUNT: lambda rows: np.int64(len(rows)),
-    Kind.MAX: lambda rows: rows.max(0),
-    Kind.MIN: lambda rows: rows.min(0),
+    Value(Kind.ROWS): lambda rows: rows,
+    Value(Kind.MEAN): lambda rows: rows.mean(0),
+    Value(Kind.MEAN, 1): lambda rows: rows.sum(0),
+    Value(Kind.SAME, 1): lambda rows: np.int64(len(rows)),
+    Value(Kind.MAX): lambda rows: rows.max(0),
+    Value(Kind.MIN): lambda rows: rows.min(0),
 }
 
 
-def _fetch(kind: Kind, rank: int | None = None, dtype: Any = tf.float64) -> Any:
+def _fetch(value: Value, rank: int | None = None, dtype: Any = tf.float64) -> Any:
     with tf.Graph().as_default():
         shape = None if rank is None else [None] * rank
-        return fetches.Fetch(tf.compat.v1.placeholder(dtype, shape), True, kind)
+        return fetches.Fetch(tf.compat.v1.placeholder(dtype, shape), True, value)
 
 
 def _dealt(counts: tuple[int, ...]) -> list[np.ndarray]:
@@ -37,34 +37,35 @@ def _dealt(counts: tuple[int, ...]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize("kind", OF_KIND)
+@pytest.mark.parametrize("value", OF_KIND, ids=lambda value: value.said)
 def test_what_is_joined_is_that_of_one_device(
-    kind: Kind, counts: tuple[int, ...]
+    value: Value, counts: tuple[int, ...]
 ) -> None:
     own = _dealt(counts)
     lent = [rows if len(rows) else own[0][:1] for rows in own]  # an example to build by
-    values = [OF_KIND[kind](rows) for rows in lent]
-    joined = fetches.join(_fetch(kind), values, counts)
-    np.testing.assert_allclose(joined, OF_KIND[kind](np.concatenate(own)), rtol=1e-12)
+    values = [OF_KIND[value](rows) for rows in lent]
+    joined = fetches.join(_fetch(value), values, counts)
+    np.testing.assert_allclose(joined, OF_KIND[value](np.concatenate(own)), rtol=1e-12)
     assert np.asarray(joined).dtype == np.asarray(values[0]).dtype
 
 
 def test_what_is_the_same_is_that_of_one_replica() -> None:
-    assert fetches.join(_fetch(Kind.SAME), [5], None) == 5
+    assert fetches.join(_fetch(SAME), [5], None) == 5
+    assert fetches.join(_fetch(Value(Kind.DRAWN)), [5, 6], (1, 1)) == 5
     with tf.Graph().as_default():
-        op = fetches.Fetch(tf.no_op(), True, Kind.SAME)
+        op = fetches.Fetch(tf.no_op(), True, SAME)
     assert fetches.join(op, [None, None], (1, 1)) is None
 
 
-@pytest.mark.parametrize("kind", [Kind.UNKNOWN, Kind.RATIO, Kind.DRAWN])
+@pytest.mark.parametrize("kind", [Kind.UNKNOWN, Kind.RATIO])
 def test_a_number_of_which_nothing_is_known_is_the_weighed_mean(kind: Kind) -> None:
     values = [np.float32(1), np.float32(4), np.float32(100)]
-    joined = fetches.join(_fetch(kind, 0, tf.float32), values, (1, 2, 0))
+    joined = fetches.join(_fetch(Value(kind), 0, tf.float32), values, (1, 2, 0))
     assert joined == np.float32(3) and joined.dtype == np.float32
 
 
 def test_without_counts_replicas_weigh_alike() -> None:
-    assert fetches.join(_fetch(Kind.MEAN), [np.float64(1), np.float64(3)], None) == 2
+    assert fetches.join(_fetch(Value(Kind.MEAN)), [np.float64(1), np.float64(3)], None) == 2
 
 
 @pytest.mark.parametrize("counts", [(2, 2), (4, 1)])
@@ -74,13 +75,13 @@ def test_rows_that_belong_to_no_examples_are_refused(counts: tuple[int, int]) ->
         errors.ArgumentError,
         match=r"(?s)has 3 rows on a replica of \d examples.*Fix: fetch what has a row",
     ):
-        fetches.join(_fetch(Kind.ROWS), values, counts)
+        fetches.join(_fetch(Value(Kind.ROWS)), values, counts)
 
 
 def test_summaries_have_the_means_of_their_numbers() -> None:
     with tf.Graph().as_default():
         summary = tf.compat.v1.summary.scalar("loss", tf.constant(0.0))
-        fetch = fetches.Fetch(summary, True, Kind.UNKNOWN)
+        fetch = fetches.Fetch(summary, True, Value(Kind.UNKNOWN))
 
     def of(number: float) -> bytes:
         value = tf.compat.v1.Summary.Value(tag="loss", simple_value=number)
