@@ -246,7 +246,8 @@ def test_keras_warns_of_what_no_replica_uses_and_of_nothing_else(
         repl.run(step_fn)
     said += [str(warning.message) for warning in caught]
     said = [text for text in said if "Gradients do not exist" in text]
-    assert len(said) == (1 if used_by == "none" else 0)
+    times = 2 if family == "legacy" else 1  # which asks twice, and says so each time
+    assert len(said) == (times if used_by == "none" else 0)
     assert all("other" in text and "used" not in text for text in said)
     steps = {"last": 1.0, "none": 0.0, "all": 3.0}[used_by]
     np.testing.assert_allclose([used.numpy(), other.numpy()], [-1.0, 1.0 - steps])
