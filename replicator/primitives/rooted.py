@@ -146,11 +146,10 @@ def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor
     return tf.identity(value)
 
 
-def _said(specs: Sequence[tf.TensorShape]) -> str:
+def _said(specs: Sequence[shapes.Shape]) -> str:
     """Returns the shapes that replicas say, for an error; "" if they say none."""
-    known = [spec.as_list() for spec in specs if spec.rank is not None]
-    texts = dict.fromkeys(str(sizes).replace("None", "?") for sizes in known)
-    return "".join(f", {text}" for text in texts)
+    texts = [str(list(spec)).replace("None", "?") for spec in specs if spec is not None]
+    return "".join(f", {text}" for text in dict.fromkeys(texts))
 
 
 def values(leaves: Sequence[tf.Tensor | tf.TensorSpec]) -> list[Value]:

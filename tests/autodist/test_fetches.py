@@ -65,7 +65,10 @@ def test_a_number_of_which_nothing_is_known_is_the_weighed_mean(kind: Kind) -> N
 
 
 def test_without_counts_replicas_weigh_alike() -> None:
-    assert fetches.join(_fetch(Value(Kind.MEAN)), [np.float64(1), np.float64(3)], None) == 2
+    assert (
+        fetches.join(_fetch(Value(Kind.MEAN)), [np.float64(1), np.float64(3)], None)
+        == 2
+    )
 
 
 @pytest.mark.parametrize("counts", [(2, 2), (4, 1)])

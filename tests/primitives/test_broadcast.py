@@ -112,7 +112,9 @@ def test_a_spec_that_what_comes_does_not_fit_is_an_error() -> None:
         x = helpers.opaque(tf.ones([3]), [None])
         return repl.broadcast(tf.TensorSpec([2]) if repl.replica_id else x)
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)say, \[2\]\..* on replica 0: \[3\]"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"(?s)say, \[2\]\..* on replica 0: \[3\]"
+    ):
         repl.run(step)
 
 
