@@ -67,6 +67,7 @@ nitpick_ignore = [
     ("py:class", "replicator.graph.ir.placeholder.OperandPolicy"),
     ("py:class", "replicator.cluster.description.Description"),
     ("py:class", "replicator.costs.rates.Rates"),
+    ("py:class", "replicator._tf.autograph.LeftAsItIs"),
 ]
 default_role = "api"
 autodoc_member_order = "bysource"

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator.autodist import kinds, lookups, powers, products, shaping, tables
-from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
+from replicator.autodist.kinds import SAME, STATISTIC, UNKNOWN, Kind, Value
 from replicator.autodist.sizes import Sizes, grown
 from replicator.graph.ir import shapes
 
@@ -150,6 +150,8 @@ def _reduced(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Va
         return UNKNOWN
     at = [axis % rank for axis in axes or () if rank]
     if every or value.axis in at:
+        if op.type == "Mean" and op.outputs[0].dtype.is_integer:  # which is rounded
+            return STATISTIC.replaced(mixed=value.mixed)
         if op.type == "Mean" and value.some is not None and not value.power:
             # Of rows that are left, it is their sum divided by how many there are.
             return Value(Kind.RATIO, 1, over=tensor, counted=True, whole=True)

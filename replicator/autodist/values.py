@@ -197,8 +197,9 @@ class Values:
         if type_ in ("Select", "SelectV2") and kinds.is_same(first):
             return kinds.joined(*values[1:])
         if type_ in ("Sum", "Mean") and kinds.is_same(values[1]):
+            rounded = type_ == "Mean" and op.outputs[0].dtype.is_integer
             if first.kind in (Kind.SAME, Kind.MEAN, Kind.DRAWN):
-                return first
+                return STATISTIC if rounded and not kinds.is_same(first) else first
         if type_ in ("MatMul", "BatchMatMulV2") and len(values) == 2:
             return kinds.multiplied(*values)
         if type_ in tables.SHAPED or type_ in ("Tile", "Range", "StridedSliceGrad"):
