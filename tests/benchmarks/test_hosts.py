@@ -49,7 +49,8 @@ def test_all_run_between_namespaces(tmp_path):
     _skip_without_namespaces()
     _, facts = results("benchmarks.hosts", tmp_path, "--links=1gbit", "--only=1MiB")
     found = facts["results"]["1gbit"]["1MiB"]
-    assert list(found) == [hosts.ONE_REMOTE, hosts.OURS, hosts.SOCKETS]
+    names = [hosts.ONE_REMOTE, hosts.OURS, hosts.BETWEEN, hosts.SOCKETS]
+    assert list(found) == names
     for name in list(found)[1:]:  # 8 Mbit, of which a part may pass at once
         assert min(found[name]["rounds"]) > 0.5 * 8 * 2**20 / 1e9
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
