@@ -16,8 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, arguments, context, errors
-from replicator.costs import hosts
-from replicator.graph.ir import shapes
+from replicator.interop import mapped
 from replicator.primitives import (
     all_gather,
     all_reduce,
@@ -26,7 +25,6 @@ from replicator.primitives import (
     groups,
     reductions,
     rooted,
-    unknown_shapes,
 )
 
 Function = Callable[..., Any]
@@ -154,13 +152,13 @@ def map_reduce(
     flat = [_dense("map_reduce", result) for result in results]
     for leaf in flat[0]:
         reductions.check("map_reduce", leaf, op)
-    _check_alike(results, flat)
+    mapped.check_alike(results, flat)
     local = "sum" if op == "mean" else op
     reduced = []
     for column in zip(*flat, strict=True):
-        own = _of_one_shape(column)
+        own = mapped.of_one_shape(column)
         (own_part,) = reductions.combine(local, own, [index] * len(own))
-        reduced.append(_neutral(own_part, local) if idle else own_part)
+        reduced.append(mapped.neutral(own_part, local) if idle else own_part)
     if not reduced:
         return results[0]
     totals = all_reduce.reduce_dense(reduced, local, group=members)
@@ -281,60 +279,6 @@ def _dense(what: str, result: Any) -> list[tf.Tensor]:
                 "return tensors of numbers, booleans or strings.",
             )
     return leaves
-
-
-def _check_alike(results: Sequence[Any], flat: Sequence[Sequence[tf.Tensor]]) -> None:
-    """Raises ArgumentError unless the results of map_reduce's function can be alike."""
-    for result, leaves in zip(results, flat, strict=True):
-        alike = len(leaves) == len(flat[0]) and all(
-            one.dtype == other.dtype and one.shape.is_compatible_with(other.shape)
-            for one, other in zip(flat[0], leaves, strict=True)
-        )
-        if not alike:
-            raise base.bad_argument(
-                "map_reduce",
-                f"was given a function that returns {errors.shown(results[0])} for one "
-                f"entry and {errors.shown(result)} for another",
-                "return tensors of one dtype and shape for all entries.",
-            )
-
-
-def _of_one_shape(column: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """Returns results that wait until their shapes are compared, if unknown so far."""
-    if len(column) == 1 or all(map(unknown_shapes.is_known, column)):
-        return column
-    replica, seen = context.require("map_reduce"), [shapes.when_run(x) for x in column]
-    with tf.device(hosts.cpu_of(replica.device)):
-        check = unknown_shapes.fail_unless(
-            unknown_shapes.equal(seen),
-            [
-                f"map_reduce on replica {replica.replica_id}: the results of the "
-                "function differ in shape.",
-                f"at {errors.user_line()}",
-                "shapes for the entries of this replica:",
-            ],
-            seen,
-            "return tensors of one shape for all entries.",
-        )
-    with tf.control_dependencies([check]):
-        return list(map(tf.identity, column))
-
-
-def _neutral(result: tf.Tensor, op: str) -> tf.Tensor:
-    """Returns what changes no reduction, of the shape of a result.
-
-    It depends on the result, so that tapes find the communication on each replica.
-    """
-    dtype = result.dtype
-    if dtype.is_bool:
-        number = tf.constant(op == "min")
-    elif op in ("min", "max"):
-        limits = {"min": dtype.max, "max": dtype.min}
-        infinite = {"min": float("inf"), "max": -float("inf")}
-        number = tf.constant((infinite if dtype.is_floating else limits)[op], dtype)
-    else:
-        number = tf.constant(1 if op == "prod" else 0, dtype)
-    return tf.where(False, result, number)
 
 
 @dataclasses.dataclass(frozen=True)

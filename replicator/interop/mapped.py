@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the function of map_reduce returns for its entries: alike, and of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context, errors
+from replicator.costs import hosts
+from replicator.graph.ir import shapes
+from replicator.primitives import base, unknown_shapes
+
+
+def check_alike(results: Sequence[Any], flat: Sequence[Sequence[tf.Tensor]]) -> None:
+    """Raises ArgumentError unless the results of map_reduce's function can be alike."""
+    for result, leaves in zip(results, flat, strict=True):
+        alike = len(leaves) == len(flat[0]) and all(
+            one.dtype == other.dtype and one.shape.is_compatible_with(other.shape)
+            for one, other in zip(flat[0], leaves, strict=True)
+        )
+        if not alike:
+            raise base.bad_argument(
+                "map_reduce",
+                f"was given a function that returns {errors.shown(results[0])} for one "
+                f"entry and {errors.shown(result)} for another",
+                "return tensors of one dtype and shape for all entries.",
+            )
+
+
+def of_one_shape(column: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """Returns results that wait until their shapes are compared, if unknown so far."""
+    if len(column) == 1 or all(map(unknown_shapes.is_known, column)):
+        return column
+    replica, seen = context.require("map_reduce"), [shapes.when_run(x) for x in column]
+    with tf.device(hosts.cpu_of(replica.device)):
+        check = unknown_shapes.fail_unless(
+            unknown_shapes.equal(seen),
+            [
+                f"map_reduce on replica {replica.replica_id}: the results of the "
+                "function differ in shape.",
+                f"at {errors.user_line()}",
+                "shapes for the entries of this replica:",
+            ],
+            seen,
+            "return tensors of one shape for all entries.",
+        )
+    with tf.control_dependencies([check]):
+        return list(map(tf.identity, column))
+
+
+def neutral(result: tf.Tensor, op: str) -> tf.Tensor:
+    """Returns what changes no reduction, of the shape of a result.
+
+    It depends on the result, so that tapes find the communication on each replica.
+    """
+    dtype = result.dtype
+    if dtype.is_bool:
+        number = tf.constant(op == "min")
+    elif op in ("min", "max"):
+        limits = {"min": dtype.max, "max": dtype.min}
+        infinite = {"min": float("inf"), "max": -float("inf")}
+        number = tf.constant((infinite if dtype.is_floating else limits)[op], dtype)
+    else:
+        number = tf.constant(1 if op == "prod" else 0, dtype)
+    return tf.where(False, result, number)
