@@ -52,7 +52,7 @@ class Divided:
     Args:
         original: The user's graph.
         decided: How its variables are divided.
-        whole: What writes values that are not to be taken apart before.
+        whole: What writes values that are not to be divided before.
 
     Attributes:
         program: What it holds.

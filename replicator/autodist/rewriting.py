@@ -58,7 +58,7 @@ class Rewriter:
         handles: What is in the place of handles, by the ids of those.
         pieces: What of tensors belongs to parts.
         values: What passes on a value that is written as a whole, by what writes it.
-        whole: What writes values that are not to be taken apart before.
+        whole: What writes values that are not to be divided before.
         before: What is waited for where ops are being added.
     """
 

@@ -31,6 +31,11 @@ def broadcast(op: tf.Operation, value: Value, axis: int) -> Value:
         return value.replaced(axis=axis) if value.axis == place else UNKNOWN
     if place >= 0 and shapes.sizes(op.inputs[0])[place] != 1:
         return UNKNOWN
+    return _repeated(op, value, axis)
+
+
+def _repeated(op: tf.Operation, value: Value, axis: int) -> Value:
+    """Returns what rows are along an axis that all have what a value is."""
     if value.kind is Kind.SAME:
         return Value(Kind.ROWS, value.power, axis=axis, by_value=False)
     if kinds.is_level(value):
@@ -310,11 +315,7 @@ def _tiled(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value
         return value.replaced(order=("behind", times[value.axis], value.order))
     if axis is None:
         return value if kinds.is_same(value) or value.kind is Kind.MEAN else UNKNOWN
-    if value.kind is Kind.SAME:
-        return Value(Kind.ROWS, value.power, axis=axis, by_value=False)
-    if kinds.is_level(value):
-        return Value(Kind.ROWS, axis=axis, mixed=op)
-    return Value(Kind.ROWS, axis=axis) if value.kind is Kind.DRAWN else UNKNOWN
+    return _repeated(op, value, axis)
 
 
 def _padded(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:

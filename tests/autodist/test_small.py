@@ -164,7 +164,6 @@ def _check(run: Any, table: str, name: str, form: str, num_replicas: int) -> Non
 
 
 # Without variables, what an inner gradient weighs is not known where it is taken.
-_NOT_IN_FUNCTIONS = ("their norms",)
 
 
 @pytest.mark.parametrize(
