@@ -15,6 +15,7 @@ import tensorflow as tf
 
 _ASSERTED = re.compile(r"assertion failed: \[(.*)\]")
 _NUMBERS = re.compile(r"-?\d*( -?\d+)*")
+_ESCAPED = re.compile(r"\\(['\"\\])")  # as TensorFlow writes quotes in strings
 _FIX = "Fix: "
 
 
@@ -36,7 +37,7 @@ def composed(pieces: list[str]) -> str:
 
     Pieces of numbers, which are shapes, go behind the text before them.
     """
-    problem, *rest, fix = [piece.replace("\\'", "'") for piece in pieces]
+    problem, *rest, fix = [_ESCAPED.sub(r"\1", piece) for piece in pieces]
     text = problem
     for piece in rest:
         numbers = _NUMBERS.fullmatch(piece)
