@@ -131,7 +131,9 @@ def claim(
         before = replica.build.knowledge.get(_WEIGHED, frozenset())
         replica.build.knowledge[_WEIGHED] = before | wanted
         raise context.BuildAgain
-    return list(gradients) if other is None else _if_even(replica, gradients, other, own)
+    if other is None:
+        return list(gradients)
+    return _if_even(replica, gradients, other, own)
 
 
 def _reached(gradients: Sequence[Any]) -> set[str]:
@@ -139,7 +141,7 @@ def _reached(gradients: Sequence[Any]) -> set[str]:
     keys: set[str] = set()
     tensors = tf.nest.flatten(list(gradients), expand_composites=True)
     left = [x for x in tensors if tf.is_symbolic_tensor(x)]
-    seen = set(map(id, left))
+    seen = {id(x): x for x in left}
     captured: dict[tf.Graph, dict[int, tf.Tensor]] = {}
     while left:
         tensor = left.pop()
@@ -154,7 +156,7 @@ def _reached(gradients: Sequence[Any]) -> set[str]:
             outer = captured[graph].get(id(tensor))
             before = [] if outer is None else [outer]
         new = [x for x in before if tf.is_symbolic_tensor(x) and id(x) not in seen]
-        seen.update(map(id, new))
+        seen.update((id(x), x) for x in new)
         left += new
     return keys
 
@@ -162,7 +164,7 @@ def _reached(gradients: Sequence[Any]) -> set[str]:
 def _if_even(
     replica: context.ReplicaContext, gradients: Sequence[Any], first: Claim, own: Claim
 ) -> list[Any]:
-    """Returns gradients that wait until all replicas are found to have as many examples.
+    """Returns gradients that wait until replicas are found to have as many examples.
 
     Then each weighs 1, and nothing has to be weighed.
 

@@ -204,9 +204,7 @@ def test_an_optimizer_that_adds_up_takes_its_own_gradients(ops: Any) -> None:
     step_fn, others = _two_steps(repl, ops, own=True)
     repl.run(step_fn, X[:5], input_mode="global_batch")
     for other in others:
-        np.testing.assert_allclose(
-            -other.numpy(), _one_device(_gathered, 5), atol=1e-7
-        )
+        np.testing.assert_allclose(-other.numpy(), _one_device(_gathered, 5), atol=1e-7)
 
 
 @pytest.mark.parametrize("ops", OPS)
