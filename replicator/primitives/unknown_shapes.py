@@ -23,7 +23,6 @@ from replicator.graph.ir.shapes import Shape
 from replicator.graph.lowering.matched import Matched
 
 ONE_SHAPE = "pass tensors of one shape on all replicas, padded for example."
-ROWS = "With axis=0, all_gather and gather take different numbers of rows."
 _MOST = 254  # sizes that an error shows of one tensor, which has no more axes
 
 # Is given the shape of each replica's tensor; returns what has to hold, bool scalars.
@@ -54,7 +53,7 @@ def _compared(
         return column
     problem, fix = "the tensors of the replicas differ in shape", ONE_SHAPE
     if axis is None:
-        fix += f" {ROWS}"
+        fix += " With axis=0, all_gather and gather take different numbers of rows."
     else:
         problem += f", not only along axis {axis}"
         fix = f"pass tensors that differ in their sizes along axis {axis} only."
