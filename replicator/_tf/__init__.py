@@ -86,6 +86,7 @@ from replicator._tf.frames import (
     stack_depth,
     stack_since,
     user_frames,
+    users_of,
 )
 from replicator._tf.functions import (
     add_input,
@@ -279,6 +280,7 @@ __all__ = [
     "track",
     "unfilled",
     "user_frames",
+    "users_of",
     "v1_optimizer_applying",
     "variable_of_slot",
     "with_less_optimizing",
