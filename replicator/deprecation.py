@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warns of what will go: since when, until when, and what to use in its place.
 
-The policy is in CONTRIBUTING.md: what is public works for two minor versions more once
-it warns. tests/test_deprecation.py finds what is overdue.
+The policy is in .github/CONTRIBUTING.md: what is public works for two minor versions
+more once it warns. tests/test_deprecation.py finds what is overdue.
 """
 
 from __future__ import annotations
