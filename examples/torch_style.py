@@ -24,18 +24,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# Fewer banners, and no kernels whose rounding differs from machine to machine.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+import support
 
 import numpy as np
 import tensorflow as tf
-from absl import app, flags, logging
+from absl import flags
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -44,23 +41,14 @@ import replicator
 WORLD = 3  # the tutorial's, for its all-reduce
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list(
-    "devices", ["CPU:0", "CPU:1", "CPU:2"], f"One device per rank, at least {WORLD}."
+support.define_flags(
+    devices=["CPU:0", "CPU:1", "CPU:2"],
+    epochs=10,
+    seed="Of the weights and of the order of the images.",
 )
-flags.DEFINE_integer("epochs", 10, "Passes over the training images.", 1, 10**6)
 flags.DEFINE_integer("batch_size", 16, "Images per step and rank.", lower_bound=1)
-flags.DEFINE_float("learning_rate", 0.05, "The learning rate of SGD.")
+support.define_positive("learning_rate", 0.05, "The learning rate of SGD.")
 flags.DEFINE_float("momentum", 0.85, "The momentum of SGD.", 0.0, 1.0)
-flags.DEFINE_integer(
-    "seed", 1, "Of the weights and of the order of the images.", 0, 2**31 - 1
-)
-flags.register_validator(
-    "learning_rate", lambda rate: 0 < rate < math.inf, "must be a positive number"
-)
-
-
-class UsageError(Exception):
-    """The flags ask for something that cannot be done."""
 
 
 class WrongNumber(Exception):
@@ -393,56 +381,35 @@ def say(*what: Any) -> None:
     tf.print(*what, output_stream=sys.stdout)
 
 
-def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the command line; a mistake in it ends the program, with one line."""
-    try:
-        extra = FLAGS(argv)[1:]
-    except flags.Error as error:
-        sys.exit(explain(error))
-    if extra:
-        sys.exit(explain(UsageError(f"unexpected argument {extra[0]!r}")))
-    return []
-
-
-def explain(error: Exception) -> int:
-    """Prints what went wrong in one line; returns the exit status for it."""
-    text = " ".join(str(error).split())[:500]
-    print("torch_style.py: error:", text, file=sys.stderr)
-    return 1 if isinstance(error, WrongNumber) else 2
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs all programs as the flags say; returns the exit status."""
-    del argv  # parse_flags has dealt with it
-    logging.set_verbosity(logging.WARNING)
-    try:
-        if len(FLAGS.devices) < WORLD:
-            raise UsageError(
-                f"--devices={','.join(FLAGS.devices)}: the tutorial's world has "
-                f"{WORLD} ranks"
-            )
-        repl = replicator.Replicator(FLAGS.devices)
-        portions = load_portions(repl.num_replicas, FLAGS.seed)
-        if FLAGS.batch_size > portions.images.shape[1]:
-            raise UsageError(
-                f"--batch_size={FLAGS.batch_size} is more than the "
-                f"{portions.images.shape[1]} training images of each rank"
-            )
-        with repl.context():
-            model = LeNet()
-        programs: dict[str, Callable[[], None]] = {
-            "Point to point": lambda: point_to_point(FLAGS.devices),
-            "All-reduce": lambda: all_reduce(FLAGS.devices),
-            "Initial weights": lambda: initial_weights(repl, model, FLAGS.seed),
-            "Synchronous SGD": lambda: synchronous_sgd(repl, model, portions),
-        }
-        for name, program in programs.items():
-            print(name, flush=True)
+def main() -> None:
+    """Runs all programs as the flags say."""
+    if len(FLAGS.devices) < WORLD:
+        raise support.UsageError(
+            f"--devices={','.join(FLAGS.devices)}: the tutorial's world has {WORLD} "
+            "ranks"
+        )
+    repl = replicator.Replicator(FLAGS.devices)
+    portions = load_portions(repl.num_replicas, FLAGS.seed)
+    if FLAGS.batch_size > portions.images.shape[1]:
+        raise support.UsageError(
+            f"--batch_size={FLAGS.batch_size} is more than the "
+            f"{portions.images.shape[1]} training images of each rank"
+        )
+    with repl.context():
+        model = LeNet()
+    programs: dict[str, Callable[[], None]] = {
+        "Point to point": lambda: point_to_point(FLAGS.devices),
+        "All-reduce": lambda: all_reduce(FLAGS.devices),
+        "Initial weights": lambda: initial_weights(repl, model, FLAGS.seed),
+        "Synchronous SGD": lambda: synchronous_sgd(repl, model, portions),
+    }
+    for name, program in programs.items():
+        print(name, flush=True)
+        try:
             program()
-    except (UsageError, WrongNumber, replicator.DeviceError) as error:
-        return explain(error)
-    return 0
+        except WrongNumber as error:
+            sys.exit(support.explain(error, 1))
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    support.start(main)
