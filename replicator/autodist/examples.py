@@ -76,7 +76,7 @@ class Examples:
             gradient = self._begins_with(gradient)
             return gradient if back else _kept(gradient, loss, weight)
         if back:
-            raise _given_gradients()
+            raise refusals.given_gradients("a variable", errors.user_line())
         return _map(gradient, lambda g: tf.math.multiply_no_nan(g, _as(weight, g)))
 
     def _begin(
@@ -268,17 +268,6 @@ def _is_start(op: tf.Operation) -> bool:
 
 def _is_given(op: tf.Operation) -> bool:
     return op.type == "Identity"
-
-
-def _given_gradients() -> errors.ReplicatorError:
-    return errors.UnsupportedError(
-        errors.compose(
-            "the gradient of a variable is differentiated by a tape that is given "
-            "output_gradients, which replicas cannot weigh.",
-            [f"at {errors.user_line()}"],
-            "multiply what is differentiated by them, and take its gradient.",
-        )
-    )
 
 
 def _kept(gradient: Any, loss: Value, weight: tf.Tensor) -> Any:

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.autodist import tables
 from replicator.graph.ir.kinds import kind_of
 
-_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 
 
@@ -59,6 +59,17 @@ def upstream(
     return ordered
 
 
+def needed(op: tf.Operation) -> Iterator[tf.Operation]:
+    """Yields an op and all that has to run before it, for its results or its effect."""
+    seen, stack = {op}, [op]
+    while stack:
+        one = stack.pop()
+        yield one
+        sources = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - seen
+        seen |= sources
+        stack += sources
+
+
 def flow(
     ops: Iterable[tf.Operation],
     source: Callable[[tf.Operation], str],
@@ -93,7 +104,7 @@ def flow(
 def draws(op: tf.Operation) -> bool:
     """Whether an op draws random numbers, or asks Python, also in a function."""
     kind = kind_of(op)
-    if kind.seeded and kind.stateful or op.type in _PYTHON:
+    if kind.seeded and kind.stateful or op.type in tables.BELIEVED:
         return True
     if not kind.calls:
         return False

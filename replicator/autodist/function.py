@@ -21,7 +21,7 @@ from replicator.autodist import examples, results
 from replicator.costs import cost
 from replicator.graph.ir import shapes
 from replicator.graph.order import ordering
-from replicator.inputs.shards import Shard
+from replicator.inputs import shards
 from replicator.values import PerReplica
 from replicator.variables import synchronized
 
@@ -211,7 +211,7 @@ class _Call:
             leaves[k] = tensor
         args, kwargs = tf.nest.pack_sequence_as(self._structure, leaves)
         given = [t for t, own in zip(tensors, self._split, strict=True) if own]
-        shard = Shard(None, count, total) if given else None
+        shard = shards.Shard(None, count, total) if given else None
         own = examples.Examples(replica, given, self._loss)
         replica.synchronizes, replica.agrees = own.weighed, own.agreed
         with replica.weighing(shard):
@@ -244,7 +244,7 @@ def _parts(
     """
     sizes = [tf.shape(t)[0] for t, own in zip(tensors, split, strict=True) if own]
     total = sizes[0] if sizes else tf.constant(count)
-    counts = [(total + count - 1 - r) // count for r in range(count)]
+    counts = [shards.count(total, r, count) for r in range(count)]
     parts, begin = [], tf.constant(0)
     for own_count in counts:
         start = tf.where(own_count > 0, begin, 0)

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.autodist import flows, kinds
+from replicator.autodist import flows, kinds, stamping
 from replicator.autodist.kinds import Kind, Value
-from replicator.autodist.stamping import Stamp
 from replicator.autodist.values import Values
 from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import SWITCHING, has_effect, kind_of, resource_inputs
@@ -124,13 +123,12 @@ def again(
     graph = tf.compat.v1.get_default_graph()
     if graph is not tensor.graph:
         _tf.copy_functions(tensor.graph, graph)
-    stamp = Stamp(tensor.graph, made.ops)
+    stamp = stamping.Stamp(tensor.graph, made.ops)
     scope = graph.unique_name("AutoDist/whole") + "/"
     places = stamp.press(
         graph, scope, lambda one: whole[one.ref()], lambda op: device, {}
     )
-    result: tf.Tensor = places[tensor.op].outputs[tensor.value_index]
-    return result
+    return stamping.of(places, tensor)
 
 
 def share_of(power: float, share: tf.Tensor) -> tf.Tensor:

@@ -55,19 +55,18 @@ def _all(op: tf.Operation, done: list[tf.Operation]) -> tf.Operation:
 # --- Reading --------------------------------------------------------------------------
 
 
-def _joined(handles: Handles, dtype: tf.DType, made: Rewriter) -> tf.Tensor:
+def _joined(
+    made: Rewriter, handles: Handles, dtype: tf.DType, name: str | None = None
+) -> tf.Tensor:
+    """Returns the whole value of a variable, noted to be what its parts are."""
     own = [tf.raw_ops.ReadVariableOp(resource=h, dtype=dtype) for h in handles.parts]
-    value = joined(own, handles.cut)
+    value = joined(own, handles.cut, name)
     made.pieces.note(value, handles.cut, own)
     return value
 
 
 def _read(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
-    dtype, cut = op.outputs[0].dtype, handles.cut
-    own = [tf.raw_ops.ReadVariableOp(resource=h, dtype=dtype) for h in handles.parts]
-    value = joined(own, cut, op.name)
-    made.pieces.note(value, cut, own)
-    return value.op
+    return _joined(made, handles, op.outputs[0].dtype, op.name).op
 
 
 def _gather(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
@@ -75,7 +74,7 @@ def _gather(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
     indices = made.tensor(op.inputs[1])
     batch_dims = op.get_attr("batch_dims")
     if batch_dims:
-        value = _joined(handles, dtype, made)
+        value = _joined(made, handles, dtype)
         return _named(op, tf.gather(value, indices, batch_dims=batch_dims))
 
     def reader(handle: tf.Tensor) -> rows.Reader:
@@ -91,7 +90,7 @@ def _gather(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
 
 
 def _gather_nd(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
-    value = _joined(handles, op.outputs[0].dtype, made)
+    value = _joined(made, handles, op.outputs[0].dtype)
     return _named(op, tf.gather_nd(value, made.tensor(op.inputs[1])))
 
 
@@ -183,7 +182,7 @@ def _scatter(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation
 def _write_places(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
     """Writes what the whole value is once some places of it are written."""
     tensors = [made.tensor(tensor) for tensor in op.inputs[1:]]
-    value = _joined(handles, tensors[-1].dtype, made)
+    value = _joined(made, handles, tensors[-1].dtype)
     if op.type == "ResourceStridedSliceAssign":
         masks = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
         own = {f"{mask}_mask": op.get_attr(f"{mask}_mask") for mask in masks}
