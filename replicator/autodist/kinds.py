@@ -132,6 +132,8 @@ def added(values: list[Value]) -> Value:
         return SAME
     kinds, powers = {v.kind for v in values}, {v.power for v in values}
     if Kind.DRAWN in kinds and kinds <= {Kind.DRAWN, Kind.SAME, Kind.MEAN}:
+        if powers != {0}:  # which numbers of each replica's own are not
+            return MIXED if Kind.MEAN in kinds else UNKNOWN
         if Kind.MEAN not in kinds:
             return DRAWN
         return added([v for v in values if v.kind is not Kind.DRAWN])
@@ -140,7 +142,7 @@ def added(values: list[Value]) -> Value:
             return MIXED if Kind.MEAN in kinds else UNKNOWN
         kind = Kind.MEAN if Kind.MEAN in kinds else Kind.SAME
         return Value(kind, powers.pop(), by_value=kind is Kind.MEAN)
-    if Kind.MIXED in kinds and kinds <= {Kind.SAME, Kind.MEAN, Kind.MIXED}:
+    if Kind.MIXED in kinds and kinds <= {Kind.SAME, Kind.MEAN, Kind.MIXED, Kind.DRAWN}:
         return MIXED
     others = [v for v in values if not is_same(v)]
     if {v.over is not None for v in values} == {True}:
