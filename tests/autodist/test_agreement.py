@@ -21,6 +21,11 @@ WRITES = {
     "a maximum": ("assign", tf.reduce_max, tf.int32, 7),
     "a minimum": ("assign_sub", tf.reduce_min, tf.float32, 9),
     "computed of a mean": ("assign", lambda x: tf.reduce_mean(x) ** 2, tf.float32, 16),
+    "a moving average": (
+        "assign_sub",
+        lambda x: 0.5 * (10.0 - tf.reduce_mean(x)),
+        *(tf.float32, 7),
+    ),
     "complex": ("assign", tf.reduce_mean, tf.complex64, 4 + 4j),
     "of complex means": (
         *("assign", lambda x: tf.reduce_mean(x) ** 2),
