@@ -80,9 +80,7 @@ def test_what_cannot_be_followed_is_said() -> None:
     smaller = strategy.AllReduce(compressor="int8")
     with (
         mock.patch.object(logging, "warning") as warning,
-        scope(
-            2, {"w": by_proxies, ".*": strategy.AllReduce(compressor="int8")}
-        ) as autodist,
+        scope(2, {"w": by_proxies, ".*": smaller}) as autodist,
     ):
         w = v1.get_variable("w", [2], use_resource=True)
         v1.get_variable("b", [2])
