@@ -167,14 +167,17 @@ class Fetches:
         return self._acting[op]
 
     def _check(self, tensor: tf.Tensor, value: Value) -> None:
-        """Raises unless there is a value for all examples; warns if it is another."""
+        """Raises unless there is a value for all examples; warns if it is another.
+
+        What Python computes is believed to be a mean.
+        """
         inexact = tensor.dtype.is_floating or tensor.dtype.is_complex
         number = inexact and tensor.shape.rank in (0, None)
         if value.mixed is not None and joining.joins(value.replaced(mixed=None)):
             logging.warning("%s", losses.mixes(value.mixed))
         elif value.kind is Kind.DRAWN or tensor.op.type in _SUMMARIES:
             return
-        elif not number or value.kind is Kind.MIXED:
+        elif not number or not flows.asks_python(tensor) and value.mixed is None:
             raise errors.ArgumentError(
                 errors.compose(
                     f"{tensor.name}, {tensor.dtype.name}{tensor.shape}, differs "

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.autodist import tables
+from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of
 
 SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
@@ -24,11 +25,13 @@ class Flow:
         differing: The ops whose results differ.
         by_value: Those of them that do not depend on the number of examples alone.
         given: What is known of some tensors, by their ids: of the inputs of a function.
+        control: The conditionals and loops that are ops of the graph itself.
     """
 
     differing: Set[tf.Operation]
     by_value: Set[tf.Operation]
     given: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    control: switching.Flow = switching.NONE
 
 
 def upstream(
@@ -99,6 +102,21 @@ def flow(
         ):
             by_value.add(op)
     return Flow(differing, by_value, **facts)
+
+
+def asks_python(tensor: tf.Tensor) -> bool:
+    """Whether Python computes a tensor, or something on which it depends."""
+    return any(map(_asks_python, upstream([tensor], lambda op: False)))
+
+
+def _asks_python(op: tf.Operation) -> bool:
+    if op.type in tables.BELIEVED:
+        return True
+    return kind_of(op).calls and any(
+        _asks_python(inner)
+        for _, body in _tf.called_graphs(op)
+        for inner in body.get_operations()
+    )
 
 
 def draws(op: tf.Operation) -> bool:

@@ -23,7 +23,6 @@ from replicator.autodist.kinds import Value
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
 from replicator.autodist.values import Values
-from replicator.graph.ir import switching
 from replicator.world import World
 
 _STARTS = re.compile(r"(|.*/)grad_ys_\d+")
@@ -178,13 +177,12 @@ class Plan:
         program = self._program
         differing = program.differing()
         initializers = {one.initializer for one in program.variables.values()}
-        flow = switching.Flow(program.graph.get_operations()[: program.count])
         return [
             Write(op, self.kinds.of(op.inputs[1]))
             for op in program.copied
             if op.type in slots.WRITERS
             and op not in initializers
-            and op not in flow
+            and op not in program.control
             and op.inputs[1].op in differing
             and program.variable_behind(op.inputs[0]) is not None
         ]

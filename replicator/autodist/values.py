@@ -23,7 +23,7 @@ from replicator.autodist.kinds import (
     Value,
 )
 from replicator.autodist.sizes import Sizes
-from replicator.graph.ir import placeholder
+from replicator.graph.ir import placeholder, switching
 from replicator.graph.ir.kinds import ENTERS, EXITS, MERGES, NEXT, chooses, kind_of
 
 _PASSED = (*ENTERS, *EXITS, *NEXT, "LoopCond")
@@ -56,6 +56,11 @@ class Values:
             self._known.clear()  # a loop is not what it was taken to be
         return self._known[key]
 
+    @property
+    def control(self) -> switching.Flow:
+        """The conditionals and loops that are ops of the graph itself."""
+        return self._flow.control
+
     def follows_gradient(self, op: tf.Operation) -> bool:
         """Whether an op is given a gradient that is not that of all replicas."""
         reduced = ("PlaceholderWithDefault", placeholder.TYPE)
@@ -75,7 +80,7 @@ class Values:
             return all(t.ref() in self._known or id(t) in given for t in op.outputs)
 
         merges = []
-        for op in turns.ordered(tensor, stops):
+        for op in turns.ordered(tensor, stops, self._flow.control):
             for k, result in enumerate(op.outputs):
                 if result.ref() not in self._known:
                     self._known[result.ref()] = self._find(op, k, result)
@@ -257,6 +262,9 @@ class Values:
         found = values[0]
         for other in values[1:]:
             found = kinds.joined(found, other)
+        for test in self._flow.control.deciders(op) or ():
+            if not kinds.is_same(self._known.get(test.ref(), SAME)):
+                found = turns.chosen(op, found, test)
         return found
 
     def _of_call(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:

@@ -55,13 +55,16 @@ def test_what_differs_in_size_is_refused_by_its_line() -> None:
         _joined(UNKNOWN, *[tf.compat.v1.placeholder(tf.int32, [None])] * 2)
 
 
-def test_numbers_of_which_nothing_is_known_are_means_and_a_warning_says_so(
+def test_numbers_of_python_are_means_and_a_warning_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda text, *a: said.append(text % a))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        assert session.run(_joined(UNKNOWN, 3.0, 6.0)) == 4
+        asked = tf.compat.v1.py_func(lambda: 1.0, [], tf.float64)
+        given = [[tf.constant(3.0), tf.constant(6.0)]]
+        told = Result(UNKNOWN, "a.py:3", asked)
+        assert session.run(results.joined([told], given, COUNTS, True)) == [4]
         assert len(said) == 1 and "(a.py:3) is no mean" in said[0]
         assert session.run(_joined(UNKNOWN, 3.0, 6.0, are_split=False)) == 4
         mixed = Value(Kind.MEAN, mixed=tf.no_op("normalize"))
