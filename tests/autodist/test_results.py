@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from absl import logging
 from replicator import errors
 from replicator.autodist import results
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
+from replicator.autodist.program import Program
 from replicator.autodist.results import Result
+from replicator.autodist.values import Values
 
 COUNTS = (2, 1)
 
@@ -71,3 +74,29 @@ def test_numbers_of_python_are_means_and_a_warning_says_so(
         assert session.run(_joined(mixed, 3.0, 6.0)) == 4
     assert len(said) == 2 and said[1].startswith("normalize ")
     np.testing.assert_equal(_joined(SAME, 3.0, 3.0).numpy(), 3)
+
+
+def test_in_a_graph_it_is_compared_when_that_runs() -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        assert session.run(_joined(SAME, [1, 2], [1, 2])).tolist() == [1, 2]
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"at a\.py:3"):
+            session.run(_joined(SAME, [1, 2], [1, 3]))
+
+
+def test_leaves_are_looked_at_and_what_they_are_computed_of_is_needed() -> None:
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 2])
+        mean = tf.reduce_mean(x)
+        leaves = ["a", mean, tf.sqrt(mean), x, tf.random.uniform([])]
+        known = Values(Program(graph, []).flow)
+        own: Any = types.SimpleNamespace(are_split=True, kinds=lambda tensors: known)
+        found = results.look(leaves, own)
+        kinds = [one.value.kind for one in found]
+        assert kinds == [Kind.SAME, Kind.MEAN, Kind.STATISTIC, Kind.ROWS, Kind.DRAWN]
+        assert [one.cut is not None for one in found] == [False, False, True] + [
+            False
+        ] * 2
+        assert any(one is mean for one in results.needed(found))
+        assert all("test_results.py" in one.line for one in found[1:])
+        own.are_split = False
+        assert results.look([mean], own)[0].value == UNKNOWN
