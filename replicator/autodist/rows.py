@@ -85,6 +85,11 @@ def _elementwise(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -
     return made
 
 
+def _quantized(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    """Elements, rounded between bounds: if not given, the bounds are of all of them."""
+    return _elementwise(own, op, k, values) if op.get_attr("range_given") else UNKNOWN
+
+
 def _selected(values: Sequence[Value]) -> Value:
     """What is chosen by a vector with an element for each row, as in TensorFlow 1."""
     chosen = [v.replaced(by_value=True, mixed=None) for v in values]
@@ -305,6 +310,7 @@ def believed(tensor: tf.Tensor, values: Sequence[Value]) -> Value:
 
 _RULES: dict[str, Any] = {
     **dict.fromkeys(tables.ELEMENTWISE, _elementwise),
+    **dict.fromkeys(tables.QUANTIZED, _quantized),
     **dict.fromkeys(tables.PASSED_ON, _passed),
     **dict.fromkeys(tables.REDUCED, _reduced),
     **{"L2Loss": _halved_squares, "BiasAddGrad": _bias},

@@ -31,11 +31,11 @@ ELEMENTWISE = frozenset(
     StringLower StringUpper StringStrip StringLength StringToNumber AsString Substr
     StringToHashBucketFast StringToHashBucketStrong StringToHashBucket DecodeRaw
     StaticRegexFullMatch StaticRegexReplace RegexReplace RegexFullMatch StringJoin
-    Bucketize QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4
-    FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Select SelectV2
+    Bucketize FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Select SelectV2
     Add AddV2 AddN Sub Mul MulNoNan RealDiv Div DivNoNan AccumulateNV2
     LookupTableFind LookupTableFindV2""".split()
 )
+QUANTIZED = frozenset({f"QuantizeAndDequantizeV{k}" for k in (2, 3, 4)})
 ADDED = frozenset({"Add", "AddV2", "AddN", "Sub", "AccumulateNV2"})
 TIMES = frozenset({"Mul", "MulNoNan"})
 OVER = frozenset({"RealDiv", "Div", "DivNoNan"})

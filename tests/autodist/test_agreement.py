@@ -68,3 +68,26 @@ def test_what_is_known_of_no_batch_is_refused_by_variable_and_line() -> None:
             match=r"(?s)variable v is assigned.*test_agreement\.py:\d+ in.*Fix",
         ):
             autodist.create_distributed_session()
+
+
+def test_what_gradients_lead_to_is_that_of_all_examples() -> None:
+    with scope(3) as autodist:
+        x = v1.placeholder(tf.float32, [None])
+        ids = v1.placeholder(tf.int32, [None])
+        w, table = tf.Variable(2.0), tf.Variable(np.ones([4, 1], np.float32))
+        losses = tf.reduce_sum(w * x), tf.reduce_mean(tf.gather(table, ids) ** 2)
+        slopes = [
+            tf.gradients(*pair)[0] for pair in zip(losses, (w, table), strict=True)
+        ]
+        train = [
+            v.assign_sub(tf.convert_to_tensor(g)).op
+            for v, g in zip((w, table), slopes, strict=True)
+        ]
+        session = autodist.create_distributed_session()
+        given = {x: N, ids: [3, 0, 3, 1, 3, 3, 1]}
+        assert session.run(slopes[0], given) == 28
+        session.run(train, given)
+        found = session.run([w, table])
+    assert found[0] == 2 - 28
+    expected = 1 - 2 * np.array([[1], [2], [0], [4]]) / 7
+    np.testing.assert_allclose(found[1], expected, rtol=1e-6)

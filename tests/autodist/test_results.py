@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from absl import logging
 from replicator import errors
 from replicator.autodist import results
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
+from replicator.autodist.program import Program
 from replicator.autodist.results import Result
+from replicator.autodist.values import Values
 
 COUNTS = (2, 1)
 
@@ -55,16 +58,45 @@ def test_what_differs_in_size_is_refused_by_its_line() -> None:
         _joined(UNKNOWN, *[tf.compat.v1.placeholder(tf.int32, [None])] * 2)
 
 
-def test_numbers_of_which_nothing_is_known_are_means_and_a_warning_says_so(
+def test_numbers_of_python_are_means_and_a_warning_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda text, *a: said.append(text % a))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        assert session.run(_joined(UNKNOWN, 3.0, 6.0)) == 4
+        asked = tf.compat.v1.py_func(lambda: 1.0, [], tf.float64)
+        given = [[tf.constant(3.0), tf.constant(6.0)]]
+        told = Result(UNKNOWN, "a.py:3", asked)
+        assert session.run(results.joined([told], given, COUNTS, True)) == [4]
         assert len(said) == 1 and "(a.py:3) is no mean" in said[0]
         assert session.run(_joined(UNKNOWN, 3.0, 6.0, are_split=False)) == 4
         mixed = Value(Kind.MEAN, mixed=tf.no_op("normalize"))
         assert session.run(_joined(mixed, 3.0, 6.0)) == 4
     assert len(said) == 2 and said[1].startswith("normalize ")
     np.testing.assert_equal(_joined(SAME, 3.0, 3.0).numpy(), 3)
+
+
+def test_in_a_graph_it_is_compared_when_that_runs() -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        assert session.run(_joined(SAME, [1, 2], [1, 2])).tolist() == [1, 2]
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"at a\.py:3"):
+            session.run(_joined(SAME, [1, 2], [1, 3]))
+
+
+def test_leaves_are_looked_at_and_what_they_are_computed_of_is_needed() -> None:
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 2])
+        mean = tf.reduce_mean(x)
+        leaves = ["a", mean, tf.sqrt(mean), x, tf.random.uniform([])]
+        known = Values(Program(graph, []).flow)
+        own: Any = types.SimpleNamespace(are_split=True, kinds=lambda tensors: known)
+        found = results.look(leaves, own)
+        kinds = [one.value.kind for one in found]
+        assert kinds == [Kind.SAME, Kind.MEAN, Kind.STATISTIC, Kind.ROWS, Kind.DRAWN]
+        assert [one.cut is not None for one in found] == [False, False, True] + [
+            False
+        ] * 2
+        assert any(one is mean for one in results.needed(found))
+        assert all("test_results.py" in one.line for one in found[1:])
+        own.are_split = False
+        assert results.look([mean], own)[0].value == UNKNOWN

@@ -60,6 +60,18 @@ VALUES: dict[str, tuple[Make, Kind, float]] = {
     "noisy sum": (lambda x: tf.reduce_sum(x) + tf.random.normal([]), Kind.MIXED, 0),
     "constant": (lambda x: tf.ones([3]), Kind.SAME, 0),
     "first row": (lambda x: x[0], Kind.UNKNOWN, 0),
+    "rounded between bounds": (
+        lambda x: tf.quantization.quantize_and_dequantize_v2(
+            *(x, -1.0, 1.0), range_given=True
+        ),
+        *(Kind.ROWS, 0),
+    ),
+    "rounded between what there is": (
+        lambda x: tf.quantization.quantize_and_dequantize_v2(
+            *(x, -1.0, 1.0), range_given=False
+        ),
+        *(Kind.UNKNOWN, 0),
+    ),
     "any of them": (lambda x: tf.reduce_max(x) > 3, Kind.MAX, 0),
     "a function": (
         lambda x: tf.function(lambda y: tf.reduce_sum(y))(x),
