@@ -113,6 +113,11 @@ class Build:
         copies = self.options.build == "clone"
         return self.world.local[:2] if copies else self.world.local
 
+    @property
+    def all_traced(self) -> bool:
+        """Whether no replica is a copy, so that each may be told apart in the graph."""
+        return self.traced == self.world.local
+
     def create(self, variable: Any, new: bool) -> None:
         """Notes that step_fn creates a variable, or one that an earlier build did.
 
@@ -129,7 +134,7 @@ class Build:
         Args:
             what: What would be another one on each of the copies, e.g. "replica_id".
         """
-        if self.traced != self.world.local:
+        if not self.all_traced:
             raise errors.CloneError(
                 errors.compose(
                     f'with build="clone", {what} cannot be known: step_fn is called '

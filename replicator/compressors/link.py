@@ -123,7 +123,7 @@ class Link:
             tensors: Alike on all replicas.
         """
         build = context.require("a compressor").build
-        if build.traced != build.world.local:
+        if not build.all_traced:
             return all_gather.gather_dense(list(tensors), None, group=self.members)
         received = [
             base.communicate(

@@ -137,7 +137,7 @@ def check_own(
     replica, line = context.require(primitive), errors.user_line()
     seen = [shapes.when_run(x) for x in tensors] if seen is None else seen
     said = [
-        f"{primitive} on replica {replica.replica_id}: {problem}.",
+        f"{primitive}{on_replica(replica)}: {problem}.",
         f"at {line}",
         f"{shown}:",
     ]
@@ -145,6 +145,15 @@ def check_own(
         asserted = fail_unless(list(conditions(seen)), said, seen, fix)
     with tf.control_dependencies([asserted]):
         return [tf.identity(x) for x in tensors]
+
+
+def on_replica(replica: context.ReplicaContext) -> str:
+    """Returns " on replica 1", to be written in the graph; "" where copies are made of it.
+
+    A copy would say that it was the one that was copied.
+    """
+    named = replica.build.all_traced
+    return f" on replica {replica.replica_id}" if named else ""
 
 
 def of_shape(

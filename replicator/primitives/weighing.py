@@ -175,7 +175,7 @@ def _if_even(
         own: Who takes them now.
     """
     problem = (
-        f"{own.who} on replica {replica.replica_id} is given gradients that also "
+        f"{own.who}{unknown_shapes.on_replica(replica)} is given gradients that also "
         f"{first.who} is given. They come from other replicas, weighed for one of the "
         "two by the examples that each replica has, and these differ"
     )

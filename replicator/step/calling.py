@@ -85,7 +85,7 @@ def divide_ops(draft: Draft) -> None:
 def copy_replicas(draft: Draft) -> None:
     """Adds copies for the replicas for which step_fn was not called."""
     build = draft.build
-    if build.traced == build.world.local:
+    if build.all_traced:
         return
     elements = draft.elements or [None] * build.world.num_local
     made = copies.make(

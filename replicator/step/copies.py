@@ -49,7 +49,7 @@ def check_captures(build: context.Build) -> None:
         BuildAgain: There will be copies, and functions of replica 1, which found the
             variables created, may not have captured it.
     """
-    copied = build.traced != build.world.local
+    copied = not build.all_traced
     if copied and CAPTURED in build.findings and CAPTURED not in build.knowledge:
         build.knowledge[CAPTURED] = True
         raise context.BuildAgain

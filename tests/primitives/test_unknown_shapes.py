@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -366,3 +367,21 @@ def test_what_one_has_too_many_another_cannot_have_too_few() -> None:
         tf.errors.InvalidArgumentError, match=r"shapes of both: \[[23], 2"
     ):
         repl.run(step)
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_what_each_replica_compares_may_be_copied(rows: int) -> None:
+    repl = helpers.make(3, build="clone")
+
+    def step(indices: tf.Tensor) -> tf.Tensor:
+        values = _ones([rows, 2])
+        slices = tf.IndexedSlices(values, helpers.opaque(indices, [None]), [9, 2])
+        return repl.all_reduce(slices).values
+
+    arguments = (replicator.PerReplica([tf.range(3)] * 3),)
+    if rows == 3:
+        for made in repl.run(step, args=arguments):
+            np.testing.assert_array_equal(made, np.full([3, 2], 3.0))
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="and of indices"):
+            repl.run(step, args=arguments)
