@@ -21,6 +21,7 @@ from replicator._tf.callers import (
     applying_optimizer,
     asked_by_writer,
     builder,
+    copied_value_asking,
     differentiated,
     given_to_metric,
     keras_loop,
@@ -86,6 +87,7 @@ from replicator._tf.frames import (
     stack_depth,
     stack_since,
     user_frames,
+    users_of,
 )
 from replicator._tf.functions import (
     add_input,
@@ -198,6 +200,7 @@ __all__ = [
     "connection",
     "control_flow_context",
     "control_outputs",
+    "copied_value_asking",
     "copy_functions",
     "copy_handle_data",
     "copy_line",
@@ -279,6 +282,7 @@ __all__ = [
     "track",
     "unfilled",
     "user_frames",
+    "users_of",
     "v1_optimizer_applying",
     "variable_of_slot",
     "with_less_optimizing",

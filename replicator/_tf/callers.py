@@ -233,6 +233,24 @@ _AUTOGRAPH = "tensorflow.python.autograph."
 _ASKERS = ("tensorflow.", "keras.", "tf_keras.", "sonnet.")
 
 
+def copied_value_asking() -> Any:
+    """Returns the tf.distribute variable that asks which replica's copy is meant.
+
+    It asks by an attribute, and takes the copy of that number from a tuple.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and _module(frame) != _VALUES + "_util":
+        frame = frame.f_back
+    asker = frame and frame.f_back
+    if asker is None or _module(asker) != _VALUES:
+        return None
+    found = asker.f_locals.get("self")
+    return found if isinstance(found, tf.distribute.DistributedValues) else None
+
+
+_VALUES = "tensorflow.python.distribute.values"
+
+
 def keras_loop() -> str | None:
     """Returns which of Keras' training loops is running: "fit", "predict", ...
 

@@ -76,7 +76,7 @@ class Examples:
             gradient = self._begins_with(gradient)
             return gradient if back else _kept(gradient, loss, weight)
         if back:
-            raise _given_gradients()
+            raise refusals.given_gradients("a variable", errors.user_line())
         return _map(gradient, lambda g: tf.math.multiply_no_nan(g, _as(weight, g)))
 
     def _begin(
@@ -172,17 +172,11 @@ class Examples:
 
     def _joined(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
         """Returns a value of all examples, which replicas tell one another."""
-        if rules.is_same(value):
-            return tensor
-        if value.kind in (Kind.MAX, Kind.MIN):
-            how = "max" if value.kind is Kind.MAX else "min"
-            return all_reduce.combine([tensor], how, None)[0]
-        inexact = tensor.dtype.is_floating or tensor.dtype.is_complex
-        own = tensor if inexact else tf.cast(tensor, tf.float64)
-        weight = joining.share_of(value.power, self._replica.weight)
-        own = tf.where(weight > 0, own * _as(weight, own), tf.zeros_like(own))
-        (made,) = all_reduce.combine([own], "sum", None)
-        return made if inexact else tf.cast(tf.round(made), tensor.dtype)
+        return joining.of_all(
+            value,
+            tensor,
+            lambda: joining.share_of(value.power, self._replica.weight),
+        )
 
     def agreed(self, variable: Any, value: tf.Tensor) -> tf.Tensor | None:
         """Returns what is written to a variable, of all examples.
@@ -274,17 +268,6 @@ def _is_start(op: tf.Operation) -> bool:
 
 def _is_given(op: tf.Operation) -> bool:
     return op.type == "Identity"
-
-
-def _given_gradients() -> errors.ReplicatorError:
-    return errors.UnsupportedError(
-        errors.compose(
-            "the gradient of a variable is differentiated by a tape that is given "
-            "output_gradients, which replicas cannot weigh.",
-            [f"at {errors.user_line()}"],
-            "multiply what is differentiated by them, and take its gradient.",
-        )
-    )
 
 
 def _kept(gradient: Any, loss: Value, weight: tf.Tensor) -> Any:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.autodist import joining, kinds, losses
+from replicator.autodist import flows, joining, kinds, losses, stamping
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
 from replicator.autodist.program import Program
 from replicator.autodist.shares import Plan, Source
@@ -54,8 +54,7 @@ class Fetch:
         own = places if self.everywhere else places[:1]
         if isinstance(self.what, tf.Operation):
             return [place[self.what] for place in own]
-        k = self.what.value_index
-        return [place[self.what.op].outputs[k] for place in own]
+        return [stamping.of(place, self.what) for place in own]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,26 +160,24 @@ class Fetches:
     def _acts(self, op: tf.Operation) -> bool:
         """Whether an op needs one of a replica's that writes."""
         if op not in self._acting:
-            seen, stack = {op}, [op]
-            found = False
-            while stack and not found:
-                one = stack.pop()
-                found = has_effect(one) and one not in self._program.shared
-                sources = [*(t.op for t in one.inputs), *one.control_inputs]
-                stack += [s for s in sources if s not in seen]
-                seen.update(sources)
-            self._acting[op] = found
+            shared = self._program.shared
+            self._acting[op] = any(
+                has_effect(one) and one not in shared for one in flows.needed(op)
+            )
         return self._acting[op]
 
     def _check(self, tensor: tf.Tensor, value: Value) -> None:
-        """Raises unless there is a value for all examples; warns if it is another."""
+        """Raises unless there is a value for all examples; warns if it is another.
+
+        What Python computes is believed to be a mean.
+        """
         inexact = tensor.dtype.is_floating or tensor.dtype.is_complex
         number = inexact and tensor.shape.rank in (0, None)
         if value.mixed is not None and joining.joins(value.replaced(mixed=None)):
             logging.warning("%s", losses.mixes(value.mixed))
         elif value.kind is Kind.DRAWN or tensor.op.type in _SUMMARIES:
             return
-        elif not number or value.kind is Kind.MIXED:
+        elif not number or not flows.asks_python(tensor) and value.mixed is None:
             raise errors.ArgumentError(
                 errors.compose(
                     f"{tensor.name}, {tensor.dtype.name}{tensor.shape}, differs "

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.autodist import tables
+from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of
 
-_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 
 
@@ -24,11 +25,13 @@ class Flow:
         differing: The ops whose results differ.
         by_value: Those of them that do not depend on the number of examples alone.
         given: What is known of some tensors, by their ids: of the inputs of a function.
+        control: The conditionals and loops that are ops of the graph itself.
     """
 
     differing: Set[tf.Operation]
     by_value: Set[tf.Operation]
     given: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    control: switching.Flow = switching.NONE
 
 
 def upstream(
@@ -57,6 +60,17 @@ def upstream(
                 own = op.inputs if inputs is None else inputs(op)
                 stack += [(t.op, False) for t in own if t.op not in seen]
     return ordered
+
+
+def needed(op: tf.Operation) -> Iterator[tf.Operation]:
+    """Yields an op and all that has to run before it, for its results or its effect."""
+    seen, stack = {op}, [op]
+    while stack:
+        one = stack.pop()
+        yield one
+        sources = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - seen
+        seen |= sources
+        stack += sources
 
 
 def flow(
@@ -90,10 +104,25 @@ def flow(
     return Flow(differing, by_value, **facts)
 
 
+def asks_python(tensor: tf.Tensor) -> bool:
+    """Whether Python computes a tensor, or something on which it depends."""
+    return any(map(_asks_python, upstream([tensor], lambda op: False)))
+
+
+def _asks_python(op: tf.Operation) -> bool:
+    if op.type in tables.BELIEVED:
+        return True
+    return kind_of(op).calls and any(
+        _asks_python(inner)
+        for _, body in _tf.called_graphs(op)
+        for inner in body.get_operations()
+    )
+
+
 def draws(op: tf.Operation) -> bool:
     """Whether an op draws random numbers, or asks Python, also in a function."""
     kind = kind_of(op)
-    if kind.seeded and kind.stateful or op.type in _PYTHON:
+    if kind.seeded and kind.stateful or op.type in tables.BELIEVED:
         return True
     if not kind.calls:
         return False

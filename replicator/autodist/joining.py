@@ -13,12 +13,18 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.autodist import flows, kinds
+from replicator.autodist import flows, kinds, stamping
 from replicator.autodist.kinds import Kind, Value
-from replicator.autodist.stamping import Stamp
 from replicator.autodist.values import Values
-from replicator.graph.ir import shapes
-from replicator.graph.ir.kinds import SWITCHING, has_effect, kind_of, resource_inputs
+from replicator.graph.ir import shapes, switching
+from replicator.graph.ir.kinds import (
+    SWITCHES,
+    SWITCHING,
+    has_effect,
+    kind_of,
+    resource_inputs,
+)
+from replicator.primitives import all_reduce
 
 _HEAVY = ("MatMul", "BatchMatMul", "Einsum", "Conv", "Depthwise", "FusedBatchNorm")
 _MOST = 2000  # ops that are computed once more
@@ -46,9 +52,10 @@ def cut(known: Values, tensor: tf.Tensor, rows: bool = True) -> Cut | None:
         rows: Whether rows can be put together, too.
 
     Returns:
-        None if something between them draws random numbers, has an effect, or is asked
-        of Python.
+        None if something between them draws random numbers, has an effect, is asked of
+        Python, or is in a loop of TensorFlow 1.
     """
+    control = known.control
     leaves: dict[object, tuple[tf.Tensor, Value]] = {}
     inside: set[tf.Operation] = set()
     stack = [tensor.op]
@@ -56,16 +63,19 @@ def cut(known: Values, tensor: tf.Tensor, rows: bool = True) -> Cut | None:
         op = stack.pop()
         if op in inside:
             continue
-        if not _is_pure(op) or len(inside) > _MOST:
+        if not _is_pure(op, control) or len(inside) > _MOST:
             return None
         inside.add(op)
         for one in op.inputs:
             value = known.of(one)
             empty = one.dtype == tf.variant and not resource_inputs(one.op)
-            if joins(value, rows) and not empty:
+            # A replica may not have computed what is on one side of a conditional.
+            sided = one.op in control or one.op.type in SWITCHES
+            if joins(value, rows) and not empty and not sided:
                 leaves[one.ref()] = one, value
             else:
                 stack.append(one.op)
+        stack += _sides(op, control)
     found = [(t, v) for t, v in leaves.values() if t.op not in inside]
     for one, value in found:
         # Where the size of a batch is known, it may be written in what is computed.
@@ -74,8 +84,19 @@ def cut(known: Values, tensor: tf.Tensor, rows: bool = True) -> Cut | None:
             sized and shapes.sizes(one)[value.axis] is not None
         ):
             return None
-    ordered = flows.upstream([tensor], lambda op: op not in inside)
+    ordered = flows.upstream(
+        [tensor],
+        lambda op: op not in inside,
+        lambda op: [*op.inputs, *(one.outputs[0] for one in _sides(op, control))],
+    )
     return Cut(found, [op for op in ordered if op in inside])
+
+
+def _sides(op: tf.Operation, control: switching.Flow) -> list[tf.Operation]:
+    """Returns what has an op run on one side of a conditional only."""
+    if op not in control:
+        return []
+    return [one for one in op.control_inputs if one in control and one.outputs]
 
 
 def is_light(made: Cut) -> bool:
@@ -92,9 +113,13 @@ def joins(value: Value, rows: bool = True) -> bool:
     return value.kind in (Kind.SAME, Kind.MEAN, Kind.MAX, Kind.MIN)
 
 
-def _is_pure(op: tf.Operation) -> bool:
+def _is_pure(op: tf.Operation, control: switching.Flow) -> bool:
     """Whether an op computes the same of the same, wherever it is."""
-    if op.type in SWITCHING or not op.inputs and op.type != "Const":
+    if op.type in SWITCHING and op.type not in ("Switch", "Merge"):
+        return False
+    if any(isinstance(one, switching.Loop) for one in control.path(op)):
+        return False
+    if not op.inputs and op.type != "Const":
         return False
     if has_effect(op) or flows.draws(op) or resource_inputs(op):
         return False
@@ -123,13 +148,12 @@ def again(
     graph = tf.compat.v1.get_default_graph()
     if graph is not tensor.graph:
         _tf.copy_functions(tensor.graph, graph)
-    stamp = Stamp(tensor.graph, made.ops)
+    stamp = stamping.Stamp(tensor.graph, made.ops)
     scope = graph.unique_name("AutoDist/whole") + "/"
     places = stamp.press(
         graph, scope, lambda one: whole[one.ref()], lambda op: device, {}
     )
-    result: tf.Tensor = places[tensor.op].outputs[tensor.value_index]
-    return result
+    return stamping.of(places, tensor)
 
 
 def share_of(power: float, share: tf.Tensor) -> tf.Tensor:
@@ -167,17 +191,34 @@ def of_parts(
         return _rows(value, parts, shares)
     if value.kind in (Kind.MAX, Kind.MIN):  # who has no example is lent one
         return _extreme(first.dtype, value.kind)(tf.stack(list(parts)), 0)
-    wide = _wide(first.dtype)
     own = [
-        tf.cast(part, wide) * tf.cast(share_of(value.power, share), wide)
+        _weighed(part, share_of(value.power, share))
         for part, share in zip(parts, shares, strict=True)
     ]
-    own = [
-        tf.where(share > 0, one, tf.zeros_like(one))
-        for one, share in zip(own, shares, strict=True)
-    ]
-    total = tf.add_n(own)
-    return tf.cast(total if wide == first.dtype else _rounded(total), first.dtype)
+    return _narrowed(tf.add_n(own), first.dtype)
+
+
+def of_all(value: Value, own: tf.Tensor, weight: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Returns a value of the whole batch, which the replicas tell one another.
+
+    Args:
+        value: What is known of it; it has no rows.
+        own: That of the replica that is being built.
+        weight: Returns what that counts in the sum over all.
+    """
+    if kinds.is_same(value):
+        return own
+    how = {Kind.MAX: "max", Kind.MIN: "min"}.get(value.kind, "sum")
+    summed = _weighed(own, weight()) if how == "sum" else own
+    (made,) = all_reduce.combine([summed], how, None)
+    return _narrowed(made, own.dtype)
+
+
+def _weighed(own: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Returns what a replica adds to a sum: nothing if it weighs 0, whatever it is."""
+    wide = _wide(own.dtype)
+    weighed = tf.cast(own, wide) * tf.cast(weight, wide)
+    return tf.where(weight > 0, weighed, tf.zeros_like(weighed))
 
 
 def _wide(dtype: tf.DType) -> tf.DType:
@@ -187,8 +228,9 @@ def _wide(dtype: tf.DType) -> tf.DType:
     return tf.float64
 
 
-def _rounded(total: tf.Tensor) -> tf.Tensor:
-    return tf.round(total) if total.dtype == tf.float64 else total
+def _narrowed(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    rounded = total.dtype == tf.float64 and not dtype.is_floating
+    return tf.cast(tf.round(total) if rounded else total, dtype)
 
 
 def _rows(

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator import errors
-from replicator.autodist import flows, powers
+from replicator.autodist import flows, powers, uses
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value, multiplied
 from replicator.autodist.values import Values
 
 MEAN, SUM = Value(Kind.MEAN), Value(Kind.MEAN, 1)
 DECLARED = {"mean": MEAN, "sum": SUM}
-_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _STOPS = ("StopGradient", "PreventGradient")
 _WAY_OUT = (
     "let tf.reduce_mean or tf.reduce_sum over the examples make it, be it divided by "
@@ -94,7 +93,7 @@ def _total(kinds: Values, target: tf.Tensor, given: tf.Tensor | None) -> Value:
 def _trained(tensor: tf.Tensor) -> bool:
     """Whether gradients flow through a tensor to variables."""
     ops = flows.upstream([tensor], lambda op: op.type in _STOPS)
-    return any(op.type in _READS for op in ops)
+    return any(op.type in uses.READS for op in ops)
 
 
 def _of_gradient(op: tf.Operation) -> errors.ReplicatorError:

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.autodist import flows, marked, slots
+from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 
 # Made once, and what changes them for all replicas.
@@ -128,7 +129,7 @@ class Program:
             names = key[0]
             sources = [op for op in every if op.name in names or self.gives_own(op)]
             sources += self._begun
-            self._flows[key] = _downstream(sources, by_shape)
+            self._flows[key] = self._downstream(sources, by_shape)
         return self._flows[key]
 
     def begin(self, start: tf.Operation, value: Any) -> None:
@@ -145,11 +146,49 @@ class Program:
     def flow(self) -> flows.Flow:
         """What differs between replicas."""
         given = {id(op.outputs[0]): value for op, value in self._begun.items()}
-        return flows.Flow(self.differing(), self.differing(by_shape=False), given)
+        differing, by_value = self.differing(), self.differing(by_shape=False)
+        return flows.Flow(differing, by_value, given, self.control)
+
+    @functools.cached_property
+    def control(self) -> switching.Flow:
+        """The conditionals and loops of TensorFlow 1."""
+        return switching.Flow(self.graph.get_operations()[: self.count])
+
+    @functools.cached_property
+    def _decided(self) -> dict[tf.Operation, list[tf.Operation]]:
+        """What is returned from either side of conditionals, by what says from which.
+
+        On both sides there may be constants: nothing that differs leads to them.
+        """
+        found: dict[tf.Operation, list[tf.Operation]] = {}
+        for op in self.graph.get_operations()[: self.count] if self.control else ():
+            for tensor in self.control.deciders(op) or ():
+                found.setdefault(tensor.op, []).append(op)
+        return found
 
     def downstream(self, op: tf.Operation) -> set[tf.Operation]:
         """Returns an op and those that depend on it, but not through gradients."""
-        return _downstream([op], by_shape=True)
+        return self._downstream([op], by_shape=True)
+
+    def _downstream(
+        self, sources: Sequence[tf.Operation], by_shape: bool
+    ) -> set[tf.Operation]:
+        """Returns ops and those that are given their results, but not by gradients."""
+        found = set(sources)
+        stack = list(sources)
+        while stack:
+            op = stack.pop()
+            given = [one for tensor in op.outputs for one in tensor.consumers()]
+            for consumer in (*given, *self._decided.get(op, ())):
+                if consumer in found or consumer.type == "Const":
+                    continue
+                if marked.text(consumer, marked.GRADIENT) is not None:
+                    continue
+                if not by_shape and consumer.type in flows.SHAPES:
+                    continue
+                found.add(consumer)
+                stack.append(consumer)
+        return found
 
     def gives_own(self, op: tf.Operation) -> bool:
         """Whether an op gives each replica something else."""
@@ -252,23 +291,4 @@ def _settings(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
             sources = {tensor.op for tensor in op.inputs} - seen
             seen |= sources
             stack += sources
-    return found
-
-
-def _downstream(sources: Sequence[tf.Operation], by_shape: bool) -> set[tf.Operation]:
-    """Returns ops and those that are given their results, but not by gradients."""
-    found = set(sources)
-    stack = list(sources)
-    while stack:
-        op = stack.pop()
-        for tensor in op.outputs:
-            for consumer in tensor.consumers():
-                if consumer in found or consumer.type == "Const":
-                    continue
-                if marked.text(consumer, marked.GRADIENT) is not None:
-                    continue
-                if not by_shape and consumer.type in flows.SHAPES:
-                    continue
-                found.add(consumer)
-                stack.append(consumer)
     return found

@@ -43,13 +43,13 @@ def no_whole(variable: str, line: str, said: str) -> errors.ReplicatorError:
     )
 
 
-def given_gradients(variable: str, op: tf.Operation) -> errors.ReplicatorError:
+def given_gradients(variable: str, line: str) -> errors.ReplicatorError:
     """Returns the error for a gradient of a gradient that starts from a given one."""
     return errors.UnsupportedError(
         errors.compose(
-            f"the gradient of variable {variable} is differentiated by a tape that is "
+            f"the gradient of {variable} is differentiated by a tape that is "
             "given output_gradients, which replicas cannot weigh.",
-            [f"at {errors.line_of(op)}"],
+            [f"at {line}"],
             "multiply what is differentiated by them, and take its gradient.",
         )
     )

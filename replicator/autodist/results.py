@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.autodist import joining, kinds, losses
+from replicator.autodist import flows, joining, kinds, losses
 from replicator.autodist.examples import Examples
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
 from replicator.graph.ir import shapes
@@ -117,7 +117,11 @@ def _joined(
     if joining.joins(value) and not kinds.is_same(value):
         return joining.of_parts(value, values, shares)
     inexact = first.dtype.is_floating or first.dtype.is_complex
-    if inexact and first.shape.rank == 0 and not kinds.is_same(value):
+    believed = not are_split or value.mixed is not None
+    if not believed and isinstance(result.tensor, tf.Tensor):
+        believed = flows.asks_python(result.tensor)
+    number = inexact and first.shape.rank == 0 and not kinds.is_same(value)
+    if number and believed:
         if are_split:
             _warn(first, result)
         return joining.of_parts(losses.MEAN, values, shares)

@@ -18,16 +18,14 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, errors
-from replicator.autodist import joining, kinds, losses, marked
+from replicator.autodist import joining, kinds, losses, marked, slots, stamping
 from replicator.autodist.kinds import Value
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
 from replicator.autodist.values import Values
-from replicator.graph.ir import switching
 from replicator.world import World
 
 _STARTS = re.compile(r"(|.*/)grad_ys_\d+")
-_WRITERS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 Source: TypeAlias = tf.Operation | None  # what deals the elements; None: what is fed
 
 
@@ -179,13 +177,12 @@ class Plan:
         program = self._program
         differing = program.differing()
         initializers = {one.initializer for one in program.variables.values()}
-        flow = switching.Flow(program.graph.get_operations()[: program.count])
         return [
             Write(op, self.kinds.of(op.inputs[1]))
             for op in program.copied
-            if op.type in _WRITERS
+            if op.type in slots.WRITERS
             and op not in initializers
-            and op not in flow
+            and op not in program.control
             and op.inputs[1].op in differing
             and program.variable_behind(op.inputs[0]) is not None
         ]
@@ -240,7 +237,7 @@ class Shares:
             own = self._counting(source, what.power, places)
             if what.over is None:
                 return own[n]
-            over = [_on(one, what.over) for one in places]
+            over = [stamping.of(one, what.over) for one in places]
             if what.counted:
                 over = [tf.size(one) for one in over]
             over = [tf.cast(one, tf.float32) for one in over]
@@ -271,7 +268,7 @@ class Shares:
 
         def join(one: tf.Tensor, value: Value) -> tf.Tensor:
             shares = self._counting(plan.source(one.op), 0, places)
-            parts = [_on(own, one) for own in places]
+            parts = [stamping.of(own, one) for own in places]
             return joining.of_parts(value, parts, shares)
 
         device = self._world.devices[n]
@@ -331,10 +328,6 @@ class Shares:
             scaled = start * tf.cast(weight, start.dtype)
             for consumer, k in used:
                 _tf.set_input(consumer, k, scaled)
-
-
-def _on(places: Places, tensor: tf.Tensor) -> tf.Tensor:
-    return places[tensor.op].outputs[tensor.value_index]
 
 
 def _begun_by_tapes(markers: Sequence[tf.Operation]) -> dict[str, tf.Operation]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from replicator.autodist import flows, kinds
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
+from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import ENTERS, MERGES, NEXT
 
 TESTS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
@@ -16,7 +17,7 @@ _OFTESTS = ("LogicalAnd", "LogicalOr", "LogicalNot", "Identity", "LoopCond", "Sq
 
 
 def ordered(
-    tensor: tf.Tensor, stops: Callable[[tf.Operation], bool]
+    tensor: tf.Tensor, stops: Callable[[tf.Operation], bool], control: switching.Flow
 ) -> list[tf.Operation]:
     """Returns what a tensor depends on; what a loop passes on to its next turn last."""
     ordered: list[tf.Operation] = []
@@ -25,7 +26,8 @@ def ordered(
     def goes(op: tf.Operation) -> Sequence[tf.Tensor]:
         if op.type not in MERGES:
             return list(op.inputs)
-        return [one for one in op.inputs if one.op.type not in NEXT]
+        own = [one for one in op.inputs if one.op.type not in NEXT]
+        return [*own, *(control.deciders(op) or ())]
 
     waiting = [tensor]
     while waiting:

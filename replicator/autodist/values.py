@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.autodist import flows, kinds, powers, rows, tables, turns
+from replicator.autodist import flows, kinds, powers, rows, tables, turns, uses
 from replicator.autodist.kinds import (
     DRAWN,
     SAME,
@@ -23,11 +23,9 @@ from replicator.autodist.kinds import (
     Value,
 )
 from replicator.autodist.sizes import Sizes
-from replicator.graph.ir import placeholder
+from replicator.graph.ir import placeholder, switching
 from replicator.graph.ir.kinds import ENTERS, EXITS, MERGES, NEXT, chooses, kind_of
 
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_LOOPS = ("While", "StatelessWhile")
 _PASSED = (*ENTERS, *EXITS, *NEXT, "LoopCond")
 _SIZES = ("Shape", "ShapeN", "Size", "StridedSlice", "Prod", "Pack", "ConcatV2")
 _GIVES_ROWS = (tf.resource, tf.variant)
@@ -58,6 +56,11 @@ class Values:
             self._known.clear()  # a loop is not what it was taken to be
         return self._known[key]
 
+    @property
+    def control(self) -> switching.Flow:
+        """The conditionals and loops that are ops of the graph itself."""
+        return self._flow.control
+
     def follows_gradient(self, op: tf.Operation) -> bool:
         """Whether an op is given a gradient that is not that of all replicas."""
         reduced = ("PlaceholderWithDefault", placeholder.TYPE)
@@ -77,7 +80,7 @@ class Values:
             return all(t.ref() in self._known or id(t) in given for t in op.outputs)
 
         merges = []
-        for op in turns.ordered(tensor, stops):
+        for op in turns.ordered(tensor, stops, self._flow.control):
             for k, result in enumerate(op.outputs):
                 if result.ref() not in self._known:
                     self._known[result.ref()] = self._find(op, k, result)
@@ -259,6 +262,9 @@ class Values:
         found = values[0]
         for other in values[1:]:
             found = kinds.joined(found, other)
+        for test in self._flow.control.deciders(op) or ():
+            if not kinds.is_same(self._known.get(test.ref(), SAME)):
+                found = turns.chosen(op, found, test)
         return found
 
     def _of_call(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
@@ -269,12 +275,12 @@ class Values:
         return found[k] if k < len(found) else UNKNOWN
 
     def _results(self, op: tf.Operation, values: list[Value]) -> list[Value]:
-        if op.type in _LOOPS:
+        if op.type in uses.LOOPS:
             return self._after_loop(op, values)
         test = SAME
         if chooses(op):
             test, *values = values
-        elif op.type not in _CALLS:
+        elif op.type not in uses.FUNCTIONS:
             return []
         bodies = [body for _, body in _tf.called_graphs(op)]
         made = [self._of_body(body, values, body.outputs) for body in bodies]

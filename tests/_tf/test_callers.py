@@ -183,6 +183,23 @@ def test_strategy_asked_by_library_tells_keras_from_the_user() -> None:
     assert len(asked) >= 5 and all(asked[2:])
 
 
+def test_copied_value_asking_is_the_variable_of_a_strategy() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        copied = tf.Variable(1.0)
+    found: list[Any] = []
+
+    class Context:
+        @property
+        def _replica_id(self) -> int:
+            found.append(_tf.copied_value_asking())
+            return 1
+
+    with _tf.distribution_mode(replica=Context()):
+        assert float(copied + 1.0) == 2.0
+    assert found and all(one is copied for one in found)
+    assert _tf.copied_value_asking() is None
+
+
 def test_keras_loop_is_the_one_that_is_running() -> None:
     seen: list[str | None] = []
 

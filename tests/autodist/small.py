@@ -238,6 +238,9 @@ REFUSED: dict[str, Any] = {
             tf.reduce_sum(y) > 0, lambda: rows(x, y, w), lambda: 2.0 * rows(x, y, w)
         )
     ),
+    "times a branch by examples": lambda x, y, i, w, b: tf.reduce_mean(
+        rows(x, y, w) * tf.cond(tf.reduce_sum(y) > 0.3, lambda: 1.0, lambda: 2.0)
+    ),
     "as many turns as examples ask for": lambda x, y, i, w, b: tf.reduce_mean(
         tf.while_loop(
             lambda t: tf.reduce_max(t) < 30.0,
@@ -307,6 +310,14 @@ FETCHES: dict[str, Any] = {
     "a branch": lambda x, y, i: tf.cond(
         tf.reduce_mean(y) > 0, lambda: tf.reduce_mean(x), lambda: 3.0
     ),
+    "a branch of constants": lambda x, y, i: tf.cond(
+        tf.reduce_sum(y) > 0.3, lambda: 1, lambda: 2
+    ),
+    "a branch in a branch": lambda x, y, i: tf.cond(
+        tf.reduce_sum(y) > 0.3,
+        lambda: tf.cond(tf.size(y) > 4, lambda: tf.reduce_max(x), lambda: 5.0),
+        lambda: tf.constant([1.0, 2.0])[tf.size(y) % 2],
+    ),
     "gradients of a mean": lambda x, y, i: derived(tf.reduce_mean(x**3), x),
     "gradients of a weighted mean": lambda x, y, i: derived(
         tf.reduce_sum(x[:, 0] ** 3 * tf.abs(y)) / tf.reduce_sum(tf.abs(y)), x
@@ -325,6 +336,9 @@ WRITES: dict[str, Any] = {
     "maximum": lambda v, n, x, y, i: v.assign(tf.maximum(v, tf.reduce_max(y))),
     "root": lambda v, n, x, y, i: v.assign(tf.sqrt(tf.reduce_mean(y**2))),
     "ratio": lambda v, n, x, y, i: v.assign(tf.reduce_sum(y) / tf.reduce_sum(y**2)),
+    "a branch of constants": lambda v, n, x, y, i: v.assign(
+        tf.cond(tf.reduce_sum(y) > 0.3, lambda: 1.5, lambda: 2.5)
+    ),
     "1 / n": lambda v, n, x, y, i: v.assign(1.0 / count(x)),
     "count": lambda v, n, x, y, i: n.assign_add(tf.shape(x)[0]),
     "one more": lambda v, n, x, y, i: n.assign(tf.shape(x)[0] + 1),

@@ -195,6 +195,48 @@ def test_what_is_written_is_computed_of_all_examples(name, form, num_replicas):
     _check(_write, "WRITES", name, form, num_replicas)
 
 
+@pytest.fixture
+def control_flow_of_tensorflow_1():
+    v1.disable_control_flow_v2()
+    yield
+    v1.enable_control_flow_v2()
+
+
+_IN_BRANCHES = [
+    (run, table, name)
+    for run, table in ((_fetch, "FETCHES"), (_write, "WRITES"), (_train, "LOSSES"))
+    for name in getattr(small, table)
+    if name.startswith(("a branch", "a loop"))
+]
+
+
+@pytest.mark.parametrize(
+    "run, table, name", _IN_BRANCHES, ids=[f"{t} {name}" for _, t, name in _IN_BRANCHES]
+)
+@pytest.mark.parametrize("num_replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_branches_of_tensorflow_1_are_those_of_one_device(
+    run, table, name, num_replicas, control_flow_of_tensorflow_1
+):
+    found = run(getattr(small, table)[name], "session", num_replicas)
+    helpers.assert_equal(found, run(getattr(small, table)[name], "session", None))
+
+
+def test_turns_of_tensorflow_1_that_examples_decide_are_refused(
+    control_flow_of_tensorflow_1,
+):
+    def turns(x, y, i):
+        total = tf.reduce_sum(tf.abs(y))
+        return tf.while_loop(lambda k: k < total, lambda k: k + 1.0, [0.0])[0]
+
+    with pytest.raises(
+        replicator.ArgumentError, match=r"(?s)while/Exit.*test_small\.py:\d+ in.*Fix"
+    ):
+        _fetch(turns, "session", 2)
+    branch = small.REFUSED["times a branch by examples"]
+    with pytest.raises(replicator.UnsupportedError, match="(?s)the loss .*Fix"):
+        _train(branch, "session", 2)
+
+
 _OFTEN = ("products of examples", "sorted", "broadcast by mistake", "the first")
 
 
