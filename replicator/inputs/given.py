@@ -21,6 +21,25 @@ from replicator.primitives import base
 from replicator.values import PerReplica
 
 
+class _Object:
+    """What is taken apart of a class that tf.nest knows, with numbers for its leaves.
+
+    Args:
+        kind: The class.
+        facts: What else there is to know of the object; None for one of attrs.
+        parts: What it holds, in order.
+    """
+
+    def __init__(self, kind: Any, facts: Any, parts: list[Any]) -> None:
+        self.parts, self._kind, self._facts = parts, kind, facts
+
+    def of(self, parts: list[Any]) -> Any:
+        """Returns such an object of other parts."""
+        if hasattr(self._kind, "__tf_unflatten__"):
+            return self._kind.__tf_unflatten__(self._facts, tuple(parts))
+        return self._kind(*parts)
+
+
 class Given:
     """A nest of values for one call, with a PerReplica where replicas get their own.
 
@@ -95,6 +114,20 @@ class Given:
             made = copy.copy(value) if isinstance(value, MutableMapping) else {}
             made.update({name: own for name, (own, _) in pairs.items()})
             return made, (kind, tuple((name, key) for name, (_, key) in pairs.items()))
+        apart = _apart(value)
+        if apart is not None:
+            facts, parts = apart
+            try:
+                hash(facts)
+            except TypeError as error:
+                raise self._refused(
+                    f"a {kind.__name__} with metadata that has no hash "
+                    f"({errors.told(error)})",
+                    "return metadata of numbers, texts and tuples from __tf_flatten__.",
+                ) from error
+            taken = [self._taken(own) for own in parts]
+            object_ = _Object(kind, facts, [own for own, _ in taken])
+            return object_, (kind, facts, tuple(own for _, own in taken))
         leaf = self._leaf(value)
         self.leaves.append(leaf)
         if isinstance(leaf, tf.Tensor):
@@ -162,6 +195,19 @@ def in_graph(leaves: Sequence[Any]) -> list[Any]:
     ]
 
 
+def _apart(value: Any) -> tuple[Any, Sequence[Any]] | None:
+    """Returns metadata and parts of an attrs object or a dataclass made for tf.nest."""
+    if isinstance(value, type) or tf.is_tensor(value):
+        return None
+    if hasattr(value, "__tf_flatten__") and hasattr(value, "__tf_unflatten__"):
+        facts, parts = value.__tf_flatten__()
+        return facts, parts
+    described = getattr(type(value), "__attrs_attrs__", None)
+    if described is None or not tf.nest.is_nested(value):
+        return None
+    return None, [getattr(value, attribute.name) for attribute in described]
+
+
 def _own(numbered: Any, inside: bool) -> list[int]:
     """Returns the numbers of the leaves that are inside of a PerReplica."""
     if numbered is None:
@@ -169,6 +215,8 @@ def _own(numbered: Any, inside: bool) -> list[int]:
     if isinstance(numbered, int):
         return [numbered] if inside else []
     parts = numbered.values() if isinstance(numbered, Mapping) else numbered
+    if isinstance(numbered, _Object):
+        parts = numbered.parts
     inside = inside or isinstance(numbered, PerReplica)
     return [number for part in parts for number in _own(part, inside)]
 
@@ -196,6 +244,8 @@ def _filled(numbered: Any, replica_id: int, leaves: Sequence[Any]) -> Any:
         return leaves[numbered]
     if isinstance(numbered, PerReplica):
         return _filled(numbered[replica_id], replica_id, leaves)
+    if isinstance(numbered, _Object):
+        return numbered.of([_filled(own, replica_id, leaves) for own in numbered.parts])
     if isinstance(numbered, tuple | list):
         return _like(numbered, [_filled(own, replica_id, leaves) for own in numbered])
     made = copy.copy(numbered)

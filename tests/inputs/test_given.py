@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import gc
 import weakref
 from typing import Any
@@ -17,6 +18,22 @@ from replicator import ArgumentError, InputError, PerReplica
 from tests import helpers
 
 Pair = collections.namedtuple("Pair", "one two")
+
+
+@dataclasses.dataclass
+class State:
+    """What tf.nest takes apart, with a fact that is no tensor."""
+
+    one: Any
+    two: Any
+    name: Any = "state"
+
+    def __tf_flatten__(self) -> tuple[Any, tuple[Any, ...]]:
+        return (self.name,), (self.one, self.two)
+
+    @classmethod
+    def __tf_unflatten__(cls, facts: Any, parts: Any) -> State:
+        return cls(*parts, *facts)
 
 
 def _run(mode: str, repl: Any, step_fn: Any, *inputs: Any, **options: Any) -> Any:
@@ -406,3 +423,43 @@ def test_an_unlike_per_replica_is_refused() -> None:
 def test_a_step_that_cannot_take_its_args_says_so() -> None:
     with pytest.raises(ArgumentError, match=r"called with 1 argument(?s:.*)args"):
         helpers.make(2).run(lambda: 1, args=(1,))
+
+
+def test_what_a_step_returned_goes_back_as_the_dataclass_that_it_was() -> None:
+    repl = helpers.make(2)
+    names = []
+
+    def step(state: State, x: Any) -> State:
+        names.append(state.name)
+        own = x + repl.replica_id
+        return State(state.one + own, state.two * 2.0, state.name)
+
+    for name in ("a", "b"):  # facts are part of what a step is built for
+        state = State(tf.zeros([2]), np.float32(1.0), name)
+        for _ in range(3):
+            state = repl.run(step, args=(state, tf.constant([1.0, 2.0])))
+        assert [x.numpy().tolist() for x in state.one] == [[3.0, 6.0], [6.0, 9.0]]
+        assert [float(x) for x in state.two] == [8.0, 8.0]
+        assert state.name == name
+    assert set(names) == {"a", "b"}
+    parts = State(tf.range(4), tf.range(4))
+    shards = repl.run(lambda s: s.one + s.two, parts, input_mode="global_batch")
+    assert [x.numpy().tolist() for x in shards] == [[0, 2], [4, 6]]
+
+
+def test_objects_of_attrs_are_taken_apart() -> None:
+    attr = pytest.importorskip("attr")
+    made = attr.make_class("Made", ["one", "two"])
+    repl = helpers.make(2)
+    got = repl.run(lambda s: made(s.two, s.one), args=(made(1, {"x": 2.0}),))
+    assert [float(x) for x in got.one["x"]] == [2.0, 2.0]
+    assert [int(x) for x in got.two] == [1, 1]
+
+
+def test_a_dataclass_whose_facts_have_no_hash_is_refused() -> None:
+    repl = helpers.make(2)
+    with pytest.raises(ArgumentError) as caught:
+        repl.run(lambda s: s.one, args=(State(1.0, 2.0, ["list"]),))
+    said = str(caught.value)
+    for part in ("State with metadata that has no hash", "Fix: ", "test_given.py"):
+        assert part in said
