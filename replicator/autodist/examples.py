@@ -7,6 +7,7 @@ looked at where a gradient is taken, when what is differentiated is there alread
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,26 @@ from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
 from replicator.autodist.values import Values
 from replicator.graph.ir import placeholder, shapes
 from replicator.primitives import all_reduce
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weighed:
+    """What is differentiated, and how its gradients count in the sum of all replicas'.
+
+    Attributes:
+        of: What is differentiated; ids are taken while it lives.
+        loss: What that is.
+        weight: What it weighs.
+        begins: Whether differentiation starts from the weight.
+        counts: One where the weight is more than nothing, else zero; made once, as
+            there is a gradient of each variable.
+    """
+
+    of: Any
+    loss: Value
+    weight: tf.Tensor
+    begins: bool
+    counts: tf.Tensor
 
 
 class Examples:
@@ -38,7 +59,7 @@ class Examples:
         declared: str | None = None,
     ) -> None:
         self._replica, self._given, self._declared = replica, given, declared
-        self._weights: dict[tuple[int, ...], tuple[Any, Value, tf.Tensor, bool]] = {}
+        self._weights: dict[tuple[int, ...], _Weighed] = {}
         # From where tapes began, what is in its place, and what that is.
         self._begun: list[tuple[tf.Tensor, tf.Tensor, Value | None]] = []
         self._warned: set[tf.Operation] = set()
@@ -68,16 +89,16 @@ class Examples:
         graph = tf.compat.v1.get_default_graph()
         key = (id(graph), *map(id, (*targets, *given)))
         if key not in self._weights:
-            # Ids are taken while what they are of lives.
-            self._weights[key] = found, *self._begin(graph, targets, given)
-        _, loss, weight, begins = self._weights[key]
+            self._weights[key] = _weighed(found, *self._begin(graph, targets, given))
+        known = self._weights[key]
         self.go_on(graph)
-        if begins:
+        if known.begins:
             gradient = self._begins_with(gradient)
-            return gradient if back else _kept(gradient, loss, weight)
+            return gradient if back else _kept(gradient, known)
         if back:
             raise refusals.given_gradients("a variable", errors.user_line())
-        return _map(gradient, lambda g: tf.math.multiply_no_nan(g, _as(weight, g)))
+        own = known.weight
+        return _map(gradient, lambda g: tf.math.multiply_no_nan(g, _as(own, g)))
 
     def _begin(
         self,
@@ -270,14 +291,17 @@ def _is_given(op: tf.Operation) -> bool:
     return op.type == "Identity"
 
 
-def _kept(gradient: Any, loss: Value, weight: tf.Tensor) -> Any:
+def _weighed(of: Any, loss: Value, weight: tf.Tensor, begins: bool) -> _Weighed:
+    return _Weighed(of, loss, weight, begins, tf.cast(weight > 0, weight.dtype))
+
+
+def _kept(gradient: Any, known: _Weighed) -> Any:
     """Returns a gradient, without what is no number where it counts for nothing."""
 
     def kept(one: tf.Tensor) -> tf.Tensor:
-        if loss.over is None:
-            has_any = tf.cast(weight > 0, one.dtype)
-            return tf.math.multiply_no_nan(one, has_any)
-        spoilt = tf.equal(weight, 0) & ~tf.math.is_finite(one)
+        if known.loss.over is None:
+            return tf.math.multiply_no_nan(one, _as(known.counts, one))
+        spoilt = tf.equal(known.weight, 0) & ~tf.math.is_finite(one)
         return tf.where(spoilt, tf.zeros_like(one), one)
 
     return _map(gradient, kept)

@@ -26,6 +26,7 @@ from replicator.autodist import (
     bodies,
     cuts,
     freshness,
+    owned,
     proxies,
     refusals,
     shares,
@@ -133,6 +134,7 @@ class Replicas:
         kind = tf.DeviceSpec.from_string(world.devices[0]).device_type
         self._bodies = bodies.Bodies(kind)
         self._finished = False
+        self._once: dict[tf.Operation, int] = {}  # of which one copy is everyone's
         source = self._source
         with self.graph.as_default():
             self._variables = Variables(source, settings, decided)
@@ -264,13 +266,14 @@ class Replicas:
         """Copies what each replica has; returns the ops of each."""
         stamp = stamping.Stamp(program.graph, program.copied)
         own, made = [], self._variables
+        once = self._once = {} if self._finished else owned.find(program, made)
         aliases = None if self._finished else self._build.aliases
 
         def at_owner(tensor: tf.Tensor) -> str:
             return made.at_owner(program, tensor)
 
-        for r, places in zip(self._settings.world.local, self.places, strict=True):
-            device = self._settings.world.device(r)
+        for n, r in enumerate(self._settings.world.local):
+            places, device = self.places[n], self._settings.world.device(r)
 
             def given(tensor: tf.Tensor, r: int = r, places: Places = places) -> Any:
                 handle = made.handle(program, tensor, r, aliases)
@@ -284,10 +287,13 @@ class Replicas:
             def called(op: tf.Operation, name: str, r: int = r) -> str:
                 return self._bodies.copy(op, name, r, at_owner)
 
+            left = {op for op, owner in once.items() if owner != n}
+            others = dict(places)
             places.update(
-                stamp.press(self.graph, scope, given, placed, dict(places), called)
+                stamp.press(self.graph, scope, given, placed, others, called, left)
             )
-            own.append([places[op] for op in stamp.ops])
+            own.append([places[op] for op in stamp.ops if op not in once])
+        owned.share(once, self.places)
         return own
 
     def _deal(self, program: Program) -> None:
@@ -328,9 +334,10 @@ class Replicas:
                 raise _Again(self._variables.moved()) from None
             except errors.ReplicatorError as error:
                 raise refusals.of_user(error, variables.SCOPE) from error
+        copied = [op for op in source.copied if op not in self._once]
         for n, places in enumerate(self.places):
             replaced = draft.replicas[n][:count]
-            places.update(zip(source.copied, replaced, strict=True))
+            places.update(zip(copied, replaced, strict=True))
             places.update(self._reduced[n])
         self._order(source)
 

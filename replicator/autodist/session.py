@@ -167,7 +167,8 @@ def configured(config: Any, devices: Sequence[str]) -> Any:
     """
     on_cpus = cost.share_memory(devices)
     if config is None:
-        return _tf.with_less_optimizing(None, on_cpus)
+        made = _tf.with_less_optimizing(None, on_cpus)
+        return None if made is None else _placed_in_part(made)
     if not isinstance(config, tf.compat.v1.ConfigProto):
         raise errors.ArgumentError(
             errors.compose(
@@ -181,7 +182,19 @@ def configured(config: Any, devices: Sequence[str]) -> Any:
     cpus = [spec.device_index or 0 for spec in specs if spec.device_type == "CPU"]
     if cpus:
         made.device_count["CPU"] = max(made.device_count["CPU"], max(cpus) + 1)
-    return _tf.with_less_optimizing(made, on_cpus)
+    return _placed_in_part(_tf.with_less_optimizing(made, on_cpus))
+
+
+def _placed_in_part(config: Any) -> Any:
+    """Returns a ConfigProto by which TensorFlow places ops only once they are run.
+
+    The graph of all replicas has many that never are: what initializes variables was
+    copied, and what each replica would write of what another one owns.
+    """
+    made = tf.compat.v1.ConfigProto()
+    made.CopyFrom(config)
+    made.graph_options.place_pruned_graph = True
+    return made
 
 
 def _flat(fetches: Any) -> list[Any]:

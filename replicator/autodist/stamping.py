@@ -8,7 +8,7 @@ became are found by the original.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,7 +37,7 @@ class Stamp:
         self.ops = list(ops)
         inside = set(ops)
         self.outside: list[tf.Tensor] = []
-        self._waits: list[tuple[int, tf.Operation]] = []
+        self._waits: list[tuple[tf.Operation, tf.Operation]] = []
         known: dict[int, int] = {}
         by_name = {op.name: n for n, op in enumerate(self.ops)}
         nodes: list[Any] = [None] * len(self.ops)
@@ -46,7 +46,7 @@ class Stamp:
                 if node.name in by_name:
                     nodes[by_name[node.name]] = node
         self._definition = tf.compat.v1.GraphDef()
-        for n, (op, node) in enumerate(zip(self.ops, nodes, strict=True)):
+        for op, node in zip(self.ops, nodes, strict=True):
             node.attr.pop("_class", None)  # every op is placed by itself
             del node.input[:]
             for tensor in op.inputs:
@@ -61,12 +61,16 @@ class Stamp:
                 if source in inside:
                     node.input.append(f"^{source.name}")
                 else:
-                    self._waits.append((n, source))
+                    self._waits.append((op, source))
             self._definition.node.append(node)
-        self._calling = [n for n, op in enumerate(self.ops) if kind_of(op).calls]
+        # Those that wait for others of them.
+        self._ordered = [
+            op for op in self.ops if any(one in inside for one in op.control_inputs)
+        ]
+        self._calling = [op for op in self.ops if kind_of(op).calls]
         self._handles = [
-            (n, k)
-            for n, op in enumerate(self.ops)
+            (op, k)
+            for op in self.ops
             for k, tensor in enumerate(op.outputs)
             if tensor.dtype in (tf.resource, tf.variant)
         ]
@@ -79,6 +83,7 @@ class Stamp:
         placed: Callable[[tf.Operation], str],
         others: Mapping[tf.Operation, tf.Operation],
         called: Callable[[tf.Operation, str], str] | None = None,
+        without: Collection[tf.Operation] = (),
     ) -> Places:
         """Adds a copy to a graph; returns what each op has become.
 
@@ -90,35 +95,56 @@ class Stamp:
             others: What ops have become that are not copied here.
             called: Returns the function in the place of one that an op calls; None: ops
                 call what they called.
+            without: Ops that are not copied this time, whose results nothing uses.
         """
-        if not self.ops:
+        definition, nodes = self._defined(without)
+        if not nodes:
             return {}
-        definition = tf.compat.v1.GraphDef()
-        definition.CopyFrom(self._definition)
-        for node, op in zip(definition.node, self.ops, strict=True):
+        for op, node in nodes.items():
             node.device = placed(op)
             if "frame_name" in node.attr:  # one loop of TensorFlow 1 for each copy
                 frame = node.attr["frame_name"]
                 frame.s = scope.encode() + frame.s
         if called is not None:
-            for n in self._calling:
-                _call(definition.node[n], self.ops[n], called)
+            for op in self._calling:
+                _call(nodes[op], op, called)
         inputs = {
             f"{_OUTSIDE}{k}:0": given(tensor) for k, tensor in enumerate(self.outside)
         }
         with graph.as_default():
             new = _tf.import_nodes(graph, definition, inputs, scope)
         by_name = {op.name: op for op in new}
-        places = {op: by_name[scope + op.name] for op in self.ops}
-        for n, source in self._waits:
-            if source in others:
-                _tf.add_control_inputs(places[self.ops[n]], [others[source]])
-        for n, k in self._handles:
-            op = self.ops[n]
-            _tf.copy_handle_data(op.outputs[k], places[op].outputs[k])
+        places = {op: by_name[scope + op.name] for op in nodes}
+        for op, source in self._waits:
+            if source in others and op in places:
+                _tf.add_control_inputs(places[op], [others[source]])
+        for op, k in self._handles:
+            if op in places:
+                _tf.copy_handle_data(op.outputs[k], places[op].outputs[k])
         for op, copy in places.items():
             _tf.copy_line(op, copy)
         return places
+
+    def _defined(
+        self, without: Collection[tf.Operation]
+    ) -> tuple[Any, dict[tf.Operation, Any]]:
+        """Returns nodes of all ops but some, and which is whose."""
+        definition = tf.compat.v1.GraphDef()
+        if not without:
+            definition.CopyFrom(self._definition)
+            return definition, dict(zip(self.ops, definition.node, strict=True))
+        pairs = zip(self.ops, self._definition.node, strict=True)
+        kept = [(op, node) for op, node in pairs if op not in without]
+        definition.node.extend(node for _, node in kept)
+        nodes = {op: definition.node[n] for n, (op, _) in enumerate(kept)}
+        names = {f"^{op.name}" for op in without}
+        for op in self._ordered:
+            node = nodes.get(op)
+            if node is not None and not names.isdisjoint(node.input):
+                inputs = [name for name in node.input if name not in names]
+                node.ClearField("input")
+                node.input.extend(inputs)
+        return definition, nodes
 
 
 def _call(

@@ -24,6 +24,7 @@ from replicator import _tf, context, errors
 from replicator.costs import cost
 from replicator.graph.ir.placeholder import (
     NO_POLICY,
+    TOGETHER,
     Call,
     Facts,
     OperandPolicy,
@@ -175,6 +176,7 @@ def reduce_dense(
     group: tuple[int, ...] | None = None,
     policies: Sequence[OperandPolicy] | None = None,
     algorithm: str | None = None,
+    together: bool = False,
 ) -> list[tf.Tensor]:
     """Puts one all_reduce call for several tensors into the graph.
 
@@ -188,12 +190,14 @@ def reduce_dense(
         policies: Of which variable each tensor is, and how it is communicated.
         algorithm: As for `all_reduce`; inside a gradient, that of the call which is
             differentiated.
+        together: Whether it may become one with such calls beside it.
 
     Returns:
         The reduced tensors; for "argmin" and "argmax" all owners behind all values.
     """
     results = reductions.results(op, tensors)
     options = base.all_reduce_options(op, algorithm, of)
+    options |= {TOGETHER: True} if together else {}
     if when is None:
         return base.communicate(
             *("all_reduce", options, tensors, results),

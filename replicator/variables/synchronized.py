@@ -122,11 +122,23 @@ def _combined(variable: Any, gradient: Any) -> Any:
     replica = context.require("the gradient of a variable")
     assert replica.synchronizes is not None, "it was so when the variable was read"
     gradient = replica.synchronizes(gradient, False)
-    (made,) = all_reduce.combine([gradient], "sum", None, [variable.policy])
+    if isinstance(gradient, tf.IndexedSlices):
+        (made,) = all_reduce.combine([gradient], "sum", None, [variable.policy])
+    else:
+        # There is one for each variable: small ones are to travel together.
+        (made,) = all_reduce.reduce_dense(
+            *([tf.convert_to_tensor(gradient)], "sum"),
+            policies=[variable.policy],
+            together=_is_outermost(replica),
+        )
     if isinstance(made, tf.IndexedSlices):
         values = _seen_back(made.values)
         return tf.IndexedSlices(values, made.indices, made.dense_shape)
     return _seen_back(made)
+
+
+def _is_outermost(replica: context.ReplicaContext) -> bool:
+    return tf.compat.v1.get_default_graph() is replica.build.graph
 
 
 def _seen_back(made: tf.Tensor) -> tf.Tensor:

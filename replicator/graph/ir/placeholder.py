@@ -34,7 +34,8 @@ TYPE = "PyFuncStateless"
 _MARK = "replicator:"
 _NO_NAME = re.compile(r"[^0-9]+")  # what a key holds besides numbers
 _REMEMBERED = 1024  # calls that are not read from their texts anew
-_UNSHOWN = ("writes",)  # an option that is shown otherwise
+TOGETHER = "together"  # the option of a call that may be one with those beside it
+_UNSHOWN = ("writes", TOGETHER)  # options that are shown otherwise, or not at all
 
 
 @dataclasses.dataclass(frozen=True)
