@@ -13,8 +13,9 @@ from replicator.autodist import joining, kinds, losses, marked, refusals
 from replicator.autodist.divided import Divided
 from replicator.autodist.kinds import Kind, Value
 from replicator.autodist.program import Program
-from replicator.autodist.shares import Gradient, Plan, Shares, Write
+from replicator.autodist.shares import Plan, Shares, Write
 from replicator.autodist.stamping import Places
+from replicator.autodist.taken import Gradient
 from replicator.compressors import reducing, specs
 from replicator.compressors.memory import Place
 from replicator.primitives import all_reduce
@@ -100,9 +101,10 @@ class Agreement:
         if begun and loss.over is None:
             return lambda value: value
         if not begun and marked.text(op, marked.BACK):
-            raise refusals.given_gradients(gradient.variable, op)
+            name = f"variable {gradient.variable}"
+            raise refusals.given_gradients(name, errors.line_of(op))
         source = self._plan.source(op.inputs[0].op)
-        weight = self._shares.weight(source, loss, self._plan, self._places, self._n)
+        weight = self._shares.weight(source, loss, self._places, self._n)
 
         def weigh(value: tf.Tensor) -> tf.Tensor:
             own = tf.cast(weight, value.dtype)
@@ -148,7 +150,7 @@ class Agreement:
         source = self._plan.source(op.inputs[1].op)
         power = value.power if value.kind in (Kind.SAME, Kind.MEAN) else 0
         weight = self._shares.weight(
-            source, Value(Kind.MEAN, power), self._plan, self._places, self._n
+            source, Value(Kind.MEAN, power), self._places, self._n
         )
         if own.dtype.is_floating or own.dtype.is_complex:
             return own * tf.cast(weight, own.dtype)
@@ -160,7 +162,7 @@ class Agreement:
 
     def _whole(self, op: tf.Operation, value: Value) -> tf.Tensor | None:
         """Returns what is written, computed of all examples; None if it cannot be."""
-        cut = joining.cut(self._plan.kinds, op.inputs[1], rows=False)
+        cut = joining.cut(self._plan.kinds, op.inputs[1], rows=False, put=True)
         if cut is None or value.mixed is not None:
             return None
         return joining.again(cut, op.inputs[1], self._joined)
@@ -168,14 +170,14 @@ class Agreement:
     def _joined(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
         """Returns a value of all examples, which replicas tell one another."""
         own = self._places[self._n][tensor.op].outputs[tensor.value_index]
+        value = self._plan.unweighed(tensor, value)
         if kinds.is_same(value):
             return own
         how = {Kind.MAX: "max", Kind.MIN: "min"}.get(value.kind, "sum")
         if how == "sum":
             source = self._plan.source(tensor.op)
             weight = self._shares.weight(
-                *(source, value.replaced(kind=Kind.MEAN), self._plan, self._places),
-                self._n,
+                source, value.replaced(kind=Kind.MEAN), self._places, self._n
             )
             wide = own if own.dtype.is_floating else tf.cast(own, tf.float64)
             (made,) = all_reduce.combine(
