@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks import (
     at_work,
     build,
+    doors,
     fit,
     hosts,
     memory,
@@ -34,6 +35,7 @@ from benchmarks.contenders import (
     RIVAL,
 )
 from benchmarks.tables import Table
+from replicator import strategy
 
 # [workload]: at most of one device, and of Replicator with one replica; at least times
 # faster than MirroredStrategy.
@@ -60,6 +62,10 @@ FIT = (1.05, 0.8)
 PREDICTED = 0.15
 # What Auto chooses: of the fastest builder's step at most.
 AUTO = 1.05
+# With a large embedding in parts: of the step with whole variables on their owners.
+PARTS = 1.2
+# Until the first result through AutoDist's doors, 32 replicas: of that by cloning.
+DOORS = 1.0
 # The large MLP on two hosts at 1 Gbit/s: of one remote device at most, times faster
 # than torch at least.
 HOSTS = (2.2, 5.0)
@@ -112,7 +118,9 @@ def judge(found: Mapping[str, Any]) -> list[Target]:
         *_memory(found.get(memory.NAME, {})),
         *_fit(found.get(fit.NAME, {})),
         *_predicted(found.get(profile.NAME, {})),
+        *_doors(found.get(doors.NAME, {})),
         *_auto(found.get(strategies.NAME, {})),
+        *_parts(found.get(strategies.NAME, {})),
         *_hosts(found.get(hosts.NAME, {})),
     ]
 
@@ -250,6 +258,26 @@ def _auto(found: Mapping[str, Any]) -> list[Target]:
                 values = {OURS: timing.ratio(measured[strategies.AUTO], least)}
             title = f"strategy Auto, {workload.title}, oneDNN {setting}"
             targets.append(Target(f"{title}: of the fastest builder", AUTO, values))
+    return targets
+
+
+def _doors(found: Mapping[str, Any]) -> list[Target]:
+    by_name = found.get("32", {})
+    title = "build, 100 layers, 32 replicas"
+    targets = []
+    for name in (doors.SESSION, doors.FUNCTION):
+        values = {OURS: by_name[name] / by_name[doors.CLONED]} if by_name else {}
+        targets.append(Target(f"{title}, {name}: of cloning", DOORS, values))
+    return targets
+
+
+def _parts(found: Mapping[str, Any]) -> list[Target]:
+    targets = []
+    parts, whole = strategy.PartitionedPS.__name__, strategy.Sharded.__name__
+    for setting in steps.SETTINGS:
+        measured = strategies.from_json(found.get(setting, {}).get("wide", {}))
+        title = f"{steps.NAMES['wide'].title}, oneDNN {setting}: {parts}, of {whole}"
+        targets.append(Target(title, PARTS, _ratio(measured, parts, whole)))
     return targets
 
 

@@ -164,8 +164,10 @@ class ReplicaContext:
             and received nothing, for `Replicator.linked`.
         reads: What it has read of variables.
         shard: What the replica was dealt of a global batch, an `inputs.shards.Shard`.
-        taken: The gradients of its calls that no optimizer has applied so far, where
-            replicas have different numbers of examples; see primitives/weighing.py.
+        taken: The gradients of its calls that were taken, where replicas may have
+            different numbers of examples; see primitives/weighing.py.
+        claims: Which optimizer has applied which of them, by the keys of the calls and
+            the numbers of their gradients.
         weighed: The optimizers whose loss is multiplied already by what the replica
             weighs, by their ids, until they apply its gradients.
         synchronizes: Returns a gradient that is being taken as it counts in the sum of
@@ -189,6 +191,7 @@ class ReplicaContext:
     reads: Recent = dataclasses.field(default_factory=Recent)
     shard: Any = None
     taken: list[Any] = dataclasses.field(default_factory=list)
+    claims: dict[tuple[str, int], Any] = dataclasses.field(default_factory=dict)
     weighed: set[int] = dataclasses.field(default_factory=set)
     synchronizes: Callable[[Any, bool], Any] | None = None
     agrees: Callable[[Any, Any], Any] | None = None

@@ -178,7 +178,7 @@ def one_line(error: BaseException | str, most: int = 1000) -> str:
 
 def user_line() -> str:
     """Returns the innermost line of the user's code on the stack, and its function."""
-    return _innermost(_tf.user_frames())
+    return innermost(_tf.user_frames())
 
 
 def definition(function: Any) -> str:
@@ -207,10 +207,11 @@ def sites_of(what: str, function: Any) -> list[str]:
 
 def line_of(what: tf.Operation | BaseException) -> str:
     """Returns the user's line that made a graph op or raised, and its function."""
-    return _innermost(_tf.user_frames(what))
+    return innermost(_tf.user_frames(what))
 
 
-def _innermost(frames: Sequence[tuple[str, int, str]]) -> str:
+def innermost(frames: Sequence[tuple[str, int, str]]) -> str:
+    """Returns the last of the user's frames, which are (file, line, function)."""
     if not frames:
         return UNKNOWN
     return _place(*frames[-1])

@@ -147,6 +147,24 @@ def applying_optimizer() -> str | None:
     return None
 
 
+def given_to_metric() -> list[Any] | None:
+    """Returns what the running `update_state` of a Keras metric was given, if any."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code, given = frame.f_code, frame.f_locals
+        owner = type(given.get("self"))
+        if code.co_name.removeprefix("tf__") == "update_state" and any(
+            base.__module__.startswith(_METRICS) for base in owner.__mro__
+        ):
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            return [given[name] for name in names if name in given and name != "self"]
+        frame = frame.f_back
+    return None
+
+
+_METRICS = ("keras.src.metrics", "tf_keras.src.metrics")
+
+
 def differentiated() -> tuple[list[Any], list[Any]] | None:
     """Returns what is being differentiated, and the gradients that were given of it.
 
@@ -213,6 +231,24 @@ def strategy_asked_by_library() -> bool:
 
 _AUTOGRAPH = "tensorflow.python.autograph."
 _ASKERS = ("tensorflow.", "keras.", "tf_keras.", "sonnet.")
+
+
+def copied_value_asking() -> Any:
+    """Returns the tf.distribute variable that asks which replica's copy is meant.
+
+    It asks by an attribute, and takes the copy of that number from a tuple.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and _module(frame) != _VALUES + "_util":
+        frame = frame.f_back
+    asker = frame and frame.f_back
+    if asker is None or _module(asker) != _VALUES:
+        return None
+    found = asker.f_locals.get("self")
+    return found if isinstance(found, tf.distribute.DistributedValues) else None
+
+
+_VALUES = "tensorflow.python.distribute.values"
 
 
 def keras_loop() -> str | None:

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -49,11 +50,12 @@ def user_frames(
     else:
         of = getattr(of, _ORIGINAL, of)
         frames = tf_stack.extract_stack() if of is None else of.traceback or ()
-    return [
-        (frame.filename, frame.lineno, frame.name)
-        for frame in frames
-        if not _is_library(frame.filename)
-    ]
+    return users_of([(frame.filename, frame.lineno, frame.name) for frame in frames])
+
+
+def users_of(frames: Sequence[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
+    """Returns those of some frames, (file, line, function), that are the user's."""
+    return [frame for frame in frames if not _is_library(frame[0])]
 
 
 def copy_line(original: tf.Operation, copy: tf.Operation) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.autodist import joining, kinds, losses, marked, refusals
+from replicator.autodist import joining, losses, marked, refusals, stamping
 from replicator.autodist.divided import Divided
 from replicator.autodist.kinds import Kind, Value
 from replicator.autodist.program import Program
@@ -101,8 +101,8 @@ class Agreement:
         if begun and loss.over is None:
             return lambda value: value
         if not begun and marked.text(op, marked.BACK):
-            name = f"variable {gradient.variable}"
-            raise refusals.given_gradients(name, errors.line_of(op))
+            line = errors.line_of(op)
+            raise refusals.given_gradients(f"variable {gradient.variable}", line)
         source = self._plan.source(op.inputs[0].op)
         weight = self._shares.weight(source, loss, self._places, self._n)
 
@@ -169,20 +169,12 @@ class Agreement:
 
     def _joined(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
         """Returns a value of all examples, which replicas tell one another."""
-        own = self._places[self._n][tensor.op].outputs[tensor.value_index]
+        own = stamping.of(self._places[self._n], tensor)
         value = self._plan.unweighed(tensor, value)
-        if kinds.is_same(value):
-            return own
-        how = {Kind.MAX: "max", Kind.MIN: "min"}.get(value.kind, "sum")
-        if how == "sum":
+
+        def weight() -> tf.Tensor:
+            mean = value.replaced(kind=Kind.MEAN)
             source = self._plan.source(tensor.op)
-            weight = self._shares.weight(
-                source, value.replaced(kind=Kind.MEAN), self._places, self._n
-            )
-            wide = own if own.dtype.is_floating else tf.cast(own, tf.float64)
-            (made,) = all_reduce.combine(
-                [wide * tf.cast(weight, wide.dtype)], how, None
-            )
-            return tf.cast(made if own.dtype.is_floating else tf.round(made), own.dtype)
-        (made,) = all_reduce.combine([own], how, None)
-        return made
+            return self._shares.weight(source, mean, self._places, self._n)
+
+        return joining.of_all(value, own, weight)

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.autodist import losses, marked, replicas
+from replicator.autodist import flows, losses, marked, replicas
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.program import Program
 from replicator.autodist.resources import devices_of
@@ -275,15 +275,7 @@ def _started(graph: tf.Graph) -> list[tf.Operation]:
 
 def _is_fed(op: tf.Operation) -> bool:
     """Whether an op needs a placeholder."""
-    seen, stack = {op}, [op]
-    while stack:
-        one = stack.pop()
-        if one.type == "Placeholder":
-            return True
-        sources = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - seen
-        seen |= sources
-        stack += sources
-    return False
+    return any(one.type == "Placeholder" for one in flows.needed(op))
 
 
 def _check_loss(loss: Any) -> None:

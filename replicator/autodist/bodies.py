@@ -98,8 +98,7 @@ class Bodies:
             )
             random.check([list(made.values())], [r])
             outputs = [
-                own[id(t)] if id(t) in own else made[t.op].outputs[t.value_index]
-                for t in results
+                own[id(t)] if id(t) in own else stamping.of(made, t) for t in results
             ]
         must_run = [made[op] for op in body.control_outputs]
         return _tf.finish_function(inside, outputs, must_run)

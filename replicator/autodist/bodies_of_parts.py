@@ -46,7 +46,7 @@ def call(made: Rewriter, op: tf.Operation, divide: Divide) -> tf.Operation:
     for attribute, value in node.attr.items():
         functions = [value.func] if value.HasField("func") else value.list.func
         for function in functions:
-            function.name = _body(made, op, attribute, function.name, inside, divide)
+            function.name = _body(op, attribute, function.name, inside, divide)
     new = _add(made, node, [*inputs, *more])
     _after(made, op, new, divided)
     return new
@@ -112,7 +112,6 @@ def _after(
 
 
 def _body(
-    made: Rewriter,
     op: tf.Operation,
     attribute: str,
     name: str,
@@ -122,7 +121,6 @@ def _body(
     """Returns a copy of a function, which takes variables in parts.
 
     Args:
-        made: Copies the graph that calls it.
         op: Calls it.
         attribute: By which.
         name: The function's.

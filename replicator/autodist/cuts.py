@@ -47,12 +47,6 @@ class Cut:
         own[self.axis] = self.sizes[k]
         return own
 
-    def alike(self, other: Cut) -> bool:
-        """Whether another variable has the same shape, and is in the same parts."""
-        return (self.axis, self.sizes, self.shape) == (
-            *(other.axis, other.sizes, other.shape),
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class Decided:
@@ -88,7 +82,7 @@ def decide(program: Program, chooser: StrategyChooser | None) -> Decided:
         own = [name]
         if len(chosen.parts) > 1:
             own = _together(program, name)
-            _check(chosen, program.variables[name])
+            division.check(chosen, program.variables[name].shape, name)
             why = uses.obstacle(program, own)
             if why is not None:
                 _warn(name, why)
@@ -112,7 +106,9 @@ def _facts(program: Program) -> list[VariableFacts]:
     """Returns what a builder is told, in the order of creation."""
     layouts: dict[str, set[str]] = {}
     for op in program.markers:
-        name, part = (marked.text(op, key) or "" for key in (marked.GRADIENT, _PART))
+        name, part = (
+            marked.text(op, key) or "" for key in (marked.GRADIENT, marked.PART)
+        )
         layouts.setdefault(name, set()).add(part)
     made: list[VariableFacts] = []
     for name, variable in program.variables.items():
@@ -132,19 +128,12 @@ def _facts(program: Program) -> list[VariableFacts]:
     return made
 
 
-_PART = marked.PART
-
-
 def _together(program: Program, name: str) -> list[str]:
     """Returns a variable and what is divided as it is: slots of the same shape."""
     shape = program.variables[name].shape
     slots = [slot for slot, primary in program.slots.items() if primary == name]
     known = [slot for slot in slots if slot in program.variables]
     return [name, *(s for s in known if program.variables[s].shape == shape)]
-
-
-def _check(chosen: Chosen, variable: Any) -> None:
-    division.check(chosen, variable.shape, variable.op.name)
 
 
 def _cut(program: Program, name: str, chosen: Chosen) -> Cut:

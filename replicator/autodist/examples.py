@@ -211,17 +211,11 @@ class Examples:
 
     def _joined(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
         """Returns a value of all examples, which replicas tell one another."""
-        if rules.is_same(value):
-            return tensor
-        if value.kind in (Kind.MAX, Kind.MIN):
-            how = "max" if value.kind is Kind.MAX else "min"
-            return all_reduce.combine([tensor], how, None)[0]
-        inexact = tensor.dtype.is_floating or tensor.dtype.is_complex
-        own = tensor if inexact else tf.cast(tensor, tf.float64)
-        weight = joining.share_of(value.power, self._replica.weight)
-        own = tf.where(weight > 0, own * _as(weight, own), tf.zeros_like(own))
-        (made,) = all_reduce.combine([own], "sum", None)
-        return made if inexact else tf.cast(tf.round(made), tensor.dtype)
+        return joining.of_all(
+            value,
+            tensor,
+            lambda: joining.share_of(value.power, self._replica.weight),
+        )
 
     def agreed(self, variable: Any, value: tf.Tensor) -> tf.Tensor | None:
         """Returns what is written to a variable, of all examples.

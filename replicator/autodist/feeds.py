@@ -17,7 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import errors
+from replicator.autodist import stamping
 from replicator.autodist.program import Program, splits
+from replicator.inputs import shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +78,7 @@ def split(program: Program, fed: Any, num_replicas: int) -> Feeds:
     if not parts:
         return Feeds(values, None, names)
     total = _examples(parts)
-    count = num_replicas
-    sizes = [(total + count - 1 - r) // count for r in range(count)]
+    sizes = [shards.count(total, r, num_replicas) for r in range(num_replicas)]
     begin = 0
     for own, size in zip(values, sizes, strict=True):
         at = slice(begin, begin + size) if size else slice(0, 1)
@@ -178,5 +179,5 @@ def fed_to(
     fed: dict[tf.Tensor, Any] = {}
     for own, place in zip(feeds.values, places, strict=True):
         for tensor, value in own.items():
-            fed[place[tensor.op].outputs[tensor.value_index]] = value
+            fed[stamping.of(place, tensor)] = value
     return fed

@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.autodist import flows, joining, kinds, losses
+from replicator.autodist import flows, joining, kinds, losses, stamping
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
 from replicator.autodist.program import Program
 from replicator.autodist.shares import Plan, Source
@@ -54,8 +54,7 @@ class Fetch:
         own = places if self.everywhere else places[:1]
         if isinstance(self.what, tf.Operation):
             return [place[self.what] for place in own]
-        k = self.what.value_index
-        return [place[self.what.op].outputs[k] for place in own]
+        return [stamping.of(place, self.what) for place in own]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,15 +160,10 @@ class Fetches:
     def _acts(self, op: tf.Operation) -> bool:
         """Whether an op needs one of a replica's that writes."""
         if op not in self._acting:
-            seen, stack = {op}, [op]
-            found = False
-            while stack and not found:
-                one = stack.pop()
-                found = has_effect(one) and one not in self._program.shared
-                sources = [*(t.op for t in one.inputs), *one.control_inputs]
-                stack += [s for s in sources if s not in seen]
-                seen.update(sources)
-            self._acting[op] = found
+            shared = self._program.shared
+            self._acting[op] = any(
+                has_effect(one) and one not in shared for one in flows.needed(op)
+            )
         return self._acting[op]
 
     def _check(self, tensor: tf.Tensor, value: Value) -> None:

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.autodist import tables
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of
 
-_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 
 
@@ -62,6 +62,17 @@ def upstream(
     return ordered
 
 
+def needed(op: tf.Operation) -> Iterator[tf.Operation]:
+    """Yields an op and all that has to run before it, for its results or its effect."""
+    seen, stack = {op}, [op]
+    while stack:
+        one = stack.pop()
+        yield one
+        sources = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - seen
+        seen |= sources
+        stack += sources
+
+
 def flow(
     ops: Iterable[tf.Operation],
     source: Callable[[tf.Operation], str],
@@ -99,7 +110,7 @@ def asks_python(tensor: tf.Tensor) -> bool:
 
 
 def _asks_python(op: tf.Operation) -> bool:
-    if op.type in _PYTHON:
+    if op.type in tables.BELIEVED:
         return True
     return kind_of(op).calls and any(
         _asks_python(inner)
@@ -111,7 +122,7 @@ def _asks_python(op: tf.Operation) -> bool:
 def draws(op: tf.Operation) -> bool:
     """Whether an op draws random numbers, or asks Python, also in a function."""
     kind = kind_of(op)
-    if kind.seeded and kind.stateful or op.type in _PYTHON:
+    if kind.seeded and kind.stateful or op.type in tables.BELIEVED:
         return True
     if not kind.calls:
         return False

@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.autodist import flows, slots
 from replicator.autodist.program import Program
 from replicator.autodist.stamping import Places
 from replicator.graph.ir.kinds import resource_inputs
 from replicator.graph.order import effects
 
 _UPDATES = re.compile(
-    r"Assign(Add|Sub)VariableOp|Resource(Sparse)?Apply\w+|ResourceScatter\w+"
+    rf"Assign(Add|Sub)VariableOp|{slots.UPDATES.pattern}|ResourceScatter\w+"
 )
 
 
@@ -95,14 +96,8 @@ def _changes(program: Program, op: tf.Operation) -> bool:
     variable = program.variable_behind(op.inputs[0])
     if variable is None or op is variable.initializer:
         return False
-    seen: set[tf.Operation] = set()
-    stack = [op.inputs[1].op]
-    while stack:
-        one = stack.pop()
-        if one.type == "ReadVariableOp":
-            if program.variable_behind(one.inputs[0]) is variable:
-                return True
-        sources = {tensor.op for tensor in one.inputs} - seen
-        seen |= sources
-        stack += sources
-    return False
+    return any(
+        program.variable_behind(one.inputs[0]) is variable
+        for one in flows.upstream([op.inputs[1]], lambda one: False)
+        if one.type == "ReadVariableOp"
+    )

@@ -21,7 +21,7 @@ from replicator.autodist import examples, results
 from replicator.costs import cost
 from replicator.graph.ir import shapes
 from replicator.graph.order import ordering
-from replicator.inputs.shards import Shard
+from replicator.inputs import shards
 from replicator.values import PerReplica
 from replicator.variables import synchronized
 
@@ -56,7 +56,10 @@ class DistributedFunction:
         places = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
         tensors = [self._tensor(leaves[k]) for k in places]
         split = [tensor.shape.rank != 0 for tensor in tensors]
-        _check([t for t, own in zip(tensors, split, strict=True) if own])
+        rows = iter(_checked([t for t, own in zip(tensors, split, strict=True) if own]))
+        tensors = [
+            next(rows) if own else t for t, own in zip(tensors, split, strict=True)
+        ]
         key = self._key(args, kwargs, leaves, places, tensors)
         if key not in self._built:
             self._built[key] = _Call(
@@ -99,7 +102,10 @@ class DistributedFunction:
         kinds = [(t.dtype, tuple(t.shape[1:]), t.shape.rank) for t in tensors]
         structure = tf.nest.map_structure(lambda _: 0, (args, kwargs))
         try:
-            key = repr(structure), tuple(kinds), tuple((type(x), x) for x in others)
+            key = (
+                *(repr(structure), tuple(places), tuple(kinds)),
+                tuple((type(x), x) for x in others),
+            )
             hash(key)
         except TypeError:
             raise errors.ArgumentError(
@@ -205,7 +211,7 @@ class _Call:
             leaves[k] = tensor
         args, kwargs = tf.nest.pack_sequence_as(self._structure, leaves)
         given = [t for t, own in zip(tensors, self._split, strict=True) if own]
-        shard = Shard(None, count, total) if given else None
+        shard = shards.Shard(None, count, total) if given else None
         own = examples.Examples(replica, given, self._loss)
         replica.synchronizes, replica.agrees = own.weighed, own.agreed
         with replica.weighing(shard):
@@ -239,7 +245,7 @@ def _parts(
     """
     sizes = [tf.shape(t)[0] for t, own in zip(tensors, split, strict=True) if own]
     total = sizes[0] if sizes else tf.constant(count)
-    counts = [(total + count - 1 - r) // count for r in range(count)]
+    counts = [shards.count(total, r, count) for r in range(count)]
     parts, begin = [], tf.constant(0)
     for own_count in counts:
         start = tf.where(own_count > 0, begin, 0)
@@ -270,15 +276,25 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _check(tensors: Sequence[tf.Tensor]) -> None:
-    """Raises ArgumentError unless all tensors have as many rows, and have any."""
-    sizes = {shapes.sizes(tensor)[0] for tensor in tensors}
-    if len(sizes) > 1 or 0 in sizes:
-        raise errors.ArgumentError(
-            errors.compose(
-                "the arguments of a function of AutoDist are split along their first "
-                f"axis, but they are of shapes {[shapes.static(t) for t in tensors]}.",
-                fix="pass as many rows of each, one or more; what shall go to each "
-                "replica as a whole is for the function to refer to.",
-            )
-        )
+def _checked(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """Returns tensors, all of which have as many rows; where not known, it is asserted.
+
+    Raises:
+        ArgumentError: They have not, or none, or their rank is unknown.
+    """
+    known = [shapes.static(tensor) for tensor in tensors]
+    sizes = {None if shape is None else shape[0] for shape in known}
+    if len(sizes) < 2 and not sizes & {0, None}:
+        return tensors
+    text = errors.compose(
+        "the arguments of a function of AutoDist are split along their first axis, "
+        f"but they are of shapes {known}.",
+        fix="pass as many rows of each, one or more; what shall go to each replica as "
+        "a whole is for the function to refer to.",
+    )
+    if None in known or 0 in sizes or len(sizes - {None}) > 1:
+        raise errors.ArgumentError(text)
+    first, *others = [tf.shape(tensor)[0] for tensor in tensors]
+    checks = [tf.debugging.assert_equal(first, one, text) for one in others]
+    with tf.control_dependencies(checks):
+        return [tf.identity(tensor) for tensor in tensors]

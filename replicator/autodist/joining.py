@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.autodist import flows, kinds
+from replicator.autodist import flows, kinds, stamping
 from replicator.autodist.kinds import Kind, Value
-from replicator.autodist.stamping import Stamp
 from replicator.autodist.values import Values
 from replicator.graph.ir import shapes, switching
 from replicator.graph.ir.kinds import (
@@ -25,6 +24,7 @@ from replicator.graph.ir.kinds import (
     kind_of,
     resource_inputs,
 )
+from replicator.primitives import all_reduce
 
 _HEAVY = ("MatMul", "BatchMatMul", "Einsum", "Conv", "Depthwise", "FusedBatchNorm")
 _MOST = 2000  # ops that are computed once more
@@ -155,13 +155,12 @@ def again(
     graph = tf.compat.v1.get_default_graph()
     if graph is not tensor.graph:
         _tf.copy_functions(tensor.graph, graph)
-    stamp = Stamp(tensor.graph, made.ops)
+    stamp = stamping.Stamp(tensor.graph, made.ops)
     scope = graph.unique_name("AutoDist/whole") + "/"
     places = stamp.press(
         graph, scope, lambda one: whole[one.ref()], lambda op: device, {}
     )
-    result: tf.Tensor = places[tensor.op].outputs[tensor.value_index]
-    return result
+    return stamping.of(places, tensor)
 
 
 def share_of(power: float, share: tf.Tensor) -> tf.Tensor:
@@ -199,17 +198,34 @@ def of_parts(
         return _rows(value, parts, shares)
     if value.kind in (Kind.MAX, Kind.MIN):  # who has no example is lent one
         return _extreme(first.dtype, value.kind)(tf.stack(list(parts)), 0)
-    wide = _wide(first.dtype)
     own = [
-        tf.cast(part, wide) * tf.cast(share_of(value.power, share), wide)
+        _weighed(part, share_of(value.power, share))
         for part, share in zip(parts, shares, strict=True)
     ]
-    own = [
-        tf.where(share > 0, one, tf.zeros_like(one))
-        for one, share in zip(own, shares, strict=True)
-    ]
-    total = tf.add_n(own)
-    return tf.cast(total if wide == first.dtype else _rounded(total), first.dtype)
+    return _narrowed(tf.add_n(own), first.dtype)
+
+
+def of_all(value: Value, own: tf.Tensor, weight: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Returns a value of the whole batch, which the replicas tell one another.
+
+    Args:
+        value: What is known of it; it has no rows.
+        own: That of the replica that is being built.
+        weight: Returns what that counts in the sum over all.
+    """
+    if kinds.is_same(value):
+        return own
+    how = {Kind.MAX: "max", Kind.MIN: "min"}.get(value.kind, "sum")
+    summed = _weighed(own, weight()) if how == "sum" else own
+    (made,) = all_reduce.combine([summed], how, None)
+    return _narrowed(made, own.dtype)
+
+
+def _weighed(own: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Returns what a replica adds to a sum: nothing if it weighs 0, whatever it is."""
+    wide = _wide(own.dtype)
+    weighed = tf.cast(own, wide) * tf.cast(weight, wide)
+    return tf.where(weight > 0, weighed, tf.zeros_like(weighed))
 
 
 def _wide(dtype: tf.DType) -> tf.DType:
@@ -219,8 +235,9 @@ def _wide(dtype: tf.DType) -> tf.DType:
     return tf.float64
 
 
-def _rounded(total: tf.Tensor) -> tf.Tensor:
-    return tf.round(total) if total.dtype == tf.float64 else total
+def _narrowed(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    rounded = total.dtype == tf.float64 and not dtype.is_floating
+    return tf.cast(tf.round(total) if rounded else total, dtype)
 
 
 def _rows(

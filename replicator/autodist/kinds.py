@@ -81,7 +81,6 @@ class Value:
 
 
 SAME = Value(Kind.SAME, by_value=False)
-COUNT = Value(Kind.SAME, 1, by_value=False)
 UNKNOWN = Value(Kind.UNKNOWN)
 STATISTIC = Value(Kind.STATISTIC)
 DRAWN = Value(Kind.DRAWN)
@@ -147,13 +146,17 @@ def added(values: list[Value]) -> Value:
         return SAME
     kinds, powers = {v.kind for v in values}, {v.power for v in values}
     if Kind.DRAWN in kinds and kinds <= {Kind.DRAWN, Kind.SAME, Kind.MEAN}:
-        return DRAWN if Kind.MEAN not in kinds else _of_drawn(values)
+        if powers != {0}:  # which numbers of each replica's own are not
+            return MIXED if Kind.MEAN in kinds else UNKNOWN
+        if Kind.MEAN not in kinds:
+            return DRAWN
+        return added([v for v in values if v.kind is not Kind.DRAWN])
     if kinds <= {Kind.SAME, Kind.MEAN}:
         if len(powers) > 1:
             return MIXED if Kind.MEAN in kinds else UNKNOWN
         kind = Kind.MEAN if Kind.MEAN in kinds else Kind.SAME
         return Value(kind, powers.pop(), by_value=kind is Kind.MEAN)
-    if Kind.MIXED in kinds and kinds <= {Kind.SAME, Kind.MEAN, Kind.MIXED}:
+    if Kind.MIXED in kinds and kinds <= {Kind.SAME, Kind.MEAN, Kind.MIXED, Kind.DRAWN}:
         return MIXED
     others = [v for v in values if not is_same(v)]
     if {v.over is not None for v in values} == {True}:
@@ -162,10 +165,6 @@ def added(values: list[Value]) -> Value:
     if len(others) == 1 and others[0].kind in (Kind.MAX, Kind.MIN, Kind.RATIO):
         return others[0] if is_level(others[0]) else MIXED
     return computed(values)
-
-
-def _of_drawn(values: list[Value]) -> Value:
-    return added([v for v in values if v.kind is not Kind.DRAWN])
 
 
 def multiplied(one: Value, two: Value) -> Value:

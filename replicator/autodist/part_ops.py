@@ -8,7 +8,7 @@ is written are made part by part; a conditional or a loop is given all parts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -55,19 +55,34 @@ def _all(op: tf.Operation, done: list[tf.Operation]) -> tf.Operation:
 # --- Reading --------------------------------------------------------------------------
 
 
-def _joined(handles: Handles, dtype: tf.DType, made: Rewriter) -> tf.Tensor:
-    own = [tf.raw_ops.ReadVariableOp(resource=h, dtype=dtype) for h in handles.parts]
-    value = joined(own, handles.cut)
+def _joined(
+    made: Rewriter,
+    handles: Handles,
+    dtype: tf.DType,
+    name: str | None = None,
+    after: Sequence[tf.Tensor] = (),
+) -> tf.Tensor:
+    """Returns the whole value of a variable, noted to be what its parts are.
+
+    Args:
+        made: Copies the graph.
+        handles: Of the parts.
+        dtype: Of the variable.
+        name: What the op is called that joins them.
+        after: What is there before they are read: what the op is given that reads them,
+            by which it may be behind a write.
+    """
+    with tf.control_dependencies([tf.identity(tensor).op for tensor in after]):
+        own = [
+            tf.raw_ops.ReadVariableOp(resource=h, dtype=dtype) for h in handles.parts
+        ]
+    value = joined(own, handles.cut, name)
     made.pieces.note(value, handles.cut, own)
     return value
 
 
 def _read(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
-    dtype, cut = op.outputs[0].dtype, handles.cut
-    own = [tf.raw_ops.ReadVariableOp(resource=h, dtype=dtype) for h in handles.parts]
-    value = joined(own, cut, op.name)
-    made.pieces.note(value, cut, own)
-    return value.op
+    return _joined(made, handles, op.outputs[0].dtype, op.name).op
 
 
 def _gather(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
@@ -75,7 +90,7 @@ def _gather(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
     indices = made.tensor(op.inputs[1])
     batch_dims = op.get_attr("batch_dims")
     if batch_dims:
-        value = _joined(handles, dtype, made)
+        value = _joined(made, handles, dtype, after=[indices])
         return _named(op, tf.gather(value, indices, batch_dims=batch_dims))
 
     def reader(handle: tf.Tensor) -> rows.Reader:
@@ -91,8 +106,9 @@ def _gather(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
 
 
 def _gather_nd(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
-    value = _joined(handles, op.outputs[0].dtype, made)
-    return _named(op, tf.gather_nd(value, made.tensor(op.inputs[1])))
+    indices = made.tensor(op.inputs[1])
+    value = _joined(made, handles, op.outputs[0].dtype, after=[indices])
+    return _named(op, tf.gather_nd(value, indices))
 
 
 def _shape(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
@@ -183,7 +199,7 @@ def _scatter(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation
 def _write_places(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
     """Writes what the whole value is once some places of it are written."""
     tensors = [made.tensor(tensor) for tensor in op.inputs[1:]]
-    value = _joined(handles, tensors[-1].dtype, made)
+    value = _joined(made, handles, tensors[-1].dtype, after=tensors)
     if op.type == "ResourceStridedSliceAssign":
         masks = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
         own = {f"{mask}_mask": op.get_attr(f"{mask}_mask") for mask in masks}

@@ -16,13 +16,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.autodist import freshness
+from replicator.autodist import freshness, uses
 from replicator.autodist.program import Program
 from replicator.autodist.stamping import Places
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 from replicator.graph.order import effects
-
-READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 
 def can_follow(program: Program, name: str) -> bool:
@@ -57,10 +55,10 @@ def keep_up(
             made = None if original is None else variables[original.op.name]
             if made is None or not made.placement.has_copies:
                 continue
-            if op.type in READS:
+            if op.type in uses.READS:
                 for own, copy in zip(places, made.components, strict=False):
                     _tf.set_input(own[op], k, copy.handle)
-                if not op.control_inputs and op.type == READS[0]:
+                if not op.control_inputs and op.type == "ReadVariableOp":
                     reads.setdefault(original.op.name, []).append(op)
             elif effects.writes(op, k):
                 writes.append((op, original))

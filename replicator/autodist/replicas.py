@@ -14,7 +14,7 @@ of one device, too.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -128,7 +128,6 @@ class Replicas:
         world = settings.world
         self.graph = tf.Graph()
         self.places: list[Places] = [{} for _ in world.local]
-        self.communications: tuple[Any, ...] = ()
         self._parts: dict[int, tuple[int, int]] = {}
         self._reduced: list[Places] = [{} for _ in world.local]
         kind = tf.DeviceSpec.from_string(world.devices[0]).device_type
@@ -251,7 +250,7 @@ class Replicas:
         def given(tensor: tf.Tensor) -> tf.Tensor:
             variable = self._variables.behind(program, tensor)
             if variable is None:
-                return _of(self.places[0], tensor)
+                return stamping.of(self.places[0], tensor)
             handle: tf.Tensor = variable.storage.first.handle
             return handle
 
@@ -275,7 +274,7 @@ class Replicas:
 
             def given(tensor: tf.Tensor, r: int = r, places: Places = places) -> Any:
                 handle = made.handle(program, tensor, r, aliases)
-                return _of(places, tensor) if handle is None else handle
+                return stamping.of(places, tensor) if handle is None else handle
 
             def placed(op: tf.Operation, device: str = device) -> str:
                 return made.placed(program, op, device)
@@ -311,7 +310,7 @@ class Replicas:
             self._communicate(plan, n, r)
         count = len(own[0])
         # What was added for the communication belongs to the replicas, too.
-        added = self._added(own, start)
+        added = self._added()
         draft = Draft(
             self._settings,
             lambda: None,
@@ -329,7 +328,6 @@ class Replicas:
                 raise _Again(self._variables.moved()) from None
             except errors.ReplicatorError as error:
                 raise refusals.of_user(error, variables.SCOPE) from error
-        self.communications = draft.communications
         for n, places in enumerate(self.places):
             replaced = draft.replicas[n][:count]
             places.update(zip(source.copied, replaced, strict=True))
@@ -360,16 +358,11 @@ class Replicas:
                 made.agree(write)
         self._parts[n] = (before, _tf.operation_count(self.graph))
 
-    def _added(
-        self, own: Sequence[Sequence[tf.Operation]], start: int
-    ) -> list[list[tf.Operation]]:
+    def _added(self) -> list[list[tf.Operation]]:
+        """Returns what each replica's communication consists of."""
         ops = self.graph.get_operations()
         aliases = self._build.aliases.ops()
         return [
             [op for op in ops[slice(*self._parts[n])] if op not in aliases]
-            for n in range(len(own))
+            for n in range(len(self.places))
         ]
-
-
-def _of(places: Places, tensor: tf.Tensor) -> tf.Tensor:
-    return places[tensor.op].outputs[tensor.value_index]

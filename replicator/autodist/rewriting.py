@@ -90,7 +90,7 @@ class Rewriter:
             return self._given[id(tensor)]
         if tensor.op not in self.places:
             return self._later(tensor)
-        return self.places[tensor.op].outputs[tensor.value_index]
+        return stamping.of(self.places, tensor)
 
     def handles_of(self, op: tf.Operation) -> Handles | None:
         """Returns what is in the place of the first handle that an op is given."""

@@ -92,7 +92,9 @@ def _elementwise(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -
     power = _power(op, values)
     if power is None:
         return UNKNOWN
-    by_value = any(v.by_value for v in rows) or any(not is_plain(v) for v in others)
+    by_value = any(v.by_value for v in rows) or any(
+        v.kind is not Kind.SAME for v in others
+    )
     made = rows[0].replaced(power=power, by_value=by_value, mixed=None)
     rank = op.outputs[k].shape.rank
     first = next(n for n, v in enumerate(values) if v.kind is Kind.ROWS)
@@ -115,11 +117,6 @@ def _selected(values: Sequence[Value]) -> Value:
     ):
         return UNKNOWN
     return one if one == two else UNKNOWN
-
-
-def is_plain(value: Value) -> bool:
-    """Whether a value is the same for all examples, and on all replicas."""
-    return value.kind is Kind.SAME
 
 
 def aligned(op: tf.Operation, values: Sequence[Value]) -> list[Value] | None:

@@ -52,7 +52,7 @@ def _reshaped(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Va
     target = own.sizes.elements(op.inputs[1])
     if target is None:
         return _like(op, value)
-    place = _grown_place(op, target, value)
+    place = _grown_place(target, value)
     if place is None or not _fits(before[value.axis + 1 :], target, place):
         return UNKNOWN
     outer = _count(before[: value.axis])
@@ -81,9 +81,7 @@ def _like(op: tf.Operation, value: Value) -> Value:
     return value if same and list(before or ()).count(None) == 1 else UNKNOWN
 
 
-def _grown_place(
-    op: tf.Operation, target: Sequence[Element], value: Value
-) -> int | None:
+def _grown_place(target: Sequence[Element], value: Value) -> int | None:
     """Returns which size of a new shape grows with the examples."""
     place, _ = grown([1 if size == -1 else size for size in target])
     if place is not None:
@@ -151,9 +149,7 @@ def _transposed(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> 
     return values[0].replaced(axis=[int(axis) for axis in order].index(values[0].axis))
 
 
-def _alike(
-    op: tf.Operation, tensors: Sequence[tf.Tensor], values: Sequence[Value]
-) -> Value | None:
+def _alike(values: Sequence[Value]) -> Value | None:
     """Returns what rows are that lie alike, and all have rows; None if they do not."""
     if {v.kind for v in values} != {Kind.ROWS}:
         return None
@@ -166,7 +162,7 @@ def _packed(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Valu
     axis, rank = op.get_attr("axis"), op.outputs[0].shape.rank
     if values[0].kind is Kind.PLACES and rank == 2 and axis in (1, -1):
         return PLACES.replaced(some=values[0].some)
-    value = _alike(op, op.inputs, values)
+    value = _alike(values)
     if value is None or rank is None:
         return UNKNOWN
     return value.replaced(axis=value.axis + (axis % rank <= value.axis))
@@ -183,24 +179,23 @@ def _unpacked(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Va
 
 
 def _concatenated(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    parts, values = list(op.inputs[:-1]), values[:-1]
+    values = values[:-1]
     axis, rank = tf.get_static_value(op.inputs[-1]), op.outputs[0].shape.rank
     if values[0].kind is Kind.PLACES and axis is not None and axis:
         return PLACES.replaced(some=values[0].some)
-    value = _alike(op, parts, values)
+    value = _alike(values)
     if value is None or axis is None or rank is None:
         return UNKNOWN
     if int(axis) % rank != value.axis:
         return value
     # One batch behind the other: the examples of a replica are not together any more.
-    return value.replaced(order=("behind", len(parts), value.order))
+    return value.replaced(order=("behind", len(values), value.order))
 
 
 def _split(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    place = 0 if op.type == "Split" else 2
-    value, tensor = values[1 if op.type == "Split" else 0], None
-    tensor = op.inputs[1 if op.type == "Split" else 0]
-    axis, rank = tf.get_static_value(op.inputs[place]), tensor.shape.rank
+    at, place = (1, 0) if op.type == "Split" else (0, 2)
+    value, rank = values[at], op.inputs[at].shape.rank
+    axis = tf.get_static_value(op.inputs[place])
     if value.kind is not Kind.ROWS or axis is None or rank is None:
         return UNKNOWN
     if int(axis) % rank != value.axis:

@@ -18,7 +18,16 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, errors
-from replicator.autodist import joining, kinds, losses, marked, taken, wholes
+from replicator.autodist import (
+    joining,
+    kinds,
+    losses,
+    marked,
+    slots,
+    stamping,
+    taken,
+    wholes,
+)
 from replicator.autodist.kinds import Value
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
@@ -28,7 +37,6 @@ from replicator.autodist.wholes import Whole
 from replicator.world import World
 
 _STARTS = re.compile(r"(|.*/)grad_ys_\d+")
-_WRITERS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 Source: TypeAlias = tf.Operation | None  # what deals the elements; None: what is fed
 
 
@@ -197,7 +205,7 @@ class Plan:
         return [
             Write(op, self.kinds.of(op.inputs[1]))
             for op in program.copied
-            if op.type in _WRITERS
+            if op.type in slots.WRITERS
             and op not in initializers
             and op not in program.control
             and op.inputs[1].op in differing
@@ -249,7 +257,10 @@ class Shares:
             own = self._counting(source, what.power, places)
             if what.over is None:
                 return own[n]
-            over = [tf.cast(tf.size(_on(one, what.over)), tf.float32) for one in places]
+            over = [
+                tf.cast(tf.size(stamping.of(one, what.over)), tf.float32)
+                for one in places
+            ]
             counts = self._counting(source, 1, places)
             total = tf.add_n([a * b for a, b in zip(over, counts, strict=True)])
             return joining.part_of(own[n] * over[n], total, own[n])
@@ -297,7 +308,7 @@ class Shares:
 
         def join(one: tf.Tensor, value: Value) -> tf.Tensor:
             shares = self._counting(plan.source(one.op), 0, places)
-            parts = [_on(own, one) for own in places]
+            parts = [stamping.of(own, one) for own in places]
             value = plan.unweighed(one, value)
             return joining.of_parts(value, parts, shares)
 
@@ -359,10 +370,6 @@ class Shares:
             scaled = start * tf.cast(weight, start.dtype)
             for consumer, k in used:
                 _tf.set_input(consumer, k, scaled)
-
-
-def _on(places: Places, tensor: tf.Tensor) -> tf.Tensor:
-    return places[tensor.op].outputs[tensor.value_index]
 
 
 def _examples_of(source: tf.Operation) -> int | None:

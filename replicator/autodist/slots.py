@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator.graph.ir.kinds import resource_inputs
 
 UPDATES = re.compile(r"Resource(Sparse)?Apply\w+")
-_WRITERS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+WRITERS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # Each element of a result is computed of the same element of each operand, or numbers.
 ELEMENTWISE = frozenset(
     "Abs Add AddN AddV2 Cast CheckNumerics ClipByValue Cos Div DivNoNan Elu Equal Erf "
@@ -45,7 +45,7 @@ def find(ops: Sequence[tf.Operation], behind: Behind) -> dict[str, str]:
             names = [one.op.name for one in own if one is not None]
             found.update((name, names[0]) for name in names[1:])
     for op in ops:
-        if op.type not in _WRITERS or op.inputs[1].op.type not in ELEMENTWISE:
+        if op.type not in WRITERS or op.inputs[1].op.type not in ELEMENTWISE:
             continue
         variable = behind(op.inputs[0])
         if variable is not None and variable.trainable and variable.dtype.is_floating:

@@ -20,6 +20,11 @@ _OUTSIDE = "AutoDist-outside"  # where what nodes are given from elsewhere is na
 Places = dict[tf.Operation, tf.Operation]  # what an op of the original has become
 
 
+def of(places: Mapping[tf.Operation, tf.Operation], tensor: tf.Tensor) -> tf.Tensor:
+    """Returns what a tensor of the original has become."""
+    return places[tensor.op].outputs[tensor.value_index]
+
+
 class Stamp:
     """Ops of a graph, ready to be copied into another one.
 

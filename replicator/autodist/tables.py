@@ -13,13 +13,13 @@ PASSED_ON = frozenset(
     DeepCopy Bitcast Neg ReadVariableOp""".split()
 )
 # Element by element, with one operand or several that are broadcast; what several
-# powers of the number of examples make is in rules.py.
+# powers of the number of examples make is in powers.py.
 ELEMENTWISE = frozenset(
     """Abs Acos Acosh Angle Asin Asinh Atan Atan2 Atanh BesselI0 BesselI0e BesselI1
     BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1
     Betainc BitwiseAnd BitwiseOr BitwiseXor Ceil ClipByValue Complex ComplexAbs Conj Cos
     Cosh Dawsn Digamma Elu EluGrad Equal Erf Erfc Erfinv Exp Expint Expm1 Floor FloorDiv
-    FloorMod FresnelCos FresnelSin GeluGrad Gelu Greater GreaterEqual Igamma IgammaGradA
+    FloorMod FresnelCos FresnelSin Greater GreaterEqual Igamma IgammaGradA
     Igammac Imag Inv Invert InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad
     LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr
     Maximum Minimum Mod Ndtri NextAfter NotEqual OnesLike Polygamma
@@ -34,7 +34,7 @@ ELEMENTWISE = frozenset(
     Bucketize QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4
     FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Select SelectV2
     Add AddV2 AddN Sub Mul MulNoNan RealDiv Div DivNoNan AccumulateNV2
-    LookupTableFind LookupTableFindV2 _FusedMulAdd""".split()
+    LookupTableFind LookupTableFindV2""".split()
 )
 ADDED = frozenset({"Add", "AddV2", "AddN", "Sub", "AccumulateNV2"})
 TIMES = frozenset({"Mul", "MulNoNan"})
@@ -85,8 +85,6 @@ LAST_AXES = {
 ALONG = frozenset({"Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll"})
 CHOSEN = frozenset({"ArgMax", "ArgMin"})
 NORMALIZED = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
-LOOKUPS = frozenset({"GatherV2", "Gather", "ResourceGather"})
-ND_LOOKUPS = frozenset({"GatherNd", "ResourceGatherNd"})
 # By the shape that they are given as an operand: at which place.
 SHAPED = {
     **{"Fill": 0, "RandomUniform": 0, "RandomStandardNormal": 0, "TruncatedNormal": 0},
@@ -95,7 +93,7 @@ SHAPED = {
     **{"StatelessRandomUniformV2": 0, "StatelessRandomNormalV2": 0},
     **{"StatelessTruncatedNormalV2": 0, "StatelessRandomUniformIntV2": 0},
     **{"RandomGamma": 0, "StatefulUniform": 2, "StatefulStandardNormalV2": 2},
-    **{"StatefulTruncatedNormal": 2, "StatefulUniformInt": 2, "ParameterizedTrunc": 0},
+    **{"StatefulTruncatedNormal": 2, "StatefulUniformInt": 2},
     **{"BroadcastTo": 1, "Empty": 0},
 }
 # What Python computes, and ops of others: they are taken to treat rows one by one.

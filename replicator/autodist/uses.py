@@ -14,10 +14,9 @@ from replicator.autodist.slots import UPDATES
 from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs
 
 LOOPS = ("While", "StatelessWhile")
-CALLS = (
-    *("If", "StatelessIf", "Case", "StatelessCase", *LOOPS),
-    *("PartitionedCall", "StatefulPartitionedCall"),
-)
+FUNCTIONS = ("PartitionedCall", "StatefulPartitionedCall")
+CALLS = ("If", "StatelessIf", "Case", "StatelessCase", *LOOPS, *FUNCTIONS)
+READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 PASSED_ON = ("Identity", "Switch", "Enter")  # what they return is still a handle
 _KNOWN = re.compile(
     r"ReadVariableOp|VarIsInitializedOp|VariableShape|Assign(Add|Sub)?VariableOp"

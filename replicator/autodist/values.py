@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.autodist import flows, kinds, powers, rows, tables, turns, wholes
+from replicator.autodist import flows, kinds, powers, rows, tables, turns, uses, wholes
 from replicator.autodist.kinds import (
     DRAWN,
     SAME,
@@ -26,8 +26,6 @@ from replicator.autodist.sizes import Sizes
 from replicator.graph.ir import placeholder, switching
 from replicator.graph.ir.kinds import ENTERS, EXITS, MERGES, NEXT, chooses, kind_of
 
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_LOOPS = ("While", "StatelessWhile")
 _PASSED = (*ENTERS, *EXITS, *NEXT, "LoopCond")
 _SIZES = ("Shape", "ShapeN", "Size", "StridedSlice", "Prod", "Pack", "ConcatV2")
 _GIVES_ROWS = (tf.resource, tf.variant)
@@ -316,12 +314,12 @@ class Values:
         return found[k] if k < len(found) else UNKNOWN
 
     def _results(self, op: tf.Operation, values: list[Value]) -> list[Value]:
-        if op.type in _LOOPS:
+        if op.type in uses.LOOPS:
             return self._after_loop(op, values)
         test = SAME
         if chooses(op):
             test, *values = values
-        elif op.type not in _CALLS:
+        elif op.type not in uses.FUNCTIONS:
             return []
         bodies = [body for _, body in _tf.called_graphs(op)]
         made = [self._of_body(body, values, body.outputs) for body in bodies]

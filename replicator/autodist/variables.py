@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.autodist import marked, proxies, uses
+from replicator.autodist import marked, uses
 from replicator.autodist.cuts import Decided
 from replicator.autodist.program import Program
 from replicator.graph.ir import shapes
@@ -128,7 +128,7 @@ class Variables:
         for _, tensor in given:
             variable = self.behind(program, uses.passed_on(tensor))
             if variable is not None and not _calls(op):
-                if variable.placement.has_copies and op.type in proxies.READS:
+                if variable.placement.has_copies and op.type in uses.READS:
                     return device
                 return self.at_owner(program, tensor) or device
             if tensor.op in program.shared:

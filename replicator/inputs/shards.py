@@ -104,14 +104,14 @@ def _sizes(size: Any, num_replicas: int) -> tuple[Any, list[Any]]:
     Both are lists of ints if `size` is one.
     """
     if isinstance(size, int):
-        counts = [_count(size, r, num_replicas) for r in range(num_replicas)]
+        counts = [count(size, r, num_replicas) for r in range(num_replicas)]
         return counts, counts
-    sizes = _count(size, tf.range(num_replicas), num_replicas)
+    sizes = count(size, tf.range(num_replicas), num_replicas)
     return sizes, tf.unstack(sizes, num_replicas)
 
 
-def _count(size: Any, replica_id: Any, num_replicas: int) -> Any:
-    """Returns how many of `size` examples are a replica's."""
+def count(size: Any, replica_id: Any, num_replicas: int) -> Any:
+    """Returns how many of `size` examples are a replica's: the first get one more."""
     return (size + num_replicas - 1 - replica_id) // num_replicas
 
 

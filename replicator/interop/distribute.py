@@ -72,6 +72,24 @@ def _refuse_keras_loop(replica_id: int) -> None:
     )
 
 
+def _refuse_missing_copy(replica_id: int) -> None:
+    """Raises ContextError if a strategy's variable has no copy for a replica."""
+    variable = _tf.copied_value_asking()
+    if variable is None or replica_id < len(variable.values):
+        return
+    first = variable.values[0]  # the name of the whole is that of the one which lacks
+    name = first.name if isinstance(first, tf.Variable) else errors.shown(variable)
+    raise errors.ContextError(
+        errors.compose(
+            f"replica {replica_id} uses {name}, which was made under a strategy of "
+            f"tf.distribute and has {len(variable.values)} copies, none for it.",
+            [f"at {errors.user_line()}"],
+            "create the model under `with repl.context():`, in place of "
+            "`strategy.scope()`.",
+        )
+    )
+
+
 class StepStrategy(tf.distribute.Strategy):
     """What `tf.distribute.get_strategy()` returns in a step, to code of the user's own.
 
@@ -108,6 +126,12 @@ class ReplicaContext(tf.distribute.ReplicaContext):
             return self._own_strategy
         _refuse_keras_loop(self._own_id)
         return _tf.default_strategy()
+
+    @property
+    def _replica_id(self) -> int:
+        """Which replica it is, to whoever takes that one's copy of a variable."""
+        _refuse_missing_copy(self._own_id)
+        return self._own_id
 
     @property
     def strategy(self) -> Any:

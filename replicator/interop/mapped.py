@@ -8,9 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import context, errors
-from replicator.costs import hosts
-from replicator.graph.ir import shapes
+from replicator import errors
 from replicator.primitives import base, unknown_shapes
 
 
@@ -34,21 +32,14 @@ def of_one_shape(column: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Returns results that wait until their shapes are compared, if unknown so far."""
     if len(column) == 1 or all(map(unknown_shapes.is_known, column)):
         return column
-    replica, seen = context.require("map_reduce"), [shapes.when_run(x) for x in column]
-    with tf.device(hosts.cpu_of(replica.device)):
-        check = unknown_shapes.fail_unless(
-            unknown_shapes.equal(seen),
-            [
-                f"map_reduce on replica {replica.replica_id}: the results of the "
-                "function differ in shape.",
-                f"at {errors.user_line()}",
-                "shapes for the entries of this replica:",
-            ],
-            seen,
-            "return tensors of one shape for all entries.",
-        )
-    with tf.control_dependencies([check]):
-        return list(map(tf.identity, column))
+    return unknown_shapes.check_own(
+        "map_reduce",
+        column,
+        unknown_shapes.equal,
+        "the results of the function differ in shape",
+        "shapes for the entries of this replica",
+        "return tensors of one shape for all entries.",
+    )
 
 
 def neutral(result: tf.Tensor, op: str) -> tf.Tensor:

@@ -19,6 +19,7 @@ from replicator import context, errors
 from replicator.inputs.shards import Shard
 from replicator.keras import gathering, hooks, parts
 from replicator.primitives import all_reduce
+from replicator.step import objects
 from replicator.variables.replicated import ReplicatedVariable, plain
 
 # Of Keras' own, those whose axis may be that of the batch, or whose function anything.
@@ -75,6 +76,8 @@ class Exact:
             with self._inside_one():
                 if kind == "mean":
                     return self._update_mean(update, *args, **kwargs)
+                if kind == "sum":
+                    return self._update_sum(update, *args, **kwargs)
                 if kind == "sums":
                     return update(*args, **kwargs)
                 return self._update_whole(metric, update, args, kwargs)
@@ -103,10 +106,36 @@ class Exact:
 
     def _update_mean(self, update: Any, values: Any, sample_weight: Any = None) -> Any:
         """Updates a keras.metrics.Mean; a value of the batch weighs 1 in all."""
-        scalar = tf.convert_to_tensor(values).shape.rank == 0
-        if scalar and sample_weight is None:
+        weight = 1 if sample_weight is None else sample_weight
+        shape = tf.convert_to_tensor(values).shape
+        if isinstance(weight, int | float) and not self._has_examples(shape):
+            sample_weight = tf.fill(shape[:1], share(self._shard) * weight)
+        return update(values, sample_weight=sample_weight)
+
+    def _update_sum(self, update: Any, values: Any, sample_weight: Any = None) -> Any:
+        """Updates a keras.metrics.Sum; a number in the program is one of the batch."""
+        if isinstance(values, int | float) and sample_weight is None:
             sample_weight = share(self._shard)
         return update(values, sample_weight=sample_weight)
+
+    def _has_examples(self, shape: tf.TensorShape) -> bool:
+        """Whether the first axis of a value is that of the examples, and not another.
+
+        Where only one of the two is known beforehand, it is another. A multiple of the
+        number of examples may be what their parts were made one axis of.
+        """
+        if shape.rank is None or shape.rank == 0:
+            return shape.rank is None
+        rows, count = shape[0], tf.get_static_value(self._shard.count)
+        if rows is None or count is None:
+            return rows is None
+        pairs = [(rows, int(count))]
+        replicas = context.require("a metric").num_replicas
+        if int(tf.get_static_value(self._shard.total)) % replicas:  # else all are alike
+            pairs = objects.all_gather_object(pairs[0])
+        most = max(count for _, count in pairs)
+        times = max(rows for rows, _ in pairs) // max(most, 1)
+        return all(rows == times * count for rows, count in pairs)
 
     def _update_whole(self, metric: Any, update: Any, args: Any, kwargs: Any) -> None:
         """Updates any metric by the arguments of all replicas.
@@ -179,12 +208,16 @@ def _is_list(metric: Any) -> bool:
 
 
 def _kind(metric: Any) -> str:
-    """Returns how a metric is updated: "mean", "sums" over examples, or "any" other."""
+    """Returns how a metric is updated.
+
+    "mean" and "sum", which may be given numbers of the batch; "sums" over examples, or
+    "any" other.
+    """
     import keras
 
     kind = type(metric)
-    if kind is keras.metrics.Mean:
-        return "mean"
+    if kind in (keras.metrics.Mean, keras.metrics.Sum):
+        return kind.__name__.lower()
     own = _of_keras(kind) and hasattr(keras.metrics, kind.__name__)
     return "sums" if own and kind.__name__ not in _ACROSS else "any"
 

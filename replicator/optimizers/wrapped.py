@@ -87,16 +87,20 @@ class Wrapped:
             return update(division.cut_all(grads))
         self._refuse_elsewhere(replica)
         checks.check(type(self).__name__, grads, variables)
+        name, how = type(self).__name__, f'op="{self._replicator_combiner.op}"'
+        by_examples = False
         if weight is not None:
-            weight = all_reduce.as_weight(type(self).__name__, weight)
+            weight = all_reduce.as_weight(name, weight)
+            how += ", with a weight of its own"
         elif id(self) in replica.weighed:
             replica.weighed.remove(id(self))
+            how += ", whose loss is weighed"
         elif self._replicator_combiner.op == "mean":
-            weighing.ask(replica)
+            by_examples = True
             one = self._replicator_combiner.accumulation_steps == 1
             # Over several steps, each of them weighs alike.
             weight = replica.examples if one else replica.weight
-        replica.taken.clear()  # what was taken up to here is this optimizer's
+        grads = weighing.claim(replica, grads, by_examples, f"{name} ({how})")
         self._track_compression(division.variables)
         return self._replicator_combiner.apply(
             *(replica, grads, variables, weight, prepare, update, division),

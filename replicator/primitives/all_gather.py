@@ -25,7 +25,7 @@ from replicator.graph.ir.placeholder import (
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import axes, base, flows, groups, levels, unknown_shapes
 
-FACTS = Facts(algorithm="hub", same_for_all=True)
+FACTS = Facts(algorithm="hub", same_for_all=True, joins=True)
 
 
 def all_gather(value: Any, axis: int | None = None, group: Any = None) -> Any:

@@ -263,13 +263,12 @@ def as_weight(what: str, weight: Any) -> tf.Tensor:
         ArgumentError: It is no real number.
     """
     given = base.flatten(weight, what)
+    fix = "the weight is one real number per replica, e.g. its number of examples."
     if len(given) != 1 or not _is_real_scalar(given[0]):
-        raise base.bad_argument(
-            what,
-            f"was given weight={errors.shown(weight)}",
-            "the weight is one real number per replica, e.g. its number of examples.",
-        )
-    return tf.cast(tf.ensure_shape(given[0], []), tf.float64)
+        problem = f"was given weight={errors.shown(weight)}"
+        raise base.bad_argument(what, problem, fix)
+    number = unknown_shapes.of_shape(what, given[0], [], "weight", fix)
+    return tf.cast(number, tf.float64)
 
 
 def _is_real_scalar(x: tf.Tensor | tf.IndexedSlices) -> bool:

@@ -143,21 +143,22 @@ def _as_sizes(splits: Any, count: int) -> tf.Tensor:
     except (TypeError, ValueError):
         sizes = None
     known = None if sizes is None else tf.get_static_value(sizes)
+    fix = (
+        f"splits are {count} integers, one for each replica that takes part, none "
+        "below zero."
+    )
     if (
         sizes is None
         or not sizes.dtype.is_integer
         or not sizes.shape.is_compatible_with([count])
         or (known is not None and (known < 0).any())
     ):
-        raise base.bad_argument(
-            "all_to_all",
-            f"was given splits={errors.shown(splits)}",
-            f"splits are {count} integers, one for each replica that takes part, none "
-            "below zero.",
-        )
+        problem = f"was given splits={errors.shown(splits)}"
+        raise base.bad_argument("all_to_all", problem, fix)
     if known is not None:
         return tf.constant(known, tf.int32)
-    return tf.ensure_shape(tf.cast(sizes, tf.int32), [count])
+    sizes = unknown_shapes.of_shape("all_to_all", sizes, [count], "splits", fix)
+    return tf.cast(sizes, tf.int32)
 
 
 def _check(

@@ -26,7 +26,7 @@ from replicator.primitives import (
     unknown_shapes,
 )
 
-FACTS = Facts()
+FACTS = Facts(joins=True)
 
 
 def gather(

@@ -15,8 +15,6 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, context, errors
-from replicator.costs import hosts
-from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
 from replicator.graph.ir.shapes import Shape
 from replicator.graph.lowering.matched import Matched
@@ -156,22 +154,15 @@ def _alike(received: tf.Tensor, leaf: tf.TensorSpec | tf.Tensor) -> tf.Tensor:
     """
     if isinstance(leaf, tf.TensorSpec) or unknown_shapes.is_known(leaf):
         return received
-    replica = context.require("recv")
-    seen = [shapes.when_run(x) for x in (received, leaf)]
-    with tf.device(hosts.cpu_of(replica.device)):
-        check = unknown_shapes.fail_unless(
-            unknown_shapes.equal(seen),
-            [
-                f"recv on replica {replica.replica_id}: what was sent differs in shape "
-                "from the tensor that it should be like.",
-                f"at {errors.user_line()}",
-                "shapes of both:",
-            ],
-            seen,
-            "pass a tensor of the shape that is sent, or a tf.TensorSpec of it.",
-        )
-    with tf.control_dependencies([check]):
-        return tf.identity(received)
+    checked, _ = unknown_shapes.check_own(
+        "recv",
+        [received, leaf],
+        unknown_shapes.equal,
+        "what was sent differs in shape from the tensor that it should be like",
+        "shapes of both",
+        "pass a tensor of the shape that is sent, or a tf.TensorSpec of it.",
+    )
+    return checked
 
 
 def _place(

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator.graph.ir.placeholder import OperandPolicy
-from replicator.primitives import all_gather, arithmetic, base
+from replicator.primitives import all_gather, arithmetic, base, unknown_shapes
+
+_FIX = "give each row its index: tf.IndexedSlices(values, indices, dense_shape)."
 
 
 def reduce(
@@ -21,13 +24,58 @@ def reduce(
         policy: Of which variable the rows are, and which replica needs them.
     """
     values, indices = all_gather.gather_dense(
-        [slices.values, slices.indices],
+        _paired(slices),
         axis=0,
         group=group,
         policies=[policy, policy],
     )
     gathered = tf.IndexedSlices(values, indices, slices.dense_shape)
     return add_up(gathered, len(group) if op == "mean" else 1)
+
+
+def _paired(slices: tf.IndexedSlices) -> list[tf.Tensor]:
+    """Returns values and indices, or those that wait until there are as many of each.
+
+    More rows on one replica and more indices on another would become rows of others.
+
+    Raises:
+        ArgumentError: There are not, or the indices are no vector.
+    """
+    values, indices = slices.values, slices.indices
+    vector = indices.shape.rank in (1, None) and values.shape.rank != 0
+    if not vector or not values.shape[:1].is_compatible_with(indices.shape):
+        raise base.bad_argument(
+            "all_reduce",
+            f"was given IndexedSlices of values {errors.shown(values)} and indices "
+            f"{errors.shown(indices)}",
+            _FIX,
+        )
+    count = _count(values)
+    known = values.shape.rank is not None and indices.shape.is_fully_defined()
+    if (known and values.shape[0] is not None) or count is _count(indices) is not None:
+        return [values, indices]
+    return unknown_shapes.check_own(
+        "all_reduce",
+        [values, indices],
+        lambda seen: unknown_shapes.equal([seen[0][:1], seen[1]]),
+        "the numbers of values and of indices of IndexedSlices differ",
+        "shapes of both",
+        _FIX,
+    )
+
+
+def _count(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns the tensor that says how many rows there are, if one does.
+
+    TensorFlow makes the gradient of what is looked up of rows and indices that it
+    reshapes to one count.
+    """
+    while tensor.op.type in ("Identity", "Cast"):
+        tensor = tensor.op.inputs[0]
+    if tensor.op.type != "Reshape":
+        return None
+    shape = tensor.op.inputs[1]
+    return shape.op.inputs[0] if shape.op.type == "ConcatV2" else shape
 
 
 def add_up(slices: tf.IndexedSlices, count: int = 1) -> tf.IndexedSlices:

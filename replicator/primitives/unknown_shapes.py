@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
+from replicator import context, errors
 from replicator.costs import hosts
 from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import Call
@@ -52,7 +53,7 @@ def _compared(
         return column
     problem, fix = "the tensors of the replicas differ in shape", ONE_SHAPE
     if axis is None:
-        fix += " all_gather with axis=0 takes different numbers of rows."
+        fix += " With axis=0, all_gather and gather take different numbers of rows."
     else:
         problem += f", not only along axis {axis}"
         fix = f"pass tensors that differ in their sizes along axis {axis} only."
@@ -111,6 +112,65 @@ def check(
         with tf.device(device), tf.control_dependencies([asserted]):
             waiting.append(tf.identity(x))
     return waiting
+
+
+def check_own(
+    primitive: str,
+    tensors: Sequence[tf.Tensor],
+    conditions: Conditions,
+    problem: str,
+    shown: str,
+    fix: str,
+    seen: Sequence[tf.Tensor] | None = None,
+) -> list[tf.Tensor]:
+    """Returns tensors of the replica being built that wait until something holds.
+
+    Args:
+        primitive: What is called with them.
+        tensors: They.
+        conditions: Returns what has to hold of what is seen.
+        problem: What is wrong otherwise.
+        shown: What it is that is seen.
+        fix: What to do about it.
+        seen: Int vectors; the shapes of the tensors, unless given.
+    """
+    replica, line = context.require(primitive), errors.user_line()
+    seen = [shapes.when_run(x) for x in tensors] if seen is None else seen
+    said = [
+        f"{primitive} on replica {replica.replica_id}: {problem}.",
+        f"at {line}",
+        f"{shown}:",
+    ]
+    with tf.device(hosts.cpu_of(replica.device)):
+        asserted = fail_unless(list(conditions(seen)), said, seen, fix)
+    with tf.control_dependencies([asserted]):
+        return [tf.identity(x) for x in tensors]
+
+
+def of_shape(
+    primitive: str, tensor: tf.Tensor, shape: Sequence[int], name: str, fix: str
+) -> tf.Tensor:
+    """Returns an argument that has a shape, or waits until it is found to have it.
+
+    Args:
+        primitive: What is called with it.
+        tensor: The argument, whose static shape may be that one.
+        shape: Its shape.
+        name: What it is called.
+        fix: What to pass in its place.
+    """
+    if is_known(tensor):
+        return tensor
+    (checked,) = check_own(
+        primitive,
+        [tensor],
+        lambda seen: fits(seen[0], tuple(shape)),
+        f"was given {name} of another shape than {list(shape)}",
+        f"shape of {name}",
+        fix,
+    )
+    checked.set_shape(shape)
+    return checked
 
 
 def fail_unless(

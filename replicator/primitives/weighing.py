@@ -8,6 +8,9 @@ through what the forward pass communicated: they have to be weighed by whose los
 are of, and not by who receives them. So where a wrapped optimizer is to take such a
 mean, the step is built once more, and gradients are multiplied by their replica's
 weight before they are sent, and divided by the receiver's when they have arrived.
+
+Which gradients are an optimizer's is what those that it applies are computed from. One
+that adds up, or is given weights, takes them as they are; no gradient can be both.
 """
 
 from __future__ import annotations
@@ -18,7 +21,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import context
+from replicator import context, errors
+from replicator.costs import hosts
+from replicator.graph.ir import placeholder
+from replicator.graph.matching import control_flow
+from replicator.primitives import unknown_shapes
 
 _WEIGHED = "gradients weighed by whose losses they are of"  # knowledge of a build
 
@@ -71,23 +78,129 @@ def taken(
     return [None if d is None else _times(d, inverse) for d in made]
 
 
-def ask(replica: context.ReplicaContext) -> None:
-    """Has the gradients that came from other replicas so far weighed by whose they are.
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What an optimizer takes gradients for.
 
-    Called where they are to be combined, each replica's weighed by its examples.
+    Attributes:
+        weighed: Whether those from other replicas are to be weighed by whose they are.
+        who: The optimizer, and how it takes them, for messages.
+        line: The user's line.
+    """
+
+    weighed: bool
+    who: str
+    line: str
+
+
+def claim(
+    replica: context.ReplicaContext, gradients: Sequence[Any], weighed: bool, who: str
+) -> list[Any]:
+    """Has the gradients from other replicas weighed, or left as they are.
+
+    Called where they are to be combined.
+
+    Args:
+        replica: Whose they are.
+        gradients: What is to be combined: tensors, IndexedSlices or None.
+        weighed: Whether the mean weighs each replica by its examples.
+        who: Who combines them, for messages.
+
+    Returns:
+        The gradients, which may wait until it is known that nothing has to be weighed.
 
     Raises:
-        BuildAgain: They were not.
+        ArgumentError: Another optimizer wants the same ones otherwise.
+        BuildAgain: They were not weighed.
     """
+    if not replica.taken:
+        return list(gradients)
     # What was differentiated again is part of a loss, as a gradient penalty is.
     again = {one.key for one in replica.taken}
-    wanted = {
-        (one.key, one.number) for one in replica.taken if again.isdisjoint(one.calls)
-    }
-    known = replica.build.knowledge.get(_WEIGHED, frozenset())
-    if not wanted <= known:
-        replica.build.knowledge[_WEIGHED] = known | wanted
+    reached = _reached(gradients)
+    own = Claim(weighed, who, errors.user_line())
+    wanted, other = set(), None
+    for one in replica.taken:
+        if again.isdisjoint(one.calls) and not reached.isdisjoint(one.calls):
+            known = replica.claims.setdefault((one.key, one.number), own)
+            if known.weighed == weighed:
+                wanted.add((one.key, one.number))
+            else:
+                other = known
+    if weighed and not wanted <= replica.build.knowledge.get(_WEIGHED, frozenset()):
+        before = replica.build.knowledge.get(_WEIGHED, frozenset())
+        replica.build.knowledge[_WEIGHED] = before | wanted
         raise context.BuildAgain
+    if other is None:
+        return list(gradients)
+    return _if_even(replica, gradients, other, own)
+
+
+def _reached(gradients: Sequence[Any]) -> set[str]:
+    """Returns the keys of all calls that some gradients are computed from."""
+    keys: set[str] = set()
+    tensors = tf.nest.flatten(list(gradients), expand_composites=True)
+    left = [x for x in tensors if tf.is_symbolic_tensor(x)]
+    seen = {id(x): x for x in left}
+    captured: dict[tf.Graph, dict[int, tf.Tensor]] = {}
+    while left:
+        tensor = left.pop()
+        op, graph = tensor.op, tensor.graph
+        call = placeholder.read(op)
+        found = control_flow.calls_inside(op) if call is None else (call,)
+        keys.update(one.key for one in found)
+        before = list(op.inputs)
+        if op.type == "Placeholder" and graph.building_function:
+            if graph not in captured:
+                captured[graph] = {id(x): outer for outer, x in graph.captures}
+            outer = captured[graph].get(id(tensor))
+            before = [] if outer is None else [outer]
+        new = [x for x in before if tf.is_symbolic_tensor(x) and id(x) not in seen]
+        seen.update((id(x), x) for x in new)
+        left += new
+    return keys
+
+
+def _if_even(
+    replica: context.ReplicaContext, gradients: Sequence[Any], first: Claim, own: Claim
+) -> list[Any]:
+    """Returns gradients that wait until replicas are found to have as many examples.
+
+    Then each weighs 1, and nothing has to be weighed.
+
+    Args:
+        replica: Whose they are.
+        gradients: The gradients.
+        first: Who took them before.
+        own: Who takes them now.
+    """
+    problem = (
+        f"{own.who} on replica {replica.replica_id} is given gradients that also "
+        f"{first.who} is given. They come from other replicas, weighed for one of the "
+        "two by the examples that each replica has, and these differ"
+    )
+    sites = [f"{one.who} at {one.line}" for one in (first, own)]
+    fix = (
+        "take the gradients of each optimizer by a call of tape.gradient of its own, "
+        "with a tf.GradientTape(persistent=True); or feed batches that the replicas "
+        "divide evenly."
+    )
+    shard: Any = replica.shard
+    sizes = [shard.count, shard.total]
+    if None not in map(tf.get_static_value, sizes):  # known, and not to be even
+        raise errors.ArgumentError(errors.compose(f"{problem}.", sites, fix))
+    with tf.device(hosts.cpu_of(replica.device)):
+        even = tf.equal(shard.count * replica.num_replicas, shard.total)
+        said = [f"{problem}.", *sites, "examples of the replica, and of all:"]
+        seen = [tf.reshape(size, [1]) for size in sizes]
+        asserted = unknown_shapes.fail_unless([even], said, seen, fix)
+    with tf.control_dependencies([asserted]):
+        return [
+            None
+            if gradient is None
+            else tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+            for gradient in gradients
+        ]
 
 
 def is_known(replica: context.ReplicaContext) -> bool:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What failed in a step that ran, in our words where it was an assertion of ours.
+"""What failed in a step that ran, in few lines.
 
-TensorFlow tells of an assertion behind a list of the places in which its op was built,
-most of them in this library. Where a step is called eagerly, what the assertion says is
-all that the error says; where a tf.function of the user's calls the step, or a session
-runs it, it is the end of TensorFlow's message.
+TensorFlow tells of an op that failed behind a list of the places in which the op was
+built, most of them in this library. Where a step is called eagerly, what an assertion
+of ours says is all that the error says, and of any other op it is what TensorFlow says,
+with the replica and the user's line. Where a tf.function of the user's calls the step,
+or a session runs it, the error is TensorFlow's.
 """
 
 from __future__ import annotations
@@ -13,9 +14,28 @@ import re
 
 import tensorflow as tf
 
+from replicator import _tf, errors
+
 _ASSERTED = re.compile(r"assertion failed: \[(.*)\]")
 _NUMBERS = re.compile(r"-?\d*( -?\d+)*")
+_ESCAPED = re.compile(r"\\(['\"\\])")  # as TensorFlow writes quotes in strings
 _FIX = "Fix: "
+# Errors of what a step computes. Those of hosts and runtimes are told as they are.
+_OF_STEPS = (
+    *(tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError),
+    *(tf.errors.NotFoundError, tf.errors.ResourceExhaustedError),
+    tf.errors.UnimplementedError,
+)
+_BEGINS = "Graph execution error:\n\n"
+_NODE = re.compile(r"Detected at node (\S+) defined at \(most recent call last\):\n")
+_FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)\n(?:    .*\n)*\n?')
+_REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")
+_ROOT = re.compile(r"^  \(\d+\) ([A-Z_]+): +", re.MULTILINE)
+_ROOTS = re.compile(r"\d+ root error\(s\) found\.\n")
+_NODES = re.compile(r"\n\t \[\[.*\]\](?=\n|$| \[Op:)")
+_END = re.compile(
+    r"(\n\d+ successful operations\.\n\d+ derived errors ignored\.)? \[Op:\w+\]$"
+)
 
 
 def in_short(error: tf.errors.OpError) -> tf.errors.OpError:
@@ -26,9 +46,37 @@ def in_short(error: tf.errors.OpError) -> tf.errors.OpError:
     """
     found = _ASSERTED.search(error.message)
     pieces = found[1].split("] [") if found is not None else []
-    if not pieces or not pieces[-1].startswith(_FIX):
-        return error
-    return type(error)(error.node_def, error.op, composed(pieces))
+    if pieces and pieces[-1].startswith(_FIX):
+        return type(error)(error.node_def, error.op, composed(pieces))
+    told = _told(error.message) if type(error) in _OF_STEPS else None
+    return error if told is None else type(error)(error.node_def, error.op, told)
+
+
+def _told(message: str) -> str | None:
+    """Returns what TensorFlow says, and where it was; None if it is not as expected."""
+    if not message.startswith(_BEGINS):
+        return None
+    sites, end = [], len(_BEGINS)
+    while (node := _NODE.match(message, end)) is not None:
+        frames, end = [], node.end()
+        while (frame := _FRAME.match(message, end)) is not None:
+            frames.append((frame[1], int(frame[2]), frame[3]))
+            end = frame.end()
+        replica = _REPLICA.search(node[1])
+        name = node[1]
+        if replica is not None:
+            name = f"replica {replica[1]}: {name[replica.end() :]}"
+        sites.append(f"{name} at {errors.innermost(_tf.users_of(frames))}")
+    said = _END.sub("", _NODES.sub("", message[end:])).strip()
+    if not sites or not said:
+        return None
+    roots = _ROOTS.match(said)
+    if roots is not None:
+        _, *pairs = _ROOT.split(said[roots.end() :])
+        codes, texts = pairs[::2], [text.strip() for text in pairs[1::2]]
+        of = zip(codes, texts, strict=True)
+        said = "\n".join(dict.fromkeys(t for c, t in of if c != "CANCELLED"))
+    return errors.compose(said, list(dict.fromkeys(sites))) if said else None
 
 
 def composed(pieces: list[str]) -> str:
@@ -36,7 +84,7 @@ def composed(pieces: list[str]) -> str:
 
     Pieces of numbers, which are shapes, go behind the text before them.
     """
-    problem, *rest, fix = [piece.replace("\\'", "'") for piece in pieces]
+    problem, *rest, fix = [_ESCAPED.sub(r"\1", piece) for piece in pieces]
     text = problem
     for piece in rest:
         numbers = _NUMBERS.fullmatch(piece)

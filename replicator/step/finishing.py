@@ -12,7 +12,7 @@ from replicator import _tf
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import has_effect
 from replicator.graph.matching import leftover
-from replicator.graph.order import ordering, phases
+from replicator.graph.order import in_turn, ordering, phases
 from replicator.step import outputs
 from replicator.step.draft import Draft
 
@@ -49,11 +49,13 @@ def order_effects(draft: Draft) -> None:
         before = ordering.order_in_function(
             replicas, added, merged, draft.earlier, initializers, bool(draft.sharing)
         )
+        in_turn.take(replicas, initializers, before, flow)
         must_run = [op for ops in acts for op in ops]
         end = None if _tf.is_step(graph) else ordering.marker("written")
         separate([*must_run, *results], before, earlier=draft.previous, end=end)
         return
     must_run = ordering.order_in_session(replicas, added, initializers, flow)
+    in_turn.take(replicas, initializers, {}, flow)
     separate([*must_run, *results], {})
     done = flow.after(must_run)
     draft.done = tf.group(*done, name="step") if done else None

@@ -82,7 +82,8 @@ def of_examples(
 ) -> Any:
     """Returns what a replica writes to its own component: nothing of no examples.
 
-    The mean over a shard without examples is no number, and would stay in a metric.
+    The mean over a shard without examples is no number, and would stay in a metric. Nor
+    does the metric count it.
 
     Args:
         variable: The ReplicatedVariable, whose components may differ.
@@ -96,9 +97,29 @@ def of_examples(
     if variable.placement.grows:  # rows of gradients, which weigh nothing already
         return value
     value = tf.convert_to_tensor(value, dtype=variable.dtype)
-    nothing = tf.equal(replica.examples, 0) & ~tf.math.is_finite(tf.abs(value))
+    spoilt = ~tf.math.is_finite(tf.abs(value)) | _is_of_nothing(_tf.given_to_metric())
+    nothing = tf.equal(replica.examples, 0) & spoilt
     kept = variable.read_value() if method == "assign" else tf.zeros_like(value)
     return tf.where(nothing, kept, value)
+
+
+def _is_of_nothing(given: Any) -> tf.Tensor:
+    """Whether a metric was given no number, or nothing along the first axis.
+
+    Args:
+        given: The arguments of its update; None if it is no metric that writes.
+    """
+    leaves = tf.nest.flatten(given, expand_composites=True)
+    tensors = [tf.convert_to_tensor(leaf) for leaf in leaves if tf.is_tensor(leaf)]
+    wrong = [
+        tf.reduce_any(~tf.math.is_finite(tf.abs(tensor)))
+        for tensor in tensors
+        if tensor.dtype.is_floating or tensor.dtype.is_complex
+    ]
+    empty = [tf.equal(tf.size(t), 0) for t in tensors if t.shape.rank != 0]
+    if empty:
+        wrong.append(tf.reduce_all(empty))
+    return tf.reduce_any(wrong) if wrong else tf.constant(False)
 
 
 def _combined(value: tf.Tensor, op: str, variable: Any, weight: Any = None) -> Any:

@@ -183,6 +183,23 @@ def test_strategy_asked_by_library_tells_keras_from_the_user() -> None:
     assert len(asked) >= 5 and all(asked[2:])
 
 
+def test_copied_value_asking_is_the_variable_of_a_strategy() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        copied = tf.Variable(1.0)
+    found: list[Any] = []
+
+    class Context:
+        @property
+        def _replica_id(self) -> int:
+            found.append(_tf.copied_value_asking())
+            return 1
+
+    with _tf.distribution_mode(replica=Context()):
+        assert float(copied + 1.0) == 2.0
+    assert found and all(one is copied for one in found)
+    assert _tf.copied_value_asking() is None
+
+
 def test_keras_loop_is_the_one_that_is_running() -> None:
     seen: list[str | None] = []
 
@@ -235,3 +252,27 @@ def test_differentiated_tells_what_tapes_and_gradients_are_taken_of():
         tf.gradients(tf.identity(watched(x), "loss"), x)
         assert look(*seen[0])[0] == ["loss:0"]
     assert _tf.differentiated() is None
+
+
+def test_given_to_metric_are_the_arguments_of_the_innermost_update():
+    seen = []
+
+    class Inner(tf.keras.metrics.Mean):
+        def update_state(self, values, sample_weight=None):
+            seen.append(_tf.given_to_metric())
+
+    class Outer(tf.keras.metrics.Metric):
+        def update_state(self, y, y_pred):
+            seen.append(_tf.given_to_metric())
+            Inner().update_state(y - y_pred)
+
+        def result(self):
+            return 0.0
+
+    class NoMetric:
+        def update_state(self, values):
+            seen.append(_tf.given_to_metric())
+
+    Outer().update_state(5, y_pred=2)
+    NoMetric().update_state(1)
+    assert seen == [[5, 2], [3, None], None]

@@ -82,6 +82,11 @@ def test_user_frames_of_an_exception_are_those_that_it_left():
     assert linecache.getline(__file__, frames[-1][1]).strip().endswith("# raised here")
 
 
+def test_users_of_leaves_out_what_is_of_libraries():
+    frames = [("/a/train.py", 3, "step"), (tf.__file__, 1, "f"), (_tf.__file__, 2, "g")]
+    assert _tf.users_of([*frames, ("<string>", 1, "h")]) == frames[:1]
+
+
 def test_user_frames_see_through_autograph():
     seen = []
 

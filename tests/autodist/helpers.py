@@ -11,6 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
+from replicator.autodist.kinds import Value
+from replicator.autodist.program import Program
+from replicator.autodist.values import Values
 from tests.autodist import programs
 
 v1 = tf.compat.v1
@@ -67,3 +70,10 @@ def assert_equal(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
             continue
         assert np.shape(a) == np.shape(b)
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def known(make: Callable[[tf.Tensor], tf.Tensor]) -> tuple[tf.Tensor, Value]:
+    """Returns what is made of examples x [n, 3] in a graph, and what is known of it."""
+    with tf.Graph().as_default() as graph:
+        tensor = make(v1.placeholder(tf.float32, [None, 3], "x"))
+        return tensor, Values(Program(graph, []).flow).of(tensor)

@@ -225,3 +225,27 @@ def test_a_function_that_only_computes_is_warned_of_nothing(
     autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
     double = autodist.function(lambda x: 2.0 * x)
     np.testing.assert_array_equal(double(np.ones(4, "f")), 2.0 * np.ones(4))
+
+
+def test_where_arrays_are_among_the_arguments_is_part_of_a_call():
+    minus = helpers.make(2).function(lambda a, b: a - b)
+    np.testing.assert_allclose(minus(X[:3], 2.0), X[:3] - 2)
+    np.testing.assert_allclose(minus(2.0, X[:3]), 2 - X[:3])
+
+
+def test_rows_whose_number_is_unknown_are_compared_when_they_are_there():
+    plus = helpers.make(2).function(lambda a, b: a + b)
+    some, three = tf.TensorSpec([None]), tf.TensorSpec([3])
+
+    @tf.function(input_signature=[some, three])
+    def outer(a, b):
+        return plus(a, b)
+
+    assert outer(np.ones(3, "f"), np.ones(3, "f")).numpy().tolist() == [2, 2, 2]
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"(?s)shapes \[\(None,\), \(3,\)\].*Fix"
+    ):
+        outer(np.ones(4, "f"), np.ones(3, "f"))
+    unknown = tf.function(plus, input_signature=[tf.TensorSpec(None), three])
+    with pytest.raises(replicator.ArgumentError, match=r"(?s)shapes \[None, .*Fix"):
+        unknown(np.ones(3, "f"), np.ones(3, "f"))

@@ -382,15 +382,3 @@ def test_a_gradient_of_a_gradient_that_starts_from_a_given_one_is_refused():
         match=r"(?s)output_gradients.*test_losses\.py:\d+ in.*Fix",
     ):
         step(X)
-
-
-def test_a_sparse_gradient_in_a_session_is_not_differentiated():
-    with tf.Graph().as_default(), helpers.make(2).scope():
-        w = tf.Variable(examples(3, 2))
-        ids = v1.placeholder(tf.int32, [None])
-        (rows,) = tf.gradients(tf.reduce_mean(tf.gather(w, ids) ** 3), [w])
-        with pytest.raises(
-            replicator.UnsupportedError,
-            match=r"(?s)variable Variable is differentiated and sparse.*Fix: look up",
-        ):
-            tf.gradients(tf.reduce_sum(rows.values**2), [w])

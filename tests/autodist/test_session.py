@@ -122,26 +122,6 @@ def test_variables_are_the_same_on_all_replicas_and_written_once():
             np.testing.assert_array_equal(v.eval(session), np.full([4, 2], 2))
 
 
-def test_what_is_assigned_of_the_examples_is_that_of_one_device():
-    with scope() as autodist:
-        x = v1.placeholder(tf.float32, [None, 2])
-        mean = tf.Variable([0.0, 0.0])
-        total, seen, top = tf.Variable(0.0), tf.Variable(0), tf.Variable(0.0)
-        writes = [
-            mean.assign_sub(0.5 * (mean - tf.reduce_mean(x, 0))).op,
-            total.assign_add(tf.reduce_sum(x)).op,
-            seen.assign_add(tf.shape(x)[0]).op,
-            top.assign(tf.reduce_max(x)).op,
-        ]
-        session = autodist.create_distributed_session()
-        for rows in (7, 2):
-            session.run(writes, {x: X[:rows]})
-        found = session.run([mean, total, seen, top])
-    expected = 0.5 * (0.5 * X.mean(0)) + 0.5 * X[:2].mean(0)
-    np.testing.assert_allclose(found[0], expected)
-    assert found[1:] == [X.sum() + X[:2].sum(), 9, 3.0]
-
-
 def test_metrics_of_tensorflow_1_count_all_examples():
     with scope() as autodist:
         x = v1.placeholder(tf.float32, [None])
@@ -181,18 +161,6 @@ def test_gradients_of_a_tape_are_those_of_one_device():
         session = autodist.create_distributed_session()
         found = session.run(gradient, {x: X})
     np.testing.assert_allclose(found, 2 * X.T @ (X @ [[1], [2]]) / 7, rtol=1e-5)
-
-
-def test_each_replica_is_dealt_its_own_elements():
-    with scope(2) as autodist:
-        data = tf.data.Dataset.range(8).batch(2)
-        x = v1.data.make_one_shot_iterator(data).get_next()
-        total = tf.reduce_sum(x)
-        session = autodist.create_distributed_session()
-        assert session.run(x).tolist() == [0, 1, 2, 3]
-        assert session.run(total) == 4 + 5 + 6 + 7
-        with pytest.raises(tf.errors.OutOfRangeError):
-            session.run(x)
 
 
 def test_iterators_begin_anew_with_what_they_are_fed():
@@ -277,18 +245,3 @@ def test_a_config_of_the_users_gets_the_devices_of_all_replicas():
         assert session.run(x * 2, {x: [1, 2, 3]}).tolist() == [2, 4, 6]
         with pytest.raises(replicator.ArgumentError, match="(?s)config='no'.*Fix"):
             autodist.create_distributed_session("no")
-
-
-def test_what_is_built_behind_the_session_is_copied_too():
-    with scope(2) as autodist:
-        x = v1.placeholder(tf.float32, [None])
-        w = tf.Variable(2.0)
-        session = autodist.create_distributed_session()
-        assert session.run(tf.reduce_mean(w * x), {x: [1, 2, 6]}) == 6
-        assert session.run(w * x, {x: [1, 2, 6]}).tolist() == [2, 4, 12]
-        slopes = tf.gradients(tf.reduce_mean(w * x * x), [x])
-        np.testing.assert_allclose(
-            *(session.run(slopes, {x: [1, 2, 6]})[0], [4 / 3, 8 / 3, 8]), rtol=1e-6
-        )
-        with pytest.raises(replicator.UnsupportedError, match=r"(?s)after create.*Fix"):
-            session.run(tf.gradients(tf.reduce_mean(w * x), [w]), {x: [1, 2]})

@@ -244,28 +244,6 @@ def test_an_optimizer_of_keras_updates_parts():
     helpers.assert_equal(*found)
 
 
-def test_what_takes_no_parts_is_whole_and_a_warning_says_so():
-    with (
-        mock.patch.object(logging, "warning") as warning,
-        scope(2, strategy.PartitionedPS()) as autodist,
-    ):
-        x = v1.placeholder(tf.float32, [None, 2])
-        w = tf.Variable(tf.ones([2, 2]), name="w")
-
-        @tf.function(jit_compile=True)
-        def compiled(x):
-            return tf.matmul(x, w)
-
-        loss = tf.reduce_mean(compiled(x) ** 2)
-        session = autodist.create_distributed_session()
-        assert session.run(loss, {x: [[1.0, 2.0]]}) == 9.0
-        assert session.strategy.node("w").partitioner == ""
-    said = [str(call.args[0]) % call.args[1:] for call in warning.call_args_list]
-    assert any(
-        "w is not in parts" in line and "test_strategies.py" in line for line in said
-    )
-
-
 def test_what_a_session_cannot_do_at_all_is_refused():
     with scope(2, strategy.PS(staleness=2)) as autodist:
         tf.Variable(1.0)
@@ -318,26 +296,6 @@ def test_what_control_flow_writes_is_as_on_one_device(builder):
             values = [session.run(write, {double: d}) for d in (True, False, True)]
             found.append([*values, session.run(w)])
     helpers.assert_equal(*found)
-
-
-def test_a_variable_that_a_dataset_uses_is_whole():
-    with scope(2, strategy.PartitionedPS()) as autodist:
-        w = v1.get_variable("w", initializer=np.float32([3, 4]), use_resource=True)
-        data = tf.data.Dataset.range(4).map(lambda k: w[k % 2]).batch(2)
-        iterator = v1.data.make_initializable_iterator(data)
-        x = iterator.get_next()
-        session = autodist.create_distributed_session()
-        session.run(iterator.initializer)
-        assert session.run(x).tolist() == [3, 4, 3, 4]
-        assert session.strategy.node("w").partitioner == ""
-
-
-def test_names_of_parts_are_none_of_the_users():
-    with scope(2, strategy.PartitionedPS()) as autodist:
-        w = v1.get_variable("w", initializer=np.float32([3, 4]), use_resource=True)
-        other = tf.Variable(5.0, name="w/part_0")
-        session = autodist.create_distributed_session()
-        assert [one.tolist() for one in session.run([w, other])] == [[3, 4], 5]
 
 
 def test_values_that_no_part_has_are_computed_of_the_whole():

@@ -8,6 +8,7 @@ import pytest
 from benchmarks import (
     at_work,
     build,
+    doors,
     fit,
     hosts,
     memory,
@@ -27,7 +28,7 @@ def judged(found):
 def test_without_results_no_target_is_reached():
     lines = judged({})
     of_steps = 2 * 3 * len(targets.STEPS) + 2 * len(strategies.NETWORKS)
-    assert len(lines) == of_steps + 9 + 2 * 2 * len(fit.BATCHES) + 10
+    assert len(lines) == of_steps + 9 + 2 * 2 * len(fit.BATCHES) + 14
     assert all(target.reached is None for target in lines.values())
     rows = targets.table(list(lines.values())).rows
     assert {row[-1] for row in rows} == {"not measured"}
@@ -154,3 +155,18 @@ def test_auto_is_judged_by_the_fastest_builder(auto, reached):
     assert on.values == {OURS: auto} and on.reached is reached
     off = "strategy Auto, LSTM language model, oneDNN off: of the fastest builder"
     assert lines[off].reached is None
+
+
+@pytest.mark.parametrize(("parts", "reached"), [(1.1, True), (1.3, False)])
+def test_variables_in_parts_are_judged_by_whole_ones(parts, reached):
+    by_name = {"Sharded": as_dict(1.0), "PartitionedPS": as_dict(parts)}
+    lines = judged({strategies.NAME: {"off": {"wide": by_name}}})
+    title = f"{steps.NAMES['wide'].title}, oneDNN off: PartitionedPS, of Sharded"
+    assert lines[title].values == {OURS: parts}
+    assert lines[title].reached is reached
+
+
+def test_doors_are_judged_by_cloning():
+    found = {"32": {doors.CLONED: 2.0, doors.SESSION: 3.0, doors.FUNCTION: 1.9}}
+    lines = [t for t in targets.judge({doors.NAME: found}) if t.values]
+    assert [target.reached for target in lines] == [False, True]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -488,3 +489,32 @@ def test_replicas_that_differ_in_what_a_layer_communicates_are_told() -> None:
         replicator.MismatchError, match="(?s)replica 0.*all_reduce.*replica 1.*gather"
     ):
         repl.run(step_fn)
+
+
+def _models_copies() -> Any:
+    """Returns uses of what a strategy of two replicas made, by their names."""
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.layers.Dense(2)])
+        model.build([None, 3])
+        v = tf.Variable(1.0)
+    return {
+        "model": lambda: model(tf.ones([1, 3])),
+        "read": lambda: v + 1.0,
+        "assigned": lambda: v.assign(2.0),
+    }
+
+
+@pytest.mark.parametrize("what", ["model", "read", "assigned"])
+def test_more_replicas_than_a_strategy_has_made_copies_are_refused(what: str) -> None:
+    repl, use = helpers.make(3), _models_copies()[what]
+    with pytest.raises(
+        replicator.ContextError,
+        match=r"(?s)replica 2 uses .*made under a strategy of tf.distribute and has 2 "
+        r"copies.*test_distribute.py:\d+.*Fix: .*repl.context\(\)",
+    ):
+        repl.run(lambda: use())
+
+
+def test_as_many_replicas_as_copies_read_their_own() -> None:
+    repl, use = helpers.make(2), _models_copies()["read"]
+    assert [float(x) for x in repl.run(lambda: use())] == [2.0, 2.0]

@@ -159,6 +159,49 @@ def test_metrics_of_a_step_of_its_own() -> None:
     check(program)
 
 
+class Vectors(keras.Model):
+    """Has metrics of what is one value of the batch, and no scalar tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(4)
+        self.mean = keras.metrics.Mean(name="features")
+        self.twice = keras.metrics.Mean(name="twice")
+        self.each = keras.metrics.Mean(name="each")
+        self.parts = keras.metrics.Mean(name="parts")
+        self.batches = keras.metrics.Sum(name="batches")
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, _ = data
+        y = self(x) + 1.0
+        self.mean.update_state(tf.reduce_mean(y**2, 0))
+        self.twice.update_state(tf.reduce_mean(y), sample_weight=2)
+        self.each.update_state(tf.reduce_mean(y**2, 1))
+        self.parts.update_state(tf.reshape(y**2, [-1]))
+        self.batches.update_state(1)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fixed", [False, True], ids=["free", "fixed"])
+def test_vectors_and_numbers_that_are_of_the_batch(fixed: bool) -> None:
+    """Shards of 4 and 3 examples have 4 features, of which one is as long as they."""
+
+    def make() -> keras.Model:
+        model = Vectors()
+        model.compile("sgd")
+        return model
+
+    def program(world: World) -> Any:
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(7, drop_remainder=fixed)
+        return world.made(make).fit(data, verbose=0).history
+
+    check(program, [2, 3])
+
+
 @pytest.mark.parametrize(
     "returned, said",
     [

@@ -137,3 +137,27 @@ def test_slices_are_refused() -> None:
         errors.ArgumentError, match=r"(?s)cannot join IndexedSlices.*gather its values"
     ):
         repl.run(lambda: repl.all_gather(tf.IndexedSlices(tf.ones([1]), [0], [3])))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "fix"),
+    [
+        (([1], [2]), "Fix: pass axis=0, along which sizes may differ; or make the"),
+        (([3, 1], [3, 2]), "Fix: pass axis=1, along which sizes may differ; or make"),
+        (([1, 2], [2, 1]), "Fix: make the calls alike on all replicas."),
+        (([1], [1, 1]), "Fix: make the calls alike on all replicas."),
+    ],
+)
+@pytest.mark.parametrize("name", ["all_gather", "gather"])
+def test_the_way_out_of_different_sizes_is_an_axis(
+    name: str, shapes: Any, fix: str
+) -> None:
+    repl = helpers.make(2)
+
+    def step() -> None:
+        getattr(repl, name)(tf.ones(shapes[repl.replica_id]))
+
+    with pytest.raises(
+        errors.MismatchError, match=f"not the same shape.*\n.*\n.*\n{fix}"
+    ):
+        repl.run(step)

@@ -67,8 +67,11 @@ def _from_root(
 def _splits(
     repl: replicator.Replicator, x: tf.Tensor, *axes: int, last: Any
 ) -> tf.Tensor:
-    own = last if repl.replica_id == 2 else [1, 2, 0]
-    return repl.all_to_all(x, *axes, splits=helpers.opaque(own))
+    if repl.replica_id != 2:
+        last = helpers.opaque([1, 2, 0])
+    elif isinstance(last, list):
+        last = helpers.opaque(last)
+    return repl.all_to_all(x, *axes, splits=last)
 
 
 def _mapped(repl: replicator.Replicator, x: tf.Tensor, op: str) -> tf.Tensor:
@@ -77,6 +80,25 @@ def _mapped(repl: replicator.Replicator, x: tf.Tensor, op: str) -> tf.Tensor:
     return repl.map_reduce(
         lambda k: tf.ones([more if k == 5 else 1]), list(range(6)), op
     )
+
+
+def _slices(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor:
+    indices = helpers.opaque(tf.range(3), [None])
+    slices = tf.IndexedSlices(x, indices, tf.constant([9, 3]))
+    return repl.all_reduce(slices).values
+
+
+def _weighed(repl: replicator.Replicator, x: tf.Tensor, **options: Any) -> tf.Tensor:
+    weight = helpers.opaque(x if repl.replica_id == 2 else 1.0, None)
+    return repl.all_reduce(1.0, "mean", weight=weight, **options)
+
+
+def _applied(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor:
+    v = tf.Variable(1.0)
+    sgd = repl.wrap_optimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
+    weight = helpers.opaque(x if repl.replica_id == 2 else 1.0, None)
+    with tf.control_dependencies([sgd.apply_gradients([(1.0, v)], weight=weight)]):
+        return tf.constant(0.0)
 
 
 ALIKE = "differ in shape"
@@ -145,6 +167,20 @@ CASES = {
         "to their splits",
         wrong=SHAPE,
     ),
+    "all_to_all no splits": Case(
+        lambda repl, x: _splits(
+            repl, tf.ones(SHAPE), 0, 0, last=helpers.opaque(tf.cast(x, tf.int32), None)
+        ),
+        "splits of another shape than [3]",
+    ),
+    "all_reduce slices": Case(_slices, "of values and of indices"),
+    "all_reduce weights": Case(_weighed, "weight of another shape than []"),
+    "all_reduce compressed weights": Case(
+        lambda repl, x: _weighed(repl, x, compressor="fp16"), "weight of another shape"
+    ),
+    "apply_gradients": Case(
+        _applied, "weight of another shape", "GradientDescentOptimizer"
+    ),
     "recv": Case(_message, "tensor that it should be like"),
     "recv spec": Case(
         lambda repl, x: _message(repl, x, tf.TensorSpec(SHAPE)),
@@ -154,7 +190,11 @@ CASES = {
     "map_reduce": Case(lambda repl, x: _mapped(repl, x, "sum"), ALIKE),
     "map_reduce max": Case(lambda repl, x: _mapped(repl, x, "max"), ALIKE),
 }
-NEVER_KNOWN = ("all_to_all axes", "all_to_all splits", "map_reduce", "map_reduce max")
+NEVER_KNOWN = (
+    *("all_to_all axes", "all_to_all splits", "all_to_all no splits"),
+    *("all_reduce slices", "all_reduce weights", "all_reduce compressed weights"),
+    *("map_reduce", "map_reduce max", "apply_gradients"),
+)
 
 
 def _none(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor:
@@ -279,3 +319,50 @@ def test_functions_of_map_reduce_that_return_different_things_are_refused() -> N
                     lambda k: tf.ones([2]) if k < 2 else other, [0, 1, 2, 3]
                 )
             )
+
+
+def test_slices_that_are_known_not_to_fit_are_refused() -> None:
+    repl = helpers.make(2)
+    for values, indices in (([3, 2], [2]), ([], []), ([2, 2], [2, 1])):
+        slices = tf.IndexedSlices(tf.ones(values), tf.zeros(indices, tf.int32))
+        with pytest.raises(
+            replicator.ArgumentError,
+            match=r"(?s)all_reduce on replica 0 was given IndexedSlices of values .*and"
+            r" indices .*test_unknown_shapes\.py:\d+.*Fix: give each row its index",
+        ):
+            repl.run(lambda slices=slices: repl.all_reduce(slices).values)
+
+
+def test_gradients_of_what_is_looked_up_get_no_op() -> None:
+    repl = helpers.make(2)
+    with tf.Graph().as_default() as graph:
+        with repl.context():
+            table = tf.Variable(tf.ones([4, 2]))
+            optimizer = repl.wrap_optimizer(
+                tf.compat.v1.train.GradientDescentOptimizer(1.0)
+            )
+
+        def step() -> None:
+            rows = helpers.opaque([1, 2], [None])
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, rows))
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+        repl.run(step)
+        assert not [op for op in graph.get_operations() if op.type == "Assert"]
+
+
+def test_what_one_has_too_many_another_cannot_have_too_few() -> None:
+    """In all there are as many values as indices: rows would get those of others."""
+    repl = helpers.make(2)
+
+    def step() -> Any:
+        r = repl.replica_id
+        values = helpers.opaque(tf.ones([2 + r, 2]), None)
+        slices = tf.IndexedSlices(values, helpers.opaque(tf.range(3 - r), None))
+        return repl.all_reduce(slices).values
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"shapes of both: \[[23], 2"
+    ):
+        repl.run(step)

@@ -158,3 +158,113 @@ def test_two_optimizers_whose_gradients_are_taken_first() -> None:
     for loss_fn, w, before in zip(losses, variables, begun, strict=True):
         want = _one_device(loss_fn, 5, before)
         np.testing.assert_allclose(before - w.numpy(), want, atol=1e-7)
+
+
+# --- Two optimizers, one of which adds up ---------------------------------------------
+
+OPS = [("mean", "sum"), ("sum", "mean")]
+
+
+def _two_steps(repl: replicator.Replicator, ops: tuple[str, ...], own: bool) -> Any:
+    """Returns a step whose optimizers both take gradients before either applies them.
+
+    Args:
+        repl: The Replicator.
+        ops: Those of the optimizers.
+        own: Whether each takes its gradient by a call of its own.
+    """
+    with repl.context():
+        w = tf.Variable(W)
+        others = [tf.Variable(tf.zeros_like(W)) for _ in ops]
+        optimizers = [
+            repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0), op=op) for op in ops
+        ]
+
+    def step_fn(x: Any) -> None:
+        with tf.GradientTape(persistent=True) as tape:
+            plain = _gathered(repl, w + others[0] + others[1], x)
+            loss = plain * tf.cast(repl.weight, plain.dtype)
+        losses = {"mean": plain, "sum": loss}
+        if own:
+            taken = [
+                tape.gradient(losses[op], other)
+                for op, other in zip(ops, others, strict=True)
+            ]
+        else:
+            taken = tape.gradient(plain, others)
+        for optimizer, d, other in zip(optimizers, taken, others, strict=True):
+            optimizer.apply([d], [other])
+
+    return step_fn, others
+
+
+@pytest.mark.parametrize("ops", OPS)
+def test_an_optimizer_that_adds_up_takes_its_own_gradients(ops: Any) -> None:
+    repl = helpers.make(3)
+    step_fn, others = _two_steps(repl, ops, own=True)
+    repl.run(step_fn, X[:5], input_mode="global_batch")
+    for other in others:
+        np.testing.assert_allclose(-other.numpy(), _one_device(_gathered, 5), atol=1e-7)
+
+
+@pytest.mark.parametrize("ops", OPS)
+def test_one_gradient_for_a_mean_and_a_sum_is_refused(ops: Any) -> None:
+    repl = helpers.make(3)
+    step_fn, others = _two_steps(repl, ops, own=False)
+    with pytest.raises(replicator.ArgumentError) as raised:
+        repl.run(step_fn, X[:5], input_mode="global_batch")
+    said = str(raised.value)
+    assert 'SGD (op="sum")' in said and 'SGD (op="mean")' in said
+    assert said.count("test_weighing.py:") == 2, said
+    assert "persistent=True" in said
+
+
+@pytest.mark.parametrize("ops", OPS)
+def test_nor_does_it_run_where_sizes_are_known_only_then(ops: Any) -> None:
+    """Where replicas have as many examples, nothing is weighed, and it is right."""
+    repl = helpers.make(3)
+    step_fn, others = _two_steps(repl, ops, own=False)
+    sizes = tf.data.Dataset.from_tensor_slices(X).batch(6)
+    repl.run(step_fn, sizes, input_mode="global_batch")
+    want = _one_device(_gathered, 6)
+    for op, other in zip(ops, others, strict=True):
+        factor = 3 if op == "sum" else 1
+        np.testing.assert_allclose(-other.numpy(), want * factor, atol=1e-7)
+    before = [other.numpy() for other in others]
+    uneven = tf.data.Dataset.from_tensor_slices(X[:5]).batch(6)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="examples of the") as got:
+        repl.run(step_fn, uneven, input_mode="global_batch")
+    assert str(got.value).count("test_weighing.py:") == 2
+    for other, kept in zip(others, before, strict=True):
+        np.testing.assert_array_equal(other.numpy(), kept)
+
+
+def test_what_a_function_takes_is_found_in_it() -> None:
+    """Gradients taken in a tf.function, and in one inside of that."""
+    repl = helpers.make(3)
+    with repl.context():
+        w, v = tf.Variable(W), tf.Variable(W)
+        mean = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
+        total = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0), op="sum")
+
+    def step_fn(x: Any) -> None:
+        @tf.function
+        def taken(own: Any, weight: Any) -> Any:
+            @tf.function
+            def inner() -> Any:
+                with tf.GradientTape() as tape:
+                    loss = _gathered(repl, own, x) * weight
+                return tape.gradient(loss, own)
+
+            return inner()
+
+        share = tf.cast(repl.weight, tf.float64)
+        d, e = taken(v, share), taken(w, tf.ones_like(share))
+        total.apply([d], [v])
+        mean.apply([e], [w])
+
+    repl.run(step_fn, X[:5], input_mode="global_batch")
+    for one in (v, w):
+        np.testing.assert_allclose(
+            W - one.numpy(), _one_device(_gathered, 5), atol=1e-7
+        )

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an assertion of ours says is all that the error of an eager step says."""
+"""What failed in an eager step is told in few lines, the user's among them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from replicator.step import failed
+from tests import helpers
 
 _PLACES = "Graph execution error:\n\nDetected at node Assert defined at ...\n"
 
@@ -35,4 +39,92 @@ def test_the_pieces_of_an_assertion_become_a_message() -> None:
 )
 def test_other_errors_stay_what_they_are(text: str) -> None:
     error = _error(text)
+    assert failed.in_short(error) is error
+
+
+# --- What TensorFlow says, of ops of the user's ---------------------------------------
+
+
+def _check(x: tf.Tensor) -> tf.Tensor:
+    return tf.debugging.check_numerics(tf.math.log(x - 2.0), "it is bad")  # line
+
+
+def _asserts(x: tf.Tensor) -> tf.Tensor:
+    tf.debugging.assert_greater(x, 2.0, message="x is small")  # line
+    return x
+
+
+def _ensures(x: tf.Tensor) -> tf.Tensor:
+    size = 2 + tf.cast(tf.equal(x, 2.0), tf.int32)
+    return tf.ensure_shape(helpers.opaque(tf.zeros([2]), None)[:size], [3])  # line
+
+
+def _inside(x: tf.Tensor) -> tf.Tensor:
+    return tf.cond(x > 0, lambda: _check(x), lambda: x)
+
+
+PROGRAMS = {
+    "check_numerics": (_check, "it is bad : Tensor had", "CheckNumerics"),
+    "assert": (_asserts, "[x is small] [Condition x > y did not hold", "Assert"),
+    "ensure_shape": (_ensures, "[2] is not compatible with expected", "EnsureShape"),
+    "conditional": (_inside, "it is bad : Tensor had", "CheckNumerics"),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_the_user_checks_is_told_with_replica_and_line(name: str) -> None:
+    program, said, op = PROGRAMS[name]
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        x = helpers.opaque(2.0 if repl.replica_id else 3.0)
+        return program(x)
+
+    if name == "ensure_shape":  # which fails on replica 0
+        repl = helpers.make(1)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        repl.run(step)
+    assert type(caught.value) is tf.errors.InvalidArgumentError
+    first, *sites = str(caught.value).splitlines()
+    assert said in first
+    assert sites and all(op in site for site in sites)
+    assert all("tests/step/test_failed.py:" in site for site in sites)
+    whose = 0 if name == "ensure_shape" else 1
+    if name != "conditional":
+        assert all(site.startswith(f"  replica {whose}: ") for site in sites)
+    for site in sites:
+        number = int(site.partition("test_failed.py:")[2].partition(" ")[0])
+        with open(__file__) as file:
+            assert file.read().splitlines()[number - 1].endswith("# line")
+
+
+def test_each_root_is_told_once_and_cancelled_ones_are_not() -> None:
+    place = (
+        "Detected at node replica_1/Check defined at (most recent call last):\n"
+        '  File "/a/train.py", line 4, in step\n\n'
+    )
+    bad = (
+        "INVALID_ARGUMENT:  it is bad\nin two lines\n\t [[{{node replica_1/Check}}]]\n"
+    )
+    text = (
+        f"Graph execution error:\n\n{place}{place}3 root error(s) found.\n  (0) {bad}"
+        f"  (1) CANCELLED:  by another\n  (2) {bad}\t [[x/_4]]\n"
+        "0 successful operations.\n0 derived errors ignored. [Op:__inference_step_58]"
+    )
+    error = failed.in_short(tf.errors.InvalidArgumentError(None, None, text))
+    assert str(error) == (
+        "it is bad\nin two lines\n  replica 1: Check at /a/train.py:4 in step"
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError],
+)
+def test_what_hosts_and_runtimes_say_is_left_alone(make: Callable[..., Any]) -> None:
+    error = make(
+        *(None, None),
+        "Graph execution error:\n\nDetected at node x defined at (most recent call "
+        'last):\n  File "/a/train.py", line 4, in step\n\nit is gone',
+    )
     assert failed.in_short(error) is error

@@ -201,8 +201,7 @@ def test_what_fails_in_a_call_names_the_line_of_the_step() -> None:
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="told") as caught:
         repl.run(step)
-    assert "Detected at node" in caught.value.message
-    assert __file__ in caught.value.message
+    assert "replica 0: CheckNumerics at tests/step/test_steps.py:" in str(caught.value)
 
 
 def test_no_tape_and_no_accumulator_sees_a_call() -> None:

@@ -113,3 +113,54 @@ def test_integer_means_are_rounded_towards_zero_as_a_cast_does() -> None:
     variable = make(repl, 0, synchronization=ON_READ, aggregation=AGGREGATION.MEAN)
     repl.run(lambda: variable.assign(3 + repl.replica_id))
     assert variable.numpy() == 3
+
+
+class _CountsFirst(tf.keras.metrics.Metric):
+    """A mean over calls of what it computes itself, which counts before it adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.add_weight(name="count", initializer="zeros")
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(1.0)
+        self.total.assign_add(tf.reduce_mean(values))
+
+    def result(self) -> Any:
+        return self.total / self.count
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "nested"])
+def test_a_metric_does_not_count_a_shard_of_no_examples(nested: bool) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        mean, own = tf.keras.metrics.Mean(), _CountsFirst()
+        calls = tf.keras.metrics.Sum()
+
+    def update(x: tf.Tensor) -> None:
+        mean.update_state(tf.reduce_mean(x))
+        own.update_state(x)
+        calls.update_state(1.0)  # what is no value of the examples counts everywhere
+
+    def step(x: tf.Tensor) -> None:
+        if nested:
+            tf.cond(tf.size(x) < 9, lambda: update(x), lambda: None)
+        else:
+            update(x)
+
+    data = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 6.0]).batch(1)
+    for _ in range(2):
+        repl.run(step, data, remainder="pad")
+    assert [float(metric.result()) for metric in (mean, own, calls)] == [3.0, 3.0, 4.0]
+
+
+def test_a_metric_keeps_what_is_no_number_of_examples() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        mean = tf.keras.metrics.Mean()
+    x = tf.constant([1.0, np.inf])
+    repl.run(
+        lambda x: mean.update_state(tf.reduce_mean(x)), x, input_mode="global_batch"
+    )
+    assert np.isinf(mean.result())

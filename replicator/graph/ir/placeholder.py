@@ -89,6 +89,7 @@ class Facts:
         orders_effects: Whether what is behind a call waits for what is before it.
         reduces_for_all: Whether its option "op" says how each operand is reduced, and
             all that take part receive the result.
+        joins: Whether its option "axis" names an axis along which sizes may differ.
     """
 
     algorithm: str = "direct"
@@ -97,6 +98,7 @@ class Facts:
     end: str | None = None
     orders_effects: bool = False
     reduces_for_all: bool = False
+    joins: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

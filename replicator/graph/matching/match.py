@@ -132,9 +132,25 @@ def _check_alike(first: Call, other: Call) -> None:
                 [first.site(), other.site()],
                 _SAME_PROGRAM
                 if first.pairs_as != other.pairs_as
-                else "make the calls alike on all replicas.",
+                else f"{_join_along(first, other)}make the calls alike on all "
+                "replicas.",
             )
         )
+
+
+def _join_along(first: Call, other: Call) -> str:
+    """Says by which axis calls would pair, if there is one."""
+    if not first.facts.joins or {**first.options, **other.options}["axis"] is not None:
+        return ""
+    axes = set()
+    for one, two in zip(first.operands, other.operands, strict=False):
+        if one.shape is None or two.shape is None or len(one.shape) != len(two.shape):
+            return ""
+        sizes = enumerate(zip(one.shape, two.shape, strict=True))
+        axes |= {k for k, (a, b) in sizes if None not in (a, b) and a != b}
+    if len(axes) != 1:
+        return ""
+    return f"pass axis={axes.pop()}, along which sizes may differ; or "
 
 
 def _difference(first: Call, other: Call) -> str:

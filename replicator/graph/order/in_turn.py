@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas that use one iterator or table do so in the same order in each run.
+
+Effects are in program order inside a replica only (ordering.py), and most resources
+belong to one of them. What step_fn finds around it, a tf.data iterator or a hash table,
+all replicas share: who came first would be up to chance, and so would be which element
+is whose.
+
+The turns are an order in which the ops can run: each behind all that it waits for,
+communication included, and of those that could come next the one of the first replica.
+So no edge that is added here can close a circle. What may wait until another replica
+has done something (queues, Python functions) is left as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.ir import switching
+from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs
+
+_READERS = re.compile(r"LookupTable(Find|Size|Export)(V2)?")
+_WRITERS = re.compile(
+    r"IteratorGetNext(Sync|AsOptional)?|LookupTable(Insert|Import|Remove)(V2)?"
+)
+
+
+def take(
+    replicas: Sequence[Sequence[tf.Operation]],
+    left_out: Set[tf.Operation],
+    before: Mapping[tf.Operation, Iterable[tf.Operation]],
+    flow: switching.Flow,
+) -> None:
+    """Has the replicas use what they share in turns.
+
+    Args:
+        replicas: `replicas[r]` are the ops of replica r that touch resources, in build
+            order, with the merged ones in the places of those that they replace.
+        left_out: Ops that initialise variables, which are no part of the step.
+        before: What ops will be made to wait for, beside what they do already.
+        flow: What of them is in control flow of TensorFlow 1.
+    """
+    shared = _shared(replicas, left_out, flow)
+    if not shared:
+        return
+    users = [op for ops in replicas for op in ops if op in shared]
+    writers: dict[int, tf.Operation] = {}
+    readers: dict[int, list[tf.Operation]] = {}
+    for op in _as_they_can_run(users, before, flow):
+        for key, writes in shared.get(op, {}).items():
+            earlier = readers.pop(key, []) if writes else []
+            if key in writers:
+                earlier.append(writers[key])
+            flow.let_wait(op, [other for other in earlier if other is not op])
+            if writes:
+                writers[key] = op
+            else:
+                readers.setdefault(key, []).append(op)
+
+
+def _shared(
+    replicas: Sequence[Sequence[tf.Operation]],
+    left_out: Set[tf.Operation],
+    flow: switching.Flow,
+) -> dict[tf.Operation, dict[int, bool]]:
+    """Finds what several replicas use and one of them changes.
+
+    Returns:
+        For each op the ids of such resources, and whether it changes them.
+    """
+    who: dict[int, set[int]] = {}
+    for r, ops in enumerate(replicas):
+        for op in ops:
+            for _, tensor in resource_inputs(op):
+                who.setdefault(id(tensor), set()).add(r)
+    several = {key for key, users in who.items() if len(users) > 1}
+    found: dict[tf.Operation, dict[int, bool]] = {}
+    for op in (op for ops in replicas for op in ops) if several else ():
+        for index, tensor in resource_inputs(op):
+            if id(tensor) not in several or op in left_out or op in flow:
+                continue
+            for type_ in _uses(op, index):
+                writes = bool(_WRITERS.fullmatch(type_))
+                if writes or _READERS.fullmatch(type_):
+                    own = found.setdefault(op, {})
+                    own[id(tensor)] = own.get(id(tensor), False) or writes
+    changed = {key for own in found.values() for key, writes in own.items() if writes}
+    return {
+        op: kept
+        for op, own in found.items()
+        if (kept := {key: writes for key, writes in own.items() if key in changed})
+    }
+
+
+def _uses(op: tf.Operation, index: int) -> Iterator[str]:
+    """Yields the types of the ops that use the resource at an op's input `index`."""
+    if not kind_of(op).calls:
+        yield op.type
+        return
+    for _, body in _tf.called_graphs(op):
+        inner = index - (1 if chooses(op) else 0)
+        if not 0 <= inner < len(body.inputs):
+            continue
+        argument = body.inputs[inner]
+        for consumer in argument.consumers():
+            for at, tensor in enumerate(consumer.inputs):
+                if tensor is argument:
+                    yield from _uses(consumer, at)
+
+
+def _as_they_can_run(
+    users: Sequence[tf.Operation],
+    before: Mapping[tf.Operation, Iterable[tf.Operation]],
+    flow: switching.Flow,
+) -> list[tf.Operation]:
+    """Returns ops, and all that they wait for, each behind what it waits for."""
+    found: set[tf.Operation] = set()
+    ordered: list[tf.Operation] = []
+    stack = [(flow.unit(op), False) for op in reversed(users)]
+    while stack:
+        op, done = stack.pop()
+        if done:
+            ordered += flow.members(op)
+        elif op not in found:
+            found.add(op)
+            stack.append((op, True))
+            for part in flow.members(op):
+                sources = [tensor.op for tensor in part.inputs]
+                sources += [*part.control_inputs, *before.get(part, ())]
+                units = (flow.unit(source) for source in sources)
+                stack += [(unit, False) for unit in units if unit not in found]
+    return ordered
