@@ -137,7 +137,7 @@ class Examples:
         for own, given, _ in self._whole.values():
             if own.graph is graph and not self._seen.issuperset(wholes.uses(own)):
                 self._seen.update(wholes.uses(own))
-                wholes.put(given, wholes.in_gradients(own, starts))
+                wholes.put(given, wholes.in_gradients(own, starts, given))
 
     def _begins_with(self, gradient: Any) -> Any:
         """Returns a gradient, be it what a tape started from."""

@@ -126,14 +126,39 @@ def uses(tensor: tf.Tensor) -> list[tuple[tf.Operation, int]]:
 
 
 def in_gradients(
-    tensor: tf.Tensor, starts: Collection[tf.Operation]
+    tensor: tf.Tensor,
+    starts: Collection[tf.Operation],
+    given: tf.Tensor | None = None,
 ) -> list[tuple[tf.Operation, int]]:
-    """Returns where gradients use a tensor: behind what differentiation starts from."""
-    found = []
-    for op, k in uses(tensor):
-        before = flows.upstream(op.inputs, lambda one: one in starts)
-        if any(one in starts for one in before):
-            found.append((op, k))
+    """Returns where gradients use a tensor: behind what differentiation starts from.
+
+    Or in what goes into that and was made later than the start, as what tells where an
+    example was clipped.
+
+    Args:
+        tensor: The tensor.
+        starts: From where differentiation starts.
+        given: What is in its place, if that is made of it in this graph.
+    """
+    every = tensor.graph.get_operations()
+    first = next((k for k, op in enumerate(every) if op in starts), len(every))
+    later, behind = set(every[first:]), _downstream(starts)
+    if given is not None:
+        later -= set(flows.upstream([given], lambda op: False))
+    return [
+        (op, k)
+        for op, k in uses(tensor)
+        if op in behind or (op in later and not behind.isdisjoint(_downstream([op])))
+    ]
+
+
+def _downstream(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
+    found = set(ops)
+    stack = list(found)
+    while stack:
+        new = {c for t in stack.pop().outputs for c in t.consumers()} - found
+        found |= new
+        stack += new
     return found
 
 

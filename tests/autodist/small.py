@@ -123,6 +123,9 @@ LOSSES: dict[str, Any] = {
     "over the largest": lambda x, y, i, w, b: tf.reduce_mean(
         rows(x / tf.reduce_max(tf.abs(x)), y, w)
     ),
+    "clipped by a deviation": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.clip_by_value(rows(x, y, w), -tf.math.reduce_std(y), tf.reduce_max(y))
+    ),
     "times a deviation": lambda x, y, i, w, b: (
         tf.reduce_mean(rows(x, y, w)) * tf.math.reduce_std(y) + tf.reduce_max(y)
     ),
