@@ -13,8 +13,9 @@ from replicator.autodist import joining, losses, marked, refusals, stamping
 from replicator.autodist.divided import Divided
 from replicator.autodist.kinds import Kind, Value
 from replicator.autodist.program import Program
-from replicator.autodist.shares import Gradient, Plan, Shares, Write
+from replicator.autodist.shares import Plan, Shares, Write
 from replicator.autodist.stamping import Places
+from replicator.autodist.taken import Gradient
 from replicator.compressors import reducing, specs
 from replicator.compressors.memory import Place
 from replicator.primitives import all_reduce
@@ -103,7 +104,7 @@ class Agreement:
             line = errors.line_of(op)
             raise refusals.given_gradients(f"variable {gradient.variable}", line)
         source = self._plan.source(op.inputs[0].op)
-        weight = self._shares.weight(source, loss, self._plan, self._places, self._n)
+        weight = self._shares.weight(source, loss, self._places, self._n)
 
         def weigh(value: tf.Tensor) -> tf.Tensor:
             own = tf.cast(weight, value.dtype)
@@ -149,7 +150,7 @@ class Agreement:
         source = self._plan.source(op.inputs[1].op)
         power = value.power if value.kind in (Kind.SAME, Kind.MEAN) else 0
         weight = self._shares.weight(
-            source, Value(Kind.MEAN, power), self._plan, self._places, self._n
+            source, Value(Kind.MEAN, power), self._places, self._n
         )
         if own.dtype.is_floating or own.dtype.is_complex:
             return own * tf.cast(weight, own.dtype)
@@ -161,7 +162,7 @@ class Agreement:
 
     def _whole(self, op: tf.Operation, value: Value) -> tf.Tensor | None:
         """Returns what is written, computed of all examples; None if it cannot be."""
-        cut = joining.cut(self._plan.kinds, op.inputs[1], rows=False)
+        cut = joining.cut(self._plan.kinds, op.inputs[1], rows=False, put=True)
         if cut is None or value.mixed is not None:
             return None
         return joining.again(cut, op.inputs[1], self._joined)
@@ -169,10 +170,11 @@ class Agreement:
     def _joined(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
         """Returns a value of all examples, which replicas tell one another."""
         own = stamping.of(self._places[self._n], tensor)
+        value = self._plan.unweighed(tensor, value)
 
         def weight() -> tf.Tensor:
             mean = value.replaced(kind=Kind.MEAN)
             source = self._plan.source(tensor.op)
-            return self._shares.weight(source, mean, self._plan, self._places, self._n)
+            return self._shares.weight(source, mean, self._places, self._n)
 
         return joining.of_all(value, own, weight)

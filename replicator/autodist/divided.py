@@ -22,7 +22,7 @@ from replicator.autodist.cuts import Decided
 from replicator.autodist.part_markers import Markers
 from replicator.autodist.program import Program
 from replicator.autodist.rewriting import Handles, Rewriter
-from replicator.autodist.shares import Gradient
+from replicator.autodist.taken import Gradient
 
 
 @dataclasses.dataclass(frozen=True)

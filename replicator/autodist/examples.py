@@ -8,17 +8,18 @@ looked at where a gradient is taken, when what is differentiated is there alread
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, errors
-from replicator.autodist import flows, joining, losses, refusals
+from replicator.autodist import flows, joining, losses, refusals, wholes
 from replicator.autodist import kinds as rules
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
 from replicator.autodist.values import Values
+from replicator.autodist.wholes import Whole
 from replicator.graph.ir import placeholder, shapes
 from replicator.primitives import all_reduce
 
@@ -63,6 +64,11 @@ class Examples:
         # From where tapes began, what is in its place, and what that is.
         self._begun: list[tuple[tf.Tensor, tf.Tensor, Value | None]] = []
         self._warned: set[tf.Operation] = set()
+        # What was put together, what is in its place, and what that is.
+        self._whole: dict[int, tuple[tf.Tensor, tf.Tensor, Value]] = {}
+        self._seen: set[tuple[tf.Operation, int]] = set()
+        # Of functions that take gradients: what their arguments are taken to be.
+        self._taken: dict[Any, dict[int, Value]] = {}
 
     @property
     def are_split(self) -> bool:
@@ -124,7 +130,8 @@ class Examples:
         if self._given:
             loss = losses.find(self.kinds(tensors), targets, given, self._declared)
             self._warn(loss)
-        weight = self._weight(loss, tensors)
+            self._put_together(loss.wholes)
+        weight = self._weight(loss)
         known = {id(one) for one, _, _ in self._begun}
         if not begun or any(id(one) in known for one in begun):
             return loss, weight, False
@@ -136,7 +143,10 @@ class Examples:
         return loss, weight, True
 
     def go_on(self, graph: Any) -> None:
-        """Puts weights in the places of ones, wherever a graph uses these by now."""
+        """Puts weights in the places of ones, wherever a graph uses these by now.
+
+        So it does with what is of the whole batch, in gradients.
+        """
         for one, scaled, _ in self._begun:
             if one.graph is not graph:
                 continue
@@ -144,6 +154,11 @@ class Examples:
                 for k, tensor in enumerate(consumer.inputs):
                     if tensor is one and consumer is not scaled.op:
                         _tf.set_input(consumer, k, scaled)
+        starts = {one.op for one, _, _ in self._begun if one.graph is graph}
+        for own, given, _ in self._whole.values():
+            if own.graph is graph and not self._seen.issuperset(wholes.uses(own)):
+                self._seen.update(wholes.uses(own))
+                wholes.put(given, wholes.in_gradients(own, starts, given))
 
     def _begins_with(self, gradient: Any) -> Any:
         """Returns a gradient, be it what a tape started from."""
@@ -158,22 +173,42 @@ class Examples:
             if not self._replica.replica_id:
                 logging.warning("%s", losses.mixes(op))
 
-    def _weight(self, loss: Value, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    def _put_together(self, made: Collection[Whole]) -> None:
+        """Puts together what has to be of the whole batch, where it is used.
+
+        Raises:
+            UnsupportedError: It cannot be.
+        """
+        several = wholes.by_tensor(made)
+        if several is None:
+            raise losses.no_whole(next(iter(made)).tensor)
+        for uses in several.values():
+            own, power = uses[0].tensor, uses[0].power
+            if id(own) not in self._whole:
+                if own.graph is not tf.compat.v1.get_default_graph():
+                    raise losses.no_whole(own)
+                whole = self.whole(self.kinds([own]), own)
+                if whole is None:
+                    raise losses.no_whole(own)
+                value = Value(Kind.SAME, power, by_value=False)
+                with _tf.stop_recording():
+                    given = wholes.scaled(whole, power, self._replica.weight)
+                self._whole[id(own)] = own, given, value
+            _, given, value = self._whole[id(own)]
+            if value.power != power:
+                raise losses.no_whole(own)
+            wholes.put(given, [(one.op, one.index) for one in uses])
+
+    def _weight(self, loss: Value) -> tf.Tensor:
         replica = self._replica
         if not self._given:
             return tf.constant(1 / replica.num_replicas)  # each does all of it
         weight = joining.share_of(loss.power, replica.weight)
         if loss.over is None:
             return weight
-        if loss.counted:
-            over = weight * tf.cast(tf.size(loss.over), tf.float32)
-            (total,) = all_reduce.combine([over], "sum", None)
-            return joining.part_of(over, total, weight)
-        over = tf.cast(loss.over, tf.float32)
-        total = self.whole(self.kinds(tensors), loss.over)
-        if total is None:
-            raise losses.no_whole(loss.over)
-        return joining.part_of(weight * over, tf.cast(total, tf.float32), weight)
+        over = weight * tf.cast(tf.size(loss.over), tf.float32)
+        (total,) = all_reduce.combine([over], "sum", None)
+        return joining.part_of(over, total, weight)
 
     def whole(self, known: Values, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns a value without rows of all examples; None if it cannot be computed.
@@ -183,6 +218,10 @@ class Examples:
             tensor: The value.
         """
         value = known.of(tensor)
+        if value.wholes:
+            self._put_together(value.wholes)
+            known = self.kinds([tensor])
+            value = known.of(tensor)
         if joining.joins(value, rows=False):
             return self._joined(tensor, value)
         cut = joining.cut(known, tensor, rows=False)
@@ -220,6 +259,10 @@ class Examples:
         known = self.kinds([value])
         found = known.of(value)
         self._warn(found)
+        if found.wholes and found.mixed is None:
+            self._put_together(found.wholes)
+            known = self.kinds([value])
+            found = known.of(value)
         level = found.kind in (Kind.SAME, Kind.MEAN) and not found.power
         if found.mixed is not None or found.kind is Kind.DRAWN or level:
             return None
@@ -232,6 +275,7 @@ class Examples:
         """Returns what finds the kinds of tensors of one graph, and of all before."""
         graph = tensors[0].graph
         starts = [(t, v) for t, _, v in self._begun if v is not None]
+        starts += [(t, v) for _, t, v in self._whole.values() if v.power]
         begun = {id(t): v for t, v in starts if t.graph is graph}
         if graph is self._replica.build.graph:
             own = {tensor.op: "value" for tensor in self._given}
@@ -259,12 +303,43 @@ class Examples:
             else:
                 same = tensor.dtype in (tf.resource, tf.variant, tf.bool)
                 given[id(tensor)] = SAME if same else UNKNOWN
+        self._taken[graph] = {
+            id(tensor): given[id(tensor)]
+            for tensor in graph.inputs
+            if id(tensor) not in captured and tensor.dtype not in _HANDLES
+        }
         own = {
             tensor.op: "value" if given[id(tensor)].by_value else "shape"
             for tensor in graph.inputs
             if not rules.is_same(given[id(tensor)])
         }
         return own, given
+
+    def check(self) -> None:
+        """Raises unless functions are given what they were taken to be given.
+
+        Raises:
+            UnsupportedError: One that takes gradients is not.
+        """
+        for graph in (self._replica.build.graph, *self._taken) if self._taken else ():
+            for op in graph.get_operations():
+                if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+                    continue
+                for _, body in _tf.called_graphs(op):
+                    taken = self._taken.get(body, {})
+                    for tensor, inner in zip(op.inputs, body.inputs, strict=False):
+                        if id(inner) in taken:
+                            self._check(tensor, taken[id(inner)], op)
+
+    def _check(self, tensor: tf.Tensor, taken: Value, op: tf.Operation) -> None:
+        value = self.kinds([tensor]).of(tensor)
+        self._warn(value)
+        if value.wholes:
+            self._put_together(value.wholes)
+            value = self.kinds([tensor]).of(tensor)
+        alike = value.replaced(by_value=taken.by_value, mixed=None) == taken
+        if taken.kind is not Kind.UNKNOWN and not alike:
+            raise refusals.argument(tensor.name, errors.line_of(op), value)
 
     def _flow(
         self,
@@ -280,6 +355,9 @@ class Examples:
             _is_same,
             given=given,
         )
+
+
+_HANDLES = (tf.resource, tf.variant)
 
 
 def _is_start(op: tf.Operation) -> bool:

@@ -173,7 +173,7 @@ class Fetches:
         """
         inexact = tensor.dtype.is_floating or tensor.dtype.is_complex
         number = inexact and tensor.shape.rank in (0, None)
-        if value.mixed is not None and joining.joins(value.replaced(mixed=None)):
+        if value.mixed is not None and joining.joins(kinds.alone([value])[0]):
             logging.warning("%s", losses.mixes(value.mixed))
         elif value.kind is Kind.DRAWN or tensor.op.type in _SUMMARIES:
             return

@@ -220,6 +220,7 @@ class _Call:
                 functools.partial(function, **kwargs), args
             )
             own.go_on(tf.compat.v1.get_default_graph())
+            own.check()
             synchronized.resolve(replica)
             flat = tf.nest.flatten(self._returned)
             self._results = results.look(flat, own)

@@ -43,13 +43,16 @@ class Cut:
     ops: list[tf.Operation]
 
 
-def cut(known: Values, tensor: tf.Tensor, rows: bool = True) -> Cut | None:
+def cut(
+    known: Values, tensor: tf.Tensor, rows: bool = True, put: bool = False
+) -> Cut | None:
     """Returns of what a value is computed that can be put together.
 
     Args:
         known: Finds what values are.
         tensor: The value.
         rows: Whether rows can be put together, too.
+        put: Whether what has to be of the whole batch is, where values are looked up.
 
     Returns:
         None if something between them draws random numbers, has an effect, is asked of
@@ -68,11 +71,15 @@ def cut(known: Values, tensor: tf.Tensor, rows: bool = True) -> Cut | None:
         inside.add(op)
         for one in op.inputs:
             value = known.of(one)
+            if put:
+                value = value.replaced(wholes=frozenset())
             empty = one.dtype == tf.variant and not resource_inputs(one.op)
             # A replica may not have computed what is on one side of a conditional.
             sided = one.op in control or one.op.type in SWITCHES
             if joins(value, rows) and not empty and not sided:
                 leaves[one.ref()] = one, value
+            elif known.is_given(one):
+                return None
             else:
                 stack.append(one.op)
         stack += _sides(op, control)
@@ -106,7 +113,7 @@ def is_light(made: Cut) -> bool:
 
 def joins(value: Value, rows: bool = True) -> bool:
     """Whether the values of the replicas can be put together to that of one device."""
-    if value.mixed is not None:
+    if value.mixed is not None or value.wholes:
         return False
     if value.kind is Kind.ROWS:
         return rows and not value.order

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from replicator.autodist.wholes import Whole
 
 
 class Kind(enum.Enum):
@@ -26,7 +28,7 @@ class Kind(enum.Enum):
     MEAN = "a mean over the examples"
     MAX = "a maximum"
     MIN = "a minimum"
-    RATIO = "a ratio of two sums over the examples"
+    RATIO = "a mean of those examples that were chosen"
     PLACES = "places of examples in a replica's part of the batch"
     SIZES = "sizes, some of which are numbers of examples"
     STATISTIC = "a statistic of the examples that is no mean over them"
@@ -49,10 +51,9 @@ class Value:
         order: Of rows: how they are ordered, () if one example comes after the other.
         some: Of rows: what tells those that were left out from others, or None.
         by_value: Whether it depends on more than the number of examples.
-        over: Of a ratio: what it is divided by; the power is that of what is divided.
-        counted: Of a ratio: whether it is divided by how many numbers that has.
-        whole: Of a ratio: whether the replicas' parts in it add up to one.
+        over: Of a ratio: what was chosen; the power is that of the sum of these.
         mixed: The first op that made rows of more than their own example, if any did.
+        wholes: Of what else it is made that has to be put together before it is that.
     """
 
     kind: Kind
@@ -62,9 +63,8 @@ class Value:
     some: Hashable = None
     by_value: bool = True
     over: tf.Tensor | None = None
-    counted: bool = False
-    whole: bool = False
     mixed: tf.Operation | None = None
+    wholes: frozenset[Whole] = frozenset()
 
     @property
     def said(self) -> str:
@@ -94,13 +94,25 @@ _LEVEL = {Kind.SAME, Kind.MEAN, Kind.MAX, Kind.MIN, Kind.RATIO, Kind.STATISTIC}
 def is_level(value: Value) -> bool:
     """Whether a value does not grow with the number of examples."""
     if value.kind is Kind.RATIO:
-        return value.whole
+        return value.power == 1
     return value.kind in _LEVEL and value.power == 0
 
 
 def is_same(value: Value) -> bool:
     """Whether a value is the same on all replicas, however many examples each has."""
-    return value.kind is Kind.SAME and value.power == 0
+    return value.kind is Kind.SAME and value.power == 0 and not value.wholes
+
+
+def alone(values: Sequence[Value]) -> list[Value]:
+    """Returns values without what says of which others they are made."""
+    return [v.replaced(mixed=None, wholes=frozenset()) for v in values]
+
+
+def made_of(value: Value, values: Sequence[Value]) -> Value:
+    """Returns a value that is made of others, of what these are made, too."""
+    mixed = next((v.mixed for v in values if v.mixed is not None), None)
+    wholes = value.wholes.union(*(v.wholes for v in values))
+    return value.replaced(mixed=value.mixed or mixed, wholes=wholes)
 
 
 def scaled(value: Value, power: Power) -> Value:
@@ -112,15 +124,17 @@ def scaled(value: Value, power: Power) -> Value:
 
 def joined(one: Value, two: Value) -> Value:
     """Returns what either of two is, as chosen alike on all replicas."""
-    mixed = one.mixed or two.mixed
-    one, two = one.replaced(mixed=mixed), two.replaced(mixed=mixed)
+    return made_of(_joined(*alone([one, two])), [one, two])
+
+
+def _joined(one: Value, two: Value) -> Value:
     if one == two:
         return one
     if {one.kind, two.kind} <= {Kind.SAME, Kind.MEAN} and one.power == two.power:
-        return Value(Kind.MEAN, one.power, mixed=mixed)
+        return Value(Kind.MEAN, one.power)
     if one.replaced(by_value=True) == two.replaced(by_value=True):
         return one.replaced(by_value=True)
-    return UNKNOWN.replaced(mixed=mixed)
+    return UNKNOWN
 
 
 # --- Of values without rows -----------------------------------------------------------
@@ -146,7 +160,7 @@ def added(values: list[Value]) -> Value:
         return MIXED
     others = [v for v in values if not is_same(v)]
     if {v.over is not None for v in values} == {True}:
-        if len({(id(v.over), v.power, v.whole) for v in values}) == 1:
+        if len({(id(v.over), v.power) for v in values}) == 1:
             return values[0]
     if len(others) == 1 and others[0].kind in (Kind.MAX, Kind.MIN, Kind.RATIO):
         return others[0] if is_level(others[0]) else MIXED
@@ -159,18 +173,14 @@ def multiplied(one: Value, two: Value) -> Value:
         one, two = two, one
     if two.kind is Kind.SAME:
         if one.kind in (Kind.SAME, Kind.MEAN, Kind.RATIO):
-            whole = one.whole and not two.power
-            return scaled(one, two.power).replaced(whole=whole)
+            return scaled(one, two.power)
     return computed([one, two])
 
 
-def divided(one: Value, two: Value, by: tf.Tensor) -> Value:
-    """Returns what a quotient of values without rows is, the second being `by`."""
+def divided(one: Value, two: Value) -> Value:
+    """Returns what a quotient of values without rows is."""
     if two.kind is Kind.SAME:
         return multiplied(one, two.replaced(power=-two.power))
-    if one.kind is Kind.MEAN and two.kind not in (Kind.ROWS, Kind.PLACES):
-        whole = two.kind is Kind.MEAN and two.power == one.power
-        return Value(Kind.RATIO, one.power, over=by, whole=whole)
     return computed([one, two])
 
 
@@ -190,6 +200,24 @@ def computed(values: list[Value]) -> Value:
     if all(is_level(v) or v.kind is Kind.DRAWN for v in values):
         return STATISTIC
     return UNKNOWN
+
+
+def cast(op: tf.Operation, value: Value) -> Value:
+    """Returns what a Cast makes of a value without rows."""
+    rounded = op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating
+    if rounded and value.kind not in (Kind.MAX, Kind.MIN):
+        return computed([value]) if not value.power else UNKNOWN
+    return value
+
+
+def together(values: Sequence[Value]) -> Value:
+    """Returns what a vector is whose elements are values without rows."""
+    one = values[0]
+    for other in values[1:]:
+        one = joined(one, other)
+    if one.kind is Kind.RATIO:
+        return UNKNOWN
+    return one if one.kind is not Kind.UNKNOWN else computed(list(values))
 
 
 def of_start(loss: Value, own: Value) -> Value | None:

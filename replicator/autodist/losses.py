@@ -13,13 +13,12 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator import errors
-from replicator.autodist import flows, powers, uses
+from replicator.autodist import kinds, powers, wholes
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value, multiplied
 from replicator.autodist.values import Values
 
 MEAN, SUM = Value(Kind.MEAN), Value(Kind.MEAN, 1)
 DECLARED = {"mean": MEAN, "sum": SUM}
-_STOPS = ("StopGradient", "PreventGradient")
 _WAY_OUT = (
     "let tf.reduce_mean or tf.reduce_sum over the examples make it, be it divided by "
     "what has no variable in it; or say what it is, "
@@ -28,7 +27,7 @@ _WAY_OUT = (
 
 
 def find(
-    kinds: Values,
+    known: Values,
     targets: Sequence[tf.Tensor],
     given: Sequence[tf.Tensor | None],
     declared: str | None,
@@ -36,7 +35,7 @@ def find(
     """Returns what is differentiated: the same for all, a mean, a sum or a ratio.
 
     Args:
-        kinds: Finds what is known of what is in the graph.
+        known: Finds what is known of what is in the graph.
         targets: What is differentiated, all of it added up.
         given: The gradients that were given of them; None where they are ones.
         declared: What the user says that it is, "mean" or "sum", if anything.
@@ -44,37 +43,42 @@ def find(
     Raises:
         UnsupportedError: No weight makes the gradients those of one device.
     """
-    values = [_total(kinds, t, g) for t, g in zip(targets, given, strict=True)]
+    values = [_total(known, t, g) for t, g in zip(targets, given, strict=True)]
+    made = frozenset[wholes.Whole]().union(*(v.wholes for v in values))
     differing = [
         (value, target)
         for value, target in zip(values, targets, strict=True)
-        if value.replaced(mixed=None, by_value=False) != SAME
+        if kinds.alone([value])[0].replaced(by_value=False) != SAME
     ]
-    if not differing:
+    if not differing and not made:
         return SAME
     mixed = next((v.mixed for v, _ in differing if v.mixed is not None), None)
-    if mixed is not None and kinds.follows_gradient(mixed):
+    if mixed is not None and known.follows_gradient(mixed):
         raise _of_gradient(mixed)
     if declared is not None:
         return DECLARED[declared].replaced(mixed=mixed)
-    powers = {value.power for value in values}
+    if wholes.by_tensor(made) is None:
+        raise _refused(UNKNOWN, targets[-1])
+    found = {value.power for value in values}
     if {v.kind for v in values} <= {Kind.SAME, Kind.MEAN, Kind.DRAWN}:
-        if len(powers) == 1:
-            return Value(Kind.MEAN, powers.pop(), mixed=mixed)
-        raise _refused(Value(Kind.MIXED), differing[-1][1])
+        if len(found) == 1:
+            return Value(Kind.MEAN, found.pop(), mixed=mixed, wholes=made)
+        raise _refused(Value(Kind.MIXED), targets[-1])
     first, target = differing[0]
     if first.kind is Kind.RATIO and all(v == first for v, _ in differing):
-        alone = len(differing) == len(values) or first.whole
-        free = first.counted or (first.over is not None and not _trained(first.over))
-        if alone and free:
+        if len(differing) == len(values) or kinds.is_level(first):
             return first
     raise _refused(first if len(values) == 1 else Value(Kind.MIXED), target)
 
 
-def _total(kinds: Values, target: tf.Tensor, given: tf.Tensor | None) -> Value:
+def _total(known: Values, target: tf.Tensor, given: tf.Tensor | None) -> Value:
     """Returns what the sum of a target is, weighed by what was given."""
-    value = kinds.of(target)
-    own = SAME if given is None else kinds.of(given)
+    value = known.of(target)
+    own = SAME if given is None else known.of(given)
+    return kinds.made_of(_weighed(*kinds.alone([value, own])), [value, own])
+
+
+def _weighed(value: Value, own: Value) -> Value:
     if value.kind is Kind.ROWS:
         power = 0.0
         if own.kind is Kind.ROWS:
@@ -88,12 +92,6 @@ def _total(kinds: Values, target: tf.Tensor, given: tf.Tensor | None) -> Value:
     if own.kind is Kind.SAME and not own.power:
         return value
     return multiplied(value, own)
-
-
-def _trained(tensor: tf.Tensor) -> bool:
-    """Whether gradients flow through a tensor to variables."""
-    ops = flows.upstream([tensor], lambda op: op.type in _STOPS)
-    return any(op.type in uses.READS for op in ops)
 
 
 def _of_gradient(op: tf.Operation) -> errors.ReplicatorError:
@@ -145,11 +143,11 @@ def not_found(variable: str, line: str) -> errors.ReplicatorError:
 
 
 def no_whole(tensor: tf.Tensor) -> errors.ReplicatorError:
-    """Returns the error for a divisor of a loss that is not known of all examples."""
+    """Returns the error for what is needed, and not known, of all examples."""
     return errors.UnsupportedError(
         errors.compose(
-            f"a loss is divided by {tensor.name}, which differs between replicas, and "
-            "is not known for all examples.",
+            f"{tensor.name} divides a loss, or is combined with each example; it "
+            "differs between replicas, and is not known for all examples.",
             [f"at {errors.line_of(tensor.op)}"],
             _WAY_OUT,
         )

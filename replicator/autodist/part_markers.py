@@ -11,7 +11,7 @@ from replicator import _tf
 from replicator.autodist import marked
 from replicator.autodist.cuts import Cut
 from replicator.autodist.rewriting import Rewriter, joined
-from replicator.autodist.shares import Gradient
+from replicator.autodist.taken import Gradient
 from replicator.graph.passes import rows
 
 

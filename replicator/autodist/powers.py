@@ -62,17 +62,17 @@ def reduced(type_: str, value: Value) -> Value:
     """Returns what a reduction makes of rows, over their examples."""
     if type_ == "Sum":
         if not value.by_value and value.some is None:
-            return Value(Kind.SAME, value.power + 1, by_value=False, mixed=value.mixed)
-        return Value(Kind.MEAN, value.power + 1, mixed=value.mixed)
+            return Value(Kind.SAME, value.power + 1, by_value=False)
+        return Value(Kind.MEAN, value.power + 1)
     if type_ == "Mean":
         if value.some is not None:
-            return UNKNOWN.replaced(mixed=value.mixed)
+            return UNKNOWN
         kind = Kind.MEAN if value.by_value else Kind.SAME
-        return Value(kind, value.power, by_value=value.by_value, mixed=value.mixed)
+        return Value(kind, value.power, by_value=value.by_value)
     if type_ in ("Max", "All", "Min", "Any") and not value.power:
         kind = Kind.MAX if type_ in ("Max", "Any") else Kind.MIN
         if not value.by_value:
             return SAME
         # What is left of some examples may be nothing, of which there is no extremum.
-        return Value(kind, mixed=value.mixed) if value.some is None else UNKNOWN
+        return Value(kind) if value.some is None else UNKNOWN
     return UNKNOWN

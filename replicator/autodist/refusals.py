@@ -6,6 +6,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from replicator import errors
+from replicator.autodist.kinds import Kind, Value
 
 
 def of_user(error: errors.ReplicatorError, scope: str) -> errors.ReplicatorError:
@@ -43,11 +44,26 @@ def no_whole(variable: str, line: str, said: str) -> errors.ReplicatorError:
     )
 
 
-def given_gradients(variable: str, line: str) -> errors.ReplicatorError:
+def argument(name: str, line: str, value: Value) -> errors.ReplicatorError:
+    """Returns the error for what a function is given that takes gradients of it."""
+    said = "made of other examples, too" if value.kind is Kind.ROWS else value.said
+    return errors.UnsupportedError(
+        errors.compose(
+            f"a tf.function that takes gradients is given {name}, which is neither a "
+            "row for each example, in their order, nor the same on all replicas: it is "
+            f"{said}.",
+            [f"at {line}"],
+            "compute it in that function; or leave its tf.function away, as a function "
+            "of AutoDist is one.",
+        )
+    )
+
+
+def given_gradients(what: str, line: str) -> errors.ReplicatorError:
     """Returns the error for a gradient of a gradient that starts from a given one."""
     return errors.UnsupportedError(
         errors.compose(
-            f"the gradient of {variable} is differentiated by a tape that is "
+            f"the gradient of {what} is differentiated by a tape that is "
             "given output_gradients, which replicas cannot weigh.",
             [f"at {line}"],
             "multiply what is differentiated by them, and take its gradient.",

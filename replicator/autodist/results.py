@@ -111,9 +111,9 @@ def _joined(
     value = result.value if are_split else UNKNOWN
     if value.kind is Kind.DRAWN:
         return first
-    if value.mixed is not None and joining.joins(value.replaced(mixed=None)):
+    if value.mixed is not None and joining.joins(kinds.alone([value])[0]):
         logging.warning("%s", losses.mixes(value.mixed))
-        value = value.replaced(mixed=None)
+        (value,) = kinds.alone([value])
     if joining.joins(value) and not kinds.is_same(value):
         return joining.of_parts(value, values, shares)
     inexact = first.dtype.is_floating or first.dtype.is_complex

@@ -17,6 +17,7 @@ import tensorflow as tf
 from replicator.autodist import kinds, lookups, powers, products, shaping, tables
 from replicator.autodist.kinds import SAME, STATISTIC, UNKNOWN, Kind, Value
 from replicator.autodist.sizes import Sizes, grown
+from replicator.autodist.wholes import Whole
 from replicator.graph.ir import shapes
 
 Rule = Callable[["Rows", tf.Operation, int, Sequence[Value]], Value]
@@ -27,10 +28,13 @@ class Rows:
 
     Args:
         sizes: Finds what shapes are.
+        is_data: Says of an operand of an op whether it may be that of the whole batch.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
-        self.sizes = sizes
+    def __init__(
+        self, sizes: Sizes, is_data: Callable[[tf.Operation, int], bool]
+    ) -> None:
+        self.sizes, self.is_data = sizes, is_data
 
     def find(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
         """Returns what an op's k-th result is, given what its inputs are.
@@ -40,13 +44,30 @@ class Rows:
         rule = _RULES.get(op.type)
         if rule is None:
             return UNKNOWN
-        if any(value.kind is Kind.UNKNOWN for value in values):
+        own = kinds.alone(values)
+        made = self._put_together(op, own)
+        own = [SAME if Whole(op, n) in made else v for n, v in enumerate(own)]
+        if any(value.kind is Kind.UNKNOWN for value in own):
             return UNKNOWN
-        found = rule(self, op, k, values)
-        mixed = next((v.mixed for v in values if v.mixed is not None), None)
-        if mixed is not None and found.mixed is None:
-            found = found.replaced(mixed=mixed)
-        return found
+        found = rule(self, op, k, own)
+        return kinds.made_of(found, [*values, SAME.replaced(wholes=made)])
+
+    def _put_together(
+        self, op: tf.Operation, values: Sequence[Value]
+    ) -> frozenset[Whole]:
+        """Returns what rows are combined with that can be of the whole batch."""
+        if op.type not in tables.ELEMENTWISE and op.type not in _COMBINING:
+            return frozenset()
+        return frozenset(
+            Whole(op, n)
+            for n, value in enumerate(values)
+            if value.kind not in (Kind.SAME, Kind.ROWS, Kind.DRAWN, Kind.PLACES)
+            and self.is_data(op, n)
+        )
+
+
+# Besides those that act element by element.
+_COMBINING = ("GatherV2", "MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum")
 
 
 def _passed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
@@ -153,10 +174,10 @@ def _reduced(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Va
     at = [axis % rank for axis in axes or () if rank]
     if every or value.axis in at:
         if op.type == "Mean" and op.outputs[0].dtype.is_integer:  # which is rounded
-            return STATISTIC.replaced(mixed=value.mixed)
+            return STATISTIC
         if op.type == "Mean" and value.some is not None and not value.power:
             # Of rows that are left, it is their sum divided by how many there are.
-            return Value(Kind.RATIO, 1, over=tensor, counted=True, whole=True)
+            return Value(Kind.RATIO, 1, over=tensor)
         return powers.reduced(op.type, value)
     if value.power and op.type not in ("Sum", "Mean", "Max", "Min"):
         return UNKNOWN

@@ -18,28 +18,26 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, errors
-from replicator.autodist import joining, kinds, losses, marked, slots, stamping
+from replicator.autodist import (
+    joining,
+    kinds,
+    losses,
+    marked,
+    slots,
+    stamping,
+    taken,
+    wholes,
+)
 from replicator.autodist.kinds import Value
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
+from replicator.autodist.taken import Gradient
 from replicator.autodist.values import Values
+from replicator.autodist.wholes import Whole
 from replicator.world import World
 
 _STARTS = re.compile(r"(|.*/)grad_ys_\d+")
 Source: TypeAlias = tf.Operation | None  # what deals the elements; None: what is fed
-
-
-@dataclasses.dataclass(frozen=True)
-class Gradient:
-    """A gradient of a variable.
-
-    Attributes:
-        variable: The variable's name.
-        ops: Its marker; two of them, of values and indices, if it is sparse.
-    """
-
-    variable: str
-    ops: tuple[tf.Operation, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +65,8 @@ class Plan:
         gradients: Those that are reduced together.
         starts: What tf.gradients starts from, with what it differentiates.
         writes: Those of values that differ.
+        wholes: What has to be put together for these, by references to the tensors.
+        behind: What takes gradients for which it is, if from an unknown start.
 
     Raises:
         UnsupportedError: A loss is of a kind that nothing can be made equal of.
@@ -80,12 +80,12 @@ class Plan:
             for op in program.copied
             if ELEMENTS.fullmatch(op.type)
         }
-        self.gradients = _grouped(program.markers)
+        self.gradients = taken.grouped(program.markers)
         self._texts = {marked.text(op, marked.TAKEN): op for op in program.markers}
         self.starts: list[tuple[tf.Operation, Value]] = []
         self._begun: dict[str, Value] = {}
         self.kinds = Values(program.flow)
-        begun = _begun_by_tapes(program.markers)
+        begun = taken.begun_by_tapes(program.markers)
         for op in program.copied:
             if _STARTS.fullmatch(op.name):
                 loss = self._loss(op)
@@ -94,7 +94,15 @@ class Plan:
             elif op.name in begun:
                 self._begin(op, self._of_tape(begun[op.name]), op.name)
         self.writes = self._find_writes()
-        self._warn([*(v for _, v in self.starts), *(w.value for w in self.writes)])
+        values = [*(v for _, v in self.starts), *(w.value for w in self.writes)]
+        self._warn(values)
+        self.behind: list[tf.Operation] = []
+        for gradient in (one for group in self.gradients for one in group):
+            loss, is_begun = self.loss_behind(gradient)
+            if not is_begun and loss.wholes:
+                self.behind += gradient.ops
+                values.append(loss)
+        self.wholes = self._put_together(values)
 
     def _begin(self, start: tf.Operation, loss: Value, key: str) -> None:
         """Notes from where differentiation starts, and so what gradients are."""
@@ -105,10 +113,27 @@ class Plan:
             self._program.begin(start, value)
             self.kinds = Values(self._program.flow)
 
+    def _put_together(self, values: Sequence[Value]) -> dict[object, list[Whole]]:
+        """Returns what has to be of the whole batch, for values to be what they are."""
+        every = frozenset[Whole]().union(*(value.wholes for value in values))
+        found = wholes.by_tensor(every)
+        if found is None:
+            raise losses.no_whole(next(iter(every)).tensor)
+        return found
+
     def _warn(self, values: Sequence[Value]) -> None:
         """Warns of rows that are made of more than their own example."""
         for op in dict.fromkeys(v.mixed for v in values if v.mixed is not None):
             logging.warning("%s", losses.mixes(op))
+
+    def unweighed(self, tensor: tf.Tensor, value: Value) -> Value:
+        """Returns what a tensor of the program is before gradients are weighed.
+
+        Copies of what differentiation starts from are what they were, and what is
+        given to others in their places is weighed.
+        """
+        loss = next((own for op, own in self.starts if op is tensor.op), None)
+        return value if loss is None else kinds.scaled(value, loss.power - 1)
 
     def source(self, op: tf.Operation) -> Source:
         """Returns what deals the elements that an op depends on."""
@@ -142,7 +167,7 @@ class Plan:
         if int(k) < len(names) and names[int(k)]:
             target: tf.Tensor | None = self._tensor(names[int(k)])
         else:  # gradients of what is no variable
-            target = _differentiated(self._program.graph, start)
+            target = taken.differentiated(self._program.graph, start)
         if target is None:
             return None
         given = start.inputs[0] if start.type == "Identity" else None
@@ -217,7 +242,6 @@ class Shares:
         self,
         source: Source,
         what: Value,
-        plan: Plan,
         places: Sequence[Places],
         n: int,
     ) -> tf.Tensor:
@@ -226,27 +250,43 @@ class Shares:
         Args:
             source: What deals the elements it depends on.
             what: What it is: the same for all, a mean, a sum or a ratio.
-            plan: What is known of other values.
             places: What the ops of the program are on each replica.
             n: The replica.
-
-        Raises:
-            UnsupportedError: What a ratio is divided by cannot be put together.
         """
         with tf.device(self._world.devices[n]):
             own = self._counting(source, what.power, places)
             if what.over is None:
                 return own[n]
-            over = [stamping.of(one, what.over) for one in places]
-            if what.counted:
-                over = [tf.size(one) for one in over]
-            over = [tf.cast(one, tf.float32) for one in over]
-            if what.counted:
-                counts = self._counting(source, 1, places)
-                total = tf.add_n([a * b for a, b in zip(over, counts, strict=True)])
-            else:
-                total = tf.cast(self.whole(what.over, plan, places, n), tf.float32)
+            over = [
+                tf.cast(tf.size(stamping.of(one, what.over)), tf.float32)
+                for one in places
+            ]
+            counts = self._counting(source, 1, places)
+            total = tf.add_n([a * b for a, b in zip(over, counts, strict=True)])
             return joining.part_of(own[n] * over[n], total, own[n])
+
+    def _put_together(self, plan: Plan, places: Sequence[Places], n: int) -> None:
+        """Gives a replica what has to be of the whole batch, wherever that is used.
+
+        Args:
+            plan: What is known of values.
+            places: What the ops of the program are on each replica.
+            n: The replica.
+
+        Raises:
+            UnsupportedError: It cannot be put together of those of the replicas.
+        """
+        starts = {op for op, _ in plan.starts}
+        for several in plan.wholes.values():
+            tensor = several[0].tensor
+            share = self._counting(plan.source(tensor.op), 0, places)[n]
+            whole = self.whole(tensor, plan, places, n)
+            with tf.device(self._world.devices[n]):
+                given = wholes.scaled(whole, several[0].power, share)
+            uses = [(one.op, one.index) for one in several]
+            uses += wholes.in_gradients(tensor, starts)
+            uses += wholes.between(tensor, plan.behind)
+            wholes.put(given, [(places[n][op], k) for op, k in uses])
 
     def whole(
         self, tensor: tf.Tensor, plan: Plan, places: Sequence[Places], n: int
@@ -269,6 +309,7 @@ class Shares:
         def join(one: tf.Tensor, value: Value) -> tf.Tensor:
             shares = self._counting(plan.source(one.op), 0, places)
             parts = [stamping.of(own, one) for own in places]
+            value = plan.unweighed(one, value)
             return joining.of_parts(value, parts, shares)
 
         device = self._world.devices[n]
@@ -313,6 +354,7 @@ class Shares:
 
     def scale(self, plan: Plan, places: Sequence[Places], n: int) -> None:
         """Weighs what tf.gradients starts from on replica n."""
+        self._put_together(plan, places, n)
         for op, loss in plan.starts:
             start = places[n][op].outputs[0]
             used = [
@@ -324,58 +366,10 @@ class Shares:
             source = next(
                 (s for c in op.outputs[0].consumers() if (s := plan.source(c))), None
             )
-            weight = self.weight(source, loss, plan, places, n)
+            weight = self.weight(source, loss, places, n)
             scaled = start * tf.cast(weight, start.dtype)
             for consumer, k in used:
                 _tf.set_input(consumer, k, scaled)
-
-
-def _begun_by_tapes(markers: Sequence[tf.Operation]) -> dict[str, tf.Operation]:
-    """Returns what tapes start from, with a gradient that they took from there."""
-    found: dict[str, tf.Operation] = {}
-    for op in markers:
-        for name in (marked.text(op, marked.BEGUN) or "").split(","):
-            if name:
-                found.setdefault(name, op)
-    return found
-
-
-def _grouped(markers: Sequence[tf.Operation]) -> list[list[Gradient]]:
-    """Returns the gradients that one call of tf.gradients takes, each with the others.
-
-    None of them depends on another: what they lead to are handles.
-    """
-    groups: dict[object, list[Gradient]] = {}
-    waiting = None
-    for op in markers:
-        if marked.text(op, marked.PART) == "values":
-            waiting = op
-            continue
-        ops = (op,) if waiting is None else (waiting, op)
-        waiting = None
-        name = marked.text(op, marked.GRADIENT)
-        assert name is not None, "it is a marker"
-        # Others depend on those that lead through a gradient, to another one.
-        alone = marked.text(op, marked.BACK)
-        key = op if alone else marked.text(op, marked.TAKEN) or op
-        groups.setdefault(key, []).append(Gradient(name, ops))
-    return list(groups.values())
-
-
-def _differentiated(graph: tf.Graph, start: tf.Operation) -> tf.Tensor | None:
-    """Returns what is differentiated from a start on, by the names of gradients."""
-    scope = start.name.rpartition("grad_ys_")[0]
-    for consumer in start.outputs[0].consumers():
-        rest = consumer.name.removeprefix(scope)
-        place = rest.find("_grad/")
-        while place >= 0:
-            try:
-                op = graph.get_operation_by_name(rest[:place])
-            except KeyError:
-                place = rest.find("_grad/", place + 1)
-                continue
-            return op.outputs[0] if op.outputs else None
-    return None
 
 
 def _examples_of(source: tf.Operation) -> int | None:

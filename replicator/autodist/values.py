@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.autodist import flows, kinds, powers, rows, tables, turns, uses
+from replicator.autodist import flows, kinds, powers, rows, tables, turns, uses, wholes
 from replicator.autodist.kinds import (
     DRAWN,
     SAME,
@@ -36,14 +36,15 @@ class Values:
 
     Args:
         flow: What of it differs between replicas.
+        called: Whether it is that of a function, in which nothing can be changed.
     """
 
-    def __init__(self, flow: flows.Flow) -> None:
-        self._flow = flow
+    def __init__(self, flow: flows.Flow, called: bool = False) -> None:
+        self._flow, self._is_called = flow, called
         self._known: dict[tf.Tensor, Value] = {}
         self._called: dict[tf.Operation, list[Value]] = {}
         self._sizes = Sizes(self.of)
-        self._rows = rows.Rows(self._sizes)
+        self._rows = rows.Rows(self._sizes, self._is_data)
         # What joins the values of a loop's turns, as it is taken to be for now.
         self._assumed: dict[tf.Operation, Value] = {}
 
@@ -55,6 +56,10 @@ class Values:
         while not self._look(tensor):
             self._known.clear()  # a loop is not what it was taken to be
         return self._known[key]
+
+    def is_given(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is what a replica was given of the examples."""
+        return id(tensor) in self._flow.given and self.of(tensor).kind is Kind.ROWS
 
     @property
     def control(self) -> switching.Flow:
@@ -112,7 +117,8 @@ class Values:
         if op.type in _PASSED:
             return values[0]
         if op.type == "IdentityN":
-            return values[k]
+            closed = any(wholes.is_closed(op, k, one) for one in values[k].wholes)
+            return UNKNOWN if closed else values[k]
         if op.type == "EnsureShape" and op.inputs[0].op.type in tables.BELIEVED:
             before = [self._known.get(t.ref(), SAME) for t in op.inputs[0].op.inputs]
             return rows.believed(tensor, before)
@@ -168,9 +174,44 @@ class Values:
 
     def _computed(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
         """Returns what is computed of values without rows."""
-        found = self._without_rows(op, k, [v.replaced(mixed=None) for v in values])
-        mixed = next((v.mixed for v in values if v.mixed is not None), None)
-        return found if found.mixed or not mixed else found.replaced(mixed=mixed)
+        own = kinds.alone(values)
+        found = self._without_rows(op, k, own)
+        if found.kind in (Kind.STATISTIC, Kind.UNKNOWN, Kind.MIXED):
+            found = self._of_whole(op, k, own) or found
+        return kinds.made_of(found, values)
+
+    def _of_whole(self, op: tf.Operation, k: int, values: list[Value]) -> Value | None:
+        """Returns what is computed once what is not trained is put together first.
+
+        None if that does not help.
+        """
+        data = [
+            n
+            for n, value in enumerate(values)
+            if not kinds.is_same(value) and self._is_data(op, n, wholes.STOPS)
+        ]
+        if op.type not in tables.ELEMENTWISE or not data:
+            return None
+        power = 0.0
+        if op.type in tables.OVER and values[0].kind is Kind.MEAN and data[-1] == 1:
+            data, power = [1], values[0].power
+        elif all(kinds.is_same(v) or n in data for n, v in enumerate(values)):
+            # Nothing of it is trained: so it is put together where it is used.
+            if not any(wholes.is_trained(tensor) for tensor in op.inputs):
+                return None
+        for n in data:
+            values = [*values[:n], SAME.replaced(power=power), *values[n + 1 :]]
+        found = self._without_rows(op, k, values)
+        if found.kind not in (Kind.SAME, Kind.MEAN):
+            return None
+        made = frozenset(wholes.Whole(op, n, power) for n in data)
+        return found.replaced(wholes=made)
+
+    def _is_data(self, op: tf.Operation, index: int, stops: Sequence[str] = ()) -> bool:
+        """Whether an operand may be of the whole batch: nothing is trained by it."""
+        if self._is_called or not wholes.may_be(op, index, self._flow.control):
+            return False
+        return not wholes.is_trained(op.inputs[index], stops)
 
     def _without_rows(self, op: tf.Operation, k: int, values: list[Value]) -> Value:
         type_, first = op.type, values[0]
@@ -186,17 +227,15 @@ class Values:
         if type_ in tables.TIMES:
             return kinds.multiplied(*values)
         if type_ in tables.OVER:
-            return kinds.divided(first, values[1], op.inputs[1])
+            return kinds.divided(first, values[1])
         if type_ == "Neg":
             return kinds.negated(first)
         if type_ in tables.PASSED_ON or type_ in _MOVED:
             if not all(map(kinds.is_same, values[1:])):
                 return UNKNOWN
-            if first.over is not None and first.over.shape.rank != 0:
-                return UNKNOWN if type_ in _MOVED else first
-            return _cast(op, first) if type_ == "Cast" else first
+            return kinds.cast(op, first) if type_ == "Cast" else first
         if type_ in ("Pack", "ConcatV2"):
-            return _together(values[: len(values) - (type_ == "ConcatV2")])
+            return kinds.together(values[: len(values) - (type_ == "ConcatV2")])
         if type_ in ("Select", "SelectV2") and kinds.is_same(first):
             return kinds.joined(*values[1:])
         if type_ in ("Sum", "Mean") and kinds.is_same(values[1]):
@@ -339,8 +378,8 @@ class Values:
             lambda op: False,
             given=given,
         )
-        inside = Values(flow)
-        # What is in a function cannot be divided by outside of it.
+        inside = Values(flow, called=True)
+        # What is in a function cannot be counted outside of it.
         found = [inside.of(tensor) for tensor in results]
         return [UNKNOWN if value.over is not None else value for value in found]
 
@@ -350,20 +389,3 @@ _MOVED = frozenset(
     Unpack BroadcastTo""".split()
 )
 _STATISTICS = frozenset({"Max", "Min", "Prod", "All", "Any", "ArgMax", "L2Loss"})
-
-
-def _cast(op: tf.Operation, value: Value) -> Value:
-    rounded = op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating
-    if rounded and value.kind not in (Kind.MAX, Kind.MIN):
-        return kinds.computed([value]) if not value.power else UNKNOWN
-    return value
-
-
-def _together(values: Sequence[Value]) -> Value:
-    """Returns what a vector is whose elements are values without rows."""
-    one = values[0]
-    for other in values[1:]:
-        one = kinds.joined(one, other)
-    if one.kind is Kind.RATIO:
-        return UNKNOWN
-    return one if one.kind is not Kind.UNKNOWN else kinds.computed(list(values))

@@ -148,9 +148,9 @@ def check_own(
 
 
 def on_replica(replica: context.ReplicaContext) -> str:
-    """Returns " on replica 1", to be written in the graph; "" where copies are made of it.
+    """Returns " on replica 1", say, to be written in the graph; "" if that is copied.
 
-    A copy would say that it was the one that was copied.
+    A copy would say that it was the replica of which it is one.
     """
     named = replica.build.all_traced
     return f" on replica {replica.replica_id}" if named else ""

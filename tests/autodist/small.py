@@ -41,6 +41,15 @@ def of_a_function(x, w):
     return tf.reduce_mean(tf.reduce_sum(tf.tanh(tf.matmul(x, w)), 1))
 
 
+@tf.custom_gradient
+def divided(total, by):
+    return total / by, lambda d: (d * (1.0 / by), None)
+
+
+def normalized(x):
+    return (x - tf.reduce_mean(x, 0)) / (tf.math.reduce_std(x, 0) + 0.1)
+
+
 def _looped(make: Callable[[], tf.Tensor]) -> tf.Tensor:
     return tf.while_loop(lambda k, t: k < 3, lambda k, t: (k + 1, t + make()), (0, 0.0))
 
@@ -82,6 +91,64 @@ LOSSES: dict[str, Any] = {
     "over n + 1": lambda x, y, i, w, b: tf.reduce_sum(rows(x, y, w)) / (count(x) + 1),
     "weighted": lambda x, y, i, w, b: (
         tf.reduce_sum(rows(x, y, w) * tf.abs(y)) / tf.reduce_sum(tf.abs(y))
+    ),
+    # A replica may have to divide by 0, where one device does not.
+    "over n - 1": lambda x, y, i, w, b: (
+        tf.reduce_sum(rows(x, y, w)) / (count(x) - 1.0) + tf.nn.l2_loss(w)
+    ),
+    "over n - 1, or nothing": lambda x, y, i, w, b: tf.math.divide_no_nan(
+        tf.reduce_sum(rows(x, y, w)), count(x) - 1.0
+    ),
+    "all, over some": lambda x, y, i, w, b: (
+        tf.reduce_sum(rows(x, y, w)) / tf.reduce_sum(_positive(y))
+    ),
+    "each, over some": lambda x, y, i, w, b: tf.reduce_sum(
+        rows(x, y, w) / tf.reduce_sum(_positive(y))
+    ),
+    "signed weights": lambda x, y, i, w, b: (
+        tf.reduce_sum(rows(x, y, w) * tf.sign(y + 0.1))
+        / (tf.reduce_sum(tf.sign(y)) + 0.5 * tf.reduce_sum(_positive(y)))
+    ),
+    "two masked means": lambda x, y, i, w, b: (
+        tf.reduce_sum(rows(x, y, w) * _positive(y)) / tf.reduce_sum(_positive(y))
+        + tf.reduce_sum(rows(x, y, w) * _positive(-y)) / tf.reduce_sum(_positive(-y))
+    ),
+    "masked means of columns": lambda x, y, i, w, b: tf.reduce_sum(
+        tf.reduce_sum(hidden(x, w, b) * _positive(x[:, :2]), 0)
+        / (tf.reduce_sum(_positive(x[:, :2]), 0) + 0.1)
+    ),
+    "normalized examples": lambda x, y, i, w, b: tf.reduce_mean(
+        rows(normalized(x), y, w) * normalized(y)
+    ),
+    "over the largest": lambda x, y, i, w, b: tf.reduce_mean(
+        rows(x / tf.reduce_max(tf.abs(x)), y, w)
+    ),
+    "clipped by a deviation": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.clip_by_value(rows(x, y, w), -tf.math.reduce_std(y), tf.reduce_max(y))
+    ),
+    "times a deviation": lambda x, y, i, w, b: (
+        tf.reduce_mean(rows(x, y, w)) * tf.math.reduce_std(y) + tf.reduce_max(y)
+    ),
+    "weighted by classes": lambda x, y, i, w, b: tf.reduce_mean(
+        rows(x, y, w)
+        * tf.gather(
+            1.0 / (tf.math.unsorted_segment_sum(tf.abs(y), i % 3, 3) + 1.0), i % 3
+        )
+    ),
+    "times a branch by examples": lambda x, y, i, w, b: tf.reduce_mean(
+        rows(x, y, w) * tf.cond(tf.reduce_sum(y) > 0.3, lambda: 1.0, lambda: 2.0)
+    ),
+    "softmax of weights": lambda x, y, i, w, b: tf.reduce_sum(
+        rows(x, y, w) * tf.exp(y) / tf.reduce_sum(tf.exp(y))
+    ),
+    "norm of the gradient of a masked mean": lambda x, y, i, w, b: (
+        tf.reduce_mean(rows(x, y, w)) / tf.reduce_mean(_positive(y))
+        + tf.reduce_sum(
+            derived(
+                tf.reduce_sum(hidden(x, w, b) ** 2) / tf.reduce_sum(_positive(y)), w
+            )
+            ** 2
+        )
     ),
     "masked, at least one": lambda x, y, i, w, b: (
         tf.reduce_sum(rows(x, y, w) * _positive(y))
@@ -238,9 +305,6 @@ REFUSED: dict[str, Any] = {
             tf.reduce_sum(y) > 0, lambda: rows(x, y, w), lambda: 2.0 * rows(x, y, w)
         )
     ),
-    "times a branch by examples": lambda x, y, i, w, b: tf.reduce_mean(
-        rows(x, y, w) * tf.cond(tf.reduce_sum(y) > 0.3, lambda: 1.0, lambda: 2.0)
-    ),
     "as many turns as examples ask for": lambda x, y, i, w, b: tf.reduce_mean(
         tf.while_loop(
             lambda t: tf.reduce_max(t) < 30.0,
@@ -250,6 +314,9 @@ REFUSED: dict[str, Any] = {
     ),
     "scanned": lambda x, y, i, w, b: tf.reduce_mean(
         tf.scan(lambda a, r: 0.5 * a + tf.reduce_sum(r @ w), x[:, None], 0.0)
+    ),
+    "divided behind a gradient of its own": lambda x, y, i, w, b: divided(
+        tf.reduce_sum(rows(x, y, w)), count(x) + 0.5
     ),
     "squares of sums": lambda x, y, i, w, b: tf.reduce_sum(
         tf.math.unsorted_segment_sum(hidden(x, w, b), i % 3, 3) ** 2
@@ -335,6 +402,11 @@ WRITES: dict[str, Any] = {
     "average of sums": lambda v, n, x, y, i: v.assign(0.9 * v + tf.reduce_sum(y)),
     "maximum": lambda v, n, x, y, i: v.assign(tf.maximum(v, tf.reduce_max(y))),
     "root": lambda v, n, x, y, i: v.assign(tf.sqrt(tf.reduce_mean(y**2))),
+    "deviation": lambda v, n, x, y, i: v.assign(tf.math.reduce_std(y)),
+    "the largest, normalized": lambda v, n, x, y, i: v.assign(
+        tf.reduce_max(normalized(y))
+    ),
+    "over n - 0.9": lambda v, n, x, y, i: v.assign(tf.reduce_sum(y) / (count(y) - 0.9)),
     "ratio": lambda v, n, x, y, i: v.assign(tf.reduce_sum(y) / tf.reduce_sum(y**2)),
     "a branch of constants": lambda v, n, x, y, i: v.assign(
         tf.cond(tf.reduce_sum(y) > 0.3, lambda: 1.5, lambda: 2.5)

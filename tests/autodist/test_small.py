@@ -173,6 +173,8 @@ def _check(run: Any, table: str, name: str, form: str, num_replicas: int) -> Non
         (
             *("custom gradient", "masked, at least one", "mean of some", "penalty"),
             *("norm of a gradient", "an inner step, weighted", "one behind the other"),
+            *("over n - 1", "all, over some", "two masked means"),
+            *("normalized examples", "over n - 1, or nothing"),
         ),
     ),
 )
@@ -189,7 +191,7 @@ def test_what_is_fetched_is_computed_of_all_examples(name, form, num_replicas):
 
 @pytest.mark.parametrize(
     "name, form, num_replicas",
-    _cases(small.WRITES, ("root", "count", "one more", "average of sums")),
+    _cases(small.WRITES, ("root", "count", "deviation", "average of sums")),
 )
 def test_what_is_written_is_computed_of_all_examples(name, form, num_replicas):
     _check(_write, "WRITES", name, form, num_replicas)
@@ -221,6 +223,19 @@ def test_branches_of_tensorflow_1_are_those_of_one_device(
     helpers.assert_equal(found, run(getattr(small, table)[name], "session", None))
 
 
+@pytest.mark.parametrize("form", ["session", "function"])
+def test_what_is_of_the_whole_batch_and_not_known_is_refused_by_name_and_line(form):
+    def drawn(x, y, i, w, b):
+        noise = tf.numpy_function(np.mean, [y], tf.float32)
+        return tf.reduce_mean(small.rows(x, y, w) * tf.ensure_shape(noise, []))
+
+    with pytest.raises(
+        replicator.UnsupportedError,
+        match=r"(?s)combined with each example.*not known.*test_small\.py:\d+ in.*Fix",
+    ):
+        _train(drawn, form, 2)
+
+
 def test_turns_of_tensorflow_1_that_examples_decide_are_refused(
     control_flow_of_tensorflow_1,
 ):
@@ -232,7 +247,7 @@ def test_turns_of_tensorflow_1_that_examples_decide_are_refused(
         replicator.ArgumentError, match=r"(?s)while/Exit.*test_small\.py:\d+ in.*Fix"
     ):
         _fetch(turns, "session", 2)
-    branch = small.REFUSED["times a branch by examples"]
+    branch = small.LOSSES["times a branch by examples"]
     with pytest.raises(replicator.UnsupportedError, match="(?s)the loss .*Fix"):
         _train(branch, "session", 2)
 
