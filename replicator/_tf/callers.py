@@ -7,6 +7,7 @@ Each function looks for the frames of the methods that it knows by name.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 import types
@@ -165,26 +166,52 @@ def given_to_metric() -> list[Any] | None:
 _METRICS = ("keras.src.metrics", "tf_keras.src.metrics")
 
 
-def differentiated() -> tuple[list[Any], list[Any]] | None:
-    """Returns what is being differentiated, and the gradients that were given of it.
+@dataclasses.dataclass(frozen=True)
+class Differentiation:
+    """A running GradientTape.gradient, or tf.gradients.
 
-    By the running GradientTape.gradient, or tf.gradients; None where neither runs. An
-    entry of the second list is None where nothing was given. A gradient function is
-    told only how its own op's results matter, and not to what.
+    Attributes:
+        targets: What is being differentiated.
+        given: The gradients that were given of it; None for each where nothing was.
+        call: What is another object for each call, while this one is kept.
+    """
+
+    targets: list[Any]
+    given: list[Any]
+    call: Any
+
+
+def differentiated() -> Differentiation | None:
+    """Returns the running GradientTape.gradient, or tf.gradients; None if neither is.
+
+    A gradient function is told only how its own op's results matter, and not to what.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         names = _DIFFERENTIATING.get((_module(frame), frame.f_code.co_name))
         if names is not None:
-            targets, given = (_leaves(frame.f_locals.get(name)) for name in names)
-            return targets, given or [None] * len(targets)
+            what, given, own = (frame.f_locals.get(name) for name in names)
+            targets = _leaves(what)
+            return Differentiation(
+                targets, _leaves(given) or [None] * len(targets), own
+            )
         frame = frame.f_back
     return None
 
 
+# The names of what is differentiated, what is given of it, and of a list or a dict that
+# each call makes anew.
 _DIFFERENTIATING = {
-    ("tensorflow.python.eager.backprop", "gradient"): ("target", "output_gradients"),
-    ("tensorflow.python.ops.gradients_util", "_GradientsHelper"): ("ys", "grad_ys"),
+    ("tensorflow.python.eager.backprop", "gradient"): (
+        "target",
+        "output_gradients",
+        "flat_targets",
+    ),
+    ("tensorflow.python.ops.gradients_util", "_GradientsHelper"): (
+        "ys",
+        "grad_ys",
+        "grads",
+    ),
 }
 
 

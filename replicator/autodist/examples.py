@@ -7,7 +7,6 @@ looked at where a gradient is taken, when what is differentiated is there alread
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -15,33 +14,14 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, errors
-from replicator.autodist import flows, joining, losses, refusals, wholes
+from replicator.autodist import flows, joining, losses, refusals, weighed, wholes
 from replicator.autodist import kinds as rules
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
 from replicator.autodist.values import Values
+from replicator.autodist.weighed import Weighed
 from replicator.autodist.wholes import Whole
 from replicator.graph.ir import placeholder, shapes
 from replicator.primitives import all_reduce
-
-
-@dataclasses.dataclass(frozen=True)
-class _Weighed:
-    """What is differentiated, and how its gradients count in the sum of all replicas'.
-
-    Attributes:
-        of: What is differentiated; ids are taken while it lives.
-        loss: What that is.
-        weight: What it weighs.
-        begins: Whether differentiation starts from the weight.
-        counts: One where the weight is more than nothing, else zero; made once, as
-            there is a gradient of each variable.
-    """
-
-    of: Any
-    loss: Value
-    weight: tf.Tensor
-    begins: bool
-    counts: tf.Tensor
 
 
 class Examples:
@@ -60,7 +40,7 @@ class Examples:
         declared: str | None = None,
     ) -> None:
         self._replica, self._given, self._declared = replica, given, declared
-        self._weights: dict[tuple[int, ...], _Weighed] = {}
+        self._weights: dict[tuple[int, int], Weighed] = {}
         # From where tapes began, what is in its place, and what that is.
         self._begun: list[tuple[tf.Tensor, tf.Tensor, Value | None]] = []
         self._warned: set[tf.Operation] = set()
@@ -91,20 +71,24 @@ class Examples:
         found = _tf.differentiated()
         if found is None:
             raise losses.not_found("", errors.user_line())
-        targets, given = ([_tensor(one) for one in part] for part in found)
+        targets, given = (
+            [_tensor(one) for one in part] for part in (found.targets, found.given)
+        )
         graph = tf.compat.v1.get_default_graph()
-        key = (id(graph), *map(id, (*targets, *given)))
+        # Each call starts from ones of its own, also of what was differentiated before.
+        key = id(graph), id(found.call)
         if key not in self._weights:
-            self._weights[key] = _weighed(found, *self._begin(graph, targets, given))
+            self._weights[key] = weighed.make(
+                found.call, *self._begin(graph, targets, given)
+            )
         known = self._weights[key]
         self.go_on(graph)
         if known.begins:
             gradient = self._begins_with(gradient)
-            return gradient if back else _kept(gradient, known)
+            return gradient if back else weighed.kept(gradient, known)
         if back:
             raise refusals.given_gradients("a variable", errors.user_line())
-        own = known.weight
-        return _map(gradient, lambda g: tf.math.multiply_no_nan(g, _as(own, g)))
+        return weighed.times(gradient, known.weight)
 
     def _begin(
         self,
@@ -139,7 +123,7 @@ class Examples:
         with _tf.stop_recording():
             for one, own in zip(begun, values, strict=True):
                 value = rules.of_start(loss, own) if self._given else None
-                self._begun.append((one, one * _as(weight, one), value))
+                self._begun.append((one, one * tf.cast(weight, one.dtype), value))
         return loss, weight, True
 
     def go_on(self, graph: Any) -> None:
@@ -163,7 +147,7 @@ class Examples:
     def _begins_with(self, gradient: Any) -> Any:
         """Returns a gradient, be it what a tape started from."""
         scaled = {id(one): new for one, new, _ in self._begun}
-        return _map(gradient, lambda g: scaled.get(id(g), g))
+        return weighed.each(gradient, lambda g: scaled.get(id(g), g))
 
     def _warn(self, loss: Value) -> None:
         """Warns of rows that are made of more than their own example."""
@@ -367,33 +351,6 @@ def _is_start(op: tf.Operation) -> bool:
 
 def _is_given(op: tf.Operation) -> bool:
     return op.type == "Identity"
-
-
-def _weighed(of: Any, loss: Value, weight: tf.Tensor, begins: bool) -> _Weighed:
-    return _Weighed(of, loss, weight, begins, tf.cast(weight > 0, weight.dtype))
-
-
-def _kept(gradient: Any, known: _Weighed) -> Any:
-    """Returns a gradient, without what is no number where it counts for nothing."""
-
-    def kept(one: tf.Tensor) -> tf.Tensor:
-        if known.loss.over is None:
-            return tf.math.multiply_no_nan(one, _as(known.counts, one))
-        spoilt = tf.equal(known.weight, 0) & ~tf.math.is_finite(one)
-        return tf.where(spoilt, tf.zeros_like(one), one)
-
-    return _map(gradient, kept)
-
-
-def _map(gradient: Any, change: Any) -> Any:
-    if not isinstance(gradient, tf.IndexedSlices):
-        return change(gradient)
-    values = change(gradient.values)
-    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-
-
-def _as(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    return tf.cast(weight, value.dtype)
 
 
 def _tensor(what: Any) -> tf.Tensor | None:

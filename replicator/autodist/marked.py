@@ -164,10 +164,10 @@ def _mark(variable: str, taken: str, gradient: Any, back: str = "") -> Any:
 def _begun() -> str:
     """Returns the names of what the running tape started from, ",", or ""."""
     found = _tf.differentiated()
-    if found is None or any(one is not None for one in found[1]):
+    if found is None or any(one is not None for one in found.given):
         return ""
     graph = tf.compat.v1.get_default_graph()
-    return ",".join(op.name for op in _tf.begun_by_tape(graph, len(found[0])))
+    return ",".join(op.name for op in _tf.begun_by_tape(graph, len(found.targets)))
 
 
 def _losses() -> str:
@@ -178,10 +178,13 @@ def _losses() -> str:
     found = _tf.differentiated()
     graph = tf.compat.v1.get_default_graph()
     if found is None or any(
-        getattr(one, "graph", None) is not graph for one in found[0]
+        getattr(one, "graph", None) is not graph for one in found.targets
     ):
         return ""
-    names = [[one.name if tf.is_tensor(one) else "" for one in part] for part in found]
+    names = [
+        [one.name if tf.is_tensor(one) else "" for one in part]
+        for part in (found.targets, found.given)
+    ]
     return ";".join(map(",".join, names))
 
 

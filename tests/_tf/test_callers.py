@@ -232,8 +232,9 @@ def test_differentiated_tells_what_tapes_and_gradients_are_taken_of():
 
         return tf.identity(x), gradient
 
-    def look(one, two):
-        return [[None if t is None else t.name for t in part] for part in (one, two)]
+    def look(found):
+        parts = found.targets, found.given
+        return [[None if t is None else t.name for t in part] for part in parts]
 
     @tf.function
     def by_tape(x):
@@ -244,14 +245,38 @@ def test_differentiated_tells_what_tapes_and_gradients_are_taken_of():
         return tape.gradient(target, x, given)
 
     by_tape.get_concrete_function(tf.constant(1.0))
-    targets, given = look(*seen[0])
+    targets, given = look(seen[0])
     assert targets[0] == "target:0" and given == ["given:0", None]
     seen.clear()
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [])
         tf.gradients(tf.identity(watched(x), "loss"), x)
-        assert look(*seen[0])[0] == ["loss:0"]
+        assert look(seen[0])[0] == ["loss:0"]
     assert _tf.differentiated() is None
+
+
+def test_differentiations_of_one_target_are_told_apart():
+    seen = []
+
+    @tf.custom_gradient
+    def watched(x):
+        def gradient(upstream):
+            seen.append(_tf.differentiated())
+            return upstream
+
+        return tf.identity(x), gradient
+
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [])
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            loss = watched(x) + watched(x)
+        for _ in range(2):
+            tape.gradient(loss, x)
+            tf.gradients(loss, x)
+    assert len(seen) == 8
+    calls = [id(found.call) for found in seen]
+    assert calls[::2] == calls[1::2] and len(set(calls)) == 4
 
 
 def test_given_to_metric_are_the_arguments_of_the_innermost_update():

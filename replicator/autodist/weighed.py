@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients as they count in the sum of all replicas', once a weight is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.autodist.kinds import Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighed:
+    """What is differentiated, and how its gradients count in the sum of all replicas'.
+
+    Attributes:
+        call: The call that differentiates; its id is taken while it lives.
+        loss: What is differentiated.
+        weight: What that weighs.
+        begins: Whether differentiation starts from the weight.
+        counts: One where the weight is more than nothing, else zero; made once, as
+            there is a gradient of each variable.
+    """
+
+    call: Any
+    loss: Value
+    weight: tf.Tensor
+    begins: bool
+    counts: tf.Tensor
+
+
+def make(call: Any, loss: Value, weight: tf.Tensor, begins: bool) -> Weighed:
+    """Returns a Weighed of these."""
+    return Weighed(call, loss, weight, begins, tf.cast(weight > 0, weight.dtype))
+
+
+def kept(gradient: Any, known: Weighed) -> Any:
+    """Returns a gradient, without what is no number where it counts for nothing.
+
+    Args:
+        gradient: Is weighed already, dense or sparse.
+        known: What it is of.
+    """
+    if known.loss.over is None:
+        return times(gradient, known.counts)
+
+    def keep(one: tf.Tensor) -> tf.Tensor:
+        spoilt = tf.equal(known.weight, 0) & ~tf.math.is_finite(one)
+        return tf.where(spoilt, tf.zeros_like(one), one)
+
+    return each(gradient, keep)
+
+
+def times(gradient: Any, weight: tf.Tensor) -> Any:
+    """Returns a gradient times a number, 0 where that is, whatever the gradient is."""
+
+    def product(one: tf.Tensor) -> tf.Tensor:
+        return tf.math.multiply_no_nan(one, tf.cast(weight, one.dtype))
+
+    return each(gradient, product)
+
+
+def each(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """Returns a gradient whose numbers are changed, dense or sparse."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return change(gradient)
+    values = change(gradient.values)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
