@@ -62,7 +62,7 @@ class _Copies:
         with self.graph.as_default():
             own = [
                 stamping.of(places, tensor)
-                * self.shares.weight(None, value, self.plan, self.places, n)
+                * self.shares.weight(None, value, self.places, n)
                 for n, places in enumerate(self.places)
             ]
         return float(sum(self.run(own)))
@@ -83,25 +83,13 @@ def test_what_is_weighed_adds_up_to_that_of_all(power: float) -> None:
     np.testing.assert_allclose(found, POWERS[power](tf.constant(X)), rtol=1e-6)
 
 
-def test_ratios_weigh_by_their_part_of_what_they_are_divided_by() -> None:
-    def ratio(x: Any) -> Any:
-        return tf.reduce_sum(x * x) / (tf.reduce_sum(x) + 1.0)
-
-    copies = _Copies(ratio)
-    value = copies.plan.kinds.of(copies.made)
-    assert value.kind is Kind.RATIO and value.over is not None
-    np.testing.assert_allclose(
-        copies.weighed(copies.made, value), ratio(tf.constant(X)), rtol=1e-6
-    )
-
-
 def test_means_of_some_weigh_by_how_many_are_left() -> None:
     def some(x: Any) -> Any:
         return tf.reduce_mean(tf.boolean_mask(x, x > 1.5))
 
     copies = _Copies(some)
     value = copies.plan.kinds.of(copies.made)
-    assert value.counted
+    assert value.kind is Kind.RATIO and value.over is not None
     assert copies.weighed(copies.made, value) == some(X)
 
 
@@ -130,9 +118,7 @@ def test_where_nothing_is_split_all_weigh_alike() -> None:
     for power in POWERS:
         with copies.graph.as_default():
             weights = [
-                copies.shares.weight(
-                    *(None, Value(Kind.MEAN, power), copies.plan, copies.places, n)
-                )
+                copies.shares.weight(*(None, Value(Kind.MEAN, power), copies.places, n))
                 for n in WORLD.local
             ]
         np.testing.assert_allclose(copies.run(weights, False), [1 / 3] * 3)

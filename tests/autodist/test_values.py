@@ -9,8 +9,13 @@ import pytest
 import tensorflow as tf
 
 from replicator.autodist.kinds import Kind
+from replicator.autodist.program import Program
+from replicator.autodist.values import Values
 from tests.autodist.helpers import known
+from tests.autodist.test_session import scope
 from tests.helpers import v1_control_flow
+
+v1 = tf.compat.v1
 
 Make = Callable[[tf.Tensor], tf.Tensor]
 
@@ -36,7 +41,11 @@ VALUES: dict[str, tuple[Make, Kind, float]] = {
     "sum over count": (lambda x: tf.reduce_sum(x) / _count(x), Kind.MEAN, 0),
     "mean times count": (lambda x: tf.reduce_mean(x) * _count(x), Kind.MEAN, 1),
     "root of count": (lambda x: tf.sqrt(_count(x)), Kind.SAME, 0.5),
-    "ratio": (lambda x: tf.reduce_sum(x) / tf.reduce_sum(x * x), Kind.RATIO, 1),
+    "ratio": (lambda x: tf.reduce_sum(x) / tf.reduce_sum(x * x), Kind.MEAN, 0),
+    "mean of some": (
+        lambda x: tf.reduce_mean(tf.boolean_mask(x, x[:, 0] > 0)),
+        *(Kind.RATIO, 1),
+    ),
     "root of a mean": (lambda x: tf.sqrt(tf.reduce_mean(x)), Kind.STATISTIC, 0),
     "mean and sum": (
         lambda x: tf.reduce_mean(x) + tf.reduce_sum(x),
@@ -134,13 +143,10 @@ def test_so_they_are_in_the_control_flow_of_tensorflow_1(name: str) -> None:
     assert (value.kind, value.power) == (kind, power)
 
 
-def test_what_a_ratio_is_divided_by_is_known_with_it() -> None:
+def test_what_sums_are_divided_by_and_rows_less_are_of_the_whole_batch() -> None:
     tensor, value = known(lambda x: tf.reduce_sum(x) / tf.reduce_sum(x * x))
-    assert value.over is tensor.op.inputs[1] and value.whole
-    assert not known(lambda x: tf.reduce_sum(x) / tf.reduce_mean(x))[1].whole
-
-
-def test_what_mixes_examples_is_named_wherever_it_goes() -> None:
+    (whole,) = value.wholes
+    assert whole.tensor is tensor.op.inputs[1] and whole.power == 1
     made = []
 
     def make(x: tf.Tensor) -> tf.Tensor:
@@ -148,4 +154,18 @@ def test_what_mixes_examples_is_named_wherever_it_goes() -> None:
         return tf.reduce_sum(2 * made[0])
 
     _, value = known(make)
-    assert value.mixed is made[0].op and value.kind is Kind.MEAN
+    (whole,) = value.wholes
+    assert whole.tensor is made[0].op.inputs[1] and whole.power == 0
+    assert value.mixed is None and value.kind is Kind.MEAN
+
+
+def test_statistics_of_what_is_trained_are_named_wherever_they_go() -> None:
+    with scope(2) as autodist:
+        x = v1.placeholder(tf.float32, [None, 3])
+        trained = x * tf.Variable(2.0)
+        rows = trained - tf.reduce_mean(trained, 0)
+        made = tf.reduce_sum(2 * rows)
+        program = Program(v1.get_default_graph(), autodist._scope.variables)
+        value = Values(program.flow).of(made)
+    assert not value.wholes
+    assert value.mixed is rows.op and value.kind is Kind.MEAN
