@@ -286,15 +286,20 @@ def _checked(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     sizes = {None if shape is None else shape[0] for shape in known}
     if len(sizes) < 2 and not sizes & {0, None}:
         return tensors
-    text = errors.compose(
+    if None in known or 0 in sizes or len(sizes - {None}) > 1:
+        raise errors.ArgumentError(_compose_unlike(known))
+    first, *others = [tf.shape(tensor)[0] for tensor in tensors]
+    checks = [
+        tf.debugging.assert_equal(first, one, _compose_unlike(known)) for one in others
+    ]
+    with tf.control_dependencies(checks):
+        return [tf.identity(tensor) for tensor in tensors]
+
+
+def _compose_unlike(shapes_known: Sequence[Any]) -> str:
+    return errors.compose(
         "the arguments of a function of AutoDist are split along their first axis, "
-        f"but they are of shapes {known}.",
+        f"but they are of shapes {shapes_known}.",
         fix="pass as many rows of each, one or more; what shall go to each replica as "
         "a whole is for the function to refer to.",
     )
-    if None in known or 0 in sizes or len(sizes - {None}) > 1:
-        raise errors.ArgumentError(text)
-    first, *others = [tf.shape(tensor)[0] for tensor in tensors]
-    checks = [tf.debugging.assert_equal(first, one, text) for one in others]
-    with tf.control_dependencies(checks):
-        return [tf.identity(tensor) for tensor in tensors]

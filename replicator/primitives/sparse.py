@@ -6,6 +6,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from replicator import errors
+from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import OperandPolicy
 from replicator.primitives import all_gather, arithmetic, base, unknown_shapes
 
@@ -50,9 +51,9 @@ def _paired(slices: tf.IndexedSlices) -> list[tf.Tensor]:
             f"{errors.shown(indices)}",
             _FIX,
         )
-    count = _count(values)
-    known = values.shape.rank is not None and indices.shape.is_fully_defined()
-    if (known and values.shape[0] is not None) or count is _count(indices) is not None:
+    own, count = shapes.static(values), _count(values)
+    known = own is not None and own[0] is not None and indices.shape.is_fully_defined()
+    if known or count is _count(indices) is not None:
         return [values, indices]
     return unknown_shapes.check_own(
         "all_reduce",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import gc
+import re
 import sys
 import threading
 import time
@@ -201,7 +202,8 @@ def test_what_fails_in_a_call_names_the_line_of_the_step() -> None:
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="told") as caught:
         repl.run(step)
-    assert "replica 0: CheckNumerics at tests/step/test_steps.py:" in str(caught.value)
+    said = r"replica [01]: CheckNumerics at tests/step/test_steps\.py:\d+ in step"
+    assert re.search(said, str(caught.value))
 
 
 def test_no_tape_and_no_accumulator_sees_a_call() -> None:
