@@ -241,7 +241,7 @@ def _predicted(found: Mapping[str, Any]) -> list[Target]:
     targets = []
     for name, workload in profile.NAMES.items():
         off = {n: abs(profile.error(own)) for n, own in found.get(name, {}).items()}
-        values = {"the worst": max(off.values())} if off else {}
+        values = {OURS: max(off.values())} if off else {}
         title = f"predicted step, {workload.title}: off by"
         targets.append(Target(title, PREDICTED, values))
     return targets

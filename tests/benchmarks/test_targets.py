@@ -144,7 +144,7 @@ def test_a_prediction_is_judged_by_the_worst_of_it(predicted, reached):
         "predicted step, 1024-2048x3-10 MLP: off by"
     ]
     assert line.reached is reached
-    assert line.values == {"the worst": pytest.approx(abs(predicted - 1))}
+    assert line.values == {OURS: pytest.approx(abs(predicted - 1))}
 
 
 @pytest.mark.parametrize(("auto", "reached"), [(1.04, True), (1.06, False)])
