@@ -22,7 +22,7 @@ from replicator.values import PerReplica
 
 
 class _Object:
-    """What is taken apart of a class that tf.nest knows, with numbers for its leaves.
+    """An object of a class that tf.nest knows, with numbers for its leaves.
 
     Args:
         kind: The class.

@@ -221,8 +221,8 @@ def test_keras_loop_is_the_one_that_is_running() -> None:
     assert seen == [None] and _tf.keras_loop() is None
 
 
-def test_differentiated_tells_what_tapes_and_gradients_are_taken_of():
-    seen = []
+def _watching(seen):
+    """Returns an identity that notes in `seen` what is being differentiated."""
 
     @tf.custom_gradient
     def watched(x):
@@ -231,6 +231,13 @@ def test_differentiated_tells_what_tapes_and_gradients_are_taken_of():
             return upstream
 
         return tf.identity(x), gradient
+
+    return watched
+
+
+def test_differentiated_tells_what_tapes_and_gradients_are_taken_of():
+    seen = []
+    watched = _watching(seen)
 
     def look(found):
         parts = found.targets, found.given
@@ -257,14 +264,7 @@ def test_differentiated_tells_what_tapes_and_gradients_are_taken_of():
 
 def test_differentiations_of_one_target_are_told_apart():
     seen = []
-
-    @tf.custom_gradient
-    def watched(x):
-        def gradient(upstream):
-            seen.append(_tf.differentiated())
-            return upstream
-
-        return tf.identity(x), gradient
+    watched = _watching(seen)
 
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [])
