@@ -28,7 +28,7 @@ def judged(found):
 def test_without_results_no_target_is_reached():
     lines = judged({})
     of_steps = 2 * 3 * len(targets.STEPS) + 2 * len(strategies.NETWORKS)
-    assert len(lines) == of_steps + 9 + 2 * 2 * len(fit.BATCHES) + 14
+    assert len(lines) == of_steps + 9 + 2 * 2 * len(fit.BATCHES) + 16
     assert all(target.reached is None for target in lines.values())
     rows = targets.table(list(lines.values())).rows
     assert {row[-1] for row in rows} == {"not measured"}
