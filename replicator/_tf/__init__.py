@@ -70,6 +70,7 @@ from replicator._tf.control_flow import (
 )
 from replicator._tf.distribute import (
     CombinedContext,
+    WatchedContext,
     default_strategy,
     distribution_mode,
 )
@@ -168,6 +169,7 @@ __all__ = [
     "abort_collectives",
     "abort_everywhere",
     "CombinedContext",
+    "WatchedContext",
     "LeftAsItIs",
     "HandleVariable",
     "Nodes",

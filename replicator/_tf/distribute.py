@@ -63,6 +63,21 @@ class _Mode(_distribute._ThreadMode):
         return self._strategy()
 
 
+class WatchedContext(tf.distribute.ReplicaContext):
+    """Is told before a variable of several copies looks up that of its replica.
+
+    Such variables ask for a private number, not for the public tensor.
+    """
+
+    def before_copy(self) -> None:
+        """Does nothing; raises, in what derives from this, where there is no copy."""
+
+    @property
+    def _replica_id(self) -> Any:
+        self.before_copy()
+        return super()._replica_id
+
+
 class CombinedContext(tf.distribute.ReplicaContext):
     """For optimizers whose gradients are combined already: sums them over one replica.
 

@@ -107,7 +107,7 @@ class StepStrategy(tf.distribute.Strategy):
         return self._num_replicas
 
 
-class ReplicaContext(tf.distribute.ReplicaContext):
+class ReplicaContext(_tf.WatchedContext):
     """What `tf.distribute.get_replica_context()` returns during a step.
 
     Args:
@@ -127,11 +127,9 @@ class ReplicaContext(tf.distribute.ReplicaContext):
         _refuse_keras_loop(self._own_id)
         return _tf.default_strategy()
 
-    @property
-    def _replica_id(self) -> int:
-        """Which replica it is, to whoever takes that one's copy of a variable."""
+    def before_copy(self) -> None:
+        """Raises if a variable has no copy for this replica."""
         _refuse_missing_copy(self._own_id)
-        return self._own_id
 
     @property
     def strategy(self) -> Any:

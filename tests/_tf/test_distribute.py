@@ -47,3 +47,19 @@ def test_default_strategy_is_found_in_the_scope_of_another():
         assert tf.distribute.has_strategy()
         with _tf.distribution_mode(replica="ours"):
             assert tf.distribute.get_strategy() is _tf.default_strategy()
+
+
+def test_who_takes_the_copy_of_a_replica_is_noticed_before():
+    noticed = []
+
+    class Context(_tf.WatchedContext):
+        def before_copy(self):
+            noticed.append("asked")
+
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        variable = tf.Variable(1.0)
+    copies = variable.values
+    with _tf.distribution_mode(replica=Context(_tf.default_strategy(), 1)):
+        assert not noticed
+        assert variable.handle is copies[1].handle
+    assert noticed
