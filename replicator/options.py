@@ -24,7 +24,7 @@ class Options:
     """The options of one Replicator; see its arguments.
 
     Attributes:
-        check: Whether integers taken as equal are checked to be so.
+        check: Whether all that has no mean is compared in each step.
         variables: Where variables live, one of VARIABLES.
         algorithm: How reductions are done, one of ALGORITHM_NAMES; None: the cheapest
             for each.

@@ -55,8 +55,9 @@ class Replicator(running.Running, methods.InStep):
             with or without job and task; or a list of devices per replica. None: all
             accelerators, else the CPU. Logical CPU devices are made if TensorFlow has
             not started yet.
-        check: Whether integers and booleans that a step assigns to mirrored variables,
-            which are taken as equal, are checked to be so in each step.
+        check: Whether integers, booleans and strings that a step assigns to mirrored
+            variables are compared in each step, also where they are equal by
+            construction. Without it, integers and booleans are where they may differ.
         variables: "mirrored": each replica holds all variables. "sharded": each
             variable and its optimizer slots are held, and updated, by one replica;
             those that a step uses in a way that needs a component on each replica (in a

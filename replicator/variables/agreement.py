@@ -15,7 +15,9 @@ from replicator import _tf, arguments, context, errors
 from replicator.graph.order import effects
 from replicator.primitives import all_gather, all_reduce, broadcast, reductions
 
-UNEVEN = "written unevenly by an optimizer"  # knowledge of a build, with a variable
+# What a build may know, with a variable:
+UNEVEN = "written unevenly by an optimizer"
+DOUBTED = "assigned what may differ and has no mean"
 
 
 def is_equal(variable: Any, replica: context.ReplicaContext) -> bool:
@@ -35,6 +37,17 @@ def _is_uneven(variable: Any, replica: context.ReplicaContext) -> bool:
     return (UNEVEN, variable.key) in replica.build.knowledge
 
 
+def is_compared(variable: Any, build: context.Build) -> bool:
+    """Whether values without a mean are compared in each step, not taken as equal."""
+    return build.options.check or (DOUBTED, variable.key) in build.knowledge
+
+
+def is_taken_as_equal(variable: Any) -> bool:
+    """Whether replicas assign what nothing combines: integers and booleans."""
+    counted = variable.dtype.is_integer or variable.dtype.is_bool
+    return counted and variable.aggregation == tf.VariableAggregation.NONE
+
+
 def agree(
     variable: Any, value: Any, replica: context.ReplicaContext, method: str = "assign"
 ) -> Any:
@@ -49,7 +62,7 @@ def agree(
     Returns:
         `value` where components may differ or updates are equal anyway; else the
         aggregate that the variable asks for, the mean of floats, and anything else as
-        it is, which is taken to be equal.
+        it is: compared in each step if it may differ, see `drift`.
 
     Raises:
         ArgumentError: The variable asks for the mean of integers.
@@ -73,8 +86,9 @@ def agree(
         if how == tf.VariableAggregation.MEAN or has_mean:
             # Statistics of a batch without examples, which may be NaN, count nothing.
             return _combined(value, "mean", variable, replica.examples)
-        check = replica.build.options.check
-        return _checked_equal(value, variable.name) if check else value
+        if is_compared(variable, replica.build):
+            return _checked_equal(value, variable.name)
+        return value
 
 
 def of_examples(

@@ -60,7 +60,8 @@ def check(
         ContextError: A write is not equal on all replicas by construction.
         MismatchError: The replicas write a variable in different numbers, or by
             different methods.
-        BuildAgain: What an optimizer writes has to be aggregated.
+        BuildAgain: What an optimizer writes has to be aggregated, or integers that may
+            differ have to be compared.
     """
     handles = {**factory.owners(), **build.aliases.noted()}
     variables: dict[str, Any] = {}
@@ -81,8 +82,8 @@ def check(
 
     checker = _Checker(build, digests.Digests(key_of))
     checker.compare(level, None)
-    if checker.uneven:
-        build.knowledge.update(dict.fromkeys(checker.uneven, True))
+    if checker.found:
+        build.knowledge.update(dict.fromkeys(checker.found, True))
         raise context.BuildAgain
     return checker.equal
 
@@ -91,7 +92,8 @@ class _Checker:
     """Compares the writes of all replicas, level by level.
 
     Attributes:
-        uneven: What has to be known for writes that differ to be aggregated.
+        found: What has to be known for writes that may differ to be aggregated, or
+            compared.
         equal: What `check` returns.
     """
 
@@ -100,7 +102,7 @@ class _Checker:
         self._digests = made
         self.equal: list[tuple[str, str, str]] = []
         self._claims: dict[tf.Graph, dict[tf.Operation, effects.Claim | None]] = {}
-        self.uneven: set[Any] = set()
+        self.found: set[Any] = set()
 
     def compare(self, level: Level, around: effects.Claim | None) -> None:
         """Raises unless all writes of a level leave the components equal.
@@ -147,6 +149,8 @@ class _Checker:
         copies.check(self._build, variable, ops)
         claims = [self._claim(op, around) for op in ops]
         if all(agreed for agreed, _ in claims):
+            if self._believes(variable) and level.difference_of_inputs(ops) is not None:
+                self.found.add((agreement.DOUBTED, variable.key))
             return
         claim = next((claim for _, claim in claims if claim is not None), None)
         if claim is not None and claim.wrapped and variable.placement.owner is not None:
@@ -167,13 +171,22 @@ class _Checker:
         bodies = level.bodies(ops)
         if not bodies:
             self._settle(variable, ops, claim, ops)
-        choice = None if agreed else level.difference_of_choice(ops)
+        doubted = any(map(self._believes, level.resources.values()))
+        choice = level.difference_of_choice(ops) if doubted or not agreed else None
         for body in bodies:
             if choice is not None:
-                self._refuse_choice(body, choice, claim)
+                self._check_choice(body, choice, claim)
             self.compare(body, claim)
 
-    def _refuse_choice(
+    def _believes(self, variable: Any) -> bool:
+        """Whether what is written is taken as equal, and not compared in each step."""
+        return (
+            _must_be_equal(variable)
+            and agreement.is_taken_as_equal(variable)
+            and not agreement.is_compared(variable, self._build)
+        )
+
+    def _check_choice(
         self, body: Level, choice: Ops, around: effects.Claim | None
     ) -> None:
         """Raises if only some replicas may write what they do not communicate about."""
@@ -182,8 +195,12 @@ class _Checker:
                 continue
             for ops in zip(*(own.get(key, []) for own in body.writes), strict=False):
                 agreed, claim = self._claim(ops[0], around)
-                if not agreed and not kind_of(ops[0]).calls:
+                if kind_of(ops[0]).calls:
+                    continue
+                if not agreed:
                     self._settle(variable, ops, claim, choice)
+                elif self._believes(variable):
+                    self.found.add((agreement.DOUBTED, variable.key))
 
     def _settle(
         self,
@@ -203,7 +220,7 @@ class _Checker:
             and by_method
             and known not in self._build.knowledge
         ):
-            self.uneven.add(known)
+            self.found.add(known)
             return
         reason = _differ_by(different, self._build.traced)
         if claim is None:

@@ -7,10 +7,11 @@ reads as one variable and `assign` writes every component. Which values the comp
 may take is decided here, so that replicas cannot drift apart unseen:
 
 - mirrored (the default): equal on all replicas. What a step assigns is made equal
-  first: by the variable's `aggregation`, else by the mean (floats); integers, bools and
-  strings are taken as equal (and checked under `Replicator(check=True)`). Updates by an
-  optimizer of equal gradients are equal by construction, which is proven once the step
-  is built, and cost nothing. A part that is written (scatter, v[i].assign) makes the
+  first: by the variable's `aggregation`, else by the mean (floats); integers and
+  bools must be equal, which is proven once the step is built, or compared in each step;
+  strings are taken as equal (and compared under `Replicator(check=True)`). Updates by
+  an optimizer of equal gradients are equal by construction, which is proven as well,
+  and cost nothing. A part that is written (scatter, v[i].assign) makes the
   whole value be assigned.
 - ON_READ (metrics, counters): each replica keeps its own; aggregated when read outside.
 - seeds of random generators: as given on replica 0, offset on the others, so that every

@@ -151,11 +151,13 @@ def test_integers_bools_and_strings_are_taken_as_equal(value: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("dtype", ["int64", "bool"])
-def test_unequal_integers_and_bools_are_found_under_check(
-    mode: str, dtype: str
+@pytest.mark.parametrize(
+    ("dtype", "options"), [("int64", {}), ("bool", {}), ("int64", {"check": True})]
+)
+def test_unequal_integers_and_bools_are_found(
+    mode: str, dtype: str, options: dict[str, Any]
 ) -> None:
-    repl = helpers.make(2, check=True)
+    repl = helpers.make(2, **options)
 
     def make_step() -> Callable[[], Any]:
         variable = make(repl, tf.cast([0, 0], dtype))
@@ -173,8 +175,49 @@ def test_unequal_integers_and_bools_are_found_under_check(
         helpers.run(mode, repl, make_step)
 
 
+def _counted_if(count: Any, x: tf.Tensor) -> None:
+    tf.cond(x > 1.5, lambda: count.assign_add(1).read_value(), count.read_value)
+
+
+def _counted_in_turns(count: Any, x: tf.Tensor) -> None:
+    def turn(k: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([count.assign_add(1)]):
+            return k + 1.0
+
+    tf.while_loop(lambda k: k < x, turn, [tf.constant(0.0)])
+
+
+@pytest.mark.parametrize("counted", [_counted_if, _counted_in_turns])
+def test_integers_counted_by_some_replicas_only_are_found(counted: Any) -> None:
+    repl = helpers.make(2)
+    count = make(repl, 0)
+    of_one = lambda ctx: tf.constant([1.0, 2.0])[ctx.replica_id]  # noqa: E731
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"(?s)replicas disagree in a .*weights:0.assign_add.*test_writing.py:\d+",
+    ):
+        repl.run(lambda x: counted(count, x), of_one)
+    helpers.assert_replicas_equal([count])
+    repl.run(lambda x: counted(count, x), lambda ctx: tf.constant(2.0))
+    helpers.assert_replicas_equal([count])
+
+
+def test_integers_that_are_equal_by_construction_are_not_communicated() -> None:
+    repl = helpers.make(2)
+    count, flag = make(repl, 0), make(repl, False)
+
+    def step_fn(x: tf.Tensor) -> None:
+        count.assign_add(tf.size(x))
+        flag.assign(repl.all_reduce(tf.reduce_sum(x)) > 1.0)
+
+    built = repl.build(step_fn, lambda ctx: tf.ones([3]))
+    assert [row.primitive for row in built.plan.rows] == ["all_reduce"]
+    built()
+    assert (count.numpy(), flag.numpy()) == (3, True)
+
+
 def test_a_failed_check_changes_no_variable() -> None:
-    repl = helpers.make(2, check=True)
+    repl = helpers.make(2)
     variable = make(repl, 5)
 
     def step_fn() -> None:
