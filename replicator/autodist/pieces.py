@@ -89,7 +89,7 @@ class Pieces:
         if cut.axis:
             return [(own, indices) for own in tf.split(values, cut.sizes, cut.axis)]
         owners = rows.owners_of(indices, cut.sizes)
-        split = tf.dynamic_partition(values, owners, len(cut.sizes))
+        split = rows.split(values, indices, owners, len(cut.sizes))
         return list(
             zip(split, rows.local_rows(indices, owners, cut.sizes), strict=True)
         )

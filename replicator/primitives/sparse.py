@@ -6,8 +6,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from replicator import errors
-from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import OperandPolicy
+from replicator.graph.passes import rows
 from replicator.primitives import all_gather, arithmetic, base, unknown_shapes
 
 _FIX = "give each row its index: tf.IndexedSlices(values, indices, dense_shape)."
@@ -51,9 +51,7 @@ def _paired(slices: tf.IndexedSlices) -> list[tf.Tensor]:
             f"{errors.shown(indices)}",
             _FIX,
         )
-    own, count = shapes.static(values), _count(values)
-    known = own is not None and own[0] is not None and indices.shape.is_fully_defined()
-    if known or count is _count(indices) is not None:
+    if rows.as_many(values, indices):
         return [values, indices]
     return unknown_shapes.check_own(
         "all_reduce",
@@ -63,20 +61,6 @@ def _paired(slices: tf.IndexedSlices) -> list[tf.Tensor]:
         "shapes of both",
         _FIX,
     )
-
-
-def _count(tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns the tensor that says how many rows there are, if one does.
-
-    TensorFlow makes the gradient of what is looked up of rows and indices that it
-    reshapes to one count.
-    """
-    while tensor.op.type in ("Identity", "Cast"):
-        tensor = tensor.op.inputs[0]
-    if tensor.op.type != "Reshape":
-        return None
-    shape = tensor.op.inputs[1]
-    return shape.op.inputs[0] if shape.op.type == "ConcatV2" else shape
 
 
 def add_up(slices: tf.IndexedSlices, count: int = 1) -> tf.IndexedSlices:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from replicator import errors
+from replicator.costs import cost, hosts
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import acting
 from replicator.graph.lowering import crossing, rewrite
-from replicator.graph.passes import kernels, owners, reads
+from replicator.graph.passes import joins, kernels, owners, reads
 from replicator.primitives import table
 from replicator.step.draft import Draft
 from replicator.variables import storage
@@ -51,13 +54,20 @@ def _ways(draft: Draft) -> crossing.Ways | None:
 
 
 def read_once(draft: Draft) -> None:
-    """Reads each variable once between two writes, and of some only rows."""
+    """Reads each variable once between two writes, joined once; of some only rows."""
     initializers, flow = draft.initializers, draft.flow
     reads.join_reads(acting(draft.replicas), initializers, flow)
     draft.replicas = reads.read_rows(draft.replicas, initializers, flow)
     draft.active = acting(draft.replicas)
     by_all = draft.sharing - draft.build.aliases.copied()
     reads.share_reads(draft.active, initializers, by_all, flow)
+    joins.share(draft.replicas, _near(draft.build.world.devices), initializers, flow)
+
+
+def _near(devices: Sequence[str]) -> list[list[int]]:
+    """Returns the places of those replicas that share memory, if there are several."""
+    by_host = [own for own in hosts.by_host(devices) if len(own) > 1]
+    return [own for own in by_host if cost.share_memory([devices[n] for n in own])]
 
 
 def turn_products(draft: Draft) -> None:

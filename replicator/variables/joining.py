@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.graph.passes.rows import gathered
+from replicator.graph.passes.rows import gathered, vector
 from replicator.graph.passes.ties import GRADIENT_TYPE, STAND_IN
 
 
@@ -171,10 +171,11 @@ def _gradient(
     """Returns the gradient of the whole, dense or of the rows that were read."""
     if indices is None:
         return upstream
-    row = shape[1:].as_list()
+    flat, size = vector(indices)
+    row = tf.constant(shape[1:].as_list(), size.dtype)
     return tf.IndexedSlices(
-        tf.reshape(tf.convert_to_tensor(upstream), [-1, *row]),
-        tf.reshape(indices, [-1]),
+        tf.reshape(tf.convert_to_tensor(upstream), tf.concat([size, row], 0)),
+        flat,
         tf.constant(shape.as_list(), tf.int32),
     )
 

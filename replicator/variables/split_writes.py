@@ -103,12 +103,14 @@ def cut(
             own = tf.split(values, sizes, axis - 1 + (indices.shape.rank or 1))
         places = [indices] * len(sizes)
     else:
-        flat = tf.reshape(indices, [-1])
+        flat = indices if indices.shape.rank == 1 else rows.vector(indices)[0]
         owners = rows.owners_of(flat, sizes)
         if values.shape.rank == 0:
             own = [values] * len(sizes)
         else:
-            flat_values = tf.reshape(values, [-1, *parts[0].shape.as_list()[1:]])
-            own = tf.dynamic_partition(flat_values, owners, len(sizes))
+            row = parts[0].shape.as_list()[1:]
+            if values.shape.rank != 1 + len(row):
+                values = tf.reshape(values, [-1, *row])
+            own = rows.split(values, flat, owners, len(sizes))
         places = rows.local_rows(flat, owners, sizes)
     return [tf.IndexedSlices(*one) for one in zip(own, places, shapes, strict=True)]

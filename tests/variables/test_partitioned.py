@@ -201,6 +201,40 @@ def test_gradients_are_those_of_one_device(
         np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("loss_of", [lookup, dense])
+def test_what_is_known_of_rows_is_not_compared_when_a_step_runs(
+    loss_of: Callable[..., Any],
+) -> None:
+    """However many there are; and what replicas read alike, they join once."""
+    rules = {"table": replicator.strategy.Partitioned()}
+    repl = replicator.Replicator(["CPU:0", "CPU:1"], strategy=rules)
+    v = variable(repl)
+    with repl.context():
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.01))
+        optimizer.build([v])
+
+    def step_fn(ids: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = loss_of(v, ids)
+        optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def step(ids: tf.Tensor) -> None:
+        repl.run(step_fn, lambda: ids)
+
+    ops = step.get_concrete_function().graph.get_operations()
+    compared = [op for op in ops if op.type == "Assert"]
+    assert [op.name for op in compared] == ["written"]  # the mark behind all writes
+    joins = [op for op in ops if op.type == "ConcatV2" and _joins_reads(op)]
+    used = [op for op in joins if op.outputs[0].consumers()]
+    assert len(used) == (1 if loss_of is dense else 0)
+
+
+def _joins_reads(op: tf.Operation) -> bool:
+    kinds = [tensor.op.inputs[0].op.type for tensor in op.inputs if tensor.op.inputs]
+    return "ReadVariableOp" in kinds
+
+
 @pytest.mark.parametrize("loss_of", [lookup, loop, lookups_in_a_loop])
 def test_gradients_by_tf_gradients_are_those_of_one_device(
     loss_of: Callable[..., Any],

@@ -4,8 +4,8 @@
 Rows that do not exist and values of another shape are found by the write, when others
 may be done. So each write that can fail by them gets a guard: an op of its device that
 fails where the write would, and that graph/order/phases.py has come before all writes.
-Rows that the step has looked up exist, and need none. What is inside a replica's own
-conditional, loop or function gets none.
+Rows that the step has looked up exist, and need none; nor do those computed alike. What
+is inside a replica's own conditional, loop or function gets none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of
 
@@ -46,6 +47,7 @@ def add(
         fitting: Writes of as many rows as there are indices.
     """
     guards: list[tf.Operation] = []
+    lookups = _Lookups(level)
     for op in writes:
         operands = {} if kind_of(op).calls else _operands_of(op)
         value = next((op.inputs[operands[n]] for n in _VALUES if n in operands), None)
@@ -65,7 +67,7 @@ def add(
             axes = _axes(op, indices)
             if axes is None:
                 continue
-            if not _were_looked_up(op, indices, shape, level):
+            if not lookups.cover(op, indices, shape[0]):
                 guards += _rows_exist(op, indices, shape[:axes])
             known = shapes.static(value) if op in fitting else None
             if known is None or list(known[1:]) != shape[1:]:
@@ -123,51 +125,63 @@ def _by_element(op: tf.Operation) -> bool:
     return op.type.startswith("ResourceScatterNd")
 
 
-def _were_looked_up(
-    write: tf.Operation,
-    indices: tf.Tensor,
-    shape: list[int],
-    level: Mapping[tf.Operation, int],
-) -> bool:
-    """Whether rows of these indices, of as many, are looked up before they are written.
+class _Lookups:
+    """The lookups of rows in a step, each of which fails if a row does not exist.
 
     Args:
-        write: Writes them.
-        indices: Of rows of a variable.
-        shape: That of the variable.
         level: As for `add`; what can fail comes before the writes of its level.
     """
-    before = level.get(write, 0)
-    seen, stack = set(), [indices]
-    while stack:
-        tensor = stack.pop()
-        if id(tensor) in seen:
-            continue
-        if any(
-            _looks_up(op, tensor, shape[0]) and level.get(op, before + 1) <= before
-            for op in tensor.consumers()
-        ):
-            continue
-        seen.add(id(tensor))
-        op = tensor.op
-        if op.type in _SAME and tensor.value_index == 0:
-            stack.append(op.inputs[0])
-        elif op.type == _JOINING:
-            stack += list(op.inputs)[:-1]
-        else:
+
+    def __init__(self, level: Mapping[tf.Operation, int]) -> None:
+        self._level = level
+        self._labels = Labels()
+        # By the label of indices: of how many rows they are looked up, on which level.
+        self._found: dict[int, list[tuple[int, int]]] | None = None
+
+    def cover(self, write: tf.Operation, indices: tf.Tensor, count: int) -> bool:
+        """Whether rows of these indices, of as many, are looked up before a write.
+
+        Args:
+            write: Writes them.
+            indices: Of rows of a variable.
+            count: How many rows that has.
+        """
+        before = self._level.get(write, 0)
+        seen, stack = set(), [indices]
+        while stack:
+            tensor = stack.pop()
+            if id(tensor) in seen or self._are_looked_up(tensor, count, before):
+                continue
+            seen.add(id(tensor))
+            op = tensor.op
+            if op.type in _SAME and tensor.value_index == 0:
+                stack.append(op.inputs[0])
+            elif op.type == _JOINING:
+                stack += list(op.inputs)[:-1]
+            else:
+                return False
+        return True
+
+    def _are_looked_up(self, tensor: tf.Tensor, count: int, before: int) -> bool:
+        """Whether these rows are, or those computed alike: the rows of a part, say."""
+        if self._found is None:
+            self._found = {}
+            for op, level in self._level.items():
+                if op.type == "ResourceGather":
+                    self._enter(op, level)
+        if not self._found:
             return False
-    return True
+        places = self._found.get(self._labels.of(tensor), ())
+        return any(rows == count and level <= before for rows, level in places)
 
-
-def _looks_up(op: tf.Operation, indices: tf.Tensor, count: int) -> bool:
-    """Whether an op looks up such rows of so many, and fails if they do not exist."""
-    if op.type != "ResourceGather" or op.inputs[1] is not indices:
-        return False
-    if tf.DeviceSpec.from_string(op.device).device_type != "CPU":
-        return False  # GPUs give zeros
-    shape = _tf.resource_shape(op.inputs[0])
-    known = bool(shape.rank) and shape.as_list()[0] == count
-    return known and op.get_attr("batch_dims") == 0
+    def _enter(self, op: tf.Operation, level: int) -> None:
+        if tf.DeviceSpec.from_string(op.device).device_type != "CPU":
+            return  # GPUs give zeros
+        shape = _tf.resource_shape(op.inputs[0])
+        if shape.rank and op.get_attr("batch_dims") == 0:
+            assert self._found is not None, "made just now"
+            label = self._labels.of(op.inputs[1])
+            self._found.setdefault(label, []).append((shape.as_list()[0], level))
 
 
 def _shape_fits(

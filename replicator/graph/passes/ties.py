@@ -267,7 +267,11 @@ def _uses(
             if more is None:
                 return None
             found += more
-        elif _gathers_rows(consumer) and consumer.inputs[0].op is op:
+        elif (
+            consumer.type == "GatherV2"
+            and consumer.inputs[0].op is op
+            and rows.gathers_rows(consumer)
+        ):
             found.append(_Gather(consumer, casts))
         else:
             return None
@@ -281,14 +285,6 @@ def _between(op: tf.Operation) -> list[tf.Operation]:
         if consumer.type in _TRANSPARENT:
             found += [consumer, *_between(consumer)]
     return found
-
-
-def _gathers_rows(op: tf.Operation) -> bool:
-    return (
-        op.type == "GatherV2"
-        and tf.get_static_value(op.inputs[2]) == 0
-        and not op.get_attr("batch_dims")
-    )
 
 
 def _read_of(tensor: tf.Tensor) -> tf.Tensor | None:

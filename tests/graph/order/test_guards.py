@@ -48,6 +48,22 @@ def test_rows_that_a_step_looks_up_exist() -> None:
     assert _guards(write, []) == 1  # nothing runs what looks them up
 
 
+@pytest.mark.parametrize("offset, exist", [(1, True), (2, False)])
+def test_rows_that_are_computed_as_those_of_a_lookup_exist(
+    offset: int, exist: bool
+) -> None:
+    variable, indices = _variable(), helpers.opaque([0, 4, 3])
+
+    def later_rows(offset: int) -> tf.Tensor:
+        part = tf.dynamic_partition(indices, tf.cast(indices > 2, tf.int32), 2)[1]
+        return part - tf.constant(offset)
+
+    looked_up = variable.sparse_read(later_rows(1))
+    write = _add(variable, _derived(later_rows(offset)))
+    assert _guards(write, [looked_up.op]) == (0 if exist else 1)
+    assert _guards(write, []) == 1
+
+
 def test_rows_that_are_looked_up_elsewhere_may_not_exist() -> None:
     variable, indices = _variable(), helpers.opaque([0, 4])
     unknown = tf.Variable(tf.zeros([9, 3]), shape=[None, 3])
