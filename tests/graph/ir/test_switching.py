@@ -113,7 +113,7 @@ def _trained(flow: Flow, count: int, options: dict[str, Any]) -> list[Any]:
     return [np.ravel([np.ravel(loss)[0] for loss in losses]), *values]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(4)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("flow", [_branches, _loops, _mapped])
 def test_trains_as_one_device(flow: Flow, options: str) -> None:

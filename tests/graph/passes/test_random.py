@@ -128,7 +128,7 @@ def assert_all_different(values: list[np.ndarray]) -> None:
         assert not np.array_equal(one, other)
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("name", DRAWS)
 def test_replicas_draw_differently_from_one_op_seed(name: str) -> None:
     values = draw("eager", DRAWS[name], seed=7)
@@ -141,7 +141,7 @@ def test_replicas_draw_differently_in_every_mode(mode: str, name: str) -> None:
     assert_all_different(draw(mode, DRAWS[name], seed=7))
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("name", ["normal", "while", "function_in_function"])
