@@ -79,7 +79,7 @@ def test_all_reduce(layout: tuple[int, ...], algorithm: str) -> None:
     assert row.within == sum(2 * (len(own) - 1) * whole for own in _members(layout))
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("layout", [paper_hosts.MIXED], ids=str)
 @pytest.mark.parametrize("algorithm", ON_CPU)
 @pytest.mark.parametrize(

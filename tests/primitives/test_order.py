@@ -126,7 +126,7 @@ def test_bits_of_numpy(op: str, num_replicas: int) -> None:
     _assert_bits(repl, _opaque(repl, arrays), op, _from_left(op, arrays))
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("algorithm", ["hub", "shuffled"])
 @pytest.mark.parametrize("op", ["sum", "prod"])
 @pytest.mark.parametrize("operands", OPERANDS[1:], ids=lambda f: f.__name__)

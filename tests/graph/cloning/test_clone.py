@@ -340,7 +340,7 @@ def test_assertions_name_the_replicas_own_tensors(replica_id: int) -> None:
     assert f"replica_{replica_id}/mine" in str(caught.value)
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("place", ["step", "branch", "function", "argument"])
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_assertions_name_the_replicas_own_inputs(mode: str, place: str) -> None:

@@ -186,7 +186,7 @@ WHERE: dict[str, Callable[[Branch], Any]] = {
 }
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("options", ["one", "mirrored", "sharded", "clone"])
 @pytest.mark.parametrize("where", WHERE)
 def test_what_fails_fails_before_anything_is_written(where: str, options: str) -> None:
