@@ -87,6 +87,8 @@ learner: $(VENV)/.examples
 
 PARALLEL := --numprocesses=auto --dist=worksteal
 
+# Three processes read all tests, which takes each half as long where they are compiled.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow or gate"
 

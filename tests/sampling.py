@@ -27,9 +27,12 @@ CHOICES = {
     # Where a test makes several steps by tests/helpers.py: in one call.
     "steps_per_call": ("False", "True"),
 }
-# Programs and measurements of their own, which take no defaults from here.
+# Programs and measurements of their own, which take no defaults from here: processes
+# that a test starts have those of Replicator, whatever is drawn.
 _LEFT_OUT = (
     *("tests/benchmarks/", "tests/examples/", "tests/calibrate/", "tests/clients/"),
+    *("tests/asynchronous/", "tests/between/", "tests/cluster/", "tests/launch/"),
+    *("tests/serve/", "tests/inputs/test_hosts.py", "tests/_tf/test_cluster.py"),
     *("tests/test_sampling.py", "tests/test_v1_behavior.py"),
 )
 

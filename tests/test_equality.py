@@ -202,7 +202,7 @@ def test_equals_one_device(model: str, optimizer: str, replicas: int) -> None:
     _check(actual, _plain(model, optimizer), TOLERANCE)
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
 def test_equals_one_device_in_float64(model: str, optimizer: str) -> None:

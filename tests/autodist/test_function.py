@@ -95,7 +95,7 @@ def _expected(family):
     return _train(family)
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(4)
 @pytest.mark.parametrize("family", OPTIMIZERS)
 @pytest.mark.parametrize("num_replicas, strategy", [(2, "sharded"), (3, "mirrored")])
 def test_a_function_trains_as_on_one_device(family, num_replicas, strategy):

@@ -137,11 +137,15 @@ def _expected(run: Any, table: str, name: str, form: str) -> Any:
 
 
 def _cases(table: dict[str, Any], often: tuple[str, ...]) -> list[Any]:
-    """Returns all cases, those slow that are not run each time."""
+    """Returns all cases, those slow that are not run each time.
+
+    These are sessions and functions by turns.
+    """
+    quick = {(name, ("session", "function")[k % 2], 2) for k, name in enumerate(often)}
     return [
         pytest.param(
-            *(name, form, num_replicas),
-            marks=() if name in often and num_replicas == 2 else pytest.mark.slow,
+            *(case := (name, form, num_replicas)),
+            marks=() if case in quick else pytest.mark.slow,
         )
         for name in table
         for form in ("session", "function")

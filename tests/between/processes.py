@@ -99,6 +99,11 @@ def _plain(value: Any) -> Any:
     return value.numpy() if tf.is_tensor(value) else np.asarray(value)
 
 
+def several(cluster: Any, *names: str) -> dict[str, Any]:
+    """Runs programs one after the other; returns what each returned."""
+    return {name: PROGRAMS[name](cluster) for name in names}
+
+
 def fits(cluster: Any, folder: str, *names: str) -> None:
     """Leaves in a folder what programs with Keras' fit come to."""
     made = {}
@@ -152,7 +157,8 @@ def resumed(cluster: Any, folder: str, until: str, with_inputs: str) -> Any:
 PROGRAMS = {
     function.__name__: function
     for function in (
-        *(all_steps, fits, resumed, proven.proofs, ending.input_ends, faulty.lost),
+        *(all_steps, several, fits, resumed),
+        *(proven.proofs, ending.input_ends, faulty.lost),
         *(mismatched.mismatches, mismatched.clash, faulty.a_step_fails),
         *(backing_up.backs_up, digits),
         *(faulty.ends_by_an_error, faulty.ends_at_different_times),

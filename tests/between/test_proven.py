@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from tests.between import processes
+import pytest
 
 
 @pytest.fixture(scope="module")
-def found() -> list[dict[str, list[str]]]:
-    return processes.run("proofs", [1, 1])
+def found(told: list[dict[str, Any]]) -> list[dict[str, list[str]]]:
+    return [own["proofs"] for own in told]
 
 
 @pytest.mark.parametrize(

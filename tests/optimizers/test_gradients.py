@@ -287,7 +287,7 @@ def _dense(gradient: Any) -> np.ndarray:
     return dense
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("op", ["mean", "sum"])
 @pytest.mark.parametrize("case", SPARSE)
 def test_sparse_gradients_combine(case: str, op: str) -> None:
@@ -334,7 +334,7 @@ def test_sparse_gradients_stay_sparse() -> None:
     assert rows.numpy() == 0 + 1 + 2
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("kind", ["keras", "v1", "sonnet"])
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])
@@ -438,7 +438,7 @@ def test_rare_rows_with_lazy_momentum_equal_one_device() -> None:
 SHARES = {"uneven": [2, 1], "empty": [3, 0], "three": [0, 1, 2], "none": [0, 0]}
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("family", OPTIMIZERS)
 @pytest.mark.parametrize("shares", SHARES)
 def test_weights_make_uneven_shards_equal_one_device(shares: str, family: str) -> None:

@@ -236,7 +236,7 @@ def _all() -> tf.Tensor:
     return tf.constant([0.5, 1.5, 2.5])
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("place", PLACES)
 def test_inside_control_flow(place: str, mode: str) -> None:
@@ -248,7 +248,7 @@ def test_inside_control_flow(place: str, mode: str) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     ("order", "mode"), [(1, "function"), (1, "session"), (2, "eager"), (2, "session")]
 )

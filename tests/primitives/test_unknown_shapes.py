@@ -221,7 +221,7 @@ def _check(text: str, name: str) -> None:
         assert any(f"[{size}]" in text for size in sizes)
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("ranked", [True, False])
 @pytest.mark.parametrize("name", CASES)
 def test_the_error_says_whose_shapes_and_where(name: str, ranked: bool) -> None:
