@@ -47,11 +47,10 @@ def user_frames(
     """
     if isinstance(of, BaseException):
         left = traceback.extract_tb(of.__traceback__)
-        frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in left]
-        return users_of([*frames, *getattr(of, _CONVERTED, ())])
-    else:
-        of = getattr(of, _ORIGINAL, of)
-        frames = tf_stack.extract_stack() if of is None else of.traceback or ()
+        raised = [(frame.filename, frame.lineno or 0, frame.name) for frame in left]
+        return users_of([*raised, *getattr(of, _CONVERTED, ())])
+    of = getattr(of, _ORIGINAL, of)
+    frames: Any = tf_stack.extract_stack() if of is None else of.traceback or ()
     return users_of([(frame.filename, frame.lineno, frame.name) for frame in frames])
 
 
