@@ -148,10 +148,7 @@ def main() -> str:
         steps=epochs * steps_per_epoch,
         steps_per_epoch=steps_per_epoch,
         resume=FLAGS.resume,
-        panels=[
-            support.Panel(["loss"], "training loss", log=True),
-            support.Panel(["accuracy"], "test accuracy"),
-        ],
+        panels=support.LOSS_AND_ACCURACY,
     )
     train_fn, eval_fn = make_steps(repl, model, optimizer)
     rows = train.images, train.labels
@@ -161,17 +158,8 @@ def main() -> str:
     rows = test.images, test.labels
     eval_step = repl.build(eval_fn, support.single_pass_input(rows, batch_size))
 
-    for step in run.steps():
-        run.log(loss=float(train_step()[0]))
-        if step % steps_per_epoch == 0:
-            run.log(accuracy=evaluate(eval_step, math.ceil(len(test) / batch_size)))
-            run.save()  # what was told of is not lost
-            run.tell(
-                f"epoch {step // steps_per_epoch:{len(str(epochs))}}/{epochs}"
-                f"  loss {run.history.last('loss', steps_per_epoch):.4f}"
-                f"  test accuracy {run.history.last('accuracy'):.4f}"
-            )
-    accuracy = run.history.last("accuracy")
+    calls = math.ceil(len(test) / batch_size)
+    accuracy = run.train(train_step, lambda: evaluate(eval_step, calls))
     return f"Test accuracy {accuracy:.4f}. Results are in {output_dir}."
 
 

@@ -160,10 +160,7 @@ def main() -> str:
         steps=steps,
         steps_per_epoch=steps_per_epoch,
         resume=FLAGS.resume,
-        panels=[
-            support.Panel(["loss"], "training loss", log=True),
-            support.Panel(["accuracy"], "test accuracy"),
-        ],
+        panels=support.LOSS_AND_ACCURACY,
     )
     rows = train.images, train.labels
     train_step = repl.build(
@@ -171,18 +168,8 @@ def main() -> str:
         support.shuffled_input(rows, batch_size, FLAGS.seed, run.step),
     )
     test_accuracy = support.accuracy_on(repl, model, test, batch_size)
-    for step in run.steps():
-        run.log(loss=float(train_step()[0]))
-        if step % steps_per_epoch == 0:
-            run.log(accuracy=test_accuracy())
-            run.save()  # what was told of is not lost
-            run.tell(
-                f"epoch {step // steps_per_epoch:{len(str(epochs))}}/{epochs}"
-                f"  loss {run.history.last('loss', steps_per_epoch):.4f}"
-                f"  test accuracy {run.history.last('accuracy'):.4f}"
-            )
+    accuracy = run.train(train_step, test_accuracy)
     wrong = draw_mistakes(model, test, output_dir / "mistakes.png")
-    accuracy = run.history.last("accuracy")
     return (
         f"Test accuracy {accuracy:.4f}, {wrong} mistakes. Results are in {output_dir}."
     )

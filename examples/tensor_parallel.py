@@ -267,10 +267,7 @@ def main() -> str:
         steps=FLAGS.epochs * steps_per_epoch,
         steps_per_epoch=steps_per_epoch,
         resume=FLAGS.resume,
-        panels=[
-            support.Panel(["loss"], "training loss", log=True),
-            support.Panel(["test_accuracy"], "test accuracy"),
-        ],
+        panels=support.LOSS_AND_ACCURACY,
     )
     batches = support.shuffled_input(train, batch_size, FLAGS.seed, run.step)
     train_step = training.repl.build(training.train_step, for_all(batches))
@@ -278,19 +275,8 @@ def main() -> str:
     eval_step = training.repl.build(training.eval_step, for_all(pass_over_test))
     train_step.plan.plot(output_dir / "plan.png")
 
-    for step in run.steps():
-        run.log(loss=float(train_step()[0]))
-        if step % steps_per_epoch == 0:
-            eval_step.initialize()  # from the first image
-            calls = -(-len(test[0]) // batch_size)
-            right = sum(float(eval_step()[0]) for _ in range(calls))
-            run.log(test_accuracy=right / len(test[0]))
-            run.tell(
-                f"epoch {step // steps_per_epoch}/{FLAGS.epochs}"
-                f"  loss {run.history.last('loss', steps_per_epoch):.4f}"
-                f"  test accuracy {run.history.last('test_accuracy'):.4f}"
-            )
-    accuracy = run.history.last("test_accuracy")
+    test_accuracy = support.share_of_right(eval_step, len(test[0]), batch_size)
+    accuracy = run.train(train_step, test_accuracy)
     return f"Test accuracy {accuracy:.4f}. Results are in {output_dir}."
 
 

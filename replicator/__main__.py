@@ -26,6 +26,7 @@ _OTHERS = ("TF_CLI_", "TF_VAR_", "TF_TOKEN_")  # of Terraform
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 
+@command_line.interruptible
 def main(argv: Sequence[str]) -> int:
     """Prints all there is to say; returns the exit status."""
     if len(argv) > 1:

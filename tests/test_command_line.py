@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
+from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 import replicator
 from replicator import command_line
@@ -22,6 +26,21 @@ def test_no_program_does_it_by_itself() -> None:
     room = pathlib.Path(replicator.__file__).parent
     found = [path for path in room.rglob("*.py") if "flags.FLAGS(" in path.read_text()]
     assert [path.name for path in found] == ["command_line.py"]
+
+
+def test_an_interrupt_is_one_word_and_the_shells_status(capsys: Any) -> None:
+    @command_line.interruptible
+    def main(argv: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    assert mains.status(main) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("program", ["", "calibrate.", "plan.", "profile."])
+def test_all_programs_end_so(program: str) -> None:
+    module = importlib.import_module(f"replicator.{program}__main__")
+    assert module.main.__wrapped__  # by interruptible
 
 
 def test_a_text_of_several_lines_becomes_one(capsys: Any) -> None:

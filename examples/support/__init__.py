@@ -35,6 +35,9 @@
     if __name__ == "__main__":
         support.start(main)
 
+Where a run is counted in epochs, each of which ends with an accuracy, that loop is
+`accuracy = run.train(step_fn, test_accuracy)`, and its panels are LOSS_AND_ACCURACY.
+
 `run.steps()` shows a progress bar, saves a checkpoint every now and then, and leaves
 `checkpoints/`, `history.json`, `summaries/` and `curves.png` in the output folder. A
 signal to stop ends it after the step at hand, with a checkpoint. The step that is
@@ -45,7 +48,7 @@ those of flags; errors of Replicator are treated alike. Full disks and the like 
 one line and status 1, and signals with the shells' status for them.
 
 Data come from `mnist`, `shuffled_input`, `single_pass_input` and `library_text`;
-`accuracy_on` evaluates, and `save_images` and `save_grid` draw.
+`accuracy_on` and `share_of_right` evaluate, and `save_images` and `save_grid` draw.
 """
 
 import os
@@ -62,7 +65,7 @@ from support.data import (
     shuffled_input,
     single_pass_input,
 )
-from support.evaluation import accuracy_on
+from support.evaluation import accuracy_on, share_of_right
 from support.history import History, Panel, plot_curves
 from support.interruption import SIGNALS, Interruption
 from support.pictures import save_grid, save_images
@@ -79,10 +82,11 @@ from support.program import (
     start,
     warn,
 )
-from support.run import Run, check_settings
+from support.run import LOSS_AND_ACCURACY, Run, check_settings
 from support.text import library_files, library_text
 
 __all__ = [
+    "LOSS_AND_ACCURACY",
     "MOST_STEPS",
     "SIGNALS",
     "Checkpoints",
@@ -108,6 +112,7 @@ __all__ = [
     "save_grid",
     "save_images",
     "settings",
+    "share_of_right",
     "shuffled_input",
     "single_pass_input",
     "start",

@@ -14,6 +14,25 @@ import tensorflow as tf
 import replicator
 
 
+def share_of_right(
+    eval_step: Any, examples: int, global_batch_size: int
+) -> Callable[[], float]:
+    """Returns a function that says which share of all examples is told right.
+
+    Args:
+        eval_step: A built step, of how many are right, the same number on each replica.
+        examples: How many there are.
+        global_batch_size: How many a step takes, on all replicas together.
+    """
+
+    def share() -> float:
+        eval_step.initialize()  # from the first example
+        calls = math.ceil(examples / global_batch_size)
+        return sum(float(eval_step()[0]) for _ in range(calls)) / examples
+
+    return share
+
+
 def accuracy_on(
     repl: replicator.Replicator,
     model: tf.keras.Model,

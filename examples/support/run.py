@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,12 @@ from support.program import Interrupted, UsageError, warn
 import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
+
+# What `Run.train` logs.
+LOSS_AND_ACCURACY = (
+    histories.Panel(["loss"], "training loss", log=True),
+    histories.Panel(["accuracy"], "test accuracy"),
+)
 
 
 class Run:
@@ -111,6 +117,32 @@ class Run:
         if signum is not None and done < self._steps:
             text = f"Interrupted at step {done}; go on with --resume."
             raise Interrupted(signum, text)
+
+    def train(
+        self, train_step: Callable[[], Any], test_accuracy: Callable[[], float]
+    ) -> float:
+        """Makes the steps of a run that is counted in epochs; tells of each epoch.
+
+        Args:
+            train_step: Makes a step; returns its loss, on each replica.
+            test_accuracy: Is called after each epoch.
+
+        Returns:
+            The test accuracy after the last epoch.
+        """
+        assert self._steps_per_epoch is not None, "it is counted in epochs"
+        epochs = self._steps // self._steps_per_epoch
+        for step in self.steps():
+            self.log(loss=float(train_step()[0]))
+            if step % self._steps_per_epoch == 0:
+                self.log(accuracy=test_accuracy())
+                self.save()  # what was told of is not lost
+                self.tell(
+                    f"epoch {step // self._steps_per_epoch:{len(str(epochs))}}/{epochs}"
+                    f"  loss {self.history.last('loss', self._steps_per_epoch):.4f}"
+                    f"  test accuracy {self.history.last('accuracy'):.4f}"
+                )
+        return self.history.last("accuracy")
 
     def log(self, **numbers: float) -> None:
         """Notes numbers of this step: for history, TensorBoard and progress bar."""

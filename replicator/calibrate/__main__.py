@@ -39,6 +39,7 @@ _CLUSTER = flags.DEFINE_bool(
 _OUTPUT = flags.DEFINE_string("output", None, "A file to write the rates to, as JSON.")
 
 
+@command_line.interruptible
 def main(argv: Sequence[str]) -> int:
     """Measures, prints and writes; returns the exit status."""
     try:

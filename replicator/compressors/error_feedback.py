@@ -28,7 +28,8 @@ class ErrorFeedback(Compressor):
 
     What is kept is in units of the sum or the mean that is made: it stays right where
     replicas weigh more or less from step to step. A step in which a replica has
-    infinities, or no numbers, leaves what is owed as it was.
+    infinities, or no numbers, or in which compressing makes such of large ones, leaves
+    what is owed as it was.
 
     Example:
         >>> from replicator import compressors
@@ -73,9 +74,10 @@ class ErrorFeedback(Compressor):
             made = Sums(wanted, wanted)
         else:
             made = self.compressor.reduce(wanted, link.feeding_back())
-        for residual, before, want, sent in zip(
-            residuals, owed, wanted, made.sent, strict=True
-        ):
-            rest = tf.where(link.is_spoilt, before, want - sent)
-            residual.write(link.unscaled(rest))
+        rests = [want - sent for want, sent in zip(wanted, made.sent, strict=True)]
+        # What is finite may be too large for its sum with the rest, or for products.
+        finite = tf.stack([tf.reduce_all(tf.math.is_finite(rest)) for rest in rests])
+        is_spoilt = link.is_spoilt | ~tf.reduce_all(finite)
+        for residual, before, rest in zip(residuals, owed, rests, strict=True):
+            residual.write(link.unscaled(tf.where(is_spoilt, before, rest)))
         return made

@@ -12,7 +12,8 @@ the parts add up to what was received, and error feedback keeps the rest.
 Source: Vogels, Karimireddy and Jaggi 2019, PowerSGD: practical low-rank gradient
 compression for distributed optimization (arXiv:1905.13727), algorithm 1. It makes P
 orthonormal by Gram-Schmidt; here it is by Householder reflections, which stay so where
-columns are alike, or zero.
+columns are alike, or zero. Of Q only the directions of its columns are kept: multiplied
+by a Q as large as the gradients, these would leave float32's range as their squares do.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class PowerSGD(Compressor):
         received = link.sum(
             [*left, *(tensors[k] for k in thin)], [*[None] * len(thick), *thin]
         )
-        bases = [tf.linalg.qr(p).q for p in received[: len(thick)]]
+        bases = [tf.linalg.qr(_directions(p)).q for p in received[: len(thick)]]
         own = [
             tf.linalg.matmul(m, p, transpose_a=True)
             for m, p in zip(matrices, bases, strict=True)
@@ -110,10 +111,7 @@ class PowerSGD(Compressor):
             totals[k] = total
         for k, p, q, mine in zip(thick, bases, sums, own, strict=True):
             like = tensors[k]
-            totals[k] = tf.reshape(tf.linalg.matmul(p, q, transpose_b=True), like.shape)
-            sent[k] = tf.reshape(
-                tf.linalg.matmul(p, mine, transpose_b=True), like.shape
-            )
+            totals[k], sent[k] = _product(p, q, like), _product(p, mine, like)
             if self.warm_start:
                 self._keep(k, like, q, link)
         return Sums(totals, sent)
@@ -146,15 +144,14 @@ class PowerSGD(Compressor):
         )
 
     def _keep(self, k: int, tensor: tf.Tensor, q: tf.Tensor, link: Link) -> None:
-        """Keeps Q for the next step, unless it is of no use there.
+        """Keeps the directions of Q for the next step, unless they are of no use there.
 
         A direction in which there was nothing is one in which there may be something.
         """
         factor = self._factor(k, tensor, link)
-        before = factor.read_value()
-        sizes = tf.reduce_sum(q * q, 0, keepdims=True)
-        usable = tf.math.is_finite(sizes) & (sizes > 0)
-        link.write(factor, tf.where(usable, q, before))
+        finite = tf.reduce_all(tf.math.is_finite(q), 0, keepdims=True)
+        usable = finite & tf.reduce_any(tf.not_equal(q, 0), 0, keepdims=True)
+        link.write(factor, tf.where(usable, _directions(q), factor.read_value()))
 
 
 def _sizes(tensor: tf.Tensor) -> tuple[int, int]:
@@ -165,6 +162,12 @@ def _sizes(tensor: tf.Tensor) -> tuple[int, int]:
 
 def _matrix(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tensor, _sizes(tensor))
+
+
+def _directions(columns: tf.Tensor) -> tf.Tensor:
+    """Returns columns by their largest numbers, so that squares are in range."""
+    largest = tf.reduce_max(tf.abs(columns), 0, keepdims=True)
+    return tf.math.divide_no_nan(columns, largest)
 
 
 def _product(p: tf.Tensor, q: tf.Tensor, like: tf.Tensor) -> tf.Tensor:

@@ -39,6 +39,7 @@ _HOSTS = flags.DEFINE_integer(
 )
 
 
+@command_line.interruptible
 def main(argv: Sequence[str]) -> int:
     """Prints the plan of the step that the arguments name; returns the exit status."""
     try:

@@ -13,7 +13,6 @@ import dataclasses
 import math
 import os
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +31,6 @@ _USAGE = (
     "[--trace=PATH]"
 )
 _MOST_TRIALS = 10**6
-_INTERRUPTED = 130  # the status of programs that Ctrl-C ends
 _STRATEGY = flags.DEFINE_string(
     "strategy", None, "A builder of replicator.strategy, or the file of a strategy."
 )
@@ -60,6 +58,7 @@ _TRACE = flags.DEFINE_string(
 )
 
 
+@command_line.interruptible
 def main(argv: Sequence[str]) -> int:
     """Measures, predicts, prints and writes; returns the exit status."""
     try:
@@ -91,9 +90,6 @@ def main(argv: Sequence[str]) -> int:
             programs.tried("--plot", lambda: _plot(report, picture))
     except command_line.BadInput as error:
         return command_line.fail(error)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return _INTERRUPTED
     return 0
 
 

@@ -153,6 +153,22 @@ def test_powersgd_is_a_power_iteration() -> None:
     assert errors[-1] < 0.05 * errors[0]
 
 
+@pytest.mark.parametrize("scale", [2.0**-80, 2.0**80])
+def test_powersgd_is_as_good_for_small_and_large_numbers(scale: float) -> None:
+    """Whose squares are out of float32's range; also in the steps that follow."""
+    values = random(2, 30, 20)
+    found = []
+    for factor in (1.0, scale):
+        repl = helpers.make(2)
+        given_ = replicator.PerReplica(*map(tf.constant, values * np.float32(factor)))
+        step = repl.build(
+            lambda x, repl=repl: repl.all_reduce(x, compressor="powersgd(rank=2)"),
+            args=[given_],
+        )
+        found.append([step(given_)[0].numpy() / np.float32(factor) for _ in range(3)])
+    np.testing.assert_allclose(found[1], found[0], atol=1e-4)
+
+
 def test_powersgd_without_a_warm_start_tries_another_direction() -> None:
     values = random(2, 30, 20)
     repl = helpers.make(2)

@@ -153,6 +153,22 @@ def test_what_is_no_number_is_not_owed(inner: str) -> None:
     training.assert_nothing_lost()
 
 
+@pytest.mark.parametrize("inner", INNER)
+def test_a_step_with_the_largest_numbers_spoils_no_other(inner: str) -> None:
+    """Products of them are out of range of float32; what is owed is not."""
+    values = laws.Given.random(STEPS, 2)
+    values.gradients[0][1] = np.finfo("f").max
+    training = laws.Training(helpers.make(2), values, f"ef({inner})")
+    step = training.repl.build(training.step_fn, training.input_fn)
+    for _ in range(STEPS):
+        for variable in training.variables:
+            variable.assign(tf.zeros_like(variable))
+        step()
+        for k in range(len(laws.SHAPES)):
+            assert np.isfinite(training.owed(k)).all()
+    assert np.isfinite(training.received(0)).all()
+
+
 def test_what_a_replica_of_no_weight_has_does_not_count() -> None:
     values = laws.Given.random(STEPS, 2, weighted=True)
     values.weights[1:, 1] = 0

@@ -130,9 +130,9 @@ def test_every_test_image_counts_once_and_a_run_may_go_on_with_other_stages(
         programs.history(tmp_path / name) for name in ("broken", "whole")
     )
     np.testing.assert_allclose(resumed["loss"], expected["loss"], rtol=0, atol=1e-5)
-    assert resumed["test_accuracy"] == expected["test_accuracy"]
+    assert resumed["accuracy"] == expected["accuracy"]
     assert resumed["loss"][-1] < 0.7 * resumed["loss"][0]
-    for accuracy in expected["test_accuracy"]:
+    for accuracy in expected["accuracy"]:
         assert accuracy * 360 == pytest.approx(round(accuracy * 360), abs=1e-6)
     for picture in ("curves.png", "plan.png"):
         assert (tmp_path / "whole" / picture).read_bytes().startswith(b"\x89PNG")
@@ -164,4 +164,4 @@ def test_the_default_run_is_right_about_96_of_100_images(
 ) -> None:
     ended = programs.run("pipeline", f"--output_dir={tmp_path}", f"--mode={mode}")
     assert ended.status == 0, ended.stderr
-    assert programs.history(tmp_path)["test_accuracy"][-1] >= 0.96
+    assert programs.history(tmp_path)["accuracy"][-1] >= 0.96

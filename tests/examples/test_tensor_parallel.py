@@ -183,7 +183,7 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been(
     assert "epoch 1/2" not in again
     resumed, expected = programs.history(broken), programs.history(whole)
     np.testing.assert_allclose(resumed["loss"], expected["loss"], rtol=0, atol=1e-6)
-    assert resumed["test_accuracy"] == expected["test_accuracy"]
+    assert resumed["accuracy"] == expected["accuracy"]
     for picture in ("curves.png", "plan.png"):
         assert (whole / picture).read_bytes().startswith(b"\x89PNG")
     one = "--devices=CPU:0"
@@ -216,4 +216,4 @@ def test_the_default_run_is_right_about_96_of_100_images(
 ) -> None:
     ended = programs.run("tensor_parallel", f"--output_dir={tmp_path}", how)
     assert ended.status == 0, ended.stderr
-    assert programs.history(tmp_path)["test_accuracy"][-1] >= 0.96
+    assert programs.history(tmp_path)["accuracy"][-1] >= 0.96

@@ -22,6 +22,7 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs
+from replicator.graph.order import ordering
 
 _READERS = re.compile(r"LookupTable(Find|Size|Export)(V2)?")
 _WRITERS = re.compile(
@@ -72,12 +73,7 @@ def _shared(
     Returns:
         For each op the ids of such resources, and whether it changes them.
     """
-    who: dict[int, set[int]] = {}
-    for r, ops in enumerate(replicas):
-        for op in ops:
-            for _, tensor in resource_inputs(op):
-                who.setdefault(id(tensor), set()).add(r)
-    several = {key for key, users in who.items() if len(users) > 1}
+    several = ordering.used_by_several(replicas)
     found: dict[tf.Operation, dict[int, bool]] = {}
     for op in (op for ops in replicas for op in ops) if several else ():
         for index, tensor in resource_inputs(op):

@@ -285,15 +285,24 @@ def marker(name: str) -> tf.Operation:
         return tf.raw_ops.Assert(condition=True, data=[name], name=name)
 
 
-def _written_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
-    """Returns the ids of the resources that more than one replica writes."""
+def used_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
+    """Returns the ids of the resources that more than one replica uses.
+
+    Args:
+        replicas: `replicas[r]` are the ops of replica r.
+    """
     users: dict[int, set[int]] = {}
     for r, ops in enumerate(replicas):
         for op in ops:
             for _, tensor in resource_inputs(op):
                 users.setdefault(id(tensor), set()).add(r)
+    return {resource for resource, who in users.items() if len(who) > 1}
+
+
+def _written_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
+    """Returns the ids of the resources that more than one replica writes."""
     # Few resources are shared, so few ops are asked what they write, which is slow.
-    shared = {resource for resource, who in users.items() if len(who) > 1}
+    shared = used_by_several(replicas)
     writers: dict[int, set[int]] = {}
     for r, ops in enumerate(replicas) if shared else ():
         for op in ops:

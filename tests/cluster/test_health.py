@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether hosts are there: who is asked, and what is said of which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+import replicator
+from replicator.cluster import description, health, waiting
+
+_HOSTS = [
+    description.Host("host-a", "10.0.0.1:1"),
+    description.Host("10.0.0.2:1", "10.0.0.2:1"),
+    description.Host("host-c", "10.0.0.3:1"),
+]
+
+
+class _Servers:
+    """What servers answer, in place of asking them.
+
+    Attributes:
+        wrong: What is wrong with those that do not answer, by their addresses.
+        strangers: The tasks of those that answer, and do not know this process.
+        asked: Who was asked.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wrong: dict[str, str] = {}
+        self.strangers: set[int] = set()
+        self.asked: list[str] = []
+        monkeypatch.setattr(waiting, "ask_all", self._ask_all)
+        monkeypatch.setattr(waiting, "ask", lambda address, _: self.wrong.get(address))
+        monkeypatch.setattr(health, "_knows_us", lambda k: k not in self.strangers)
+
+    def _ask_all(self, asked: Sequence[str], limit: float) -> dict[str, str]:
+        self.asked += asked
+        return {address: self.wrong[address] for address in asked & self.wrong.keys()}
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> _Servers:
+    return _Servers(monkeypatch)
+
+
+def test_hosts_that_answer_and_know_us_are_not_lost(servers: _Servers) -> None:
+    assert health.lost(_HOSTS, 1.0) == {}
+    assert servers.asked == [host.address for host in _HOSTS]
+
+
+def test_who_does_not_answer_is_lost(servers: _Servers) -> None:
+    servers.wrong = {"10.0.0.2:1": waiting.SILENT}
+    assert health.lost(_HOSTS, 1.0) == servers.wrong
+
+
+def test_a_server_that_was_started_again_is_lost(servers: _Servers) -> None:
+    servers.strangers = {2}
+    assert health.lost(_HOSTS, 1.0) == {"10.0.0.3:1": "its server was started again"}
+
+
+def test_who_fell_silent_since_was_not_started_again(servers: _Servers) -> None:
+    servers.strangers = {0}
+    assert health._of_answering(0, "10.0.0.1:1", 1.0) == "its server was started again"
+    servers.wrong = {"10.0.0.1:1": waiting.SILENT}
+    assert health._of_answering(0, "10.0.0.1:1", 1.0) == waiting.SILENT
+
+
+def test_of_whom_something_is_known_is_not_asked(servers: _Servers) -> None:
+    known = {"10.0.0.1:1": "killed"}
+    assert health.lost(_HOSTS, 1.0, known) == known
+    assert known == {"10.0.0.1:1": "killed"}  # the caller's own is left as it is
+    assert servers.asked == ["10.0.0.2:1", "10.0.0.3:1"]
+
+
+def test_hosts_are_called_as_the_user_does() -> None:
+    problems = {"10.0.0.3:1": "silent", "10.0.0.2:1": "killed", "10.0.0.9:1": "no host"}
+    assert health.told(_HOSTS, problems) == [
+        "10.0.0.2:1: killed",
+        "host-c at 10.0.0.3:1: silent",
+    ]
+
+
+def test_a_connection_to_a_silent_host_does_not_end() -> None:
+    """TensorFlow would wait for it; one that is gone is no obstacle."""
+    problems = {"10.0.0.2:1": "connection refused", "10.0.0.3:1": waiting.SILENT}
+    with pytest.raises(replicator.ClusterError) as caught:
+        health.leave(_HOSTS, problems)
+    assert f"host-c at 10.0.0.3:1: {waiting.SILENT}" in str(caught.value)
+    assert "10.0.0.2" not in str(caught.value)
