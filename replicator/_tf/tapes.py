@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
+from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops import resource_variable_ops as _rvo
 
 
@@ -85,3 +87,31 @@ def begins_tape(op: tf.Operation) -> bool:
         return False
     place = len(names) - 1 - names[::-1].index("imperative_grad")
     return not {"_gradient_function", "_backprop_call"} & set(names[place:])
+
+
+def own_gradient(op: tf.Operation) -> Callable[..., Any] | None:
+    """Returns the gradient that a user has given an op in place of TensorFlow's.
+
+    By `tf.custom_gradient` or `gradient_override_map`: nothing public looks up what was
+    registered. None if there is none, or it is one of this library.
+    """
+    try:
+        name: bytes = op.get_attr("_gradient_op_type")
+    except ValueError:
+        return None
+    if name.startswith(b"Replicator"):
+        return None
+    found: Callable[..., Any] | None = _ops.get_gradient_function(op)
+    return found
+
+
+def trains_variables(gradient: Any) -> bool:
+    """Whether the gradient of a `tf.custom_gradient` has some for variables, too.
+
+    It is not told to whoever looks the gradient up, but is a name in its closure.
+    """
+    own = inspect.getclosurevars(gradient).nonlocals
+    inner = own.get("tape_grad_fn")
+    if inner is None:
+        return False
+    return bool(inspect.getclosurevars(inner).nonlocals.get("variables"))

@@ -100,7 +100,8 @@ class Agreement:
         loss, begun = self._plan.loss_behind(gradient)
         if begun and loss.over is None:
             return lambda value: value
-        if not begun and marked.text(op, marked.BACK):
+        split = self._program.is_split
+        if split and not begun and marked.text(op, marked.BACK):
             line = errors.line_of(op)
             raise refusals.given_gradients(f"variable {gradient.variable}", line)
         source = self._plan.source(op.inputs[0].op)

@@ -57,7 +57,8 @@ class AutoDist:
         DeviceError: A device does not exist.
         ClusterError: The file cannot be read, or lists hosts to which this program is
             not connected.
-        ArgumentError: An option has a value that it cannot have.
+        ArgumentError: An option has a value that it cannot have, or says something else
+            than the strategy.
     """
 
     def __init__(
@@ -67,7 +68,16 @@ class AutoDist:
         **options: Any,
     ) -> None:
         if isinstance(strategy, str) and strategy in VARIABLES:  # the simplest ones
-            options, strategy = {"variables": strategy, **options}, None
+            if options.setdefault("variables", strategy) != strategy:
+                raise errors.ArgumentError(
+                    errors.compose(
+                        f"AutoDist was given strategy={strategy!r} and "
+                        f"variables={errors.shown(options['variables'])}, which both "
+                        "say where variables are.",
+                        fix="pass one of them.",
+                    )
+                )
+            strategy = None
         # What knows nothing of replicas is the same on all: it is called for two.
         options = {"build": "clone", **options}
         self._repl = Replicator(devices_of(resource), strategy=strategy, **options)

@@ -73,7 +73,9 @@ class Divided:
             for name in decided.cuts:
                 self._create(original.variables[name], name)
         self._add(original)
-        self.program = Program(self._graph, self._variables(original))
+        self.program = Program(
+            self._graph, self._variables(original), is_split=original.is_split
+        )
 
     def extend(self, original: Program) -> None:
         """Adds what was added to the user's graph.

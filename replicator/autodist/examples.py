@@ -68,6 +68,9 @@ class Examples:
         replica = self._replica
         if replica.num_replicas == 1:
             return gradient
+        if not self._given:  # each does all of it: so all that comes back is the same
+            part = tf.constant(1 / replica.num_replicas)
+            return gradient if back else weighed.times(gradient, part)
         found = _tf.differentiated()
         if found is None:
             raise losses.not_found("", errors.user_line())
@@ -110,19 +113,17 @@ class Examples:
             made = _tf.begun_by_tape(graph, len(targets))
             begun = [op.outputs[0] for op in made]
         tensors = [one for one in (*targets, *given) if one is not None]
-        loss = SAME
-        if self._given:
-            loss = losses.find(self.kinds(tensors), targets, given, self._declared)
-            self._warn(loss)
-            self._put_together(loss.wholes)
+        loss = losses.find(self.kinds(tensors), targets, given, self._declared)
+        self._warn(loss)
+        self._put_together(loss.wholes)
         weight = self._weight(loss)
         known = {id(one) for one, _, _ in self._begun}
         if not begun or any(id(one) in known for one in begun):
             return loss, weight, False
-        values = [self.kinds([one]).of(one) if self._given else SAME for one in begun]
+        values = [self.kinds([one]).of(one) for one in begun]
         with _tf.stop_recording():
             for one, own in zip(begun, values, strict=True):
-                value = rules.of_start(loss, own) if self._given else None
+                value = rules.of_start(loss, own)
                 self._begun.append((one, one * tf.cast(weight, one.dtype), value))
         return loss, weight, True
 
@@ -184,10 +185,7 @@ class Examples:
             wholes.put(given, [(one.op, one.index) for one in uses])
 
     def _weight(self, loss: Value) -> tf.Tensor:
-        replica = self._replica
-        if not self._given:
-            return tf.constant(1 / replica.num_replicas)  # each does all of it
-        weight = joining.share_of(loss.power, replica.weight)
+        weight = joining.share_of(loss.power, self._replica.weight)
         if loss.over is None:
             return weight
         over = weight * tf.cast(tf.size(loss.over), tf.float32)

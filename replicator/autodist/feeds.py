@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.autodist import stamping
-from replicator.autodist.program import Program, splits
+from replicator.autodist.program import Program
 from replicator.inputs import shards
 
 
@@ -69,7 +69,7 @@ def split(program: Program, fed: Any, num_replicas: int) -> Feeds:
     for key, value in _flat(fed or {}):
         tensor = _tensor(program, key)
         array = _array(tensor, value)
-        if array.ndim and splits(tensor) and tensor.op not in program.shared:
+        if array.ndim and program.splits(tensor) and tensor.op not in program.shared:
             parts[tensor] = array
         else:
             whole[tensor] = array

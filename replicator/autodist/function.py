@@ -3,7 +3,8 @@
 
 Its arguments are split along their first axis, and it is a step of its replicas. What
 it differentiates and what it returns is looked at in the graph that it builds, see
-examples.py: gradients weigh what they have to, and results are put together.
+examples.py: gradients weigh what they have to, and results are put together. Where
+nothing makes these equal those of one device, each replica computes the whole batch.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from replicator import _tf, context, errors
-from replicator.autodist import examples, results
+from replicator.autodist import examples, refusals, results
 from replicator.costs import cost
 from replicator.graph.ir import shapes
 from replicator.graph.order import ordering
@@ -135,7 +137,7 @@ class _Call:
         repl: Runs it.
         arguments: Those of a call.
         places: Which leaves of them are arrays.
-        split: Which of these are split.
+        rows: Which of these have examples.
         loss: What the user says that losses are, if anything.
     """
 
@@ -145,11 +147,11 @@ class _Call:
         repl: Any,
         arguments: Any,
         places: Sequence[int],
-        split: Sequence[bool],
+        rows: Sequence[bool],
         loss: str | None,
     ) -> None:
-        self._function, self._repl, self._split = function, repl, split
-        self._loss = loss
+        self._function, self._repl, self._rows = function, repl, rows
+        self._loss, self._split = loss, rows  # what is split: nothing, if need be
         self._structure, self._places = arguments, places
         leaves = tf.nest.flatten(arguments)
         self._others = [None if k in places else x for k, x in enumerate(leaves)]
@@ -171,14 +173,38 @@ class _Call:
             finally:
                 self._current.tensors = before
         if self._ready is None:
-            self._ready = self._traced.get_concrete_function(self._specs(tensors))
+            self._ready = self._traceable(
+                lambda: self._traced.get_concrete_function(self._specs(tensors))
+            )
         return self._ready(*tensors)
+
+    def _traceable(self, trace: Callable[[], Any]) -> Any:
+        """Returns a trace; one that splits nothing if the examples cannot be split.
+
+        Raises:
+            UnsupportedError: Nor can that be traced; the error is that of the first.
+        """
+        try:
+            return trace()
+        except errors.UnsupportedError as error:
+            if not any(self._split):
+                raise
+            self._split = [False] * len(self._rows)
+            try:
+                made = trace()
+            except errors.ReplicatorError:
+                self._split = self._rows
+                raise error from None
+            if self._repl.num_replicas > 1:
+                name = _name(self._function)
+                logging.warning("%s", refusals.unsplit(f"function {name}", error))
+            return made
 
     def _specs(self, tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
         """Returns what is alike for all calls."""
         return [
             tf.TensorSpec([None, *t.shape[1:]] if own else t.shape, t.dtype)
-            for t, own in zip(tensors, self._split, strict=True)
+            for t, own in zip(tensors, self._rows, strict=True)
         ]
 
     def _quick(self, tensors: Sequence[tf.Tensor]) -> Callable[[], Any]:
@@ -198,7 +224,9 @@ class _Call:
                 ]
             )
 
-        function = _tf.trace(build, ordering.order_as_created, alone=False)
+        function = self._traceable(
+            lambda: _tf.trace(build, ordering.order_as_created, alone=False)
+        )
         run = _tf.prepare_call(function, cost.share_memory(self._repl.devices))
         return lambda: _tf.pack_results(function, run())
 

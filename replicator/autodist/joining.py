@@ -37,10 +37,12 @@ class Cut:
     Attributes:
         leaves: The values that are put together, with what they are.
         ops: The ops between them and the value.
+        inputs: Those of each, before passes give it others that are equal.
     """
 
     leaves: list[tuple[tf.Tensor, Value]]
     ops: list[tf.Operation]
+    inputs: dict[tf.Operation, list[tf.Tensor]]
 
 
 def cut(
@@ -96,7 +98,8 @@ def cut(
         lambda op: op not in inside,
         lambda op: [*op.inputs, *(one.outputs[0] for one in _sides(op, control))],
     )
-    return Cut(found, [op for op in ordered if op in inside])
+    ops = [op for op in ordered if op in inside]
+    return Cut(found, ops, {op: list(op.inputs) for op in ops})
 
 
 def _sides(op: tf.Operation, control: switching.Flow) -> list[tf.Operation]:
@@ -152,6 +155,10 @@ def again(
         device: Where it is computed.
     """
     whole = {t.ref(): join(t, value) for t, value in made.leaves}
+    for op, before in made.inputs.items():
+        for one, was in zip(op.inputs, before, strict=True):
+            if was.ref() in whole:
+                whole[one.ref()] = whole[was.ref()]
     graph = tf.compat.v1.get_default_graph()
     if graph is not tensor.graph:
         _tf.copy_functions(tensor.graph, graph)

@@ -43,6 +43,9 @@ def find(
     Raises:
         UnsupportedError: No weight makes the gradients those of one device.
     """
+    own = known.not_kept(targets)
+    if own is not None:
+        raise _own_gradient(own)
     values = [_total(known, t, g) for t, g in zip(targets, given, strict=True)]
     made = frozenset[wholes.Whole]().union(*(v.wholes for v in values))
     differing = [
@@ -103,6 +106,19 @@ def _of_gradient(op: tf.Operation) -> errors.ReplicatorError:
             [f"at {errors.line_of(op)}"],
             "take gradients by variables, which are those of all examples; or write a "
             "step of Replicator, and reduce the gradients of each replica there.",
+        )
+    )
+
+
+def _own_gradient(op: tf.Operation) -> errors.ReplicatorError:
+    return errors.UnsupportedError(
+        errors.compose(
+            f"the loss is made of {op.name}, whose gradient is one of your own "
+            "(tf.custom_gradient): on a part of the batch, it is not known to be that "
+            "of the whole.",
+            [f"at {errors.line_of(op)}"],
+            "let it do to each example what depends on that example alone, and on "
+            "variables and sums only by what is linear.",
         )
     )
 

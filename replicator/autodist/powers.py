@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from replicator.autodist import tables
-from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
+from replicator.autodist import kinds, tables, turns
+from replicator.autodist.kinds import SAME, STATISTIC, UNKNOWN, Kind, Value
 
 
 def power_of(type_: str, powers: Sequence[float | None]) -> float | None:
@@ -76,3 +76,33 @@ def reduced(type_: str, value: Value) -> Value:
         # What is left of some examples may be nothing, of which there is no extremum.
         return Value(kind) if value.some is None else UNKNOWN
     return UNKNOWN
+
+
+def computed(op: tf.Operation, values: list[Value]) -> Value:
+    """Returns what is computed of what grows with the examples, and of no more."""
+    if op.type in turns.TESTS and (found := turns.tested(op, values)) is not None:
+        return found
+    others = [v for v in values if not kinds.is_same(v)]
+    extremum = {v.kind for v in others}
+    if op.type in ("Maximum", "Minimum", "Max", "Min"):
+        own = Kind.MAX if op.type.startswith("Max") else Kind.MIN
+        # One with what is the same, be it the larger or the smaller of both.
+        single = len(others) == 1 and op.type in ("Maximum", "Minimum")
+        if extremum <= {Kind.MAX, Kind.MIN} and (single or extremum == {own}):
+            return Value(others[0].kind)
+    if all(v.kind is Kind.SAME for v in values):
+        given = [
+            None if is_zero(tensor) else value.power
+            for tensor, value in zip(op.inputs, values, strict=True)
+        ]
+        power = None
+        if op.type in tables.ELEMENTWISE and op.outputs[0].dtype.is_floating:
+            power = power_of(op.type, given)
+        if power is not None:
+            return Value(Kind.SAME, power, by_value=False)
+    if op.type in tables.ELEMENTWISE or op.type in _STATISTICS:
+        return kinds.computed(values)
+    return STATISTIC if kinds.computed(values) is STATISTIC else UNKNOWN
+
+
+_STATISTICS = frozenset({"Max", "Min", "Prod", "All", "Any", "ArgMax", "L2Loss"})

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -51,8 +51,10 @@ class Program:
         graph: The graph.
         variables: Those made in the scope: MarkedVariables, or what describes them.
         known: What was known of it when it had fewer ops, if that was looked at.
+        is_split: Whether replicas have parts of what is fed; else each has all of it.
 
     Attributes:
+        is_split: Whether they have.
         ops: All that were added since, in order.
         shared: Those that are there once.
         markers: The gradients of variables, in order.
@@ -66,15 +68,19 @@ class Program:
         graph: tf.Graph,
         variables: Sequence[Any],
         known: Program | None = None,
+        is_split: bool = True,
     ) -> None:
         self.graph = graph
+        self.is_split: bool = is_split if known is None else known.is_split
         every = graph.get_operations()
         start: int = 0 if known is None else known.count
         self.count: int = len(every)
         self.ops = [op for op in every[start:] if not _tf.is_abandoned(op)]
         self.variables = {one.op.name: one for one in variables}
         before: Collection[tf.Operation] = () if known is None else known.shared
-        self.shared: set[tf.Operation] = _shared(self.ops, self.variables, before)
+        self.shared: set[tf.Operation] = _shared(
+            self.ops, self.variables, before, self.splits
+        )
         self.markers = [
             op for op in self.ops if marked.text(op, marked.GRADIENT) is not None
         ]
@@ -82,6 +88,20 @@ class Program:
         # From where differentiation starts, and what that is once it is weighed.
         self._begun: dict[tf.Operation, Any] = {} if known is None else known._begun
         self._refuse()
+
+    def unsplit(self) -> Program | None:
+        """Returns the program, computed of whole batches by each replica.
+
+        None if iterators deal the elements: none of them has the whole.
+        """
+        if any(ELEMENTS.fullmatch(op.type) for op in self.copied):
+            return None
+        own = list(self.variables.values())
+        return Program(self.graph, own, is_split=False)
+
+    def splits(self, tensor: tf.Tensor) -> bool:
+        """Whether what is fed for a tensor may be split."""
+        return self.is_split and _splits(tensor)
 
     def variable_behind(self, tensor: tf.Tensor) -> Any:
         """Returns the variable of which a tensor is a handle, if it is one."""
@@ -192,10 +212,10 @@ class Program:
 
     def gives_own(self, op: tf.Operation) -> bool:
         """Whether an op gives each replica something else."""
-        if op in self.shared:
+        if op in self.shared or not self.is_split:
             return False
         if op.type in _PLACEHOLDERS and marked.text(op, marked.GRADIENT) is None:
-            return splits(op.outputs[0])
+            return self.splits(op.outputs[0])
         if ELEMENTS.fullmatch(op.type):
             return True
         return flows.draws(op)
@@ -236,8 +256,8 @@ class Program:
                 )
 
 
-def splits(tensor: tf.Tensor) -> bool:
-    """Whether what is fed for a tensor may be split: its first size is not known."""
+def _splits(tensor: tf.Tensor) -> bool:
+    """Whether the first size of a tensor is not known."""
     shape = tensor.shape
     if tensor.dtype in (tf.resource, tf.variant):
         return False
@@ -252,12 +272,15 @@ def is_handle(op: tf.Operation, variables: Any) -> bool:
 
 
 def _shared(
-    ops: Sequence[tf.Operation], variables: Any, before: Collection[tf.Operation]
+    ops: Sequence[tf.Operation],
+    variables: Any,
+    before: Collection[tf.Operation],
+    splits: Callable[[tf.Tensor], bool],
 ) -> set[tf.Operation]:
     """Returns the ops that are there once: some by their types, and their sources."""
     new = set(ops)
     shared = set(before)
-    stack = [op for op in ops if _SHARED.fullmatch(op.type) or _is_whole(op)]
+    stack = [op for op in ops if _SHARED.fullmatch(op.type) or _is_whole(op, splits)]
     stack += _settings(ops)
     for variable in variables.values():
         if variable.initializer in new:
@@ -272,7 +295,7 @@ def _shared(
     return shared
 
 
-def _is_whole(op: tf.Operation) -> bool:
+def _is_whole(op: tf.Operation, splits: Callable[[tf.Tensor], bool]) -> bool:
     """Whether an op is fed a value that goes to all replicas as it is."""
     if op.type not in _PLACEHOLDERS or splits(op.outputs[0]):
         return False

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import tensorflow as tf
 
 from replicator import errors
@@ -20,13 +22,32 @@ def of_user(error: errors.ReplicatorError, scope: str) -> errors.ReplicatorError
     return errors.UnsupportedError(errors.compose(said, [], fix))
 
 
-def unbuildable() -> errors.ReplicatorError:
-    """Returns the error for an owned variable that cannot be mirrored either."""
+def unsplit(what: str, error: errors.ReplicatorError) -> str:
+    """Returns the warning of what is computed of whole batches, for an error."""
+    said, _, fix = str(error).partition("\nFix: ")
+    return errors.compose(
+        f"{what} is not split: each replica computes the whole batch, as one device "
+        f"does, and takes as long. {said}",
+        fix=fix,
+    )
+
+
+def unbuildable(
+    whys: Mapping[str, str], lines: Mapping[str, str]
+) -> errors.ReplicatorError:
+    """Returns the error for owned variables that cannot be mirrored either.
+
+    Args:
+        whys: The names of variables, and for what each replica needs a component.
+        lines: Where they were made.
+    """
+    names = ", ".join(whys)
     return errors.UnsupportedError(
         errors.compose(
-            "a variable that one replica owns is used in a way for which each replica "
-            "needs a component.",
-            fix='use a strategy that mirrors it, strategy="mirrored".',
+            f"variable {names}, which one replica owns, is used in a way for which "
+            "each replica needs a component.",
+            [f"{name}, {why}, made at {lines[name]}" for name, why in whys.items()],
+            'use a strategy that mirrors it, strategy="mirrored".',
         )
     )
 

@@ -68,8 +68,30 @@ class _Again(Exception):
 def replicate(
     program: Program, settings: Settings, loss: str | None = None
 ) -> Replicas:
-    """Returns all replicas of a single-device graph; see `Replicas`."""
+    """Returns all replicas of a single-device graph; see `Replicas`.
+
+    Where nothing makes what parts of the batch give that of one device, each has all.
+    """
     decided = cuts.decide(program, settings.chooser)
+    try:
+        made = _replicated(program, settings, loss, decided)
+    except errors.UnsupportedError as error:
+        whole = program.unsplit()
+        if whole is None:
+            raise
+        try:
+            made = _replicated(whole, settings, loss, decided)
+        except errors.ReplicatorError:
+            raise error from None
+        if settings.world.num_replicas > 1:
+            logging.warning("%s", refusals.unsplit("what sessions are fed", error))
+    made.warn()
+    return made
+
+
+def _replicated(
+    program: Program, settings: Settings, loss: str | None, decided: cuts.Decided
+) -> Replicas:
     plan, divided = shares.Plan(program, loss), None
     if decided.cuts:
         writes = [write.op for write in plan.writes]
@@ -78,15 +100,16 @@ def replicate(
     mirrored = uses.needing_components(source)
     while True:
         try:
-            made = Replicas(program, settings, mirrored, loss, plan, decided, divided)
-            break
+            return Replicas(program, settings, mirrored, loss, plan, decided, divided)
         except _Again as again:
             known = len(mirrored)
             mirrored.update(again.mirrored)
             if len(mirrored) == known:
-                raise refusals.unbuildable() from None
-    made.warn()
-    return made
+                lines = {
+                    name: errors.line_of(source.variables[name].op)
+                    for name in again.mirrored
+                }
+                raise refusals.unbuildable(again.mirrored, lines) from None
 
 
 class Replicas:

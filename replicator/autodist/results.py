@@ -11,10 +11,9 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.autodist import flows, joining, kinds, losses
+from replicator.autodist import joining, kinds, losses
 from replicator.autodist.examples import Examples
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
-from replicator.graph.ir import shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +71,7 @@ def joined(
         results: What the leaves are.
         returned: The leaves, of all replicas each, and what is `needed` besides.
         counts: How many examples each replica has.
-        are_split: Whether there are examples; else all replicas do the same.
+        are_split: Whether there are; else all replicas do the same.
     """
     further = iter(returned[len(results) :])
     own = [tf.cast(count, tf.float32) for count in counts]
@@ -106,44 +105,42 @@ def _joined(
     are_split: bool,
 ) -> Any:
     first = values[0]
-    if not isinstance(first, tf.Tensor):
-        return first
-    value = result.value if are_split else UNKNOWN
+    if not isinstance(first, tf.Tensor) or not are_split:
+        return first  # each has computed all of it
+    value = result.value
     if value.kind is Kind.DRAWN:
         return first
     if value.mixed is not None and joining.joins(kinds.alone([value])[0]):
         logging.warning("%s", losses.mixes(value.mixed))
         (value,) = kinds.alone([value])
-    if joining.joins(value) and not kinds.is_same(value):
+    if kinds.is_same(value):
+        return _same(values, result)
+    if joining.joins(value):
         return joining.of_parts(value, values, shares)
     inexact = first.dtype.is_floating or first.dtype.is_complex
-    believed = not are_split or value.mixed is not None
-    if not believed and isinstance(result.tensor, tf.Tensor):
-        believed = flows.asks_python(result.tensor)
-    number = inexact and first.shape.rank == 0 and not kinds.is_same(value)
-    if number and believed:
-        if are_split:
-            _warn(first, result)
+    if value.mixed is not None and inexact and first.shape.rank == 0:
+        _warn(first, result)
         return joining.of_parts(losses.MEAN, values, shares)
-    return _same(values, result, are_split)
+    raise errors.UnsupportedError(_compose_differs(first, result))
 
 
-def _same(values: Sequence[tf.Tensor], result: Result, are_split: bool) -> tf.Tensor:
+def _same(values: Sequence[tf.Tensor], result: Result) -> tf.Tensor:
     """Returns what is the same on all replicas, and sees to it that it is."""
     first = values[0]
-    unknown = first.shape.rank is None or None in shapes.sizes(first)
-    problem = (
-        f"A function of AutoDist returned {first.dtype.name}{first.shape}, which "
-        "differs between replicas, and is neither a mean, a sum or an extremum of the "
-        "examples nor has a row for each."
-    )
-    sites, fix = [f"at {result.line}"], "return such, or what is the same on all."
-    if are_split and unknown and not kinds.is_same(result.value):
-        raise errors.UnsupportedError(errors.compose(problem, sites, fix))
-    text = errors.compose(problem, sites, fix)
+    text = _compose_differs(first, result)
     checks = [tf.debugging.assert_equal(first, v, text) for v in values[1:]]
     with tf.control_dependencies([c for c in checks if c is not None]):
         return tf.identity(first)
+
+
+def _compose_differs(first: tf.Tensor, result: Result) -> str:
+    return errors.compose(
+        f"A function of AutoDist returned {first.dtype.name}{first.shape}, which "
+        "differs between replicas, and is neither a mean, a sum or an extremum of the "
+        "examples nor has a row for each.",
+        [f"at {result.line}"],
+        "return such, or what is the same on all.",
+    )
 
 
 def _warn(tensor: tf.Tensor, result: Result) -> None:

@@ -86,7 +86,7 @@ class Plan:
         self._begun: dict[str, Value] = {}
         self.kinds = Values(program.flow)
         begun = taken.begun_by_tapes(program.markers)
-        for op in program.copied:
+        for op in program.copied if program.is_split else ():
             if _STARTS.fullmatch(op.name):
                 loss = self._loss(op)
                 if loss is not None:
@@ -145,6 +145,8 @@ class Plan:
         Raises:
             UnsupportedError: It is not known.
         """
+        if not self._program.is_split:
+            return kinds.SAME, False
         op = gradient.ops[0]
         taken = (marked.text(op, marked.TAKEN) or "").removesuffix("/")
         if taken in self._begun:

@@ -12,7 +12,17 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.autodist import flows, kinds, powers, rows, tables, turns, uses, wholes
+from replicator.autodist import (
+    flows,
+    kinds,
+    own_gradients,
+    powers,
+    rows,
+    tables,
+    turns,
+    uses,
+    wholes,
+)
 from replicator.autodist.kinds import (
     DRAWN,
     SAME,
@@ -60,6 +70,16 @@ class Values:
     def is_given(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is what a replica was given of the examples."""
         return id(tensor) in self._flow.given and self.of(tensor).kind is Kind.ROWS
+
+    def not_kept(self, results: Sequence[tf.Tensor]) -> tf.Operation | None:
+        """Returns what has a gradient of the user's own that is not that of one device.
+
+        None if what results are made of has none. What differs and calls functions is
+        looked at where its results are.
+        """
+        return own_gradients.first_not_kept(
+            results, self._flow.differing, self.of, self._computed_in, self._of_body
+        )
 
     @property
     def control(self) -> switching.Flow:
@@ -246,33 +266,7 @@ class Values:
             return kinds.multiplied(*values)
         if type_ in tables.SHAPED or type_ in ("Tile", "Range", "StridedSliceGrad"):
             return self._rows.find(op, k, values)
-        return self._of_powers(op, values)
-
-    def _of_powers(self, op: tf.Operation, values: list[Value]) -> Value:
-        """Returns what is computed of what grows with the examples, and of no more."""
-        if op.type in turns.TESTS and (found := turns.tested(op, values)) is not None:
-            return found
-        others = [v for v in values if not kinds.is_same(v)]
-        extremum = {v.kind for v in others}
-        if op.type in ("Maximum", "Minimum", "Max", "Min"):
-            own = Kind.MAX if op.type.startswith("Max") else Kind.MIN
-            # One with what is the same, be it the larger or the smaller of both.
-            single = len(others) == 1 and op.type in ("Maximum", "Minimum")
-            if extremum <= {Kind.MAX, Kind.MIN} and (single or extremum == {own}):
-                return Value(others[0].kind)
-        if all(v.kind is Kind.SAME for v in values):
-            given = [
-                None if powers.is_zero(tensor) else value.power
-                for tensor, value in zip(op.inputs, values, strict=True)
-            ]
-            power = None
-            if op.type in tables.ELEMENTWISE and op.outputs[0].dtype.is_floating:
-                power = powers.power_of(op.type, given)
-            if power is not None:
-                return Value(Kind.SAME, power, by_value=False)
-        if op.type in tables.ELEMENTWISE or op.type in _STATISTICS:
-            return kinds.computed(values)
-        return STATISTIC if kinds.computed(values) is STATISTIC else UNKNOWN
+        return powers.computed(op, values)
 
     # --- Control flow -----------------------------------------------------------------
 
@@ -362,23 +356,20 @@ class Values:
                 ]
         return []
 
+    def _computed_in(
+        self, body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
+    ) -> list[Value]:
+        """Returns what results of a function are that nobody differentiates."""
+        inside = _inside(body, values, results)
+        return [inside.of(tensor) for tensor in results]
+
     def _of_body(
         self, body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
     ) -> list[Value]:
         """Returns what a function's results are, given what its arguments are."""
-        given = dict(zip(map(id, body.inputs), values, strict=False))
-        own = {
-            tensor.op: "value" if value.by_value else "shape"
-            for tensor, value in zip(body.inputs, values, strict=False)
-            if not kinds.is_same(value)
-        }
-        flow = flows.flow(
-            flows.upstream(results, lambda op: False),
-            lambda op: own.get(op) or ("value" if flows.draws(op) else ""),
-            lambda op: False,
-            given=given,
-        )
-        inside = Values(flow, called=True)
+        inside = _inside(body, values, results)
+        if inside.not_kept(results) is not None:
+            return [UNKNOWN] * len(results)
         # What is in a function cannot be counted outside of it.
         found = [inside.of(tensor) for tensor in results]
         return [UNKNOWN if value.over is not None else value for value in found]
@@ -388,4 +379,22 @@ _MOVED = frozenset(
     """Reshape ExpandDims Squeeze Transpose StridedSlice Slice GatherV2 Pad ReverseV2
     Unpack BroadcastTo""".split()
 )
-_STATISTICS = frozenset({"Max", "Min", "Prod", "All", "Any", "ArgMax", "L2Loss"})
+
+
+def _inside(
+    body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
+) -> Values:
+    """Returns what finds values in a function, given what its arguments are."""
+    given = dict(zip(map(id, body.inputs), values, strict=False))
+    own = {
+        tensor.op: "value" if value.by_value else "shape"
+        for tensor, value in zip(body.inputs, values, strict=False)
+        if not kinds.is_same(value)
+    }
+    flow = flows.flow(
+        flows.upstream(results, lambda op: False),
+        lambda op: own.get(op) or ("value" if flows.draws(op) else ""),
+        lambda op: False,
+        given=given,
+    )
+    return Values(flow, called=True)

@@ -86,3 +86,15 @@ def test_begun_by_tape_is_what_the_running_tape_started_from():
     ((begun,), none, start), *_ = found
     assert begun.outputs[0] is start and _tf.begins_tape(begun)
     assert none == []
+
+
+def test_own_gradient_is_what_a_user_gave_and_says_whether_it_trains_variables():
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None])
+        w = tf.compat.v1.get_variable("w", [], use_resource=True)
+        assert _tf.own_gradient(tf.tanh(x).op) is None
+        for make, trains in ((lambda z: 2.0 * z, False), (lambda z: w * z, True)):
+            (made,) = tf.nest.flatten(tf.recompute_grad(make)(x))
+            found = _tf.own_gradient(made.op)
+            assert callable(found) and _tf.trains_variables(found) is trains
+        assert not _tf.trains_variables(lambda op, d: d)

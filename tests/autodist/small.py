@@ -46,6 +46,20 @@ def divided(total, by):
     return total / by, lambda d: (d * (1.0 / by), None)
 
 
+@tf.custom_gradient
+def over_its_norm(z):
+    return tf.identity(z), lambda d: d / (tf.norm(d) + 1e-3)
+
+
+@tf.function
+def masked(x, y, w):
+    return tf.reduce_sum(rows(x, y, w) * _positive(y)) / tf.reduce_sum(_positive(y))
+
+
+def _stepped(x, w):
+    return w - 0.1 * derived(tf.reduce_mean(tf.tanh(x @ w) ** 2), w)
+
+
 def normalized(x):
     return (x - tf.reduce_mean(x, 0)) / (tf.math.reduce_std(x, 0) + 0.1)
 
@@ -252,8 +266,8 @@ LOSSES: dict[str, Any] = {
         * 0.1
     ),
 }
-# What no weight makes right.
-REFUSED: dict[str, Any] = {
+# What no weight makes right: each replica computes the whole batch.
+WHOLE: dict[str, Any] = {
     "a root": lambda x, y, i, w, b: tf.sqrt(tf.reduce_mean(rows(x, y, w) ** 2)),
     "a norm": lambda x, y, i, w, b: tf.norm(rows(x, y, w)),
     "a trained ratio": lambda x, y, i, w, b: (
@@ -317,6 +331,28 @@ REFUSED: dict[str, Any] = {
     ),
     "divided behind a gradient of its own": lambda x, y, i, w, b: divided(
         tf.reduce_sum(rows(x, y, w)), count(x) + 0.5
+    ),
+    "over a norm behind a gradient of its own": lambda x, y, i, w, b: tf.reduce_mean(
+        over_its_norm(hidden(x, w, b)) ** 2
+    ),
+    "weights over a norm behind theirs": lambda x, y, i, w, b: tf.reduce_mean(
+        hidden(x, over_its_norm(w), b) ** 2
+    ),
+    "computed anew for gradients": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.recompute_grad(lambda z: hidden(z, w, b))(x) ** 2
+    ),
+    "a masked mean in a function": lambda x, y, i, w, b: masked(x, y, w),
+    "a masked mean in a branch": lambda x, y, i, w, b: tf.cond(
+        tf.reduce_sum(w) > 0, lambda: masked(x, y, w), lambda: 0.0
+    ),
+    "example by example": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.map_fn(lambda one: tf.norm(hidden(one[None], w, b)), x)
+    ),
+    "examples in one": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.vectorized_map(lambda one: tf.norm(hidden(one[None], w, b)), x)
+    ),
+    "two inner steps": lambda x, y, i, w, b: tf.reduce_mean(
+        rows(x, y, _stepped(x, _stepped(x, w)))
     ),
     "squares of sums": lambda x, y, i, w, b: tf.reduce_sum(
         tf.math.unsorted_segment_sum(hidden(x, w, b), i % 3, 3) ** 2
@@ -416,4 +452,9 @@ WRITES: dict[str, Any] = {
     "one more": lambda v, n, x, y, i: n.assign(tf.shape(x)[0] + 1),
     "whole numbers": lambda v, n, x, y, i: n.assign_add(tf.reduce_sum(i)),
     "the largest": lambda v, n, x, y, i: n.assign(tf.reduce_max(i)),
+    "median": lambda v, n, x, y, i: v.assign(tf.sort(y)[tf.size(y) // 2]),
+    "the three largest": lambda v, n, x, y, i: v.assign(
+        tf.reduce_mean(tf.math.top_k(tf.tile(y, [2]), 3).values)
+    ),
+    "a sorted number": lambda v, n, x, y, i: n.assign(tf.sort(i)[1]),
 }

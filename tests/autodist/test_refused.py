@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator.autodist import refusals
 from tests.autodist import helpers
 from tests.autodist.test_session import scope
 
@@ -22,8 +23,14 @@ def _variable_outside():
         autodist.create_distributed_session()
 
 
+def _dealt(dtype):
+    """Returns an element: of what an iterator deals, no replica has the whole batch."""
+    data = tf.data.Dataset.from_tensors(tf.ones([2], dtype)).repeat()
+    return v1.data.make_one_shot_iterator(data).get_next()
+
+
 def _mixed_loss(autodist):
-    x = v1.placeholder(tf.float32, [None])
+    x = _dealt(tf.float32)
     w = tf.Variable(1.0)
     loss = tf.reduce_sum(w * x) + w * w
     v1.train.GradientDescentOptimizer(0.1).minimize(loss)
@@ -31,14 +38,14 @@ def _mixed_loss(autodist):
 
 
 def _mean_of_integers(autodist):
-    x = v1.placeholder(tf.int32, [None])
+    x = _dealt(tf.int32)
     n = tf.Variable(0)
     n.assign(x[0])
     autodist.create_distributed_session()
 
 
 def _write_in_a_branch(autodist):
-    x = v1.placeholder(tf.float32, [None])
+    x = _dealt(tf.float32)
     w = tf.Variable(0.0)
     mean = tf.reduce_mean(x)
     tf.cond(mean > 0, lambda: w.assign(mean) + 0, lambda: 0.0)
@@ -168,3 +175,12 @@ def test_scopes_are_not_nested_and_sessions_are_made_in_one():
         replicator.AutoDist("nowhere.yml")
     with pytest.raises(replicator.ArgumentError, match=r"(?s)'some'.*Fix"):
         replicator.AutoDist(["CPU:0"], "some")
+
+
+def test_variables_that_nothing_can_mirror_are_named_with_their_lines():
+    error = refusals.unbuildable({"w": "used in MapDataset"}, {"w": "train.py:3"})
+    with pytest.raises(
+        replicator.UnsupportedError,
+        match=r"(?s)variable w, which.*w, used in MapDataset, made at train\.py:3.*Fix",
+    ):
+        raise error

@@ -42,37 +42,38 @@ def test_what_is_drawn_or_no_tensor_is_that_of_the_first_replica() -> None:
 
 def test_what_is_to_be_the_same_is_compared() -> None:
     assert _joined(SAME, [1, 2], [1, 2]).numpy().tolist() == [1, 2]
-    for value, are_split in ((SAME, True), (UNKNOWN, True), (Value(Kind.ROWS), False)):
-        with pytest.raises(
-            tf.errors.InvalidArgumentError,
-            match=r"(?s)returned int32\(2,\).*at a\.py:3.*Fix",
-        ):
-            _joined(value, [1, 2], [1, 3], are_split=are_split)
-
-
-def test_what_differs_in_size_is_refused_by_its_line() -> None:
-    with (
-        tf.Graph().as_default(),
-        pytest.raises(errors.UnsupportedError, match=r"(?s)at a\.py:3.*Fix: return"),
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"(?s)returned int32\(2,\).*at a\.py:3.*Fix",
     ):
-        _joined(UNKNOWN, *[tf.compat.v1.placeholder(tf.int32, [None])] * 2)
+        _joined(SAME, [1, 2], [1, 3])
 
 
-def test_numbers_of_python_are_means_and_a_warning_says_so(
+def test_where_nothing_is_split_the_first_replica_has_computed_all() -> None:
+    for value in (SAME, UNKNOWN, Value(Kind.ROWS)):
+        found = _joined(value, [1, 2], [1, 3], are_split=False)
+        assert found.numpy().tolist() == [1, 2]
+
+
+def test_what_differs_and_is_not_known_is_refused_by_its_line() -> None:
+    for given in ([3.0, 6.0], [[1, 2], [1, 2]]):
+        with pytest.raises(
+            errors.UnsupportedError, match=r"(?s)at a\.py:3.*Fix: return"
+        ):
+            _joined(UNKNOWN, *given)
+
+
+def test_what_normalized_examples_make_is_a_mean_and_a_warning_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda text, *a: said.append(text % a))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        asked = tf.compat.v1.py_func(lambda: 1.0, [], tf.float64)
-        given = [[tf.constant(3.0), tf.constant(6.0)]]
-        told = Result(UNKNOWN, "a.py:3", asked)
-        assert session.run(results.joined([told], given, COUNTS, True)) == [4]
-        assert len(said) == 1 and "(a.py:3) is no mean" in said[0]
-        assert session.run(_joined(UNKNOWN, 3.0, 6.0, are_split=False)) == 4
-        mixed = Value(Kind.MEAN, mixed=tf.no_op("normalize"))
-        assert session.run(_joined(mixed, 3.0, 6.0)) == 4
-    assert len(said) == 2 and said[1].startswith("normalize ")
+        op = tf.no_op("normalize")
+        for kind in (Kind.MEAN, Kind.STATISTIC):
+            mixed = Value(kind, mixed=op)
+            assert session.run(_joined(mixed, 3.0, 6.0)) == 4
+    assert said[0].startswith("normalize ") and "(a.py:3) is no mean" in said[1]
     np.testing.assert_equal(_joined(SAME, 3.0, 3.0).numpy(), 3)
 
 
