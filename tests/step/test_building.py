@@ -88,7 +88,8 @@ def test_a_step_goes_on_when_the_function_is_traced_again():
     repl = helpers.make(2)
 
     def step_fn(x):
-        state = tf.Variable(0, dtype=tf.int64)
+        own = tf.VariableSynchronization.ON_READ
+        state = tf.Variable(0, dtype=tf.int64, synchronization=own)
         return state.assign_add(x)
 
     def input_fn():
