@@ -169,8 +169,6 @@ from replicator._tf.variables import (
 
 __all__ = [
     "CombinedContext",
-    "WatchedContext",
-    "LeftAsItIs",
     "HandleVariable",
     "LeftAsItIs",
     "Nodes",
@@ -181,6 +179,7 @@ __all__ = [
     "Traced",
     "Traces",
     "UnliftableError",
+    "WatchedContext",
     "abandon",
     "abort_collectives",
     "abort_everywhere",

@@ -12,8 +12,6 @@ from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.core import function_wrappers as _wrappers
 from tensorflow.python.autograph.impl import api as autograph_api
 
-from replicator._tf import frames
-
 
 def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Calls a user's function through autograph, as tf.function does.
@@ -33,7 +31,6 @@ def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
             )
         except Exception as error:
             if hasattr(error, "ag_error_metadata"):
-                frames.note_converted(error, error.ag_error_metadata)
                 del error.ag_error_metadata
             raise
 

@@ -22,7 +22,6 @@ _ROOM = os.path.dirname(__file__) + os.sep
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _GENERATED = "__autograph_generated_file"
 _ORIGINAL = "_replicator_original"  # an attribute of ops
-_CONVERTED = "_replicator_converted"  # an attribute of exceptions
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
@@ -42,13 +41,13 @@ def user_frames(
 
     Of the frames that made an op or that an exception has left, or of those running
     now. `traceback.extract_stack` would show the files that autograph generates;
-    TensorFlow's own stack maps them back to what the user wrote; of an exception's
-    frames, `note_converted` does.
+    TensorFlow's own stack maps them back to what the user wrote. Of an exception's
+    frames, they are left out.
     """
     if isinstance(of, BaseException):
         left = traceback.extract_tb(of.__traceback__)
         raised = [(frame.filename, frame.lineno or 0, frame.name) for frame in left]
-        return users_of([*raised, *getattr(of, _CONVERTED, ())])
+        return users_of(raised)
     of = getattr(of, _ORIGINAL, of)
     frames: Any = tf_stack.extract_stack() if of is None else of.traceback or ()
     return users_of([(frame.filename, frame.lineno, frame.name) for frame in frames])
@@ -57,23 +56,6 @@ def user_frames(
 def users_of(frames: Sequence[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
     """Returns those of some frames, (file, line, function), that are the user's."""
     return [frame for frame in frames if not _is_library(frame[0])]
-
-
-def note_converted(error: BaseException, metadata: Any) -> None:
-    """Keeps where an exception was raised in code that autograph has converted.
-
-    The frames that it has left there are of generated files.
-
-    Args:
-        error: The exception.
-        metadata: What autograph knows of it.
-    """
-    inner_first = metadata.translated_stack
-    setattr(
-        error,
-        _CONVERTED,
-        [(one.filename, one.lineno, one.function_name) for one in inner_first[::-1]],
-    )
 
 
 def copy_line(original: tf.Operation, copy: tf.Operation) -> None:

@@ -55,19 +55,6 @@ def test_user_frames_are_of_the_user():
     assert linecache.getline(filename, line).strip().endswith("# the innermost line")
 
 
-def test_user_frames_of_an_error_are_the_users_in_converted_code_too():
-    def function(x):
-        if x > 0:
-            raise KeyError("no such thing")  # the line that raises
-        return x
-
-    with pytest.raises(KeyError) as caught:
-        _tf.call_converted(function, [1])
-    filename, line, name = _tf.user_frames(caught.value)[-1]
-    assert (filename, name) == (__file__, "function")
-    assert linecache.getline(filename, line).strip().endswith("# the line that raises")
-
-
 def test_user_frames_of_an_op_are_those_that_made_it():
     def make():
         return tf.reduce_mean([1.0, 2.0])  # the op is made here

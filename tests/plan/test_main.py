@@ -58,10 +58,6 @@ def fails():
     raise RuntimeError("no\\nluck")
 
 
-def undefined():
-    return _repl(), lambda: nothing_of_this_name
-
-
 def a_list():
     return [1, 2]
 
@@ -149,7 +145,6 @@ BAD = {
     "MODULE:Nested.nothing": "module MODULE has no Nested.nothing",
     "MODULE:number": "MODULE:number is a int; expected a function",
     "MODULE:fails": "MODULE:fails(): RuntimeError: no luck (raised at MODULE.py:",
-    "MODULE:undefined": "'nothing_of_this_name' is not defined (raised at MODULE.py:",
     "MODULE:a_list": "returned a list; expected a tuple (repl, step_fn) or (repl, ",
     "MODULE:no_replicator": "returned a int first; expected a Replicator",
     "MODULE:no_step": "returned a int second; expected the step_fn",
