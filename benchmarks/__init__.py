@@ -9,9 +9,11 @@ each a table:
 - `allreduce.py`: all-reduce alone, over sizes;
 - `at_work.py`: all-reduce between other work;
 - `build.py`: the time until a step's first result, over the number of replicas;
+- `doors.py`: the same through AutoDist, in a session and as a function;
 - `memory.py`: what variables and optimizer slots take;
 - `xla.py`: what XLA makes of a step;
 - `strategies.py`: steps under every strategy, and what they communicate;
+- `embedding.py`: steps of a large embedding with Adam, in parts and whole;
 - `fit.py`: an epoch of Keras' fit, for four networks;
 - `profile.py`: steps as `python -m replicator.profile` predicts them, and as they are;
 - `peers/`: torch and JAX, in an environment of their own;

@@ -26,6 +26,7 @@ PROGRAMS = (
     "xla",
     "loops",
     "strategies",
+    "embedding",
     "fit",
     "profile",
 )

@@ -18,6 +18,7 @@ from benchmarks import (
     at_work,
     build,
     doors,
+    embedding,
     fit,
     hosts,
     memory,
@@ -35,7 +36,6 @@ from benchmarks.contenders import (
     RIVAL,
 )
 from benchmarks.tables import Table
-from replicator import strategy
 
 # [workload]: at most of one device, and of Replicator with one replica; at least times
 # faster than MirroredStrategy.
@@ -62,7 +62,7 @@ FIT = (1.05, 0.8)
 PREDICTED = 0.15
 # What Auto chooses: of the fastest builder's step at most.
 AUTO = 1.05
-# With a large embedding in parts: of the step with whole variables on their owners.
+# With large embeddings in parts: of the step with whole variables on their owners.
 PARTS = 1.2
 # Until the first result through AutoDist's doors, 32 replicas: of that by cloning.
 DOORS = 1.0
@@ -125,7 +125,7 @@ def judge(found: Mapping[str, Any]) -> list[Target]:
         *_predicted(found.get(profile.NAME, {})),
         *_doors(found.get(doors.NAME, {})),
         *_auto(found.get(strategies.NAME, {})),
-        *_parts(found.get(strategies.NAME, {})),
+        *_parts(found.get(strategies.NAME, {}), found.get(embedding.NAME, {})),
         *_hosts(found.get(hosts.NAME, {})),
     ]
 
@@ -276,13 +276,17 @@ def _doors(found: Mapping[str, Any]) -> list[Target]:
     return targets
 
 
-def _parts(found: Mapping[str, Any]) -> list[Target]:
+def _parts(wide: Mapping[str, Any], adam: Mapping[str, Any]) -> list[Target]:
     targets = []
-    parts, whole = strategy.PartitionedPS.__name__, strategy.Sharded.__name__
+    parts, whole = embedding.PARTS, embedding.WHOLE
     for setting in steps.SETTINGS:
-        measured = strategies.from_json(found.get(setting, {}).get("wide", {}))
-        title = f"{steps.NAMES['wide'].title}, oneDNN {setting}: {parts}, of {whole}"
-        targets.append(Target(title, PARTS, _ratio(measured, parts, whole)))
+        for title, found in (
+            (steps.NAMES["wide"].title, wide.get(setting, {}).get("wide", {})),
+            (embedding.WORKLOAD.title, adam.get(setting, {})),
+        ):
+            measured = strategies.from_json(found)
+            what = f"{title}, oneDNN {setting}: {parts}, of {whole}"
+            targets.append(Target(what, PARTS, _ratio(measured, parts, whole)))
     return targets
 
 

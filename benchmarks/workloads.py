@@ -27,6 +27,7 @@ class Workload:
         batch: Examples per step, on all replicas together.
         steps: How many steps of each contender are measured by default.
         momentum: Of the optimizer, SGD.
+        adam: Whether the optimizer is Adam instead.
         batch_norm: Whether the model normalizes by batch: replicas then normalize by
             their own examples, so their losses are not those of one device.
         compiled: Whether XLA compiles the forward and the backward pass.
@@ -39,6 +40,7 @@ class Workload:
     batch: int
     steps: int
     momentum: float = networks.MOMENTUM
+    adam: bool = False
     batch_norm: bool = False
     compiled: bool = False
 
@@ -147,6 +149,16 @@ def wide_and_deep(network: networks.WideAndDeep) -> tf.keras.Model:
     return tf.keras.Model([numbers, values], layers.Add()([deep, wide]))
 
 
+def embedding(network: networks.WideAndDeep) -> tf.keras.Model:
+    """Returns a model of two classes that is next to nothing but an embedding."""
+    layers = tf.keras.layers
+    numbers = layers.Input((network.features,), dtype="int32")
+    values = layers.Input((network.values,))
+    embedded = Rows(network.rows, network.columns)(numbers)
+    x = layers.Concatenate()([layers.Flatten()(embedded), values])
+    return tf.keras.Model([numbers, values], layers.Dense(2)(x))
+
+
 WORKLOADS = (
     Workload("small", "32-64-64-10 MLP", networks.SMALL, mlp, 128, 2000),
     Workload("large", "1024-2048x3-10 MLP", networks.LARGE, mlp, 128, 60),
@@ -178,15 +190,28 @@ WORKLOADS = (
         momentum=0.0,  # it would update all rows, not only those of the step
     ),
 )
+# Of which Adam updates all rows in each step.
+EMBEDDING = Workload(
+    "embedding",
+    "1,000,000 x 64 embedding with Adam",
+    networks.CLICKS,
+    embedding,
+    batch=256,
+    steps=60,
+    adam=True,
+)
 
 
 def make_optimizer(
     workload: Workload, model: tf.keras.Model
 ) -> tf.keras.optimizers.Optimizer:
-    """Returns the optimizer of a workload, SGD, with its slots created."""
-    optimizer = tf.keras.optimizers.SGD(
-        networks.LEARNING_RATE, momentum=workload.momentum
-    )
+    """Returns the optimizer of a workload, with its slots created."""
+    if workload.adam:
+        optimizer = tf.keras.optimizers.Adam(networks.LEARNING_RATE)
+    else:
+        optimizer = tf.keras.optimizers.SGD(
+            networks.LEARNING_RATE, momentum=workload.momentum
+        )
     optimizer.build(model.trainable_variables)
     return optimizer
 

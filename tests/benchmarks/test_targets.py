@@ -9,6 +9,7 @@ from benchmarks import (
     at_work,
     build,
     doors,
+    embedding,
     fit,
     hosts,
     memory,
@@ -28,7 +29,7 @@ def judged(found):
 def test_without_results_no_target_is_reached():
     lines = judged({})
     of_steps = 2 * 3 * len(targets.STEPS) + 2 * len(strategies.NETWORKS)
-    assert len(lines) == of_steps + 9 + 2 * 2 * len(fit.BATCHES) + 16
+    assert len(lines) == of_steps + 9 + 2 * 2 * len(fit.BATCHES) + 18
     assert all(target.reached is None for target in lines.values())
     rows = targets.table(list(lines.values())).rows
     assert {row[-1] for row in rows} == {"not measured"}
@@ -162,6 +163,10 @@ def test_variables_in_parts_are_judged_by_whole_ones(parts, reached):
     by_name = {"Sharded": as_dict(1.0), "PartitionedPS": as_dict(parts)}
     lines = judged({strategies.NAME: {"off": {"wide": by_name}}})
     title = f"{steps.NAMES['wide'].title}, oneDNN off: PartitionedPS, of Sharded"
+    assert lines[title].values == {OURS: parts}
+    assert lines[title].reached is reached
+    lines = judged({embedding.NAME: {"on": by_name}})
+    title = f"{embedding.WORKLOAD.title}, oneDNN on: PartitionedPS, of Sharded"
     assert lines[title].values == {OURS: parts}
     assert lines[title].reached is reached
 
