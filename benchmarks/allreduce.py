@@ -64,8 +64,9 @@ def operands(
     return values
 
 
-def added(values: list[tf.Tensor], device: str = contenders.DEVICES[0]) -> Reduce:
+def added(values: list[tf.Tensor]) -> Reduce:
     """Plain TensorFlow: one device adds up all tensors, which lie there."""
+    device = contenders.DEVICES[0]
     with tf.device(device):
         tensors = [tf.identity(value) for value in values]
 
@@ -75,6 +76,20 @@ def added(values: list[tf.Tensor], device: str = contenders.DEVICES[0]) -> Reduc
             return tf.add_n(tensors)
 
     return lambda: [step()]
+
+
+def doubled(values: list[tf.Tensor], names: Sequence[str]) -> Reduce:
+    """Plain TensorFlow: each device adds its own tensor to itself; nothing travels."""
+
+    @tf.function
+    def step() -> list[tf.Tensor]:
+        results = []
+        for value, name in zip(values, names, strict=True):
+            with tf.device(name):
+                results.append(value + value)
+        return results
+
+    return step
 
 
 def mirrored(values: list[tf.Tensor]) -> Reduce:
@@ -121,6 +136,11 @@ def checked(reduce: Reduce, values: list[tf.Tensor], name: str) -> timing.Run:
     for result in reduce():
         if not np.array_equal(result.numpy(), total):
             cli.fail(f"{name} gives a wrong sum of {total.nbytes} bytes")
+    return timed(reduce)
+
+
+def timed(reduce: Reduce) -> timing.Run:
+    """Returns what runs it without a look at its results."""
 
     def step() -> float:
         reduce()

@@ -4,8 +4,9 @@
 The hosts are network namespaces of this machine, joined by a link of 1 Gbit/s, which
 needs root; or two processes on loopback. One program uses the devices of both, by
 `python -m replicator.serve` on each. Compared are plain TensorFlow on one remote
-device, torch's DistributedDataParallel and gloo, and plain sockets, which all take
-turns; torch is in an environment of its own, which `make bench-hosts` makes.
+device, and on both hosts with nothing sent; torch's DistributedDataParallel and gloo;
+and plain sockets, which all take turns. torch is in an environment of its own, which
+`make bench-hosts` makes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from benchmarks import allreduce, cli, results, timing
 from benchmarks.contenders import MIRRORED, OURS
 from benchmarks.on_hosts import namespaces, turns
 from benchmarks.on_hosts.between import BETWEEN
-from benchmarks.on_hosts.in_graph import ONE_REMOTE, WORKLOADS
+from benchmarks.on_hosts.in_graph import NOTHING_SENT, ONE_REMOTE, WORKLOADS
 from benchmarks.on_hosts.namespaces import Host
 from benchmarks.tables import Table, milliseconds
 
@@ -72,7 +73,7 @@ def in_graph(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
         module = "benchmarks.on_hosts.in_graph"
         command = (sys.executable, "-m", module, json.dumps(given))
         with turns.running(OURS, hosts[:1], [command], _ENVIRONMENT) as program:
-            yield _runs(program, cells, IN_GRAPH, (ONE_REMOTE, OURS))
+            yield _runs(program, cells, IN_GRAPH, (NOTHING_SENT, OURS))
 
 
 @contextlib.contextmanager
@@ -232,7 +233,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         if summed:
             title = f"All-reduce between two hosts, {LINKS[link]}, in ms"
             ratios = [(a, b) for a in (OURS, BETWEEN) for b in (SOCKETS, GLOO)]
-            names = (ONE_REMOTE, SOCKETS, OURS, BETWEEN, GLOO)
+            ratios.append((NOTHING_SENT, GLOO))
+            names = (NOTHING_SENT, SOCKETS, OURS, BETWEEN, GLOO)
             made.append(_table(title, summed, names, ratios, SOCKETS))
     return made
 

@@ -37,7 +37,7 @@ def test_all_run_on_loopback(tmp_path):
     assert losses[0][-1] < losses[0][0]
     for other in losses[1:]:
         assert other == pytest.approx(losses[0], rel=1e-4)
-    summed = [hosts.ONE_REMOTE, hosts.OURS, hosts.BETWEEN, hosts.SOCKETS]
+    summed = [hosts.NOTHING_SENT, hosts.OURS, hosts.BETWEEN, hosts.SOCKETS]
     assert list(found["4KiB"]) == summed
     for title in ("A step on two hosts, loopback", "All-reduce between two hosts"):
         assert title in printed
@@ -49,7 +49,7 @@ def test_all_run_between_namespaces(tmp_path):
     _skip_without_namespaces()
     _, facts = results("benchmarks.hosts", tmp_path, "--links=1gbit", "--only=1MiB")
     found = facts["results"]["1gbit"]["1MiB"]
-    names = [hosts.ONE_REMOTE, hosts.OURS, hosts.BETWEEN, hosts.SOCKETS]
+    names = [hosts.NOTHING_SENT, hosts.OURS, hosts.BETWEEN, hosts.SOCKETS]
     assert list(found) == names
     for name in list(found)[1:]:  # 8 Mbit, of which a part may pass at once
         assert min(found[name]["rounds"]) > 0.5 * 8 * 2**20 / 1e9
