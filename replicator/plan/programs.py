@@ -5,18 +5,25 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import _tf, errors
 from replicator.command_line import BadInput
 from replicator.replicator import Replicator
 
 # How lines begin by which TensorFlow says where ops were made.
 _OF_STACKS = ("  File ", "Graph execution error", "Detected at node", "<stack traces")
+
+_ROOTS = re.compile(r"\d+ root error\(s\) found\.\n +\(0\) [A-Z_]+: +")
+_TRACEBACK = "\nTraceback (most recent call last):\n"
+_FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)\n')
+_PACKAGES = os.sep + "site-packages" + os.sep
+_MOST_SAID = 700  # characters, so that the line that raised is not cut off behind them
 
 
 def made(name: str) -> tuple[Replicator, Sequence[Any]]:
@@ -86,19 +93,37 @@ def tried(what: str, function: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         text = f"{what}: {type(error).__name__}: {_said(error)}"
-        line = errors.line_of(error)
+        line = _line(error)
         if not isinstance(error, errors.ReplicatorError) and line != errors.UNKNOWN:
-            text += f" (raised at {line})"
+            text = f"{errors.one_line(text, _MOST_SAID)} (raised at {line})"
         raise BadInput(text) from error
 
 
+def _line(error: Exception) -> str:
+    """Returns the line of the program that raised, or that called what did.
+
+    Packages are the user's, too, as long as no line outside of them is known. Where
+    TensorFlow called Python, the lines are in its error's text.
+    """
+    told = _message(error).partition(_TRACEBACK)[2].partition(_TRACEBACK)[0]
+    listed = [(file, int(line), name) for file, line, name in _FRAME.findall(told)]
+    frames = _tf.users_of(listed) or _tf.user_frames(error)
+    return errors.innermost([f for f in frames if _PACKAGES not in f[0]] or frames)
+
+
 def _said(error: Exception) -> str:
-    """Returns the text of an error; of one of a step, without stacks of its ops."""
+    """Returns the text of an error; of one of a step, without stacks."""
     if not isinstance(error, tf.errors.OpError):
         return str(error)
+    text = _ROOTS.sub("", _message(error).partition(_TRACEBACK)[0])
     lines = [
         line
-        for line in str(error.message).splitlines()
+        for line in text.splitlines()
         if line.strip() and not line.startswith(_OF_STACKS)
     ]
     return " ".join(lines)
+
+
+def _message(error: Exception) -> str:
+    """Returns what TensorFlow says of an error in a step; "" of any other."""
+    return str(error.message) if isinstance(error, tf.errors.OpError) else ""
