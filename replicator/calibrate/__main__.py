@@ -46,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
         if len(argv) > 1:
             raise ValueError(f"unknown argument {argv[1]!r}")
         sizes = [_positive("--kibibytes", size) for size in _SIZES.value]
+        command_line.check_outputs(_OUTPUT)
         asked = [_positive("--replicas", count) for count in _REPLICAS.value or ()]
         if _CLUSTER.value:
             found, counts, calibration, names = _of_cluster()
@@ -64,7 +65,12 @@ def main(argv: Sequence[str]) -> int:
             facts["timings"] = [dataclasses.asdict(timing) for timing in timings]
             pathlib.Path(_OUTPUT.value).write_text(json.dumps(facts, indent=1) + "\n")
         measure.show(calibration, timings, names)
-    except (errors.ReplicatorError, ValueError, OSError) as error:
+    except (
+        command_line.BadInput,
+        errors.ReplicatorError,
+        ValueError,
+        OSError,
+    ) as error:
         return command_line.fail(error)
     return 0
 

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import _tf, command_line, errors
 from replicator.command_line import BadInput
 from replicator.replicator import Replicator
 
@@ -26,17 +27,19 @@ _PACKAGES = os.sep + "site-packages" + os.sep
 _MOST_SAID = 700  # characters, so that the line that raised is not cut off behind them
 
 
-def made(name: str) -> tuple[Replicator, Sequence[Any]]:
+def made(name: str, arguments: Sequence[str] = ()) -> tuple[Replicator, Sequence[Any]]:
     """Returns a Replicator, and its step_fn and maybe input_fn, made anew.
 
     Args:
         name: "module:make", where make() returns (repl, step_fn) or (repl, step_fn,
             input_fn). The module is looked for in the working directory, too.
+        arguments: What the module finds on its command line: flags of its own.
 
     Raises:
         BadInput: There is no such function, or it fails, or returns something else.
     """
-    found = tried(f"{name}()", maker(name))
+    with _command_line(name, arguments):
+        found = tried(f"{name}()", maker(name, arguments))
     if not isinstance(found, tuple) or len(found) not in (2, 3):
         raise BadInput(
             f"{name}() returned a {type(found).__name__}; expected a tuple (repl, "
@@ -55,8 +58,22 @@ def made(name: str) -> tuple[Replicator, Sequence[Any]]:
     return repl, functions
 
 
-def maker(name: str) -> Callable[[], Any]:
+@contextlib.contextmanager
+def _command_line(name: str, arguments: Sequence[str]) -> Iterator[None]:
+    """In this block, a module finds its own arguments, and not the program's."""
+    before, sys.argv = sys.argv, [name.partition(":")[0], *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
     """Returns the function that "module:make" names.
+
+    Args:
+        name: See `made`.
+        arguments: See `made`.
 
     Raises:
         BadInput: There is none.
@@ -67,6 +84,11 @@ def maker(name: str) -> Callable[[], Any]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module = tried(module_name, lambda: importlib.import_module(module_name))
+    if arguments:
+        tried(
+            f"the flags of {module_name}",
+            lambda: command_line.parse_of_module(module_name, arguments),
+        )
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):

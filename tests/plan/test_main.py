@@ -151,7 +151,7 @@ BAD = {
     "MODULE:mismatch": "the step of MODULE:mismatch: MismatchError: Communication call",
     "MODULE:make --plot=plan.pdf": "--plot: ArgumentError: a plan cannot be plotted",
     "MODULE:make --json=no/such/folder": "--json: FileNotFoundError: [Errno 2] No such",
-    "MODULE:make --plot=no/folder.png": "'no/folder.png': FileNotFoundError: [Errno 2]",
+    "MODULE:make --plot=no/folder.png": "--plot: FileNotFoundError: [Errno 2]",
     "MODULE:make --simulate-hosts=0": "flag --simulate-hosts=0",
     "MODULE:make --simulate-hosts=x": "flag --simulate-hosts=x",
     "MODULE:elsewhere --simulate-hosts=3": "--simulate-hosts needs the devices of one",

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One line of what the user's code raises names the line of it, however it is called."""
+"""What users' modules raise and are given: the line of theirs, and flags of theirs."""
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.command_line import BadInput
-from replicator.plan import programs
+from replicator.plan import __main__, programs
 from tests import mains
 
 
@@ -80,3 +81,47 @@ def test_what_a_step_raises_is_told_with_the_users_line(
 def test_stacks_of_python_functions_are_left_out() -> None:
     said, _, _ = _error(_in_python).partition(" (raised at ")
     assert said == "it: UnknownError: KeyError: 'lost'"
+
+
+# --- Flags of the module --------------------------------------------------------------
+
+_OF_ABSL = """
+from absl import flags
+import replicator
+
+_JSON = flags.DEFINE_integer("json", 3, "As the program has one.")
+
+
+def make():
+    repl = replicator.Replicator(["CPU:0", "CPU:1"])
+    return repl, lambda: repl.all_reduce([1.0] * _JSON.value)
+"""
+_OF_ARGPARSE = """
+import argparse
+import replicator
+
+
+def make():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", type=int, default=3)
+    count = parser.parse_args().json
+    repl = replicator.Replicator(["CPU:0", "CPU:1"])
+    return repl, lambda: repl.all_reduce([1.0] * count)
+"""
+
+
+@pytest.mark.parametrize("text", [_OF_ABSL, _OF_ARGPARSE])
+def test_a_module_may_have_flags_of_the_names_of_the_programs(
+    text: str, tmp_path: pathlib.Path, monkeypatch: Any, capsys: Any
+) -> None:
+    def run(*arguments: str) -> Any:
+        name = mains.module_of(text, tmp_path, monkeypatch)
+        return mains.status(__main__.main, f"{name}:make", *arguments)
+
+    for given, size in (((), 12), (("--", "--json=5"), 20)):
+        assert run(*given) == 0
+        assert f"{size} B" in capsys.readouterr().out
+    assert run("--", "--jsn=5") == 2
+    assert "jsn" in capsys.readouterr().err
+    assert run("--other=5") == 2
+    assert "flags of the module's own go behind --" in capsys.readouterr().err
