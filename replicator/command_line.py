@@ -86,7 +86,7 @@ def check_outputs(*given: flags.FlagHolder[str | None]) -> None:
     """Finds out whether files can be written, before work is done of which they tell.
 
     Args:
-        given: The value of each is a file, None or "" if there is to be none. A file
+        given: The value of each is a file, None if there is to be none. A file
             that is there stays as it is, and none is left that was not.
 
     Raises:
@@ -94,7 +94,7 @@ def check_outputs(*given: flags.FlagHolder[str | None]) -> None:
     """
     found: dict[str, str] = {}
     for flag in given:
-        if not flag.value:
+        if flag.value is None:
             continue
         other = found.setdefault(os.path.abspath(flag.value), flag.name)
         if other != flag.name:

@@ -65,7 +65,7 @@ def test_files_that_can_be_written_stay_as_they_are(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old").write_text("text")
     os.mkfifo("pipe")
-    for arguments in ((), ("--one=",), ("--one=old", "--two=new"), ("--one=pipe",)):
+    for arguments in ((), ("--one=old", "--two=new"), ("--one=pipe",)):
         _check(*arguments)
     assert sorted(os.listdir()) == ["old", "pipe"]
     assert (tmp_path / "old").read_text() == "text"
@@ -75,6 +75,7 @@ def test_files_that_can_be_written_stay_as_they_are(
     ("arguments", "message"),
     [
         (("--two=no/folder",), "--two: FileNotFoundError"),
+        (("--one=",), "--one: FileNotFoundError"),
         (("--one=.",), "--one: IsADirectoryError"),
         (("--one=old/file",), "--one: NotADirectoryError"),
         (("--one=" + "a" * 5000,), "--one: OSError"),

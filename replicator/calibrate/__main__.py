@@ -23,6 +23,7 @@ from replicator.calibrate import clusters, measure
 from replicator.costs import rates
 
 _MOST_ROUNDS = 1000
+_MOST_DIGITS = 12
 _DEVICES = flags.DEFINE_list(
     "devices", None, "Devices of one kind; all accelerators, else 8 logical CPUs."
 )
@@ -66,12 +67,12 @@ def main(argv: Sequence[str]) -> int:
             pathlib.Path(_OUTPUT.value).write_text(json.dumps(facts, indent=1) + "\n")
         measure.show(calibration, timings, names)
     except (
-        command_line.BadInput,
-        errors.ReplicatorError,
-        ValueError,
-        OSError,
+        *(command_line.BadInput, errors.ReplicatorError),
+        *(ValueError, OSError),
     ) as error:
         return command_line.fail(error)
+    except tf.errors.OpError as error:  # too little memory, say
+        return command_line.fail(error.message)
     return 0
 
 
@@ -107,8 +108,11 @@ def _default() -> list[str]:
 
 
 def _positive(flag: str, text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise ValueError(f"{flag} was given {text!r}, which is no positive number")
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or not int(text):
+        raise ValueError(
+            f"{flag} was given {text[:50]!r}, which is no positive number of at most "
+            f"{_MOST_DIGITS} digits"
+        )
     return int(text)
 
 

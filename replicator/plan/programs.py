@@ -81,6 +81,11 @@ def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
         raise BadInput(f"{name!r} is not of the form module:make")
+    if os.sep in module_name or module_name.endswith(".py"):
+        raise BadInput(
+            f"{module_name} is a file; in {name!r}, name a module as import does, and "
+            "run this in its folder"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module = tried(module_name, lambda: importlib.import_module(module_name))

@@ -149,7 +149,7 @@ def _positive(flag: flags.FlagHolder[float | None]) -> float | None:
     value = flag.value
     if value is not None and not 0 < value < math.inf:
         raise command_line.BadInput(
-            f"--{flag.name} was given {value}; it is more than 0"
+            f"--{flag.name} was given {value}; expected a finite number above 0"
         )
     return value
 

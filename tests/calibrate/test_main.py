@@ -40,6 +40,7 @@ def test_the_program_writes_what_a_replicator_reads(tmp_path: pathlib.Path) -> N
         ("--replicas=9", "[9] replicas on 8 devices"),
         ("--replicas=x", "--replicas was given 'x'"),
         ("--kibibytes=-1", "--kibibytes was given '-1'"),
+        ("--kibibytes=" + "9" * 5000, "no positive number of at most 12 digits"),
         ("--output=no/folder/rates.json", "--output: FileNotFoundError"),
         ("--output=/", "--output: IsADirectoryError"),
         ("--devices=GPU:7,GPU:8", "GPU:7 does not exist"),

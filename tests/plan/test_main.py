@@ -140,6 +140,8 @@ BAD = {
     "MODULE": "'MODULE' is not of the form module:make",
     ":make": "':make' is not of the form module:make",
     "MODULE:": "'MODULE:' is not of the form module:make",
+    "MODULE.py:make": "MODULE.py is a file; in 'MODULE.py:make', name a module as ",
+    "./MODULE:make": "./MODULE is a file; ",
     "no_such_module:make": "ModuleNotFoundError: No module named 'no_such_module'",
     "MODULE:nothing": "module MODULE has no nothing",
     "MODULE:Nested.nothing": "module MODULE has no Nested.nothing",
