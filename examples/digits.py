@@ -46,8 +46,8 @@ TEST_SHARE = 0.2  # of the images; 360 of them
 
 FLAGS = flags.FLAGS
 support.define_flags("runs/digits", epochs=20)  # and --devices, --seed, --resume
-flags.DEFINE_integer(
-    "global_batch_size", 64, "Images per step, on all replicas together.", lower_bound=1
+support.define_count(
+    "global_batch_size", 64, "Images per step, on all replicas together."
 )
 support.define_positive("learning_rate", 1e-3, "The optimizer's learning rate.")
 flags.DEFINE_enum("optimizer", "adam", sorted(OPTIMIZERS), "Which optimizer to use.")

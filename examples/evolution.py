@@ -44,7 +44,7 @@ support.define_flags(
 )
 flags.DEFINE_string("environment", "CartPole-v1", "One of gymnasium's.")
 flags.DEFINE_integer("pairs", 32, "Of opposite policies in a generation.", 1, 10**6)
-flags.DEFINE_integer("judge_every", 5, "Generations between looks at the policy.", 1)
+support.define_count("judge_every", 5, "Generations between looks at the policy.")
 support.define_positive("noise", 0.1, "Standard deviation of what is added.")
 support.define_positive("learning_rate", 0.05, "Adam's learning rate.")
 

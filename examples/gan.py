@@ -46,8 +46,8 @@ import replicator
 
 FLAGS = flags.FLAGS
 support.define_flags("runs/gan", steps=3000)  # and --devices, --seed, --resume
-flags.DEFINE_integer(
-    "global_batch_size", 64, "Images per step, on all replicas together.", lower_bound=1
+support.define_count(
+    "global_batch_size", 64, "Images per step, on all replicas together."
 )
 support.define_positive("generator_rate", 2e-4, "Its Adam's learning rate.")
 support.define_positive("discriminator_rate", 4e-4, "That of the other.")

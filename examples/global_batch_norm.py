@@ -32,8 +32,8 @@ import replicator
 
 FLAGS = flags.FLAGS
 support.define_flags(epochs=5)  # and --devices, --seed
-flags.DEFINE_integer(
-    "global_batch_size", 64, "Images per step, on all replicas together.", lower_bound=1
+support.define_count(
+    "global_batch_size", 64, "Images per step, on all replicas together."
 )
 support.define_positive("learning_rate", 3e-3, "Adam's learning rate.")
 flags.DEFINE_float("offset", 1e4, "The mean of the pixels, in their deviations.")
@@ -342,6 +342,9 @@ def main() -> None:
     """Compares the two as the flags say."""
     repl = replicator.Replicator(FLAGS.devices)
     train_examples, test_examples = load_examples(FLAGS.offset)
+    support.check_batch_size(
+        "global_batch_size", repl.num_replicas, len(train_examples.pixels)
+    )
     print(f"{'':8}{'output error':>14}{'gradient error':>16}{'test accuracy':>15}")
     for name, make_layer in layers(repl).items():
         with repl.context():

@@ -37,9 +37,7 @@ import replicator
 
 FLAGS = flags.FLAGS
 support.define_flags("runs/keras_fit", epochs=5)  # and --devices, --seed, --resume
-flags.DEFINE_integer(
-    "batch_size", 64, "Images per step, on all replicas together.", lower_bound=1
-)
+support.define_count("batch_size", 64, "Images per step, on all replicas together.")
 support.define_positive("learning_rate", 1e-3, "Adam's learning rate.")
 
 

@@ -49,8 +49,8 @@ HELD_OUT_WINDOWS = 512  # that are looked at
 
 FLAGS = flags.FLAGS
 support.define_flags("runs/language_model", steps=2000)  # and --devices, --resume
-flags.DEFINE_integer(
-    "global_batch_size", 32, "Windows of text per step, on all replicas.", lower_bound=1
+support.define_count(
+    "global_batch_size", 32, "Windows of text per step, on all replicas."
 )
 support.define_positive("learning_rate", 3e-3, "AdamW's, at its highest.")
 flags.DEFINE_integer("context", 96, "Bytes of a window of text.", 2, 4096)
@@ -58,7 +58,9 @@ flags.DEFINE_integer("width", 96, "Numbers that stand for a byte.", 4, 4096)
 flags.DEFINE_integer("depth", 3, "Blocks of attention and perceptron.", 1, 64)
 flags.DEFINE_string("prompt", "class ", "What the sample begins with.")
 flags.DEFINE_integer("sample_bytes", 500, "The length of the sample.", 0, 100_000)
-flags.DEFINE_float("temperature", 0.7, "Below 1, likelier bytes are drawn.", 0.01, 10.0)
+support.define_between(
+    "temperature", 0.7, "Below 1, likelier bytes are drawn.", 0.01, 10.0
+)
 flags.register_validator(
     "width", lambda width: width % HEADS == 0, f"must be a multiple of {HEADS} heads"
 )

@@ -47,11 +47,11 @@ support.define_flags(
 )
 flags.DEFINE_string("environment", "CartPole-v1", "One of gymnasium's.")
 flags.DEFINE_integer("actors", 2, "How many processes play.", 1, 1000)
-flags.DEFINE_integer("restarts", 3, "How many of them may die.", 0)
-flags.DEFINE_integer("batch_size", 16, "Trajectories per step, on all replicas.", 1)
+support.define_count("restarts", 3, "How many of them may die.", 0)
+support.define_count("batch_size", 16, "Trajectories per step, on all replicas.")
 flags.DEFINE_integer("unroll", 20, "Steps of a trajectory.", 1, 10_000)
-flags.DEFINE_integer("publish_every", 1, "Steps from weights to weights for actors.", 1)
-flags.DEFINE_float("discount", 0.99, "What a step later counts.", 0.0, 1.0)
+support.define_count("publish_every", 1, "Steps from weights to weights for actors.")
+support.define_between("discount", 0.99, "What a step later counts.", 0.0, 1.0)
 support.define_positive("learning_rate", 2e-3, "Adam's learning rate.")
 
 

@@ -50,9 +50,9 @@ TEST_SHARE = 0.2  # of the images; 360 of them
 FLAGS = flags.FLAGS
 support.define_flags("runs/pipeline", epochs=20)
 flags.DEFINE_enum("mode", "messages", ["messages", "devices"], "What stages are on.")
-flags.DEFINE_integer("micro_batches", 4, "Into which a batch is cut.", 1)
-flags.DEFINE_integer("pipelines", 1, "How many there are, all alike.", 1)
-flags.DEFINE_integer("global_batch_size", 64, "Images per step.", 1)
+support.define_count("micro_batches", 4, "Into which a batch is cut.")
+support.define_count("pipelines", 1, "How many there are, all alike.")
+support.define_count("global_batch_size", 64, "Images per step.")
 support.define_positive("learning_rate", 1e-3, "Adam's learning rate.")
 
 

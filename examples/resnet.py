@@ -39,8 +39,8 @@ import replicator
 
 FLAGS = flags.FLAGS
 support.define_flags("runs/resnet", epochs=10)  # and --devices, --seed, --resume
-flags.DEFINE_integer(
-    "global_batch_size", 64, "Images per step, on all replicas together.", lower_bound=1
+support.define_count(
+    "global_batch_size", 64, "Images per step, on all replicas together."
 )
 support.define_positive("learning_rate", 0.1, "SGD's, at first; it falls to zero.")
 flags.DEFINE_integer("width", 16, "Channels of the first blocks.", 1, 256)

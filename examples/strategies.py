@@ -55,10 +55,10 @@ UNITS = 128
 FLAGS = flags.FLAGS
 support.define_flags(seed="Of the initial weights and the order of examples.")
 flags.DEFINE_list("strategies", list(STRATEGIES), "Which of them to compare.")
-flags.DEFINE_integer("steps", 200, "Of training, under each strategy.", lower_bound=2)
 flags.DEFINE_integer(
-    "batch_size", 64, "Examples per step, on all replicas together.", lower_bound=1
+    "steps", 200, "Of training, under each strategy.", 2, support.MOST_STEPS
 )
+support.define_count("batch_size", 64, "Examples per step, on all replicas together.")
 flags.DEFINE_integer("vocabulary", 5000, "How many words are told apart.", 2, 100_000)
 flags.DEFINE_integer("columns", 64, "Numbers that a word is embedded in.", 1, 4096)
 support.define_positive("learning_rate", 1e-3, "Adam's learning rate.")

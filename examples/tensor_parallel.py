@@ -48,7 +48,7 @@ WIDTH, HEADS, HIDDEN, BLOCKS = 64, 8, 256, 2
 FLAGS = flags.FLAGS
 support.define_flags("runs/tensor_parallel", epochs=20)
 flags.DEFINE_bool("sequence_parallel", False, "Divide what is between layers, too.")
-flags.DEFINE_integer("batch_size", 64, "Images per step, the same on all replicas.", 1)
+support.define_count("batch_size", 64, "Images per step, the same on all replicas.")
 support.define_positive("learning_rate", 2e-3, "Adam's learning rate.")
 
 

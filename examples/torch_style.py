@@ -46,9 +46,9 @@ support.define_flags(
     epochs=10,
     seed="Of the weights and of the order of the images.",
 )
-flags.DEFINE_integer("batch_size", 16, "Images per step and rank.", lower_bound=1)
+support.define_count("batch_size", 16, "Images per step and rank.")
 support.define_positive("learning_rate", 0.05, "The learning rate of SGD.")
-flags.DEFINE_float("momentum", 0.85, "The momentum of SGD.", 0.0, 1.0)
+support.define_between("momentum", 0.85, "The momentum of SGD.", 0.0, 1.0)
 
 
 class WrongNumber(Exception):

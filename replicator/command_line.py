@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from replicator import errors
+from replicator import _tf, errors
 
+_TO_MODULE = "--"
+_PACKAGES = os.sep + "site-packages" + os.sep
 _INTERRUPTED = 130  # the status of programs that Ctrl-C ends
 
 
@@ -18,12 +21,98 @@ class BadInput(Exception):
     """Ends a program with one line."""
 
 
-def parse(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments that are no flags; ends the program if a flag is bad."""
+def parse(argv: Sequence[str], own: flags.FlagValues | None = None) -> list[str]:
+    """Returns the arguments that are no flags; ends the program if a flag is bad.
+
+    Args:
+        argv: All arguments, with the program's name.
+        own: The program's flags, if it loads a module of the user's, whose flags may
+            have the same names. All behind "--" is for that module, and is returned
+            as it is.
+    """
     try:
-        return flags.FLAGS(argv)
+        if own is None:
+            return flags.FLAGS(argv)
+        cut = list(argv).index(_TO_MODULE) if _TO_MODULE in argv else len(argv)
+        return [*_parse_apart(argv[:cut], own), *argv[cut:]]
+    except flags.UnrecognizedFlagError as error:
+        hint = "" if own is None else " (flags of the module's own go behind --)"
+        sys.exit(fail(f"{error}{hint}"))
     except flags.Error as error:
         sys.exit(fail(error))
+
+
+def _parse_apart(argv: Sequence[str], own: flags.FlagValues) -> list[str]:
+    """Parses flags that are among absl's, which --help shows, only meanwhile."""
+    for name in own:
+        own[name].unparse()
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], own[name])
+    flags.FLAGS.append_flag_values(own)
+    try:
+        return flags.FLAGS(argv)
+    finally:
+        flags.FLAGS.remove_flag_values(own)
+        own.mark_as_parsed()
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns a program's arguments, and those for the module that it loads."""
+    cut = list(argv).index(_TO_MODULE) if _TO_MODULE in argv else len(argv)
+    return list(argv[1:cut]), list(argv[cut + 1 :])
+
+
+def parse_of_module(name: str, arguments: Sequence[str]) -> None:
+    """Parses the flags that a module of the user's has defined, by absl.
+
+    Args:
+        name: The module.
+        arguments: All that is for it. Those that are no flags of absl's are an error,
+            unless no module of the user's defines any: it reads them otherwise.
+
+    Raises:
+        flags.Error: A flag is bad.
+    """
+    defined = flags.FLAGS.flags_by_module_dict()
+    users = any(found and _is_users(module) for module, found in defined.items())
+    flags.FLAGS([name, *arguments], known_only=not users)
+
+
+def _is_users(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return bool(file and _tf.users_of([(file, 1, "")]) and _PACKAGES not in file)
+
+
+def check_outputs(*given: flags.FlagHolder[str | None]) -> None:
+    """Finds out whether files can be written, before work is done of which they tell.
+
+    Args:
+        given: The value of each is a file, None if there is to be none. A file
+            that is there stays as it is, and none is left that was not.
+
+    Raises:
+        BadInput: One cannot, or two are the same.
+    """
+    found: dict[str, str] = {}
+    for flag in given:
+        if flag.value is None:
+            continue
+        other = found.setdefault(os.path.abspath(flag.value), flag.name)
+        if other != flag.name:
+            raise BadInput(f"--{other} and --{flag.name} name one file")
+        try:
+            _try_to_write(flag.value)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"--{flag.name}: {errors.told(error)}") from None
+
+
+def _try_to_write(path: str) -> None:
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        return  # a pipe, say: opening it may take until another opens it, too
+    known = os.path.lexists(path)
+    with open(path, "a"):
+        pass
+    if not known:
+        os.unlink(path)
 
 
 def interruptible(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:

@@ -191,6 +191,7 @@ class Replicator(running.Running, methods.InStep):
             path: A folder, which is made.
 
         Raises:
+            ArgumentError: The folder cannot be made.
             DependencyError: matplotlib is not installed.
         """
         stages = writing.Stages(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +18,10 @@ _numbers = itertools.count()  # Python imports no module anew under the same nam
 
 def status(main: Callable[[Sequence[str]], int], *arguments: str) -> Any:
     """Runs a program as absl would; returns its exit status."""
+    own = getattr(sys.modules[main.__module__], "OWN", None)
     with flagsaver.flagsaver():
         try:
-            return main(command_line.parse(["program", *arguments]))
+            return main(command_line.parse(["program", *arguments], own))
         except SystemExit as end:
             return end.code
 

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from absl import flags
 
 import replicator
 from replicator import command_line
@@ -43,6 +45,52 @@ def test_all_programs_end_so(program: str) -> None:
     found = importlib.util.find_spec(f"replicator.{program}__main__")
     source = pathlib.Path(found.origin).read_text()
     assert "@command_line.interruptible\ndef main(" in source
+
+
+# --- Files to write -------------------------------------------------------------------
+
+_OWN = flags.FlagValues()
+_ONE = flags.DEFINE_string("one", None, "A file.", flag_values=_OWN)
+_TWO = flags.DEFINE_string("two", None, "Another.", flag_values=_OWN)
+
+
+def _check(*arguments: str) -> None:
+    command_line.parse(["program", *arguments], _OWN)
+    command_line.check_outputs(_ONE, _TWO)
+
+
+def test_files_that_can_be_written_stay_as_they_are(
+    tmp_path: pathlib.Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").write_text("text")
+    os.mkfifo("pipe")
+    for arguments in ((), ("--one=old", "--two=new"), ("--one=pipe",)):
+        _check(*arguments)
+    assert sorted(os.listdir()) == ["old", "pipe"]
+    assert (tmp_path / "old").read_text() == "text"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--two=no/folder",), "--two: FileNotFoundError"),
+        (("--one=",), "--one: FileNotFoundError"),
+        (("--one=.",), "--one: IsADirectoryError"),
+        (("--one=old/file",), "--one: NotADirectoryError"),
+        (("--one=" + "a" * 5000,), "--one: OSError"),
+        (("--one=a\0b",), "--one: ValueError"),
+        (("--one=new", "--two=./new"), "--one and --two name one file"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_all_else(
+    arguments: tuple[str, ...], message: str, tmp_path: pathlib.Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").write_text("text")
+    with pytest.raises(command_line.BadInput, match=message):
+        _check(*arguments)
+    assert os.listdir() == ["old"]
 
 
 def test_a_text_of_several_lines_becomes_one(capsys: Any) -> None:

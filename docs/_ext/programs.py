@@ -115,14 +115,20 @@ def _read(name: str, main: str) -> Program:
 
 def _of_absl(main: str, before: set[str]) -> tuple[Flag, ...]:
     """Returns the flags that a module defined, and takes them out again."""
-    own = list(absl_flags.FLAGS.flags_by_module_dict().get(main, ()))
-    absl_flags.FLAGS.remove_flag_values(
+    values = _values(main)
+    own = list(values.flags_by_module_dict().get(main, ()))
+    values.remove_flag_values(
         {flag.name: flag for flag in own if flag.name not in before}
     )
     return tuple(
         Flag(flag.name, _takes(flag), _default(flag.default), flag.help or "")
         for flag in own
     )
+
+
+def _values(main: str) -> Any:
+    """Returns absl's flags, or those that a program keeps apart from a module's."""
+    return getattr(sys.modules[main], "OWN", absl_flags.FLAGS)
 
 
 def _takes(flag: Any) -> str:

@@ -20,6 +20,8 @@ from tqdm import tqdm
 import replicator
 
 MOST_STEPS = 1_000_000  # and epochs
+MOST_COUNT = 2**31 - 1  # TensorFlow counts with int32 here and there
+MOST_CHARACTERS = 500  # of an error
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # what is defined here are flags of the example that asks
 
@@ -47,7 +49,7 @@ class Interrupted(Exception):
 def define_flags(
     output_dir: str | None = None,
     *,
-    devices: Sequence[str] = ("CPU:0", "CPU:1"),
+    devices: Sequence[str] | None = ("CPU:0", "CPU:1"),
     epochs: int | None = None,
     steps: int | None = None,
     seed: str = "Of the initial weights and the order of the examples.",
@@ -57,13 +59,14 @@ def define_flags(
 
     Args:
         output_dir: The default of --output_dir; None: there is no such flag.
-        devices: The default of --devices.
+        devices: The default of --devices; None: there is no such flag.
         epochs: The default of --epochs; None: there is no such flag.
         steps: The default of --steps, alike.
         seed: What --seed decides.
         resume: Whether there is --resume, beside --output_dir.
     """
-    flags.DEFINE_list("devices", list(devices), "One device per replica.")
+    if devices is not None:
+        flags.DEFINE_list("devices", list(devices), "One device per replica.")
     if epochs is not None:
         help_ = "Passes over the training examples."
         flags.DEFINE_integer("epochs", epochs, help_, 1, MOST_STEPS)
@@ -83,6 +86,22 @@ def define_positive(name: str, default: float, help_: str) -> None:
     flags.register_validator(
         name, lambda value: 0 < value < math.inf, "must be a positive number"
     )
+
+
+def define_between(
+    name: str, default: float, help_: str, least: float, most: float
+) -> None:
+    """Defines a flag that takes numbers between two; absl's own would take NaN, too."""
+    flags.DEFINE_float(name, default, help_, least, most)
+    flags.register_validator(name, math.isfinite, "must be a number")
+
+
+def define_count(name: str, default: int, help_: str, least: int = 1) -> None:
+    """Defines a flag that takes whole numbers from 1 on, or from another.
+
+    Those that TensorFlow has no room for are a mistake in the command line, too.
+    """
+    flags.DEFINE_integer(name, default, help_, least, MOST_COUNT)
 
 
 def settings(*names: str) -> dict[str, Any]:
@@ -153,9 +172,12 @@ def program() -> str:
 
 
 def one_line(text: object) -> str:
-    """Returns a text in one line that is not endless."""
+    """Returns a text in one line that is not endless; of errors, with the way out."""
     line = " ".join(str(text).split())
-    return line if len(line) <= 500 else f"{line[:500]}..."
+    if len(line) > MOST_CHARACTERS and isinstance(text, replicator.ReplicatorError):
+        what, *rest = str(text).splitlines()
+        line = " ".join([what, *(x for x in rest if x.lstrip().startswith("Fix: "))])
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."
 
 
 # --- The program ----------------------------------------------------------------------
@@ -187,15 +209,17 @@ def _finish(main: Callable[[], str | None], argv: Sequence[str]) -> int:
     logging.set_verbosity(logging.WARNING)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a folder may have any name
         sys.stdout.reconfigure(errors="backslashreplace")
+    stopped = "stopped, go on with --resume: " if "resume" in FLAGS else ""
     try:
         last = main()
+    except replicator.HostLostError as error:
+        return explain(f"{stopped}{one_line(error)}", 1)
     except (UsageError, replicator.ReplicatorError) as error:
         return explain(error)
     except Interrupted as error:
         print(error)
         return 128 + error.signum  # the shells' exit status for it
     except (OSError, tf.errors.OpError) as error:  # of a full disk, say
-        stopped = "stopped, go on with --resume: " if "resume" in FLAGS else ""
         return explain(f"{stopped}{error}", 1)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +25,9 @@ _ORIGINAL = "_replicator_original"  # an attribute of ops
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
+_Frame = tuple[str, int, str]  # file, line, function
+
+
 def _is_library(filename: str) -> bool:
     if filename.startswith((_HERE, "<")) or _GENERATED in filename:
         return True
@@ -36,13 +39,12 @@ def _is_library(filename: str) -> bool:
 
 def user_frames(
     of: tf.Operation | BaseException | None = None,
-) -> list[tuple[str, int, str]]:
+) -> list[_Frame]:
     """Returns (file, line, function) of the user's frames, outermost first.
 
     Of the frames that made an op or that an exception has left, or of those running
-    now. `traceback.extract_stack` would show the files that autograph generates;
-    TensorFlow's own stack maps them back to what the user wrote. Of an exception's
-    frames, they are left out.
+    now. `traceback` would show the files that autograph generates; TensorFlow's own
+    stack maps them back to what the user wrote, and so is done for an exception's.
     """
     if isinstance(of, BaseException):
         left = traceback.extract_tb(of.__traceback__)
@@ -50,12 +52,38 @@ def user_frames(
         return users_of(raised)
     of = getattr(of, _ORIGINAL, of)
     frames: Any = tf_stack.extract_stack() if of is None else of.traceback or ()
-    return users_of([(frame.filename, frame.lineno, frame.name) for frame in frames])
+    return _users((frame.filename, frame.lineno, frame.name) for frame in frames)
 
 
-def users_of(frames: Sequence[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
-    """Returns those of some frames, (file, line, function), that are the user's."""
+def users_of(frames: Sequence[_Frame]) -> list[_Frame]:
+    """Returns those of some frames, (file, line, function), that are the user's.
+
+    Frames of Python's own, as tracebacks have them: see `user_frames`.
+    """
+    return _users(_as_written(frames))
+
+
+def _users(frames: Iterable[_Frame]) -> list[_Frame]:
     return [frame for frame in frames if not _is_library(frame[0])]
+
+
+def _as_written(frames: Sequence[_Frame]) -> Sequence[_Frame]:
+    """Returns frames with those of files that autograph generated mapped back.
+
+    TensorFlow keeps these maps with what it has converted, and shows them by no public
+    call; the one it attaches to an exception is not ours to leave on the user's.
+    """
+    if not any(_GENERATED in filename for filename, _, _ in frames):
+        return frames
+    found: dict[tuple[str, int], _Frame] = {}
+    for factories in list(autograph_api._TRANSPILER._cache._cache.values()):
+        for factory in factories.values():
+            for line, origin in factory.source_map.items():
+                found[line.filename, line.lineno] = (
+                    *(origin.loc.filename, origin.loc.lineno),
+                    origin.function_name or "",
+                )
+    return [found.get(frame[:2], frame) for frame in frames]
 
 
 def copy_line(original: tf.Operation, copy: tf.Operation) -> None:

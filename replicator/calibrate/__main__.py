@@ -23,6 +23,7 @@ from replicator.calibrate import clusters, measure
 from replicator.costs import rates
 
 _MOST_ROUNDS = 1000
+_MOST_DIGITS = 12
 _DEVICES = flags.DEFINE_list(
     "devices", None, "Devices of one kind; all accelerators, else 8 logical CPUs."
 )
@@ -46,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
         if len(argv) > 1:
             raise ValueError(f"unknown argument {argv[1]!r}")
         sizes = [_positive("--kibibytes", size) for size in _SIZES.value]
+        command_line.check_outputs(_OUTPUT)
         asked = [_positive("--replicas", count) for count in _REPLICAS.value or ()]
         if _CLUSTER.value:
             found, counts, calibration, names = _of_cluster()
@@ -64,8 +66,13 @@ def main(argv: Sequence[str]) -> int:
             facts["timings"] = [dataclasses.asdict(timing) for timing in timings]
             pathlib.Path(_OUTPUT.value).write_text(json.dumps(facts, indent=1) + "\n")
         measure.show(calibration, timings, names)
-    except (errors.ReplicatorError, ValueError, OSError) as error:
+    except (
+        *(command_line.BadInput, errors.ReplicatorError),
+        *(ValueError, OSError),
+    ) as error:
         return command_line.fail(error)
+    except tf.errors.OpError as error:  # too little memory, say
+        return command_line.fail(error.message)
     return 0
 
 
@@ -101,8 +108,11 @@ def _default() -> list[str]:
 
 
 def _positive(flag: str, text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise ValueError(f"{flag} was given {text!r}, which is no positive number")
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or not int(text):
+        raise ValueError(
+            f"{flag} was given {text[:50]!r}, which is no positive number of at most "
+            f"{_MOST_DIGITS} digits"
+        )
     return int(text)
 
 

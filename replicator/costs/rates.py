@@ -219,8 +219,8 @@ def load(path: str | os.PathLike[str] | None) -> Calibration:
     Raises:
         ArgumentError: There is no such file, or it holds something else.
     """
-    named = path if path is not None else os.environ.get(VARIABLE)
-    if named is None or (isinstance(named, str) and not named):
+    named = path if path is not None else os.environ.get(VARIABLE) or None
+    if named is None:
         return Calibration()
     try:
         return _read(named)

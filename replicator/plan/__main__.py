@@ -3,7 +3,8 @@
 
 `make()` returns (repl, step_fn) or (repl, step_fn, input_fn). The step is built, and
 not run. With --simulate-hosts=N it is built for N hosts like this one, in a tf.Graph,
-where variables have no values and Python cannot see those of tensors.
+where variables have no values and Python cannot see those of tensors. Flags of the
+module's own, by absl or argparse, go behind `--`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ from replicator.replicator import Replicator
 
 _USAGE = (
     "python -m replicator.plan module:make [--json=PATH] [--plot=PATH] "
-    "[--simulate-hosts=N]"
+    "[--simulate-hosts=N] [-- FLAGS OF THE MODULE]"
 )
 _MOST_HOSTS = 1024
-_JSON = flags.DEFINE_string("json", None, "A file to write the plan to, as JSON.")
-_PLOT = flags.DEFINE_string("plot", None, "A .png or .svg file to plot the plan to.")
+OWN = flags.FlagValues()  # apart from the module's, which may have the same names
+_JSON = flags.DEFINE_string(
+    "json", None, "A file to write the plan to, as JSON.", flag_values=OWN
+)
+_PLOT = flags.DEFINE_string(
+    "plot", None, "A .png or .svg file to plot the plan to.", flag_values=OWN
+)
 _HOSTS = flags.DEFINE_integer(
     "simulate-hosts",
     None,
@@ -36,6 +42,7 @@ _HOSTS = flags.DEFINE_integer(
     "program names, none of which need exist, and says how long it communicates.",
     1,
     _MOST_HOSTS,
+    flag_values=OWN,
 )
 
 
@@ -43,16 +50,18 @@ _HOSTS = flags.DEFINE_integer(
 def main(argv: Sequence[str]) -> int:
     """Prints the plan of the step that the arguments name; returns the exit status."""
     try:
-        if len(argv) != 2:
+        names, arguments = command_line.split(argv)
+        if len(names) != 1:
             raise command_line.BadInput(f"usage: {_USAGE}")
         picture, text = _PLOT.value, _JSON.value
         if picture is not None:
             programs.tried("--plot", lambda: files.check_picture("a plan", picture))
+        command_line.check_outputs(_JSON, _PLOT)
         with _hosts(_HOSTS.value):
-            plan = _plan(argv[1])
+            plan = _plan(names[0], arguments)
         if _HOSTS.value not in (None, len(plan.hosts)):
             raise command_line.BadInput(
-                f"{argv[1]} names devices on {len(plan.hosts)} hosts of a cluster; "
+                f"{names[0]} names devices on {len(plan.hosts)} hosts of a cluster; "
                 "--simulate-hosts needs the devices of one host, e.g. CPU:0"
             )
         programs.tried("the table", plan.print)
@@ -77,9 +86,9 @@ def _hosts(count: int | None) -> Iterator[None]:
             yield
 
 
-def _plan(name: str) -> plans.Plan:
+def _plan(name: str, arguments: Sequence[str]) -> plans.Plan:
     """Returns the plan of the step that `module:make` makes."""
-    repl, functions = programs.made(name)
+    repl, functions = programs.made(name, arguments)
     return programs.tried(f"the step of {name}", lambda: _built(repl, functions))
 
 
@@ -91,4 +100,4 @@ def _built(repl: Replicator, functions: Sequence[Any]) -> plans.Plan:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=command_line.parse)
+    app.run(main, flags_parser=lambda argv: command_line.parse(argv, OWN))

@@ -3,33 +3,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import _tf, command_line, errors
 from replicator.command_line import BadInput
 from replicator.replicator import Replicator
 
 # How lines begin by which TensorFlow says where ops were made.
 _OF_STACKS = ("  File ", "Graph execution error", "Detected at node", "<stack traces")
 
+_ROOTS = re.compile(r"\d+ root error\(s\) found\.\n +\(0\) [A-Z_]+: +")
+_TRACEBACK = "\nTraceback (most recent call last):\n"
+_FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)\n')
+_PACKAGES = os.sep + "site-packages" + os.sep
+_MOST_SAID = 700  # characters, so that the line that raised is not cut off behind them
 
-def made(name: str) -> tuple[Replicator, Sequence[Any]]:
+
+def made(name: str, arguments: Sequence[str] = ()) -> tuple[Replicator, Sequence[Any]]:
     """Returns a Replicator, and its step_fn and maybe input_fn, made anew.
 
     Args:
         name: "module:make", where make() returns (repl, step_fn) or (repl, step_fn,
             input_fn). The module is looked for in the working directory, too.
+        arguments: What the module finds on its command line: flags of its own.
 
     Raises:
         BadInput: There is no such function, or it fails, or returns something else.
     """
-    found = tried(f"{name}()", maker(name))
+    with _command_line(name, arguments):
+        found = tried(f"{name}()", maker(name, arguments))
     if not isinstance(found, tuple) or len(found) not in (2, 3):
         raise BadInput(
             f"{name}() returned a {type(found).__name__}; expected a tuple (repl, "
@@ -48,8 +58,22 @@ def made(name: str) -> tuple[Replicator, Sequence[Any]]:
     return repl, functions
 
 
-def maker(name: str) -> Callable[[], Any]:
+@contextlib.contextmanager
+def _command_line(name: str, arguments: Sequence[str]) -> Iterator[None]:
+    """In this block, a module finds its own arguments, and not the program's."""
+    before, sys.argv = sys.argv, [name.partition(":")[0], *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
     """Returns the function that "module:make" names.
+
+    Args:
+        name: See `made`.
+        arguments: See `made`.
 
     Raises:
         BadInput: There is none.
@@ -57,9 +81,19 @@ def maker(name: str) -> Callable[[], Any]:
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
         raise BadInput(f"{name!r} is not of the form module:make")
+    if os.sep in module_name or module_name.endswith(".py"):
+        raise BadInput(
+            f"{module_name} is a file; in {name!r}, name a module as import does, and "
+            "run this in its folder"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module = tried(module_name, lambda: importlib.import_module(module_name))
+    if arguments:
+        tried(
+            f"the flags of {module_name}",
+            lambda: command_line.parse_of_module(module_name, arguments),
+        )
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -86,19 +120,37 @@ def tried(what: str, function: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         text = f"{what}: {type(error).__name__}: {_said(error)}"
-        line = errors.line_of(error)
+        line = _line(error)
         if not isinstance(error, errors.ReplicatorError) and line != errors.UNKNOWN:
-            text += f" (raised at {line})"
+            text = f"{errors.one_line(text, _MOST_SAID)} (raised at {line})"
         raise BadInput(text) from error
 
 
+def _line(error: Exception) -> str:
+    """Returns the line of the program that raised, or that called what did.
+
+    Packages are the user's, too, as long as no line outside of them is known. Where
+    TensorFlow called Python, the lines are in its error's text.
+    """
+    told = _message(error).partition(_TRACEBACK)[2].partition(_TRACEBACK)[0]
+    listed = [(file, int(line), name) for file, line, name in _FRAME.findall(told)]
+    frames = _tf.users_of(listed) or _tf.user_frames(error)
+    return errors.innermost([f for f in frames if _PACKAGES not in f[0]] or frames)
+
+
 def _said(error: Exception) -> str:
-    """Returns the text of an error; of one of a step, without stacks of its ops."""
+    """Returns the text of an error; of one of a step, without stacks."""
     if not isinstance(error, tf.errors.OpError):
         return str(error)
+    text = _ROOTS.sub("", _message(error).partition(_TRACEBACK)[0])
     lines = [
         line
-        for line in str(error.message).splitlines()
+        for line in text.splitlines()
         if line.strip() and not line.startswith(_OF_STACKS)
     ]
     return " ".join(lines)
+
+
+def _message(error: Exception) -> str:
+    """Returns what TensorFlow says of an error in a step; "" of any other."""
+    return str(error.message) if isinstance(error, tf.errors.OpError) else ""

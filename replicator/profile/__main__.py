@@ -4,7 +4,8 @@
 `make()` returns (repl, step_fn) or (repl, step_fn, input_fn), as for
 `python -m replicator.plan`. It is called twice: as it is, and with one replica whose
 batch is as large; batches that are shares of a global one have to be of
-`ctx.per_replica_batch_size`. Steps of both are run and measured.
+`ctx.per_replica_batch_size`. Steps of both are run and measured. Flags of the module's
+own, by absl or argparse, go behind `--`.
 """
 
 from __future__ import annotations
@@ -28,33 +29,59 @@ from replicator.profile import report as reports
 _USAGE = (
     "python -m replicator.profile module:make [--strategy=NAME] [--bandwidth=GBITS] "
     "[--latency=US] [--calibration=FILE] [--trials=N] [--json=PATH] [--plot=PATH] "
-    "[--trace=PATH]"
+    "[--trace=PATH] [-- FLAGS OF THE MODULE]"
 )
 _MOST_TRIALS = 10**6
+OWN = flags.FlagValues()  # apart from the module's, which may have the same names
 _STRATEGY = flags.DEFINE_string(
-    "strategy", None, "A builder of replicator.strategy, or the file of a strategy."
+    "strategy",
+    None,
+    "A builder of replicator.strategy, or the file of a strategy.",
+    flag_values=OWN,
 )
 _BANDWIDTH = flags.DEFINE_float(
-    "bandwidth", None, "What the network between hosts carries, in Gbit/s."
+    "bandwidth",
+    None,
+    "What the network between hosts carries, in Gbit/s.",
+    flag_values=OWN,
 )
 _LATENCY = flags.DEFINE_float(
-    "latency", None, "What a message between hosts takes, in microseconds."
+    "latency",
+    None,
+    "What a message between hosts takes, in microseconds.",
+    flag_values=OWN,
 )
 _CALIBRATION = flags.DEFINE_string(
-    "calibration", None, "What `python -m replicator.calibrate --output` has written."
+    "calibration",
+    None,
+    "What `python -m replicator.calibrate --output` has written.",
+    flag_values=OWN,
 )
 _TRIALS = flags.DEFINE_integer(
-    "trials", 40, "How many steps are measured.", 1, _MOST_TRIALS
+    "trials",
+    40,
+    "How many steps are measured.",
+    1,
+    _MOST_TRIALS,
+    flag_values=OWN,
 )
-# `python -m replicator.plan` has two of the same names, for the same.
 _JSON = flags.DEFINE_string(
-    "json", None, "A file to write all numbers to, as JSON.", allow_override=True
+    "json",
+    None,
+    "A file to write all numbers to, as JSON.",
+    flag_values=OWN,
 )
 _PLOT = flags.DEFINE_string(
-    "plot", None, "A .png or .svg file for a picture.", allow_override=True
+    "plot",
+    None,
+    "A .png or .svg file for a picture.",
+    flag_values=OWN,
 )
 _TRACE = flags.DEFINE_string(
-    "trace", None, "A .json file for chrome://tracing or Perfetto."
+    "trace",
+    None,
+    "A .json file for chrome://tracing or Perfetto.",
+    flag_values=OWN,
 )
 
 
@@ -62,23 +89,23 @@ _TRACE = flags.DEFINE_string(
 def main(argv: Sequence[str]) -> int:
     """Measures, predicts, prints and writes; returns the exit status."""
     try:
-        if len(argv) != 2:
+        names, arguments = command_line.split(argv)
+        if len(names) != 1:
             raise command_line.BadInput(f"usage: {_USAGE}")
         picture = _PLOT.value
         if picture is not None:
             programs.tried("--plot", lambda: files.check_picture("a profile", picture))
-        for flag in (_JSON, _PLOT, _TRACE):
-            _check_folder(flag)
+        command_line.check_outputs(_JSON, _PLOT, _TRACE)
         calibration = programs.tried(
             "--calibration", lambda: rates.load(_CALIBRATION.value)
         )
         network, strategy = _network(calibration), _strategy(_STRATEGY.value)
-        measured, ran = _measured(argv[1], strategy)
+        measured, ran = _measured(names[0], arguments, strategy)
         calibration, source = programs.tried(
             "the calibration", lambda: measure.calibrated(measured.devices, calibration)
         )
         report = reports.report(
-            *(argv[1], measured, calibration, network),
+            *(names[0], measured, calibration, network),
             *("" if strategy is None else repr(strategy), source),
         )
         programs.tried("the tables", lambda: _show(report))
@@ -93,15 +120,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _measured(name: str, strategy: Any) -> tuple[parts.Measured, list[traces.Ran]]:
+def _measured(
+    name: str, arguments: Sequence[str], strategy: Any
+) -> tuple[parts.Measured, list[traces.Ran]]:
     """Makes and measures the program of that name, as it is and on one replica."""
-    step = f"the step of {name}"
-    found = programs.tried(
-        step, lambda: measure.whole(lambda: programs.made(name), strategy)
-    )
+    step, make = f"the step of {name}", lambda: programs.made(name, arguments)
+    found = programs.tried(step, lambda: measure.whole(make, strategy))
     one = programs.tried(
         f"{step}, made anew with one replica to compare",
-        lambda: measure.alone(lambda: programs.made(name), found),
+        lambda: measure.alone(make, found),
     )
     return programs.tried(step, lambda: measure.measure(found, one, _TRIALS.value))
 
@@ -122,7 +149,7 @@ def _positive(flag: flags.FlagHolder[float | None]) -> float | None:
     value = flag.value
     if value is not None and not 0 < value < math.inf:
         raise command_line.BadInput(
-            f"--{flag.name} was given {value}; it is more than 0"
+            f"--{flag.name} was given {value}; expected a finite number above 0"
         )
     return value
 
@@ -148,13 +175,6 @@ def _strategy(name: str | None) -> Any:
     )
 
 
-def _check_folder(flag: flags.FlagHolder[str | None]) -> None:
-    """Raises BadInput if a file cannot be written, before anything is measured."""
-    folder = os.path.dirname(flag.value) if flag.value else ""
-    if folder and not os.path.isdir(folder):
-        raise command_line.BadInput(f"--{flag.name}: there is no folder {folder}")
-
-
 def _write(flag: flags.FlagHolder[str | None], text: str) -> None:
     path = pathlib.Path(flag.value or "")
     programs.tried(f"--{flag.name}", lambda: path.write_text(text))
@@ -173,4 +193,4 @@ def _plot(report: reports.Report, path: str) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=command_line.parse)
+    app.run(main, flags_parser=lambda argv: command_line.parse(argv, OWN))

@@ -18,12 +18,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
 from replicator.calibrate import measure as calibrating
 from replicator.costs import cost, rates, rehearsal
 from replicator.plan.plan import Plan
 from replicator.profile import parts, traces
 from replicator.replicator import Replicator
+from replicator.step import timed
 
 _WARM_UP = 3  # the first step builds
 _ROUNDS = 5
@@ -68,25 +68,7 @@ class Program:
     def run(self) -> None:
         """Runs a step, to its end; inputs that have ended start over."""
         with rehearsal.on(self.rehearsed):
-            for last in (False, True):
-                try:
-                    outputs = self.step()
-                    break
-                except tf.errors.OutOfRangeError:
-                    if last:
-                        raise errors.InputError(
-                            errors.compose(
-                                "the inputs have no element for each replica, not even "
-                                "when they are started anew.",
-                                [],
-                                "give them one at least; they start over by themselves "
-                                "when they end.",
-                            )
-                        ) from None
-                    self.step.initialize()
-            for tensor in tf.nest.flatten(outputs, expand_composites=True):
-                if isinstance(tensor, tf.Tensor):
-                    tensor.numpy()  # waits for it
+            timed.run(self.step)
 
     def measure(self, count: int) -> None:
         """Runs steps and notes what each takes."""

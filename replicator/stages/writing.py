@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator.plan import files
 from replicator.stages import sketch
 
@@ -34,7 +35,7 @@ class Stages:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = pathlib.Path(path)
+        self._path = _made(path)
         self._numbers = itertools.count()
         with files.needing("matplotlib", "draw the stages of a step"):
             from replicator.stages import drawing  # what plots is not needed elsewhere
@@ -64,6 +65,21 @@ class Stages:
                 pool.submit(_for_tensorboard, folder / stage, graph).result()
             title = f"{name}, {stage}: {len(graph.node)} ops"
             self._draw(sketch.of(graph), title, folder / f"{stage}.svg")
+
+
+def _made(path: Any) -> pathlib.Path:
+    """Returns a folder, which is made unless it is there."""
+    try:
+        os.makedirs(os.fsdecode(path), exist_ok=True)
+        return pathlib.Path(os.fsdecode(path))
+    except (OSError, TypeError, ValueError) as error:
+        raise errors.ArgumentError(
+            errors.compose(
+                f"stages cannot be written to {errors.shown(path)}: "
+                f"{errors.told(error)}.",
+                fix="name a folder that is there, or that can be made.",
+            )
+        ) from error
 
 
 class Build:

@@ -29,6 +29,7 @@ _OF_STEPS = (
 _BEGINS = "Graph execution error:\n\n"
 _NODE = re.compile(r"Detected at node (\S+) defined at \(most recent call last\):\n")
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)\n(?:    .*\n)*\n?')
+_UNAVAILABLE = "<stack traces unavailable>\n"  # of all but one op that failed at once
 _REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")
 _ROOT = re.compile(r"^  \(\d+\) ([A-Z_]+): +", re.MULTILINE)
 _ROOTS = re.compile(r"\d+ root error\(s\) found\.\n")
@@ -59,6 +60,8 @@ def _told(message: str) -> str | None:
     sites, end = [], len(_BEGINS)
     while (node := _NODE.match(message, end)) is not None:
         frames, end = [], node.end()
+        if message.startswith(_UNAVAILABLE, end):
+            end += len(_UNAVAILABLE)
         while (frame := _FRAME.match(message, end)) is not None:
             frames.append((frame[1], int(frame[2]), frame[3]))
             end = frame.end()
@@ -66,7 +69,8 @@ def _told(message: str) -> str | None:
         name = node[1]
         if replica is not None:
             name = f"replica {replica[1]}: {name[replica.end() :]}"
-        sites.append(f"{name} at {errors.innermost(_tf.users_of(frames))}")
+        users = _tf.users_of(frames)
+        sites.append(f"{name} at {errors.innermost(users)}" if users else name)
     said = _END.sub("", _NODES.sub("", message[end:])).strip()
     if not sites or not said:
         return None

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import arguments, errors
+from replicator.step import timed
 from replicator.strategy import predictions
 from replicator.strategy.builder import Builder
 from replicator.strategy.builders.all_reduce import AllReduce
@@ -88,6 +88,7 @@ def tune(
     Raises:
         ArgumentError: `make` is no function, or returns something else; or another
             argument is bad.
+        InputError: Its inputs have nothing for a step.
         StrategyError: Its Replicator has another strategy, or no variables that are
             trained; or it makes other variables each time.
         ContextError: Called where a graph is being built.
@@ -262,7 +263,7 @@ def _prepared(
     try:
         step = _step(make, _Replayed(candidate.strategy, survey))
         for _ in range(_WARM_UP):
-            _run(step)
+            timed.run(step)
     except errors.StrategyError as failure:
         return dataclasses.replace(candidate, failure=failure)
     except errors.UnsupportedError as failure:
@@ -276,26 +277,8 @@ def _measure(candidates: Sequence[_Candidate], trials: int, progress: bool) -> N
         for n in range(trials):
             turn = n % len(candidates)
             for candidate in [*candidates[turn:], *candidates[:turn]]:
-                candidate.times.append(_run(candidate.step))
+                candidate.times.append(timed.run(candidate.step))
                 advance()
-
-
-def _run(step: Any) -> float:
-    """Returns the seconds of a step; inputs that have ended start over."""
-    for last in (False, True):
-        start = time.perf_counter()
-        try:
-            outputs = step()
-        except tf.errors.OutOfRangeError:
-            if last:
-                raise
-            step.initialize()
-            continue
-        for tensor in tf.nest.flatten(outputs, expand_composites=True):
-            if isinstance(tensor, tf.Tensor):
-                tensor.numpy()  # waits for it
-        return time.perf_counter() - start
-    raise AssertionError("the second attempt returns or raises")
 
 
 @contextlib.contextmanager
@@ -333,6 +316,11 @@ def _check(
             "pass a function that takes a strategy, makes a Replicator with it and all "
             "variables anew, and returns (repl, step_fn, input_fn): steps are run to "
             "measure them, which would change variables that there are.",
+        )
+    if arguments.refuses(make, 1):
+        raise _wrong(
+            f"{errors.shown(make)}, which cannot be called with a strategy alone",
+            "pass a function of one argument, the strategy for its Replicator.",
         )
     for name, value in (("trials", trials), ("best", best)):
         if not arguments.is_whole(value, 1, _MOST_TRIALS):

@@ -82,6 +82,20 @@ def test_user_frames_of_an_exception_are_those_that_it_left():
     assert linecache.getline(__file__, frames[-1][1]).strip().endswith("# raised here")
 
 
+def test_user_frames_of_an_exception_of_converted_code_are_as_written():
+    def converted():
+        if tf.constant(1) > 0:  # the outer line
+            for _ in range(2):
+                raise KeyError("here")  # raised here
+
+    with pytest.raises(KeyError) as caught:
+        _tf.call_converted(converted, [])
+    frames = [f for f in _tf.user_frames(caught.value) if f[2] == "converted"]
+    lines = [linecache.getline(file, line).strip() for file, line, _ in frames]
+    assert lines[0].endswith("# the outer line")
+    assert lines[-1].endswith("# raised here")
+
+
 def test_users_of_leaves_out_what_is_of_libraries():
     frames = [("/a/train.py", 3, "step"), (tf.__file__, 1, "f"), (_tf.__file__, 2, "g")]
     assert _tf.users_of([*frames, ("<string>", 1, "h")]) == frames[:1]

@@ -94,7 +94,7 @@ def test_the_default_run_is_right_about_97_of_100_images(tmp_path):
         ),
         pytest.param(
             ["--global_batch_size=0"],
-            "--global_batch_size=0: 0 is not a positive",
+            "--global_batch_size=0: 0 is not an integer in the range",
             marks=pytest.mark.slow,
         ),
         (["--devices=CPU:0,GPU:99"], "GPU:99 does not exist"),

@@ -178,6 +178,7 @@ def test_the_program_says_how_wrong_each_is() -> None:
         ("--devices=CPU:0,GPU:99", "GPU:99 does not exist"),
         ("--learning_rate=0", "--learning_rate=0.0: must be a positive number"),
         ("--offset=inf", "--offset=inf: must be a finite number"),
+        ("--global_batch_size=999998", "999998 is more than the"),
         ("--epochs=0", "--epochs=0: 0 is not an integer in the range"),
         ("extra", "unexpected argument 'extra'"),
     ],

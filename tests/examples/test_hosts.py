@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import re
 import shutil
 import signal
 import subprocess
@@ -17,9 +16,9 @@ import uuid
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags
 
 from tests import forks, namespaces
+from tests.examples import programs
 from tests.launch.stub import MARK
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -60,20 +59,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def example():
-    """The example as a module, whose flags other examples may have defined before."""
-    spec = importlib.util.spec_from_file_location("hosts_example", _PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["hosts_example"] = module  # which its dataclasses look up
-    names = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', pathlib.Path(_PROGRAM).read_text())
-    others = {name: flags.FLAGS[name] for name in names if name in flags.FLAGS}
-    for name in others:
-        delattr(flags.FLAGS, name)
-    spec.loader.exec_module(module)
-    for name in names:
-        delattr(flags.FLAGS, name)
-    for name, flag in others.items():
-        flags.FLAGS[name] = flag
-    return module
+    return programs.load("hosts")
 
 
 @pytest.mark.slow

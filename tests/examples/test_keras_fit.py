@@ -83,6 +83,7 @@ def test_a_run_that_is_resumed_reaches_the_same_losses(finished, tmp_path):
     "flags, said",
     [
         (["--epochs=0"], "--epochs"),
+        (["--batch_size=99999999999999999999"], "is not an integer in the range"),
         (["--learning_rate=nan"], "must be a positive number"),
         (["--devices=CPU:0,CPU:0"], "CPU:0"),
         (["--devices=TPU:7"], "TPU:7"),

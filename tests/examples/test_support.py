@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pathlib
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from replicator import errors
 from tests import helpers
 from tests.examples import programs
 
@@ -282,3 +285,27 @@ def test_the_text_of_the_standard_library_is_there() -> None:
     assert files == sorted(files)
     (path,) = [path for path in files if path.name == "bisect.py"]
     assert "def bisect_right" in support.library_text(path)
+
+
+# --- Flags and errors -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(programs.EXAMPLES.glob("*.py")), ids=str)
+def test_flags_take_no_number_that_tensorflow_has_no_room_for(
+    path: pathlib.Path,
+) -> None:
+    text = path.read_text()
+    checked = re.findall(r'register_validator\(\s*"(\w+)"', text)
+    for call in ast.walk(ast.parse(text)):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        if call.func.attr == "DEFINE_integer":
+            assert len(call.args) == 5, "it has no bounds: see support.define_count"
+        if call.func.attr == "DEFINE_float":
+            assert ast.literal_eval(call.args[0]) in checked, "it takes NaN"
+
+
+def test_a_long_error_keeps_its_way_out(capsys: Any) -> None:
+    text = errors.compose("It is wrong.", ["at a line"] * 100, "mend it.")
+    assert support.explain(errors.ArgumentError(text)) == 2
+    assert capsys.readouterr().err.endswith("error: It is wrong. Fix: mend it.\n")

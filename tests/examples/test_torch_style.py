@@ -98,12 +98,17 @@ def test_a_larger_world() -> None:
         (["--batch_size=500"], "more than the 479 training images of each rank"),
         pytest.param(
             ["--batch_size=0"],
-            "--batch_size=0: 0 is not a positive",
+            "--batch_size=0: 0 is not an integer in the range",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             ["--momentum=2"],
             "--momentum=2: 2.0 is not a number in the range",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--momentum=nan"],
+            "--momentum=nan: must be a number",
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -210,7 +210,7 @@ def test_another_network_and_strategy(module: str, capsys: Any) -> None:
         (("{}:make", "--strategy=Fastest"), "one of AllReduce, Auto"),
         (("{}:make", "--calibration=nowhere.json"), "cannot read a calibration"),
         (("{}:make", "--plot=all.gif"), "suffix"),
-        (("{}:make", "--trace=nowhere/trace.json"), "there is no folder nowhere"),
+        (("{}:make", "--trace=nowhere/trace.json"), "--trace: FileNotFoundError"),
         (("{}:make", "--colour=red"), "colour"),
     ],
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -82,3 +83,16 @@ def test_each_step_has_a_folder(tmp_path: pathlib.Path) -> None:
             repl.run(lambda: tf.constant(1.0))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == 2 and names[0].endswith("-0") and names[1].endswith("-1")
+
+
+@pytest.mark.parametrize("path", [None, 7, "", "file", "file/inside", "a\0b"])
+def test_folders_that_cannot_be_made_are_refused_at_once(
+    path: Any, tmp_path: pathlib.Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(
+        replicator.errors.ArgumentError, match="(?s)stages cannot be written to.*Fix:"
+    ):
+        with helpers.make(2).stages(path):
+            raise AssertionError("the block is not entered")

@@ -117,6 +117,24 @@ def test_each_root_is_told_once_and_cancelled_ones_are_not() -> None:
     )
 
 
+def test_ops_that_fail_at_once_are_told_though_tensorflow_has_lines_of_one() -> None:
+    where = "defined at (most recent call last):\n"
+    roots = "".join(
+        f"  ({n}) INVALID_ARGUMENT:  bad {r}\n\t [[{{{{node replica_{r}/Check}}}}]]\n"
+        for n, r in enumerate((1, 0))
+    )
+    text = (
+        f"Graph execution error:\n\nDetected at node replica_1/Check {where}"
+        f"<stack traces unavailable>\nDetected at node replica_0/Check {where}"
+        f'  File "/a/train.py", line 4, in step\n\n2 root error(s) found.\n{roots}'
+        "0 successful operations.\n0 derived errors ignored. [Op:__inference_step_426]"
+    )
+    error = failed.in_short(tf.errors.InvalidArgumentError(None, None, text))
+    assert str(error) == (
+        "bad 1\nbad 0\n  replica 1: Check\n  replica 0: Check at /a/train.py:4 in step"
+    )
+
+
 @pytest.mark.parametrize(
     "make",
     [tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError],

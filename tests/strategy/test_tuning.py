@@ -125,6 +125,10 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         _tuned(_maker(), **options)
 
 
+def _none() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensors([1, 3]).take(0)
+
+
 def test_bad_functions() -> None:
     make = _maker()
     repl, step_fn, data = make(None)
@@ -132,6 +136,10 @@ def test_bad_functions() -> None:
         strategy.tune(repl, step_fn, data)  # type: ignore[arg-type]
     with pytest.raises(replicator.ArgumentError, match="(?s)returns None.*a tuple"):
         strategy.tune(lambda chosen: None)
+    with pytest.raises(replicator.ArgumentError, match="(?s)with a strategy alone"):
+        strategy.tune(lambda: make(None))  # type: ignore[arg-type]
+    with pytest.raises(replicator.InputError, match="(?s)no element for each replica"):
+        _tuned(lambda chosen: (*make(chosen)[:2], lambda ctx: _none()))
     with pytest.raises(replicator.ArgumentError, match="(?s)1 first.*a Replicator"):
         strategy.tune(lambda chosen: (1, 2))
     with pytest.raises(replicator.StrategyError, match="(?s)asks its strategy for no"):
