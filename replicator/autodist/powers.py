@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from replicator.autodist import kinds, tables, turns
+from replicator.autodist import kinds, tables
 from replicator.autodist.kinds import SAME, STATISTIC, UNKNOWN, Kind, Value
 
 
@@ -80,7 +80,7 @@ def reduced(type_: str, value: Value) -> Value:
 
 def computed(op: tf.Operation, values: list[Value]) -> Value:
     """Returns what is computed of what grows with the examples, and of no more."""
-    if op.type in turns.TESTS and (found := turns.tested(op, values)) is not None:
+    if op.type in tables.COMPARISONS and (found := _tested(op, values)) is not None:
         return found
     others = [v for v in values if not kinds.is_same(v)]
     extremum = {v.kind for v in others}
@@ -106,3 +106,15 @@ def computed(op: tf.Operation, values: list[Value]) -> Value:
 
 
 _STATISTICS = frozenset({"Max", "Min", "Prod", "All", "Any", "ArgMax", "L2Loss"})
+
+
+def _tested(op: tf.Operation, values: Sequence[Value]) -> Value | None:
+    """Returns what a comparison with an extremum is, which is true of any or of all."""
+    one, two = values
+    if op.type.startswith("Greater"):
+        one, two = two, one
+    if kinds.is_same(one) and two.kind in (Kind.MAX, Kind.MIN):
+        return Value(two.kind)
+    if kinds.is_same(two) and one.kind in (Kind.MAX, Kind.MIN):
+        return kinds.negated(Value(one.kind))
+    return None

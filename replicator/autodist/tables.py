@@ -36,6 +36,7 @@ ELEMENTWISE = frozenset(
     LookupTableFind LookupTableFindV2""".split()
 )
 QUANTIZED = frozenset({f"QuantizeAndDequantizeV{k}" for k in (2, 3, 4)})
+COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
 ADDED = frozenset({"Add", "AddV2", "AddN", "Sub", "AccumulateNV2"})
 TIMES = frozenset({"Mul", "MulNoNan"})
 OVER = frozenset({"RealDiv", "Div", "DivNoNan"})

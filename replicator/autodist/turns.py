@@ -7,13 +7,10 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from replicator.autodist import flows, kinds
+from replicator.autodist import flows, kinds, lengths
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import ENTERS, MERGES, NEXT
-
-TESTS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
-_OFTESTS = ("LogicalAnd", "LogicalOr", "LogicalNot", "Identity", "LoopCond", "Squeeze")
 
 
 def ordered(
@@ -40,40 +37,24 @@ def ordered(
     return ordered
 
 
-def tested(op: tf.Operation, values: Sequence[Value]) -> Value | None:
-    """Returns what a comparison with an extremum is, which is true of any or of all."""
-    one, two = values
-    if op.type.startswith("Greater"):
-        one, two = two, one
-    if kinds.is_same(one) and two.kind in (Kind.MAX, Kind.MIN):
-        return Value(two.kind)
-    if kinds.is_same(two) and one.kind in (Kind.MAX, Kind.MIN):
-        return kinds.negated(Value(one.kind))
-    return None
+def ended(value: Value, found: tuple[lengths.Loop, int] | None) -> Value:
+    """Returns what a loop ends with of which replicas make different numbers of turns.
 
-
-def chosen(op: tf.Operation, value: Value, test: tf.Tensor) -> Value:
-    """Returns what is chosen by a test that differs between replicas.
-
-    Where it compares whole numbers, the lengths of sequences say, turns of a loop that
-    a replica makes or does not are taken to leave its examples as they are.
+    Args:
+        value: What its variable is after each turn.
+        found: The loop, and which variable it is; None if that is not known.
     """
-    if value.kind is not Kind.ROWS or not _is_of_numbers(test):
+    if found is None:
         return UNKNOWN
-    return value.replaced(mixed=value.mixed or op)
+    loop, k = found
+    rows = value.kind is Kind.ROWS and loop.keeps(k)
+    return value if rows or loop.is_constant(k) else UNKNOWN
 
 
-def _is_of_numbers(test: tf.Tensor) -> bool:
-    op = test.op
-    if op.type in _OFTESTS:
-        return all(_is_of_numbers(one) for one in op.inputs)
-    return op.type in TESTS and op.inputs[0].dtype.is_integer
-
-
-def in_turns(tensor: tf.Tensor, before: Value, after: Value) -> Value:
+def in_turns(before: Value, after: Value, is_list: bool) -> Value:
     """Returns what is passed from turn to turn of a loop."""
-    if tensor.dtype == tf.variant and kinds.is_same(before):
-        return after  # a list that was empty
+    if is_list and kinds.is_same(before):
+        return after  # it was empty
     return kinds.joined(before, after)
 
 

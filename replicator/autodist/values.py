@@ -7,6 +7,7 @@ loops, too. What ops make of rows is in rows.py, what of other values in kinds.p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from replicator import _tf
 from replicator.autodist import (
     flows,
     kinds,
+    lengths,
     own_gradients,
     powers,
     rows,
@@ -115,7 +117,7 @@ class Values:
             found = self._merged(op)
             before = self._assumed.get(op)
             if before is not None and found != before:
-                self._assumed[op] = kinds.joined(before, found)
+                self._assumed[op] = turns.in_turns(before, found, turns.is_list(op))
                 return False
         return True
 
@@ -133,7 +135,7 @@ class Values:
         if op.type in ("Switch", "RefSwitch"):
             if kinds.is_same(values[1]) or (k and op.inputs[1].op.type == "LoopCond"):
                 return values[0]
-            return turns.chosen(op, values[0], op.inputs[1])
+            return turns.ended(values[0], lengths.of_switch(op, self._is_known_same))
         if op.type in _PASSED:
             return values[0]
         if op.type == "IdentityN":
@@ -268,6 +270,10 @@ class Values:
             return self._rows.find(op, k, values)
         return powers.computed(op, values)
 
+    def _is_known_same(self, tensor: tf.Tensor) -> bool:
+        is_known = kinds.is_same(self._known.get(tensor.ref(), UNKNOWN))
+        return is_known or tensor.op not in self._flow.differing
+
     # --- Control flow -----------------------------------------------------------------
 
     def _first_merged(self, op: tf.Operation) -> Value:
@@ -292,13 +298,10 @@ class Values:
         ]
         if turns.is_list(op):
             values = [v for v in values if not kinds.is_same(v)] or values
-        found = values[0]
-        for other in values[1:]:
-            found = kinds.joined(found, other)
-        for test in self._flow.control.deciders(op) or ():
-            if not kinds.is_same(self._known.get(test.ref(), SAME)):
-                found = turns.chosen(op, found, test)
-        return found
+        found = functools.reduce(kinds.joined, values)
+        tests = self._flow.control.deciders(op) or ()
+        known = (self._known.get(test.ref(), SAME) for test in tests)
+        return found if all(map(kinds.is_same, known)) else UNKNOWN
 
     def _of_call(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
         """Returns what a result of a function, a conditional or a loop is."""
@@ -319,15 +322,10 @@ class Values:
         made = [self._of_body(body, values, body.outputs) for body in bodies]
         if not made:
             return []
-        results = []
-        for several in zip(*made, strict=False):
-            one = several[0]
-            for other in several[1:]:
-                one = kinds.joined(one, other)
-            if not kinds.is_same(test):
-                one = turns.chosen(op, one, op.inputs[0])
-            results.append(one)
-        return results
+        several = list(zip(*made, strict=False))
+        if not kinds.is_same(test):
+            return [UNKNOWN] * len(several)
+        return [functools.reduce(kinds.joined, one) for one in several]
 
     def _after_loop(self, op: tf.Operation, values: list[Value]) -> list[Value]:
         """Returns what a loop ends with, after any number of turns."""
@@ -339,22 +337,25 @@ class Values:
         for _ in range(2 * len(Kind)):
             (go_on,) = self._of_body(test, values, tested)
             after = [
-                turns.in_turns(tensor, one, two)
+                turns.in_turns(one, two, tensor.dtype == tf.variant)
                 for tensor, one, two in zip(
                     op.inputs, values, self._of_body(body, values, results), strict=True
                 )
             ]
-            if after != values:
-                values = after
-            elif kinds.is_same(go_on):
-                return after
-            else:
-                # What a turn leaves as it is does not depend on how many there are.
-                return [
-                    value if two is one else turns.chosen(op, value, tested[0])
-                    for value, one, two in zip(after, body.inputs, results, strict=True)
-                ]
-        return []
+            if after == values:
+                break
+            values = after
+        else:
+            return []
+        if kinds.is_same(go_on):
+            return after
+        both = list(zip(test.inputs, body.inputs, strict=True))
+        known = _inside(test, values, tested)
+        loop = lengths.Loop(
+            *(tested[0], op.inputs, both, results),
+            lambda t: kinds.is_same((known if t.graph is test else self).of(t)),
+        )
+        return [turns.ended(value, (loop, k)) for k, value in enumerate(after)]
 
     def _computed_in(
         self, body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]

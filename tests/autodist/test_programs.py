@@ -31,7 +31,9 @@ def test_programs_compute_what_they_do_on_one_device(program, num_replicas, vari
     helpers.assert_equal(found, _on_one_device(program))
 
 
-@pytest.mark.parametrize("program", [programs.while_loop, programs.embeddings])
+@pytest.mark.parametrize(
+    "program", [programs.while_loop, programs.embeddings, programs.dynamic_lstm]
+)
 def test_so_they_do_with_the_control_flow_of_tensorflow_1(program):
     with v1_control_flow():
         found = helpers.run(program, 2, "sharded", sizes=(5, 4))
