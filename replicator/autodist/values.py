@@ -283,10 +283,7 @@ class Values:
             return self._merged(op)
         if op not in self._assumed:
             entering = next(t for t in op.inputs if t.op.type not in NEXT)
-            value = self._known.get(entering.ref(), SAME)
-            if entering.op not in self._flow.differing:
-                value = SAME
-            self._assumed[op] = value
+            self._assumed[op] = self._known.get(entering.ref(), SAME)
         return self._assumed[op]
 
     def _merged(self, op: tf.Operation) -> Value:
