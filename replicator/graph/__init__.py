@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiler: pure passes from graph to graph. See WORKSPACE.md for the order."""
+"""The compiler: pure graph-to-graph passes. WORKSPACE.md gives their order."""

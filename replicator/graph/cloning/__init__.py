@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas that are copies of another."""
+"""Builds replicas as copies of another."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the sub-graphs of further replicas, as copies of replica 1's.
+"""Creates the sub-graphs of further replicas as copies of replica 1's.
 
-Runs with build="clone", between the building of replicas 0 and 1 in Python and the
-passes over all replicas. What `proof.py` has proven to be the same on both is imported
-once more for each further replica, in C++: with the replica's own inputs and variables,
-on its device, under its seeds, and with its name in what it communicates. Functions are
-copied where the replicas have one each.
+Runs with build="clone", after replicas 0 and 1 are built in Python and before the
+passes over all replicas. What `proof.py` has proven the same on both is imported again
+for each further replica, in C++: with the replica's own inputs and variables, on its
+device, with its seeds, and with its id in its communication calls. Functions are copied
+if each replica has one of its own.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from replicator.graph.order import effects
 from replicator.graph.passes import random
 
 _LIKE = 1  # the replica that is copied
-_IN = "outside"  # where a copy's inputs from elsewhere are named
+_IN = "outside"  # prefix of the names of a copy's inputs from outside
 
 
 @dataclasses.dataclass(frozen=True)
 class _Names:
-    """What the copies of one replica are called by, where it differs.
+    """The names that differ in one replica's copies.
 
     Attributes:
         replica_id: The replica.
         device: Where it runs.
-        renaming: Says what texts speak of.
-        pythons: Makes its copies of replica 1's Python functions.
+        renaming: Rewrites text about replica 1 for this replica.
+        pythons: Copies replica 1's Python functions for this replica.
     """
 
     replica_id: int
@@ -50,7 +50,7 @@ class Copy:
 
     Attributes:
         ops: Its ops, in the order in which replica 1 was built.
-        leaf: Returns what it has in place of a tensor or an op that replica 1 returned.
+        leaf: Maps a tensor or op that replica 1 returned to this replica's.
     """
 
     ops: list[tf.Operation]
@@ -61,14 +61,14 @@ class Copier:
     """Copies replica 1, once it is proven to be like replica 0.
 
     Args:
-        ops: `ops[s]` are the ops of replica s, in build order; there are two.
+        ops: `ops[s]` are the ops of replica s, in build order; there are two replicas.
         returned: `returned[s]` are the leaves of what step_fn returned.
-        own: `own[k][r]` is what replica r has as its k-th tensor from outside.
+        own: `own[k][r]` is replica r's counterpart of the k-th tensor from outside.
         replicas: What is known of the replicas.
-        ledger: Holds the writes that keep the replicas equal.
+        ledger: Records the writes that keep the replicas equal.
 
     Raises:
-        CloneError: The two differ.
+        CloneError: The two replicas differ.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Copier:
 
         Args:
             replica_id: The replica.
-            scope: A name scope that is not used yet, with the final "/".
+            scope: An unused name scope, with the final "/".
         """
         template, places = self._template, self._level.own[_LIKE]
         names = self._names(replica_id, scope)
@@ -100,8 +100,12 @@ class Copier:
             k = places.get(id(tensor))
             if k is None:
                 return tensor
-            own = self._own[k][replica_id]
-            return graph.capture(own) if graph.building_function else own
+            replica_tensor = self._own[k][replica_id]
+            return (
+                graph.capture(replica_tensor)
+                if graph.building_function
+                else replica_tensor
+            )
 
         inputs = [in_place_of(tensor) for tensor in template.outside]
         copies = template.stamp(names, inputs, scope)
@@ -134,13 +138,13 @@ class Copier:
 
 
 class Template:
-    """The ops of one level of replica 1, ready to be copied.
+    """The ops of replica 1 on one level, ready to be copied.
 
     Args:
-        graph: Where they are.
-        level: What replicas 0 and 1 have there.
+        graph: The graph that contains them.
+        level: The ops of replicas 0 and 1 in it.
         replicas: What is known of the two.
-        ledger: Holds the writes that keep the replicas equal.
+        ledger: Records the writes that keep the replicas equal.
     """
 
     def __init__(
@@ -157,8 +161,8 @@ class Template:
         agreed = ledger.agreed_ops(graph)
         self._agreed = {n for n, op in enumerate(self.ops) if op in agreed}
         self._index = index
-        self.outside: list[tf.Tensor] = []  # what they use and do not make
-        self._waits: list[tuple[int, tf.Operation]] = []  # (op, what is not copied)
+        self.outside: list[tf.Tensor] = []  # their inputs from other ops
+        self._waits: list[tuple[int, tf.Operation]] = []  # (op, control input outside)
         self._nodes = self._take(index)
         self._patches = [
             n
@@ -185,14 +189,14 @@ class Template:
         }
 
     def _take(self, index: Mapping[tf.Operation, int]) -> Any:
-        """Returns the nodes with inputs by the numbers of ops: op 3 is called "n3"."""
+        """Returns the ops' nodes, with inputs named by the copies' names."""
         by_name = {op.name: n for op, n in index.items()}
         nodes: list[Any] = [None] * len(index)
         for node in self._graph.as_graph_def(add_shapes=True).node:
             n = by_name.get(node.name)
             if n is not None:
                 nodes[n] = node
-        known: dict[int, int] = {}
+        positions: dict[int, int] = {}
         definition = tf.compat.v1.GraphDef()
         for op, node in zip(self.ops, nodes, strict=True):
             node.attr.pop("_class", None)  # every op has a device
@@ -203,7 +207,7 @@ class Template:
                         f"{_name(tensor.op, self._scope)}:{tensor.value_index}"
                     )
                 else:
-                    k = known.setdefault(id(tensor), len(known))
+                    k = positions.setdefault(id(tensor), len(positions))
                     if k == len(self.outside):
                         self.outside.append(tensor)
                     inputs.append(f"{_IN}{k}:0")
@@ -224,12 +228,12 @@ class Template:
     def stamp(
         self, names: _Names, inputs: Sequence[tf.Tensor], scope: str
     ) -> list[tf.Operation]:
-        """Adds a copy for a replica to the default graph; returns its ops, in order.
+        """Adds a replica's copy to the default graph; returns its ops, in order.
 
         Args:
-            names: The replica, and what is called otherwise there.
-            inputs: What it uses in place of `outside`.
-            scope: A name scope that is not used yet, with the final "/".
+            names: The replica, and the names that differ in it.
+            inputs: Its inputs, in place of `outside`.
+            scope: An unused name scope, with the final "/".
         """
         graph = tf.compat.v1.get_default_graph()
         functions = {
@@ -238,8 +242,8 @@ class Template:
         }
         start = _tf.operation_count(graph)
         definition = self._patched(names, functions)
-        given = {f"{_IN}{k}:0": tensor for k, tensor in enumerate(inputs)}
-        new = _tf.import_nodes(graph, definition, given, scope)
+        input_map = {f"{_IN}{k}:0": tensor for k, tensor in enumerate(inputs)}
+        new = _tf.import_nodes(graph, definition, input_map, scope)
         by_name = {op.name: n for n, op in enumerate(new)}
         places = [by_name[scope + node.name] for node in definition.node]
         copies = [new[n] for n in places]
@@ -252,12 +256,12 @@ class Template:
         return copies
 
     def _patched(self, names: _Names, functions: Mapping[str, str]) -> Any:
-        """Returns the nodes with what is the replica's own."""
+        """Returns the nodes with the replica's own devices and attributes."""
         definition = tf.compat.v1.GraphDef()
         definition.CopyFrom(self._nodes)
         nodes = definition.node
-        for node, own in zip(nodes, self._own_place, strict=True):
-            if own:
+        for node, is_replica_device in zip(nodes, self._own_place, strict=True):
+            if is_replica_device:
                 node.device = names.device
         for n in self._patches:
             _patch(nodes[n], self._first[n], names, functions)
@@ -269,12 +273,12 @@ class Template:
         copies: Sequence[tf.Operation],
         outside: Callable[[tf.Tensor], tf.Tensor],
     ) -> tf.Tensor:
-        """Returns what a copy has in place of a tensor.
+        """Returns a copy's counterpart of a tensor.
 
         Args:
-            tensor: One of replica 1.
+            tensor: A tensor of replica 1.
             copies: What `stamp` returned.
-            outside: Says what the copy has in place of a tensor from outside.
+            outside: Maps a tensor from outside to the copy's counterpart.
         """
         n = self._index.get(tensor.op)
         if n is not None:
@@ -284,20 +288,20 @@ class Template:
     def operation(
         self, op: tf.Operation, copies: Sequence[tf.Operation]
     ) -> tf.Operation:
-        """Returns what a copy has in place of an op."""
+        """Returns a copy's counterpart of an op."""
         n = self._index.get(op)
         return op if n is None else copies[n]
 
 
 def _name(op: tf.Operation, scope: str) -> str:
-    """Returns what an op is called inside the scope of a replica."""
+    """Returns an op's name relative to the scope of its replica."""
     if op.name.startswith(scope):
         return op.name.removeprefix(scope)
     return f"{_IN}/{op.name}"
 
 
 def _differs(one: tf.Operation, two: tf.Operation) -> bool:
-    """Whether an attribute of an op is not the same on all replicas."""
+    """Whether an attribute of an op differs between replicas."""
     first, second = one.node_def.attr, two.node_def.attr
     return any(
         name not in first or first[name] != second[name]
@@ -307,7 +311,7 @@ def _differs(one: tf.Operation, two: tf.Operation) -> bool:
 
 
 def _patch(node: Any, first: Any, names: _Names, functions: Mapping[str, str]) -> None:
-    """Gives a copy of replica 1's node the attributes of another replica."""
+    """Gives a copy of replica 1's node another replica's attributes."""
     steps = names.replica_id - _LIKE
     for name in list(node.attr):
         value = node.attr[name]
@@ -323,10 +327,10 @@ def _patch(node: Any, first: Any, names: _Names, functions: Mapping[str, str]) -
         elif name == "token":
             call = placeholder.call_of(value.s)
             if call is not None:
-                own = dataclasses.replace(
+                copied_call = dataclasses.replace(
                     call, replica_id=names.replica_id, device=names.device
                 )
-                value.s = placeholder.token_of(own).encode()
+                value.s = placeholder.token_of(copied_call).encode()
             else:
                 value.s = names.pythons.token(value.s.decode()).encode()
         elif value.HasField("func"):
@@ -344,14 +348,14 @@ def _copy_function(function: proof.Function, template: Template, names: _Names) 
     inside = _tf.new_function_graph(scope)
     graph = function.graph
     arguments = [_tf.add_input(inside, t, t.shape) for t in graph.inputs]
-    given = {id(t): new for t, new in zip(graph.inputs, arguments, strict=True)}
+    argument_of = {id(t): new for t, new in zip(graph.inputs, arguments, strict=True)}
 
-    def own(tensor: tf.Tensor) -> tf.Tensor:
-        return given[id(tensor)]
+    def argument(tensor: tf.Tensor) -> tf.Tensor:
+        return argument_of[id(tensor)]
 
     with inside.as_default():
-        inputs = [own(t) for t in template.outside]
+        inputs = [argument(t) for t in template.outside]
         copies = template.stamp(names, inputs, f"{scope}/")
-        results = [template.result(t, copies, own) for t in function.outputs]
+        results = [template.result(t, copies, argument) for t in function.outputs]
     must_run = [template.operation(op, copies) for op in graph.control_outputs]
     return _tf.finish_function(inside, results, must_run)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proves that two replicas built the same, so that further ones can be copies.
+"""Proves that two replicas built the same sub-graph, so that others can be copies.
 
-Goes through the ops of replicas 0 and 1 side by side, also inside the functions that
-they call, and finds the first difference: in type, attributes or inputs. What has to
-differ does not count: devices, names, the components of variables, the elements of the
-inputs, seeds that were separated, and who calls in a communication. Ops on which
-nothing depends are left out. It reads graphs and changes none; `clone.py` makes the
-copies.
+Compares the ops of replicas 0 and 1 one by one, including those in functions they call,
+and reports the first difference in type, attributes or inputs. Necessary differences do
+not count: devices, names, the components of variables, the elements of the inputs,
+seeds that were separated, and the caller of a communication. Ops on which nothing
+depends are ignored. Reads graphs and changes none; `clone.py` makes the copies.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _WAY_OUT = (
     "let step_fn build the same on every replica, and pass what differs by the "
     'inputs, as tensors; or build every replica by itself, build="trace".'
 )
-# Where ops are, what follows from inputs, and how they would be differentiated.
+# Placement, what follows from the inputs, and how ops would be differentiated.
 _UNCOMPARED = ("_class", "_output_shapes", "_gradient_op_type")
 
 Node = Any  # a NodeDef
@@ -36,15 +35,16 @@ Key = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """What two replicas have in one graph: the step's, or that of a function.
+    """The ops of two replicas in one graph: the step's, or a function's.
 
     Attributes:
-        ops: `ops[s]` are those of replica s on which something depends, in order.
-        own: `own[s]` has the place among what belongs to a replica from outside, for
-            the id of each such tensor: inputs, handles of variables, arguments.
-        functions: The functions that the ops call, by the name that replica 1 has for
-            it; those that both call are left out.
-        tokens: Of all levels, the Python functions of replica 0 by those of replica 1.
+        ops: `ops[s]` are the ops of replica s on which something depends, in order.
+        own: `own[s]` maps the id of each tensor from outside that replica s has to
+            itself (input, handle of a variable, argument) to its position.
+        functions: The functions that the ops call, by replica 1's name; those that both
+            replicas call are left out.
+        tokens: The tokens of replica 0's Python functions on all levels, by replica
+            1's.
     """
 
     ops: tuple[list[tf.Operation], list[tf.Operation]]
@@ -55,7 +55,7 @@ class Level:
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function of replica 1 that is like one of replica 0.
+    """A function of replica 1 with a counterpart on replica 0.
 
     Attributes:
         graph: Its graph.
@@ -73,10 +73,10 @@ class Replicas:
     """What is known of the two replicas.
 
     Attributes:
-        devices: Where all replicas are.
+        devices: The devices of all replicas.
         scopes: The name scopes of the two, with the final "/".
-        counted: How many seeds TensorFlow had counted up in the graph when replica 0
-            began, when replica 1 began, and when that was built.
+        counted: TensorFlow's count of seeds in the graph before replica 0 was built,
+            before replica 1 was built, and after.
     """
 
     devices: tuple[str, ...]
@@ -90,12 +90,12 @@ def prove(
     own: Sequence[Sequence[tf.Tensor]],
     replicas: Replicas,
 ) -> Level:
-    """Raises unless replicas 0 and 1 are alike; returns what they consist of.
+    """Raises unless replicas 0 and 1 are alike; returns their ops.
 
     Args:
         ops: `ops[s]` are the ops of replica s, in build order.
         returned: `returned[s]` are the leaves of what step_fn returned.
-        own: `own[k][r]` is what replica r has as its k-th tensor from outside.
+        own: `own[k][r]` is replica r's counterpart of the k-th tensor from outside.
         replicas: What is known of the two.
 
     Raises:
@@ -128,7 +128,7 @@ def _refuse_leaks(
     other: Container[tf.Operation],
     captured: Container[int],
 ) -> None:
-    """Raises if replica 1 uses what replica 0 has built."""
+    """Raises if replica 1 uses ops that replica 0 built."""
     for op in ops:
         used = [tensor.op for tensor in op.inputs if id(tensor) not in captured]
         for source in [*used, *op.control_inputs]:
@@ -144,16 +144,16 @@ def _refuse_leaks(
 
 
 class _Proof:
-    """Compares levels; knows which ops and tensors correspond."""
+    """Compares levels, and records which ops and tensors correspond."""
 
     def __init__(self, replicas: Replicas, captured: Container[int]) -> None:
         self._replicas = replicas
-        self._captured = captured  # ids of tensors that stand for some from outside
+        self._captured = captured  # ids of captures of tensors from outside
         self._places: tuple[dict[tf.Operation, Any], dict[tf.Operation, Any]] = ({}, {})
         self._own: list[tuple[Mapping[int, int], Mapping[int, int]]] = []
         self._functions: dict[tuple[str, str], Function] = {}
         self._graph = tf.compat.v1.get_default_graph()
-        # Levels, and what they have from outside, that are not in _names.
+        # (number, level, tensors from outside) not in _names yet.
         self._unnamed: list[tuple[int, Level, Sequence[Sequence[tf.Tensor]]]] = []
         self._names: tuple[dict[str, str], dict[str, str]] = ({}, {})
         self.pythons = pythons.Pairs()
@@ -163,7 +163,7 @@ class _Proof:
 
         Args:
             level: The ops of both replicas.
-            outside: What they have from outside, `outside[k][s]`.
+            outside: `outside[k][s]` is replica s's k-th tensor from outside.
         """
         number = len(self._own)
         self._own.append(level.own)
@@ -227,7 +227,7 @@ class _Proof:
     def _key(
         self, s: int, tensor: tf.Tensor, own: tuple[Mapping[int, int], ...]
     ) -> Key:
-        """Returns what is equal for tensors of the two replicas that correspond."""
+        """Returns a key that is equal for corresponding tensors of the two replicas."""
         if not tf.is_symbolic_tensor(tensor):
             return ("shared", id(tensor))
         k = own[s].get(id(tensor))
@@ -240,9 +240,9 @@ class _Proof:
     def _op_key(
         self, s: int, op: tf.Operation, own: tuple[Mapping[int, int], ...]
     ) -> Key:
-        made = self._places[s].get(op)
-        if made is not None:
-            return ("made", made)
+        place = self._places[s].get(op)
+        if place is not None:
+            return ("made", place)
         for tensor in op.outputs[:1]:  # the op that makes an input
             if id(tensor) in own[s]:
                 return ("own", own[s][id(tensor)])
@@ -284,7 +284,7 @@ class _Proof:
                 self._refuse(f"not the same {what}", one, two)
 
     def _same_text(self, values: Sequence[Any]) -> bool:
-        """Whether two values differ by the replicas' names of the same things only."""
+        """Whether two values differ only in the replicas' names of the same things."""
         while self._unnamed:
             number, level, outside = self._unnamed.pop()
             for s in (0, 1):
@@ -308,9 +308,10 @@ class _Proof:
     def _compare_seeds(
         self, first: int, second: int, one: tf.Operation, two: tf.Operation
     ) -> None:
-        """Seeds that TensorFlow counts up differ by how many a replica draws.
+        """Raises unless the seeds are equal, or differ only by TensorFlow's counting.
 
-        In the graph of the step, that is: each function counts its own from 0.
+        In the step's graph, counted seeds differ by how many one replica draws; each
+        function counts its own from 0.
         """
         first = random.counted(one.get_attr("seed"), first, second)
         second -= random.OFFSET
@@ -333,17 +334,17 @@ class _Proof:
     ) -> None:
         if first == second:
             return
-        known = self._functions.get((first, second))
-        if known is None:
+        function = self._functions.get((first, second))
+        if function is None:
             bodies = [
                 _tf.function_called(op, name)
                 for op, name in ((one, first), (two, second))
             ]
             if bodies[0] is None or bodies[1] is None:
                 self._refuse("functions that cannot be compared", one, two)
-            known = self._function(bodies[0], bodies[1], one, two)
-            self._functions[first, second] = known
-        level.functions[second] = known
+            function = self._function(bodies[0], bodies[1], one, two)
+            self._functions[first, second] = function
+        level.functions[second] = function
 
     def _function(
         self, first: Any, second: Any, one: tf.Operation, two: tf.Operation

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python functions inside of the graph: which are alike, and copies of them.
+"""Compares and copies the Python functions inside a graph.
 
 tf.py_function and tf.numpy_function register a function under a token, which their op
-names. Two replicas have two tokens, of functions that step_fn made anew for each; they
-are alike where they are of one code and refer to the same objects, or to equal numbers
-and texts. A copy refers to what replica 1's refers to, but has cells of its own: what
-one replica's function assigns stays with it, as it does where step_fn is called.
+names. step_fn creates such functions anew for each replica, under different tokens.
+They are alike if they have the same code and refer to the same objects, or to equal
+numbers and strings. A copy refers to what replica 1's function refers to, but has cells
+of its own: what one replica's function assigns stays with that replica, as it does
+where step_fn is called.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tensorflow as tf
 from replicator import _tf
 
 OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # whose token names a function
-# Nothing can be changed in these, so that equal ones are as good as the same.
+# Immutable types: equal values are as good as identical ones.
 _VALUES = (bool, int, float, complex, str, bytes, type(None), tf.DType, tf.TypeSpec)
 
 
@@ -28,16 +29,16 @@ class Pairs:
     """Finds which functions of replicas 0 and 1 are alike.
 
     Attributes:
-        tokens: The token of replica 0's function, for that of replica 1's.
+        tokens: The tokens of replica 0's functions, by those of replica 1's.
     """
 
     def __init__(self) -> None:
         self.tokens: dict[str, str] = {}
-        self._cells: dict[int, Any] = {}  # the other replica's, by the id of one's
+        self._cells: dict[int, Any] = {}  # by id: the other replica's cell
         self._seen: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def difference(self, one: str, two: str) -> str:
-        """Says in what the functions under two tokens differ, or ""."""
+        """Describes how the functions under two tokens differ, or returns ""."""
         if self.tokens.get(two) == one:
             return ""
         functions = _tf.python_function(one), _tf.python_function(two)
@@ -49,7 +50,7 @@ class Pairs:
         return self._unlike(functions[0].body, functions[1].body)
 
     def _unlike(self, one: Any, two: Any, name: str = "") -> str:
-        """Says in what two objects differ that functions refer to, or ""."""
+        """Describes how two objects that functions refer to differ, or returns ""."""
         if one is two or (id(one), id(two)) in self._seen:
             return ""
         if type(one) is not type(two):
@@ -90,15 +91,15 @@ class Pairs:
             for x in (one, two)
         ]
         if all(isinstance(x, str) and _tf.python_function(x) for x in tokens):
-            # A gradient's function names the function that it is the gradient of.
+            # A gradient function refers to the function that it differentiates.
             return self.difference(*tokens)
         return _differs(name)
 
     def _first(self, pairs: Iterable[tuple[Any, Any]], name: str) -> str:
         for one, two in pairs:
-            said = self._unlike(one, two, name)
-            if said:
-                return said
+            difference = self._unlike(one, two, name)
+            if difference:
+                return difference
         return ""
 
     def _unlike_functions(
@@ -106,7 +107,7 @@ class Pairs:
     ) -> str:
         if one.__code__ is not two.__code__ or one.__globals__ is not two.__globals__:
             return "not the same Python function"
-        said = self._first(
+        difference = self._first(
             [
                 (one.__defaults__, two.__defaults__),
                 (_items(one.__kwdefaults__), _items(two.__kwdefaults__)),
@@ -114,8 +115,8 @@ class Pairs:
             ],
             "an argument's default",
         )
-        if said:
-            return said
+        if difference:
+            return difference
         cells = zip(one.__closure__ or (), two.__closure__ or (), strict=True)
         for name, (first, second) in zip(one.__code__.co_freevars, cells, strict=True):
             if first is second:
@@ -123,23 +124,23 @@ class Pairs:
             ways = (first, second), (second, first)
             if any(self._cells.setdefault(id(a), b) is not b for a, b in ways):
                 return _differs(name)
-            said = self._unlike(_content(first), _content(second), name)
-            if said:
-                return said
+            difference = self._unlike(_content(first), _content(second), name)
+            if difference:
+                return difference
         return ""
 
 
 class Copies:
-    """Makes one further replica's functions, each once.
+    """Copies one further replica's functions, each once.
 
     Args:
-        tokens: The token of replica 0's function, for that of replica 1's.
+        tokens: The tokens of replica 0's functions, by those of replica 1's.
     """
 
     def __init__(self, tokens: Mapping[str, str]) -> None:
         self._tokens = tokens
         self._made: dict[str, str] = {}
-        self._copies: dict[int, Any] = {}  # by the id of what replica 1 has
+        self._copies: dict[int, Any] = {}  # by the id of replica 1's object
 
     def token(self, token: str) -> str:
         """Returns the token of the copy of replica 1's function."""
@@ -201,7 +202,7 @@ class Copies:
         return new
 
     def _cell(self, one: Any, two: Any) -> Any:
-        """Returns a copy's cell: replica 1's, if all share it, or an empty new one."""
+        """Returns a copy's cell: the one that both replicas share, or a new empty one."""
         if one is two:
             return two
         return self._copies.setdefault(id(two), types.CellType())
@@ -218,7 +219,7 @@ def _content(cell: Any) -> Any:
 
 
 def _attributes(function: types.FunctionType) -> dict[str, Any]:
-    """Returns what the user has set on a function; wrappers know what they wrap."""
+    """Returns the attributes the user set on a function, and not those of wrappers."""
     private = ("__wrapped__", "_tf_decorator")
     return {
         name: value

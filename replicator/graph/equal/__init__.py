@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values are the same on all replicas."""
+"""Finds out which values are the same on all replicas."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What corresponds on two replicas though it is not the same: `proof.py`'s vocabulary.
+"""Rules for treating two replicas' ops and attributes as equivalent; see `proof.py`.
 
 Pure functions of ops, attributes and calls; they change no graph.
 """
@@ -19,35 +19,37 @@ from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import EXITS, kind_of
 from replicator.graph.ir.placeholder import Call
 
-# Of an op, or of a tensor.
+# The name of an op or a tensor.
 _NAME = re.compile(r"([A-Za-z0-9.][A-Za-z0-9_.\\/>-]*)(:\d+)?")
-_SMALL = 1024  # elements of eager tensors that are compared
+_SMALL = 1024  # elements; larger eager tensors are not compared
 
 
 def captures(graph: tf.Graph) -> dict[int, tf.Tensor]:
-    """Returns what the inputs of a function being traced stand for, by their ids."""
-    found: dict[int, tf.Tensor] = {}
-    outer, known = graph, []
+    """Maps the ids of a traced function's captured inputs to the tensors outside."""
+    outermost: dict[int, tf.Tensor] = {}
+    outer, levels = graph, []
     while getattr(outer, "building_function", False):
-        known.append({id(inner): external for external, inner in outer.captures})
+        levels.append({id(inner): external for external, inner in outer.captures})
         outer = outer.outer_graph
-    for tensor_id, external in known[0].items() if known else ():
-        for more in known[1:]:
-            external = more.get(id(external), external)
-        found[tensor_id] = external
-    return found
+    for tensor_id, external in levels[0].items() if levels else ():
+        for level in levels[1:]:
+            external = level.get(id(external), external)
+        outermost[tensor_id] = external
+    return outermost
 
 
 def live(
     ops: Sequence[tf.Operation], roots: Iterable[Any], captured: Mapping[int, Any]
 ) -> list[tf.Operation]:
-    """Returns the ops that do something, or on which such ops depend, in order.
+    """Returns, in order, the ops with an effect or result, and all they depend on.
 
-    What stands for a tensor from outside is none of them: a placeholder, or a constant
-    where the tensor was small and eager. It is made for whoever uses it first.
+    Ops that represent a tensor from outside are left out: a placeholder, or a constant
+    if the tensor was small and eager. The first op to use such a tensor creates them.
     """
-    own = {op for op in ops if not any(id(t) in captured for t in op.outputs[:1])}
-    found: set[tf.Operation] = set()
+    replica_ops = {
+        op for op in ops if not any(id(t) in captured for t in op.outputs[:1])
+    }
+    live_ops: set[tf.Operation] = set()
     stack = [root if isinstance(root, tf.Operation) else root.op for root in roots]
     for op in ops:
         kind = kind_of(op)
@@ -56,24 +58,26 @@ def live(
                 stack.append(op)
     while stack:
         op = stack.pop()
-        if op in own and op not in found:
-            found.add(op)
+        if op in replica_ops and op not in live_ops:
+            live_ops.add(op)
             stack += [tensor.op for tensor in op.inputs]
             stack += op.control_inputs
-    # Where a loop ends, others wait for it, though nobody uses what it returns.
-    found |= {op for op in own if op.type in EXITS and op.inputs[0].op in found}
-    return [op for op in ops if op in found]
+    # Other ops may wait for a loop by its Exits, even if nothing uses their values.
+    live_ops |= {
+        op for op in replica_ops if op.type in EXITS and op.inputs[0].op in live_ops
+    }
+    return [op for op in ops if op in live_ops]
 
 
 def names(tensors: Iterable[tf.Tensor]) -> Iterable[tuple[int, str]]:
-    """Yields the places and names of those that have one: eager tensors have none."""
+    """Yields (index, name) of the symbolic tensors: eager tensors have no name."""
     for k, tensor in enumerate(tensors):
         if tf.is_symbolic_tensor(tensor):
             yield k, tensor.name
 
 
 def function_names(values: Sequence[Any]) -> tuple[list[str], list[str]] | None:
-    """Returns the functions that two attributes name, if they are as many."""
+    """Returns the functions that two attributes name, if equally many; else None."""
     names = [
         [value.func.name]
         if value.HasField("func")
@@ -87,14 +91,14 @@ def function_names(values: Sequence[Any]) -> tuple[list[str], list[str]] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Renaming:
-    """What in a text speaks of one replica, and what would of another.
+    """Rewrites text about one replica as text about another.
 
-    Assertions hold the names of tensors, and where they are.
+    Assertions, for example, hold the names and devices of tensors.
 
     Attributes:
-        scope: The name scopes.
-        device: The devices.
-        names: Names of ops and of tensors, which need not be in the scope.
+        scope: The name scopes (from, to).
+        device: The devices (from, to).
+        names: New names of ops and tensors, which may be outside the scope.
     """
 
     scope: tuple[str, str]
@@ -102,8 +106,8 @@ class Renaming:
     names: Mapping[str, str]
 
     def __call__(self, text: bytes) -> bytes:
-        """Returns a text that speaks of the other replica."""
-        words = text.decode("latin-1")  # whatever the bytes are, they come back
+        """Returns the text as the other replica would have it."""
+        words = text.decode("latin-1")  # any bytes survive the round trip
         words = _NAME.sub(self._renamed, words)
         words = words.replace(*self.scope)
         if self.device[0] in words:
@@ -117,7 +121,7 @@ class Renaming:
 
 
 def rename(value: Any, renaming: Renaming) -> Any:
-    """Returns a string attribute, or a string constant, of another replica."""
+    """Returns a string attribute or string constant as another replica has it."""
     copy = type(value)()
     copy.CopyFrom(value)
     if value.HasField("s"):
@@ -129,10 +133,10 @@ def rename(value: Any, renaming: Renaming) -> Any:
 
 
 def place(one: str, two: str, devices: Sequence[str], replica_id: int) -> str | None:
-    """Returns where a replica has what replicas 0 and 1 have on devices one and two.
+    """Returns a replica's device, given those of replicas 0 and 1.
 
     Returns:
-        None if the two do not correspond.
+        None if the two devices do not correspond.
     """
     if (one, two) == tuple(devices[:2]):
         return devices[replica_id]
@@ -140,7 +144,7 @@ def place(one: str, two: str, devices: Sequence[str], replica_id: int) -> str | 
 
 
 def call_difference(one: Call, two: Call, count: int) -> str:
-    """Says why the calls of two replicas do not tell those of further ones, or ""."""
+    """Says why two replicas' calls do not determine those of further ones, or ""."""
     for field in dataclasses.fields(Call):
         name = field.name
         if name not in ("replica_id", "device", "line"):
@@ -169,7 +173,7 @@ def call_difference(one: Call, two: Call, count: int) -> str:
 
 
 def are_alike(ops: Sequence[tf.Operation]) -> bool:
-    """Whether ops do the same, on the same kind of device, with as many inputs."""
+    """Whether ops do the same, on the same type of device, with equally many inputs."""
     first = ops[0]
     attributes: Any = None
     for op in ops[1:]:
@@ -187,7 +191,10 @@ def are_alike(ops: Sequence[tf.Operation]) -> bool:
 
 
 def _attributes(op: tf.Operation) -> dict[str, Any]:
-    """Returns what says what an op does; names and traces of the compiler do not."""
+    """Returns the attributes that determine what an op does.
+
+    Those with underscores, such as names and compiler annotations, do not.
+    """
     return {k: v for k, v in op.node_def.attr.items() if not k.startswith("_")}
 
 
@@ -197,7 +204,7 @@ def _device_type(device: str) -> str | None:
 
 
 def hold_the_same(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether small eager tensors, known by now, hold the same."""
+    """Whether small eager tensors have the same value."""
     first = tensors[0]
     for tensor in tensors:
         dtype = tensor.dtype

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a value is computed from, as a text that is equal in all processes.
+"""Digests of what values are computed from, comparable between processes.
 
-Within a process, values of two replicas are compared op by op. Between processes that
-build graphs of their own, only digests of what is proven equal within each can be: the
-same program gives the same digest, and a constant that differs gives another.
+Within a process, the values of two replicas are compared op by op. Processes that build
+graphs of their own can only compare digests of what is proven equal within each: the
+same program gives the same digest, and a different constant gives another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from replicator.graph.ir.kinds import kind_of
 
 
 class Digests:
-    """Digests of tensors.
+    """Computes and caches digests of tensors.
 
     Args:
         key_of: Returns the key of the variable behind a handle, or None.
@@ -34,7 +34,7 @@ class Digests:
         self._known: dict[int, str] = {}
 
     def of_inputs(self, op: tf.Operation) -> str:
-        """Returns a digest of an op and of all that it is given."""
+        """Returns a digest of an op and of all its inputs."""
         return _hashed(_facts(op), *(self.of(tensor) for tensor in op.inputs))
 
     def of(self, tensor: tf.Tensor) -> str:
@@ -56,7 +56,7 @@ class Digests:
         return self._known[id(tensor)]
 
     def _origin(self, tensor: tf.Tensor) -> tuple[list[Any], list[tf.Tensor]]:
-        """Returns what tells a tensor from others, and what it is computed from."""
+        """Returns a tensor's identifying facts, and the inputs it is computed from."""
         outside = self._captures.outermost(tensor)
         key = self._key_of(outside) if tensor.dtype == tf.resource else None
         if key is not None:
@@ -75,14 +75,14 @@ class Digests:
 
 
 def _of_constant(tensor: tf.Tensor) -> list[Any]:
-    """Returns what tells a tensor from others that has a value."""
+    """Returns the identifying facts of a tensor that is not symbolic."""
     if tensor.dtype in (tf.resource, tf.variant):
         return ["outside", tensor.dtype.name]
     return ["constant", tensor.dtype.name, tensor.shape, tensor.numpy().tobytes()]
 
 
 def _facts(op: tf.Operation) -> Any:
-    """Returns what an op does, and the functions that it calls."""
+    """Describes an op, and the functions it calls."""
     if not kind_of(op).calls:
         return description(op)
     bodies = [

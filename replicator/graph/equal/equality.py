@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values are equal on all replicas by construction, and if not, because of what.
+"""Decides whether values are equal on all replicas by construction, and if not, why.
 
-Goes back from one tensor per replica, side by side: they are equal where they are one
-tensor, results that a collective returns to everybody, reads of one variable after the
-same writes, or what one stateless op computes from equal values; the same inside
-conditionals, loops and functions. It reads graphs and changes none, before anything is
-rewired.
+Traces back from one tensor per replica, side by side. Values are equal if they are one
+tensor, results that a collective returns to all replicas, reads of one variable after
+the same writes, or computed by the same stateless op from equal values; likewise inside
+conditionals, loops and functions. Reads graphs and changes none; runs before anything
+is rewired.
 
-Where `value_numbering.Labels` numbers the values of a graph that is being rewired, this
-keeps in mind in which order variables are written, and names the op by which values
+`value_numbering.Labels` numbers the values of a graph while it is rewired; this module
+also tracks the order in which variables are written, and names the op that makes values
 differ.
 
 Source: value numbering (Cocke and Schwartz 1970, Programming languages and their
-compilers); loops are taken as equal until that is refuted, as in Alpern, Wegman and
+compilers); loops are assumed equal until that is refuted, as in Alpern, Wegman and
 Zadeck 1988, Detecting equality of variables in programs.
 """
 
@@ -39,9 +39,9 @@ class Level:
     """The ops of all replicas on one level of the graph, side by side.
 
     Attributes:
-        writes: `writes[r]` are the ops of replica r that write, in order, by the id of
-            what they write: a replicated variable, or any other resource.
-        resources: What these ids stand for.
+        writes: `writes[r]` maps the id of a resource (a replicated variable or any
+            other) to replica r's ops that write it, in order.
+        resources: The resources by these ids.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Level:
             self._scan(r, ops)
 
     def _scan(self, r: int, ops: Iterable[tf.Operation]) -> None:
-        """Finds out which ops of a replica write what, and what is read in between."""
+        """Records what a replica's ops write, and which versions of resources."""
         versions: dict[tuple[tf.Operation, int], Any] = {}
         writes: dict[int, list[tf.Operation]] = {}
         for op in ops:
@@ -82,17 +82,17 @@ class Level:
         return self._inputs.resource(r, tensor)
 
     def version(self, r: int, op: tf.Operation, tensor: tf.Tensor) -> Any:
-        """Returns what is equal where a resource was written as often before an op."""
+        """Returns the version of a resource that an op sees; every write changes it."""
         return self._versions[r].get((op, id(tensor)))
 
     def difference(self, column: Column) -> Ops | None:
-        """Returns the ops by which the replicas' values come to differ.
+        """Returns the ops that make the replicas' values differ.
 
         Args:
-            column: One tensor per replica, of this level.
+            column: One tensor per replica, on this level.
 
         Returns:
-            Each replica's op; None if the values are equal by construction.
+            One op per replica, or None if the values are equal by construction.
         """
         stack = [column]
         opened = set()
@@ -104,7 +104,7 @@ class Level:
                 continue
             first = key not in opened
             opened.add(key)
-            if first:  # not by recursion: graphs are deep
+            if first:  # graphs are too deep for recursion
                 missing = [c for c in self._below(top) if _key(c) not in self._known]
                 if missing:
                     stack += missing
@@ -113,7 +113,7 @@ class Level:
         return self._known[_key(column)]
 
     def difference_of_inputs(self, ops: Ops) -> Ops | None:
-        """Returns by what the replicas' ops, or their inputs, differ; None if equal.
+        """Returns the ops by which the replicas' ops or inputs differ, else None.
 
         Resources count as equal if they are the same variables.
         """
@@ -123,26 +123,26 @@ class Level:
             if column[0].dtype == tf.resource:
                 if not self._same_resource(column):
                     return ops
-            elif (found := self.difference(column)) is not None:
-                return found
+            elif (differing_ops := self.difference(column)) is not None:
+                return differing_ops
         return None
 
     def _below(self, column: Column) -> list[Column]:
-        """Returns what has to be known before it is known whether values are equal."""
+        """Returns the columns that must be compared before this one can be."""
         ops = [tensor.op for tensor in column]
-        given = [x for op in ops if (x := self._given(op)) is not None]
-        if len(given) < len(ops) or any(op.type != ops[0].type for op in ops):
+        dependencies = [x for op in ops if (x := self._given(op)) is not None]
+        if len(dependencies) < len(ops) or any(op.type != ops[0].type for op in ops):
             return []
         if self._inputs.difference(column)[0]:
             return []
-        inputs = zip(*given, strict=False)
+        inputs = zip(*dependencies, strict=False)
         return [below for below in inputs if below[0].dtype != tf.resource]
 
     def _find(self, column: Column) -> Ops | None:
-        """Returns by what values differ, once that is known of what is below."""
-        known, found = self._inputs.difference(column)
-        if known:
-            return found
+        """Compares one column, once those below it have been compared."""
+        decided, differing_ops = self._inputs.difference(column)
+        if decided:
+            return differing_ops
         ops = tuple(tensor.op for tensor in column)
         if len({tensor.value_index for tensor in column}) > 1:
             return ops
@@ -153,21 +153,21 @@ class Level:
             return None if len(keys) == 1 and column[0].value_index < same else ops
         if kind_of(ops[0]).calls:
             return self._of_call(ops, column[0].value_index)
-        given = [x for op in ops if (x := self._given(op)) is not None]
-        if len(given) < len(ops) or not are_alike(ops):
+        dependencies = [x for op in ops if (x := self._given(op)) is not None]
+        if len(dependencies) < len(ops) or not are_alike(ops):
             return ops
-        if len(set(map(len, given))) > 1:
+        if len(set(map(len, dependencies))) > 1:
             return ops
-        for inputs in zip(*given, strict=True):
+        for inputs in zip(*dependencies, strict=True):
             if inputs[0].dtype == tf.resource:
                 if not self._same_value(ops, inputs):
                     return ops
-            elif (found := self._known.get(_key(inputs), ops)) is not None:
-                return found
+            elif (differing_ops := self._known.get(_key(inputs), ops)) is not None:
+                return differing_ops
         return None
 
     def _given(self, op: tf.Operation) -> Sequence[tf.Tensor] | None:
-        """Returns what the results of an op depend on; None if on more than tensors."""
+        """Returns the tensors that alone determine an op's results, or None."""
         if kind_of(op).calls or _tf.only_reads(op):
             return op.inputs
         return determined_by(op, self._inputs.flow)
@@ -176,7 +176,7 @@ class Level:
         return len({id(self.resource(r, t)) for r, t in enumerate(column)}) == 1
 
     def _same_value(self, ops: Ops, handles: Column) -> bool:
-        """Whether ops read one variable, or table, that was written as often before."""
+        """Whether ops read one variable, or table, after equally many writes."""
         if not self._same_resource(handles):
             return False
         placement = getattr(self.resource(0, handles[0]), "placement", None)
@@ -191,10 +191,11 @@ class Level:
     # --- Inside conditionals, loops and functions -------------------------------------
 
     def bodies(self, ops: Ops) -> list[Level]:
-        """Returns what the replicas' ops call, side by side.
+        """Returns the functions that the replicas' ops call, side by side.
 
         Returns:
-            None of them if they differ in number, or one only exists in C++.
+            An empty list if the ops differ in type or in number of functions, or if a
+            function only exists in C++.
         """
         counts = {len(_tf.called_graphs(op)) for op in ops}
         if len({op.type for op in ops}) > 1 or counts != {_tf.count_functions(ops[0])}:
@@ -203,9 +204,10 @@ class Level:
         return [] if None in levels else [x for x in levels if x is not None]
 
     def difference_of_choice(self, ops: Ops) -> Ops | None:
-        """Returns why replicas may take different branches, or make different turns.
+        """Returns the ops by which branches or numbers of turns may differ, else None.
 
-        Where they communicate inside, they are compared when the step runs.
+        Choices also count as equal if all ops communicate inside, as they are then
+        compared at run time.
         """
         if all(control_flow.calls_inside(op) for op in ops):
             return None
@@ -220,7 +222,7 @@ class Level:
         return self.difference(tuple(op.inputs[0] for op in ops))
 
     def _of_call(self, ops: Ops, output: int) -> Ops | None:
-        """Returns by what a result of control flow or a function differs."""
+        """Returns the ops that make a result of control flow or a function differ."""
         if any(op.type not in control_flow.CONSTRUCTS for op in ops):
             return ops
         bodies = self.bodies(ops)
@@ -236,29 +238,29 @@ class Level:
             if any(len(graph.outputs) <= output for graph in graphs):
                 return ops
             column = tuple(graph.outputs[output] for graph in graphs)
-            found = level.difference(column)
-            if found is None and ops[0].type in _LOOPS:
-                # What it starts with, too: the loop may make no turn.
-                found = self.difference(tuple(op.inputs[output] for op in ops))
-            if found is not None:
-                return found
+            differing_ops = level.difference(column)
+            if differing_ops is None and ops[0].type in _LOOPS:
+                # The initial values must be equal too: the loop may make no turn.
+                differing_ops = self.difference(tuple(op.inputs[output] for op in ops))
+            if differing_ops is not None:
+                return differing_ops
         return None
 
     def _body(self, ops: Ops, n: int) -> Level | None:
         """Returns the n-th functions that the replicas' ops call, side by side."""
         if (ops, n) not in self._inside:
             loop = ops[0].type in _LOOPS
-            made = self._loop(ops) if loop else [self._open(ops, n, None)]
-            for k, level in enumerate(made):
+            levels = self._loop(ops) if loop else [self._open(ops, n, None)]
+            for k, level in enumerate(levels):
                 self._inside[ops, k if loop else n] = level
         return self._inside[ops, n]
 
     def _loop(self, ops: Ops) -> list[Level | None]:
-        """Returns the condition and the body of loops, once it is known what stays.
+        """Returns the condition and the body of loops, with their invariants decided.
 
-        What is equal to begin with is taken to be so in each turn, until it is refuted.
+        Loop variables that start out equal are assumed to stay equal, until refuted.
         """
-        # Of what loops capture, there may be more on one replica.
+        # The loop of one replica may have more captures than another's.
         columns = list(zip(*(op.inputs for op in ops), strict=False))
         begin = [c[0].dtype == tf.resource or not self.difference(c) for c in columns]
         stays = begin
@@ -267,7 +269,7 @@ class Level:
             if body is None:
                 return [None, None]
             graphs = [_tf.called_graphs(op)[1][1] for op in ops]
-            kept = [
+            still_equal = [
                 stay
                 and (
                     columns[k][0].dtype == tf.resource
@@ -275,9 +277,9 @@ class Level:
                 )
                 for k, stay in enumerate(stays)
             ]
-            if kept == stays:
+            if still_equal == stays:
                 return [self._open(ops, 0, stays), body]
-            stays = kept
+            stays = still_equal
 
     def _open(self, ops: Ops, n: int, stays: Sequence[bool] | None) -> Level | None:
         called = [_tf.called_graphs(op) for op in ops]
@@ -299,11 +301,11 @@ def of_step(
     """Returns the outermost level of a step.
 
     Args:
-        replicas: `replicas[r]` are those ops of replica r that may use resources or
-            have effects, in build order.
+        replicas: `replicas[r]` are replica r's ops that may use resources or have
+            effects, in build order.
         variable_of: Returns the replicated variable behind a handle, or None.
-        flow: What is in control flow of TensorFlow 1.
-        own: As of `Inputs`.
+        flow: Which ops are in TensorFlow 1 control flow.
+        own: As in `Inputs`.
     """
     return Level(replicas, Inputs(variable_of, flow, own))
 

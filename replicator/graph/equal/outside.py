@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of the values that a level of a step is given from around it."""
+"""What is known of the values that enter a level of a step from outside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ops: TypeAlias = tuple[tf.Operation, ...]  # one per replica
 
 
 class Level(Protocol):
-    """What is asked of the level on which a function is called; see equality.py."""
+    """The calling level as seen from a function; implemented in equality.py."""
 
     writes: list[dict[int, list[tf.Operation]]]
 
@@ -26,20 +26,20 @@ class Level(Protocol):
         """Returns the replicated variable behind a handle, or any other resource."""
 
     def version(self, r: int, op: tf.Operation, tensor: tf.Tensor) -> Any:
-        """Returns what is equal where a resource was written as often before an op."""
+        """Returns the version of a resource that an op sees; every write changes it."""
 
     def difference(self, column: Column) -> Ops | None:
-        """Returns the ops by which values differ, None if they are equal."""
+        """Returns the ops that make values differ, or None if they are equal."""
 
 
 class Inputs:
-    """What is known of the values that a level is given from outside.
+    """What is known of the values that enter the outermost level.
 
     Args:
         variable_of: Returns the replicated variable behind a handle, or None.
-        flow: What is in control flow of TensorFlow 1.
-        own: Where other processes build all other replicas: the ids of the tensors that
-            the only one here is given for itself.
+        flow: Which ops are in TensorFlow 1 control flow.
+        own: If other processes build all other replicas, the ids of the tensors that
+            the only local replica has to itself.
     """
 
     flow = switching.NONE
@@ -62,11 +62,11 @@ class Inputs:
         return outermost if variable is None else variable
 
     def version(self, r: int, tensor: tf.Tensor) -> Any:
-        """Returns what is equal where a resource was written as often before."""
+        """Returns the version of a resource at the start of the level."""
         return None
 
     def difference(self, column: Column) -> tuple[bool, Ops | None]:
-        """Returns whether something is known, and by what the values differ if so."""
+        """Returns (whether equality is decided, the ops that make values differ)."""
         if self._own is not None:
             return self._of_others(column[0])
         if all(tensor is column[0] for tensor in column):
@@ -75,7 +75,7 @@ class Inputs:
         return hold_the_same(outside), None
 
     def _of_others(self, tensor: tf.Tensor) -> tuple[bool, Ops | None]:
-        """As `difference`, of the tensors that other processes have in its place."""
+        """Like `difference`, against the corresponding tensors in other processes."""
         if self._own is not None and id(tensor) in self._own:
             return True, (tensor.op,)
         shared = not tf.is_symbolic_tensor(tensor) or tensor.op.type == "Placeholder"
@@ -89,9 +89,9 @@ class Arguments(Inputs):
         outer: The level on which they are called.
         ops: The ops that call them.
         graphs: The functions.
-        offset: How many of the inputs of an op are not the function's.
-        place: Tells the functions of one op apart.
-        stays: Of a loop, which arguments are equal at the start of each turn.
+        offset: How many leading inputs of an op are not passed to the function.
+        place: Distinguishes the functions of one op.
+        stays: For a loop, which arguments are equal at the start of each turn.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Arguments(Inputs):
         ]
 
     def _given(self, r: int, tensor: tf.Tensor) -> tf.Tensor | None:
-        """Returns what an argument is on the level around."""
+        """Returns the tensor that the calling op passes as an argument."""
         k = self._index[r].get(id(tensor))
         inputs = self._ops[r].inputs
         if k is None or k + self._offset >= len(inputs):
@@ -122,35 +122,35 @@ class Arguments(Inputs):
 
     def resource(self, r: int, tensor: tf.Tensor) -> Any:
         """Returns the replicated variable behind a handle, or any other resource."""
-        given = self._given(r, tensor)
-        return tensor if given is None else self._outer.resource(r, given)
+        passed = self._given(r, tensor)
+        return tensor if passed is None else self._outer.resource(r, passed)
 
     def version(self, r: int, tensor: tf.Tensor) -> Any:
-        """Returns what is equal where a resource was written as often before."""
-        given = self._given(r, tensor)
-        if given is None:
+        """Returns the version of a resource at the start of the function."""
+        passed = self._given(r, tensor)
+        if passed is None:
             return None
-        outside = self._outer.version(r, self._ops[r], given)
-        key = id(self._outer.resource(r, given))
+        outside = self._outer.version(r, self._ops[r], passed)
+        key = id(self._outer.resource(r, passed))
         if self._ops[r] not in self._outer.writes[r].get(key, ()):
             return outside
         return outside, self._place
 
     def difference(self, column: Column) -> tuple[bool, Ops | None]:
-        """Returns whether something is known, and by what the values differ if so."""
-        given = [self._given(r, tensor) for r, tensor in enumerate(column)]
-        if any(tensor is None for tensor in given):
+        """Returns (whether equality is decided, the ops that make values differ)."""
+        passed = [self._given(r, tensor) for r, tensor in enumerate(column)]
+        if any(tensor is None for tensor in passed):
             return False, None
         if self._stays is None:
-            return True, self._outer.difference(tuple(given))
+            return True, self._outer.difference(tuple(passed))
         places = [self._index[r][id(tensor)] for r, tensor in enumerate(column)]
         if len(set(places)) == 1:
             return True, None if self._stays[places[0]] else self._ops
         if all(self._is_captured(r, place) for r, place in enumerate(places)):
-            return True, self._outer.difference(tuple(given))
+            return True, self._outer.difference(tuple(passed))
         return True, self._ops
 
     def _is_captured(self, r: int, place: int) -> bool:
-        """Whether an argument of a loop is the same in each turn."""
+        """Whether a loop passes an argument on unchanged."""
         body = _tf.called_graphs(self._ops[r])[1][1]
         return body.outputs[place] is body.inputs[place]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values are the same on all replicas, by construction.
+"""Value numbering: finds values that are the same on all replicas by construction.
 
-Value numbering: tensors get equal labels where they are computed alike from alike
-values: constants, results that a collective hands to everybody, and stateless ops of
-these. What the label says of two replicas' loop counters is that the loops make the
-same number of turns, so that nothing needs to be compared when the step runs.
+Tensors get equal labels if they are computed in the same way from values with equal
+labels: constants, results that a collective returns to all replicas, and stateless ops
+of these. If two replicas' loop counters have equal labels, their loops make the same
+number of turns, and nothing needs to be compared at run time.
 
-Source: value numbering is that of Cocke and Schwartz 1970, Programming languages and
-their compilers, as compilers use it to find common subexpressions.
+Source: value numbering is due to Cocke and Schwartz 1970, Programming languages and
+their compilers; compilers use it to find common subexpressions.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from replicator import _tf
 from replicator.graph.ir import placeholder, switching
 from replicator.graph.ir.kinds import kind_of
 
-# Which of its inputs a Merge returns, the inputs do not say; see `determined_by`.
+# The inputs of a Merge do not determine which of them it returns; see `determined_by`.
 _NOT_PURE = ("Placeholder", "PlaceholderWithDefault", "PyFuncStateless", "Merge")
 
 
 class Labels:
-    """Labels tensors; equal labels mean equal values when the step runs.
+    """Labels tensors; equal labels mean equal values at run time.
 
     Args:
-        flow: What is in control flow of TensorFlow 1.
+        flow: Which ops are in TensorFlow 1 control flow.
     """
 
     def __init__(self, flow: switching.Flow = switching.NONE) -> None:
@@ -38,14 +38,15 @@ class Labels:
         self._known: dict[int, int] = {}  # by the id of a tensor
 
     def set(self, tensor: tf.Tensor, label: int) -> None:
-        """Says what is known of a tensor, an argument of a function for example."""
+        """Sets the label of a tensor, such as an argument of a function."""
         self._known[id(tensor)] = label
 
     def join(self, results: Sequence[Sequence[tf.Tensor]]) -> None:
-        """Says that all replicas received the same, also where each has its own copy.
+        """Gives the replicas' copies of each result the same label.
 
         Args:
-            results: `results[n]` are what the n-th of them received.
+            results: `results[n]` are the results of the n-th replica, equal to the
+                others'.
         """
         for column in zip(*results, strict=True):
             if len(set(map(id, column))) > 1:
@@ -54,7 +55,7 @@ class Labels:
                     self.set(tensor, label)
 
     def new(self) -> int:
-        """Returns a label of its own."""
+        """Returns a label that no tensor has yet."""
         return self._number(object())
 
     def of(self, tensor: tf.Tensor) -> int:
@@ -66,7 +67,7 @@ class Labels:
         return len({self.of(tensor) for tensor in tensors}) == 1
 
     def of_loops(self, loops: Sequence[tf.Operation]) -> list[int | None]:
-        """Returns a label for each loop variable that stays the same on all replicas.
+        """Returns labels of the loop variables that stay equal on all replicas.
 
         Args:
             loops: One loop per replica.
@@ -81,20 +82,23 @@ class Labels:
             self._in_a_loop(column)
             for column in zip(*(op.inputs for op in loops), strict=True)
         ]
-        while True:  # until what a turn starts with is what it ends with
+        while True:  # until a turn preserves all labels
             columns = zip(
                 *(self._through(*body, labels) for body in bodies), strict=True
             )
-            kept = [
+            preserved = [
                 label if len(set(column)) == 1 else None
                 for label, column in zip(labels, columns, strict=True)
             ]
-            if kept == labels:
-                return kept
-            labels = kept
+            if preserved == labels:
+                return preserved
+            labels = preserved
 
     def _in_a_loop(self, column: Sequence[tf.Tensor]) -> int | None:
-        """Labels what a loop variable may come to be; a resource stays what it is."""
+        """Labels a loop variable by its initial values, if these are equal.
+
+        It gets a new label, as its value changes; a resource keeps its own.
+        """
         if not self.same(column):
             return None
         return self.of(column[0]) if column[0].dtype == tf.resource else self.new()
@@ -102,7 +106,7 @@ class Labels:
     def _through(
         self, graph: Any, outputs: Sequence[tf.Tensor], labels: Sequence[int | None]
     ) -> list[int]:
-        """Labels the results of a function, given labels of its arguments."""
+        """Returns the labels of a function's results, given labels of its arguments."""
         known = {
             id(tensor): self.new() if label is None else label
             for tensor, label in zip(graph.inputs, labels, strict=True)
@@ -127,28 +131,28 @@ class Labels:
         return known[id(tensor)]
 
     def _origin(self, tensor: tf.Tensor) -> tuple[Hashable, Sequence[tf.Tensor]]:
-        """Returns what makes a result of an op the same, and from which inputs."""
+        """Returns what identifies an op's results, and the inputs they depend on."""
         op = tensor.op
         call = placeholder.read(op)
         if call is not None and tensor.value_index < call.same_for_all(len(op.outputs)):
             return (call.key, call.group), ()
-        given = determined_by(op, self._flow)
-        return (id(op), ()) if given is None else (description(op), given)
+        inputs = determined_by(op, self._flow)
+        return (id(op), ()) if inputs is None else (description(op), inputs)
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
 
 def determined_by(op: tf.Operation, flow: switching.Flow) -> Sequence[tf.Tensor] | None:
-    """Returns the tensors on which alone the results of an op depend.
+    """Returns the tensors that alone determine the results of an op.
 
     Args:
-        op: Any.
-        flow: What is in control flow of TensorFlow 1, whose Merge ops return what
-            they are given by the side that is taken.
+        op: Any op.
+        flow: Which ops are in TensorFlow 1 control flow, where a Merge also depends on
+            the predicates that decide which side runs.
 
     Returns:
-        None if the results depend on more.
+        None if the results depend on anything else.
     """
     deciders = flow.deciders(op)
     if deciders is not None:
@@ -157,7 +161,7 @@ def determined_by(op: tf.Operation, flow: switching.Flow) -> Sequence[tf.Tensor]
 
 
 def is_pure(op: tf.Operation) -> bool:
-    """Whether the results of an op depend on nothing but its inputs."""
+    """Whether an op's results depend on nothing but its inputs."""
     if op.type in _NOT_PURE:
         return False
     kind = kind_of(op)
@@ -165,7 +169,7 @@ def is_pure(op: tf.Operation) -> bool:
 
 
 def description(op: tf.Operation) -> Hashable:
-    """Returns what an op does, and on what kind of device, but not where."""
+    """Describes what an op does, and on what type of device, but not on which."""
     node = op.node_def
     attributes = sorted(
         (name, value.SerializeToString(deterministic=True))

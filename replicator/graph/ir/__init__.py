@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a graph holds: placeholders, facts about ops, captures."""
+"""What a graph contains: placeholders, facts about ops, captures."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is to know about all ops of one type, looked up once per type."""
+"""Facts about op types, looked up once per type."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class Kind:
     """Facts about an op type.
 
     Attributes:
-        seeded: Whether seeds are written into its ops.
+        seeded: Whether its ops have seed attributes.
         calls: Whether its ops call functions.
         stateful: Whether its ops may do more than compute results from their inputs.
-        effect: Whether TensorFlow would make its ops run, and in order.
-        resources: Whether its ops may be given resources, and do something with them.
+        effect: Whether TensorFlow's automatic control dependencies run and order its
+            ops.
+        resources: Whether its ops may take resources as inputs, and act on them.
     """
 
     seeded: bool
@@ -31,22 +32,22 @@ class Kind:
     resources: bool
 
 
-# The control flow of TensorFlow 1, which hands values on as they are.
+# TensorFlow 1 control flow, which passes values on unchanged.
 SWITCHES = ("Switch", "RefSwitch")
 MERGES = ("Merge", "RefMerge")
 ENTERS = ("Enter", "RefEnter")
 EXITS = ("Exit", "RefExit")
 NEXT = ("NextIteration", "RefNextIteration")
 SWITCHING = frozenset((*SWITCHES, *MERGES, *ENTERS, *EXITS, *NEXT))
-# Arrays and stacks of the loops of TensorFlow 1, which see to their order, by values
-# that are passed from op to op for that.
+# Arrays and stacks of TensorFlow 1 loops, which order themselves by a flow value passed
+# from op to op.
 _BY_FLOW = ("TensorArray", "Stack")
 _RESOURCE = tf.resource.as_datatype_enum
 _kinds: dict[str, Kind] = {}  # by op type; op.op_def is a costly copy
 
 
 def kind_of(op: tf.Operation) -> Kind:
-    """Returns what is known of the op's type."""
+    """Returns the facts about an op's type."""
     kind = _kinds.get(op.type)
     if kind is None:
         definition = op.op_def
@@ -66,9 +67,9 @@ def kind_of(op: tf.Operation) -> Kind:
 
 
 def acting(replicas: Sequence[Sequence[tf.Operation]]) -> list[list[tf.Operation]]:
-    """Returns those ops of each replica that may touch a resource or have an effect.
+    """Returns each replica's ops that may touch a resource or have an effect.
 
-    Some passes look at these only, which are half of all or less.
+    For passes that look at no others; usually half of all ops or fewer.
     """
     return [
         [op for op in ops if (kind := kind_of(op)).resources or kind.effect]
@@ -77,40 +78,40 @@ def acting(replicas: Sequence[Sequence[tf.Operation]]) -> list[list[tf.Operation
 
 
 def chooses(op: tf.Operation) -> bool:
-    """Whether an op calls one of its functions, as its first input says."""
+    """Whether an op's first input selects which of its functions is called."""
     return op.type in ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def has_effect(op: tf.Operation) -> bool:
-    """Whether an op does something besides computing and reading variables."""
+    """Whether an op does more than compute results and read variables."""
     return kind_of(op).effect and not _tf.only_reads(op)
 
 
 def _may_be_resource(argument: Any, attributes: Mapping[str, Any]) -> bool:
-    """Whether an op's definition lets resources in at one of its arguments."""
-    given = argument.type_attr or argument.type_list_attr
-    if not given:
+    """Whether an argument in an op's definition accepts resources."""
+    type_attr = argument.type_attr or argument.type_list_attr
+    if not type_attr:
         return argument.type == tf.resource.as_datatype_enum
-    allowed = attributes[given].allowed_values.list.type
-    return not allowed or tf.resource.as_datatype_enum in allowed
+    dtypes = attributes[type_attr].allowed_values.list.type
+    return not dtypes or tf.resource.as_datatype_enum in dtypes
 
 
 def resource_inputs(op: tf.Operation) -> list[tuple[int, tf.Tensor]]:
-    """Returns (index, tensor) of the resources among an op's inputs.
+    """Returns (index, tensor) for each resource among an op's inputs.
 
-    Most ops cannot be given any, and asking each input of a large graph takes long.
+    Asks the op's type first: checking every input of a large graph is slow.
     """
     if not kind_of(op).resources:
         return []
     return [
         (k, t)
         for k, t in enumerate(op.inputs)
-        if t.dtype.as_datatype_enum == _RESOURCE  # comparing dtypes takes long
+        if t.dtype.as_datatype_enum == _RESOURCE  # comparing dtypes is slow
     ]
 
 
 def touched(op: tf.Operation) -> tuple[set[int], set[int]]:
-    """Returns the ids of the resources that an op reads, and that it writes."""
+    """Returns the ids of the resources that an op reads, and of those it writes."""
     resources = {id(tensor) for _, tensor in resource_inputs(op)}
     if resources and kind_of(op).calls:
         return _tf.resources_touched(op)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placeholder ops: how a replica's sub-graph says "here we communicate".
+"""Placeholder ops: mark the communication calls in a replica's sub-graph.
 
-While a step is built, each communication call leaves one op behind that carries the
-operands, has outputs of the result's dtypes and shapes, and describes itself completely
-in its own node attributes. A pass over the graph needs nothing but the graph.
+While a step is built, each communication call adds one op that takes the operands, has
+outputs with the results' dtypes and shapes, and describes itself completely in its own
+node attributes. A pass over the graph needs nothing but the graph.
 
-The op is a PyFuncStateless: it takes any number of operands, is stateless (so nothing
-makes it run) and, should a bug of ours leave one in place, it fails by name when it
-runs, where an identity would silently hand on the local value. The post-pass takes away
+The op is a PyFuncStateless: it takes any number of operands, it is stateless (so
+nothing makes it run), and if a bug of ours leaves one in place, it fails by name at run
+time, where an identity would silently pass on the local value. The post-pass removes
 all of its consumers, so that it is pruned before anything runs.
 
-Source: placeholders and a rewriting pass are the mechanism of TF-Replicator
-(Buchlovsky et al. 2019, arXiv:1902.00465, section 4).
+Source: placeholders and a rewriting pass are the mechanism of TF-Replicator (Buchlovsky
+et al. 2019, arXiv:1902.00465, section 4).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from replicator.graph.ir.shapes import Shape
 GRADIENT_TYPE = "ReplicatorCommunication"
 TYPE = "PyFuncStateless"
 _MARK = "replicator:"
-_NO_NAME = re.compile(r"[^0-9]+")  # what a key holds besides numbers
-_REMEMBERED = 1024  # calls that are not read from their texts anew
-TOGETHER = "together"  # the option of a call that may be one with those beside it
-_UNSHOWN = ("writes", TOGETHER)  # options that are shown otherwise, or not at all
+_NO_NAME = re.compile(r"[^0-9]+")  # everything in a key but its numbers
+_REMEMBERED = 1024  # calls whose parsed attributes are cached
+TOGETHER = "together"  # the option of calls that may be joined with their neighbours
+_UNSHOWN = ("writes", TOGETHER)  # options left out of the list of options in messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Value:
 
     @classmethod
     def of(cls, tensor: tf.Tensor) -> Value:
-        """Returns what is known of a tensor while the graph is built."""
+        """Returns a tensor's dtype and static shape."""
         return cls(tf.as_dtype(tensor.dtype).name, shapes.static(tensor))
 
     def __str__(self) -> str:
@@ -58,10 +58,10 @@ class Value:
 
 
 class OperandPolicy(NamedTuple):
-    """Of which variable an operand is, and what that says of how it is communicated.
+    """The variable that an operand belongs to, and how that affects its communication.
 
     Attributes:
-        variable: The variable's key; "" for an operand that is of none.
+        variable: The variable's key; "" for an operand that belongs to none.
         owner: The replica that needs the result, if only one does.
         algorithm: How it is reduced, one of ALGORITHM_NAMES; None: as the call says.
         bucket: Only operands of one bucket travel together.
@@ -78,18 +78,18 @@ NO_POLICY = OperandPolicy()
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What passes ask of a primitive; its own file answers.
+    """What passes ask of a primitive, answered in the primitive's own file.
 
     Attributes:
-        algorithm: Which way its data takes, for plans. "hub": one device does the work
-            and sends out the result; "direct": each tensor goes from the replica that
-            has it to those that need it; "order": nothing is sent.
-        same_for_all: Whether all that take part receive the same, but for states.
+        algorithm: How its data travels, for plans. "hub": one device does the work and
+            sends out the result; "direct": each tensor goes from the replica that has
+            it to those that need it; "order": nothing is sent.
+        same_for_all: Whether all participants receive the same, states excepted.
         split: The option that names the axis along which operands are split, if any.
-        end: Of a message, "sends" or "receives".
-        orders_effects: Whether what is behind a call waits for what is before it.
+        end: For a message, "sends" or "receives".
+        orders_effects: Whether effects after a call wait for those before it.
         reduces_for_all: Whether its option "op" says how each operand is reduced, and
-            all that take part receive the result.
+            all participants receive the result.
         joins: Whether its option "axis" names an axis along which sizes may differ.
     """
 
@@ -110,24 +110,24 @@ class Call:
         primitive: "all_reduce", "broadcast", ...
         options: What else the replicas must agree on, e.g. {"op": "sum"}.
         replica_id: The replica that calls.
-        device: Where that replica is built.
+        device: The device on which that replica is built.
         group: The replicas that take part, in order.
         key: Which communication of the step this is: "3" for the fourth call of all
             replicas, "0,2:3" for that of replicas 0 and 2, "0>2#7:3" for the fourth
-            message from 0 to 2 under tag 7; and "3/0" for the first call that the
-            gradient of call "3" makes.
-        operands: What it passes.
+            message from 0 to 2 under tag 7; and "3/0" for the first call in the
+            gradient of call "3".
+        operands: The dtypes and shapes of what it passes.
         agreed: What must be the same on all replicas: `operands`, with the sizes that
             may differ set to None.
         line: The user's line, "train.py:42 in step_fn".
-        receipt: Whether the last result is a zero that stands for what the call does
-            to other replicas' losses; see `base.communicate`.
-        watched: Whether it is on a tape, if it is a recv; without tapes, whether
-            gradients could come to it.
-        facts: What is so of all calls of the primitive.
+        receipt: Whether the last result is a zero that represents the call's effect on
+            other replicas' losses; see `base.communicate`.
+        watched: For a recv, whether a tape watches it; without tapes, whether gradients
+            could reach it.
+        facts: What is true of all calls of the primitive.
         policies: One per operand, or none at all; the replicas must agree on them.
-        states: How many of the last operands are a state of the lowering on each
-            replica, and as many of the last results what that is from then on.
+        states: How many of the last operands are a state that the lowering keeps on
+            each replica; as many of the last results are its next value.
     """
 
     primitive: str
@@ -146,11 +146,11 @@ class Call:
     states: int = 0
 
     def same_for_all(self, count: int) -> int:
-        """Returns how many of `count` results, the first, are equal on all replicas."""
+        """Returns how many of the first `count` results are equal on all replicas."""
         return count - self.states if self.facts.same_for_all else 0
 
     def policy(self, k: int) -> OperandPolicy:
-        """Returns what is known of the k-th operand."""
+        """Returns the policy of the k-th operand."""
         return self.policies[k] if k < len(self.policies) else NO_POLICY
 
     @property
@@ -160,33 +160,33 @@ class Call:
 
     @property
     def depth(self) -> int:
-        """Returns 0 for a call, 1 for one in a gradient, 2 in a gradient's gradient."""
+        """The order of the gradient that the call is in, or 0 for a forward call."""
         return self.key.count("/")
 
     @property
     def channel(self) -> str:
-        """Among which calls this one is counted: "" for those of all replicas."""
+        """The calls among which this one is numbered; "" for those of all replicas."""
         return self.key.partition("/")[0].rpartition(":")[0]
 
     @property
     def number(self) -> str:
-        """Which call of its channel this is, or is the gradient of, from 0 on."""
+        """The number within its channel, from 0 on, of this or the forward call."""
         return self.key.partition("/")[0].rpartition(":")[2]
 
     @property
     def writes(self) -> str:
-        """The assignment on whose value the replicas agree by this call, if any."""
+        """The assignment whose value the replicas agree on by this call, if any."""
         name, method, _ = self.options.get("writes", ("", "", ""))
         return f"{name}.{method}" if name else ""
 
     @property
     def pairs_as(self) -> str:
-        """What pairs with it: a call of the same primitive, or the other end."""
+        """What calls share to pair: the primitive, or "message" for sends and recvs."""
         return "message" if self.facts.end else self.primitive
 
     @property
     def scope(self) -> str:
-        """The name scope of its real ops, by which traces of a step are read."""
+        """The name scope of its real ops, which identifies them in traces of a step."""
         number = _NO_NAME.sub(".", self.key)
         return f"communicate/{self.pairs_as}/{number}"
 
@@ -207,25 +207,25 @@ class Call:
         return f"{self.primitive}{options}{shown}{more} {origin}at {self.line}"
 
     def site(self) -> str:
-        """Returns the line of an error message that says where the call is."""
+        """Returns the error message line that locates the call."""
         return f"replica {self.replica_id} ({self.device}): {self}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Placeholder:
-    """A placeholder op of a graph and what it says of itself."""
+    """A placeholder op and the call that it describes."""
 
     op: tf.Operation
     call: Call
 
     @property
     def construct(self) -> str:
-        """What the op is called in messages."""
+        """The op's name in messages."""
         return "call"
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The one call, as `control_flow.Region` has several."""
+        """The one call, as a tuple; a `control_flow.Region` can have several."""
         return (self.call,)
 
     @property
@@ -234,7 +234,7 @@ class Placeholder:
         return self.call.replica_id
 
     def site(self) -> str:
-        """Returns the line of an error message that says where the op is."""
+        """Returns the error message line that locates the op."""
         return self.call.site()
 
     def __str__(self) -> str:
@@ -242,22 +242,22 @@ class Placeholder:
 
     @property
     def operands(self) -> tuple[tf.Tensor, ...]:
-        """What the replica passes."""
+        """The tensors that the replica passes."""
         return tuple(self.op.inputs)
 
     @property
     def results(self) -> tuple[tf.Tensor, ...]:
-        """What stands for the results, but for the receipt, until they are rewired."""
+        """The results but for the receipt, until they are rewired."""
         return tuple(self.op.outputs[: -1 if self.call.receipt else None])
 
     @property
     def receipt(self) -> tf.Tensor | None:
-        """What stands for the receipt, if there is one."""
+        """The receipt, if there is one, until it is rewired."""
         return self.op.outputs[-1] if self.call.receipt else None
 
 
-# Takes the placeholder and the gradients of its results, in order; returns those of its
-# operands, None where there is none.
+# Takes a placeholder and the gradients of its results, in order; returns those of its
+# operands, or None for an operand without one.
 Gradient = Callable[[Placeholder, Sequence[tf.Tensor]], Sequence[tf.Tensor | None]]
 
 
@@ -272,7 +272,7 @@ def put(
         results: The dtype and static shape of each output.
 
     Returns:
-        The op; `op.outputs[k]` stands for the k-th result until it is rewired.
+        The op; `op.outputs[k]` is the k-th result until it is rewired.
     """
     graph = tf.compat.v1.get_default_graph()
     override = graph.gradient_override_map({TYPE: GRADIENT_TYPE})
@@ -291,24 +291,24 @@ def put(
 
 
 def token_of(call: Call) -> str:
-    """Returns the attribute by which a placeholder describes itself."""
-    # As dataclasses.asdict has it, which copies all of it and takes most of the time.
-    said = {
+    """Encodes a call as the attribute by which a placeholder describes itself."""
+    # Like dataclasses.asdict, but without its deep copy, which takes most of the time.
+    fields = {
         **vars(call),
         "operands": list(map(vars, call.operands)),
         "agreed": list(map(vars, call.agreed)),
         "facts": vars(call.facts),
     }
-    return _MARK + json.dumps(said)
+    return _MARK + json.dumps(fields)
 
 
 def set_key(op: tf.Operation, call: Call, key: str) -> None:
-    """Lets a placeholder op, that of `call`, say that it is another communication."""
+    """Gives a placeholder op, which describes `call`, another key."""
     _tf.set_text_attr(op, "token", token_of(dataclasses.replace(call, key=key)))
 
 
 def read(op: tf.Operation) -> Call | None:
-    """Returns what a placeholder op says of itself, or None if it is another op."""
+    """Returns the call that a placeholder op describes; None for any other op."""
     if op.type != TYPE:
         return None
     return call_of(op.get_attr("token"))
@@ -316,21 +316,21 @@ def read(op: tf.Operation) -> Call | None:
 
 @functools.lru_cache(maxsize=_REMEMBERED)
 def call_of(token: bytes) -> Call | None:
-    """Returns the call that a placeholder's attribute describes, if it does.
+    """Returns the call that a placeholder's attribute describes; None for any other.
 
-    Passes ask for each again and again, and a call of hundreds of tensors is a long
-    text.
+    Cached, as passes read each call many times, and the text of a call with hundreds of
+    tensors is long.
     """
     text = token.decode()
     if not text.startswith(_MARK):
         return None
-    said = json.loads(text.removeprefix(_MARK))
-    said["group"] = tuple(said["group"])
-    said["facts"] = Facts(**said["facts"])
-    said["policies"] = tuple(OperandPolicy(*policy) for policy in said["policies"])
+    fields = json.loads(text.removeprefix(_MARK))
+    fields["group"] = tuple(fields["group"])
+    fields["facts"] = Facts(**fields["facts"])
+    fields["policies"] = tuple(OperandPolicy(*policy) for policy in fields["policies"])
     for name in ("operands", "agreed"):
-        said[name] = tuple(
+        fields[name] = tuple(
             Value(v["dtype"], None if v["shape"] is None else tuple(v["shape"]))
-            for v in said[name]
+            for v in fields[name]
         )
-    return Call(**said)
+    return Call(**fields)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static shapes as plain numbers, whichever TensorFlow's behavior is.
+"""Static shapes as plain tuples, under both TensorFlow 1 and 2 behavior.
 
-Under `tf.compat.v1.disable_v2_behavior()` or `disable_v2_tensorshape()`, the sizes of a
+Under `tf.compat.v1.disable_v2_behavior()` or `disable_v2_tensorshape()`, the sizes in a
 tf.TensorShape are Dimensions: not hashable, never None, and neither equal nor unequal
 to others where they are unknown. So nothing else in this library takes a tf.TensorShape
-apart; tests/graph/test_shapes.py looks.
+apart; tests/graph/ir/test_shapes.py checks this.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ Shape = tuple[int | None, ...] | None  # None: unknown rank; None inside: unknow
 
 
 def static(tensor: tf.Tensor) -> Shape:
-    """Returns what is known of a tensor's shape while the graph is built."""
+    """Returns a tensor's static shape."""
     shape = tensor.shape
     return None if shape.rank is None else tuple(shape.as_list())
 
 
 def sizes(tensor: tf.Tensor) -> tuple[int | None, ...]:
-    """Returns the sizes of a tensor, which has a known rank."""
+    """Returns the static sizes of a tensor of known rank."""
     known = static(tensor)
     assert known is not None, tensor
     return known
 
 
 def when_run(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the shape that a tensor turns out to have, to be compared with another.
+    """Returns a tensor's run-time shape, hidden from TensorFlow's shape inference.
 
-    TensorFlow infers shapes from what uses a tensor, as if that could not fail: that
-    all operands of an AddN are of one shape, say. A comparison of tf.shape would be
-    found true before anything runs. It does not see through an optional.
+    TensorFlow infers shapes from a tensor's uses, on the assumption that these succeed,
+    for example that all operands of an AddN have one shape. It would thus fold a
+    comparison of tf.shape to true before anything runs. An optional hides the shape
+    from it.
     """
     hidden = tf.raw_ops.OptionalFromValue(components=[tensor])
     (seen,) = tf.raw_ops.OptionalGetValue(
@@ -42,6 +43,6 @@ def when_run(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def defined(tensor: tf.Tensor) -> tuple[int, ...]:
-    """Returns the sizes of a tensor, all of which are known."""
+    """Returns the sizes of a tensor with a fully defined static shape."""
     assert tensor.shape.is_fully_defined(), tensor
     return tuple(tensor.shape.as_list())

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control flow of TensorFlow 1: conditionals and loops that are many ops, and not one.
+"""TensorFlow 1 control flow: conditionals and loops made of many ops.
 
-In programs that disable TensorFlow 2's behavior, tf.cond and tf.while_loop add Switch,
-Merge, Enter, Exit and NextIteration ops among all others. What is behind a Switch runs
-only on one side of it, and so does whatever waits for it, by data or control. What is
-behind an Enter runs once per turn, and no op outside can wait for it, nor it for them.
-So passes that let ops wait for one another ask here how that is done:
+In programs that disable TensorFlow 2 behavior, tf.cond and tf.while_loop add Switch,
+Merge, Enter, Exit and NextIteration ops among all others. What follows a Switch runs on
+one side of it only, and so does whatever depends on that, by data or control. What
+follows an Enter runs once per turn; no op outside the loop can wait for it, nor can it
+wait for ops outside. So passes that add control dependencies do so through this module:
 
 - what comes after a conditional waits for a Merge, which runs on either side;
-- what comes after a loop waits for its Exits, and the next turn for what one turn does;
-- what comes before a loop is waited for by its Enters.
+- what comes after a loop waits for its Exits, and the next turn for the effects of one;
+- a loop's Enters wait for what comes before it.
 
-Looks at what ops are given, and not at what TensorFlow's Python notes of them: copies
-and gradients have no such notes.
+Relies on the ops' inputs rather than on what TensorFlow's Python code records about
+control flow, which copies and gradients lack.
 
 Source: Yu et al. 2018, Dynamic control flow in large-scale machine learning,
 arXiv:1805.01772, sections 3 and 4, on dead values and frames.
@@ -33,11 +33,11 @@ from replicator.graph.ir.kinds import ENTERS, EXITS, MERGES, NEXT, SWITCHES, SWI
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """A side of a conditional.
+    """One side of a conditional.
 
     Attributes:
-        decider: What makes the predicate.
-        index: Which of its results that is.
+        decider: The op that computes the predicate.
+        index: Which of its outputs that is.
         branch: 1 where the predicate holds, else 0.
     """
 
@@ -51,19 +51,19 @@ class Loop:
     """The turns of a loop.
 
     Attributes:
-        name: That of its frame.
+        name: The name of the loop's frame.
     """
 
     name: bytes
 
 
-# The control flow around an op, the outermost first: (loop, side on which it goes on,
-# ...).
+# The control flow around an op, outermost first; in a loop, it is followed by the side
+# of the loop's condition on which the turn continues.
 Path: TypeAlias = tuple[Side | Loop, ...]
 
 
 class Flow:
-    """What of a step is in control flow of TensorFlow 1.
+    """Which ops of a step are in TensorFlow 1 control flow, and how to order them.
 
     Args:
         ops: All ops of the step, on one level of the graph.
@@ -84,7 +84,7 @@ class Flow:
             loops = _loops(path)
             if loops:
                 self._members.setdefault(loops[0], []).append(op)
-            if op.type in EXITS:  # it is outside, and belongs to the loop
+            if op.type in EXITS:  # outside the loop, but one of its parts
                 loops = _loops(paths[op.inputs[0].op])
             if loops:
                 kind = op.type.removeprefix("Ref")
@@ -99,17 +99,17 @@ class Flow:
         return op in self._paths
 
     def path(self, op: tf.Operation) -> Path:
-        """Returns the control flow around an op; nothing, if it runs once per step."""
+        """Returns the control flow around an op; empty if it runs once per step."""
         return self._paths.get(op, ())
 
     # --- Waiting ----------------------------------------------------------------------
 
     def let_wait(self, op: tf.Operation, before: Iterable[tf.Operation]) -> None:
-        """Lets an op wait for others, on whatever sides and in whatever turns they are.
+        """Makes an op wait for others, whatever sides and turns they are in.
 
         Args:
-            op: Waits; a loop that the others are outside of does in its place.
-            before: Ops that do not wait for it.
+            op: The op that waits; if the others are outside its loop, the loop waits.
+            before: Ops that do not themselves wait for `op`.
         """
         if not self._paths:
             _tf.add_control_inputs(op, list(before))
@@ -125,10 +125,10 @@ class Flow:
                 self._known.pop(op, None)
 
     def after(self, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
-        """Returns ops that run once others have run, or are known not to run.
+        """Returns ops that run once others have run, or are certain not to run.
 
         Args:
-            ops: Will run, where their sides are taken.
+            ops: Ops that run whenever their sides are taken.
         """
         if not self._paths:
             return list(ops)
@@ -144,26 +144,26 @@ class Flow:
         return list(by_path[()])
 
     def _after(self, op: tf.Operation, inside: Path) -> list[tf.Operation]:
-        """Does it for one op, and ops that are in the beginning of its path."""
+        """Like `after` for one op, with a prefix of its path in place of the top level."""
         path = self.path(op)
         if len(path) <= len(inside):
             return [op]
-        known = self._known.setdefault(op, {})
-        if inside not in known:
+        cached = self._known.setdefault(op, {})
+        if inside not in cached:
             around = path[: len(inside) + 1]
             before = self._after(op, around)
-            known[inside] = self._leave(before, around, self._before.get(op, ()))
-        return known[inside]
+            cached[inside] = self._leave(before, around, self._before.get(op, ()))
+        return cached[inside]
 
     def _leave(
         self, ops: Sequence[tf.Operation], path: Path, before: Iterable[tf.Operation]
     ) -> list[tf.Operation]:
-        """Returns what runs after ops of one path, outside of its last place.
+        """Returns what runs after ops of one path, outside the path's last element.
 
         Args:
             ops: The ops.
-            path: Theirs.
-            before: What they wait for, and is waited for if they do not run, too.
+            path: Their path.
+            before: What they wait for; it is waited for even if the ops do not run.
         """
         *around, place = path
         outside = tuple(around)
@@ -185,44 +185,44 @@ class Flow:
         if place.branch == 1:
             for end in self._parts[_loops(path)[-1], "NextIteration"]:
                 _tf.add_control_inputs(end, [op for op in ops if op is not end])
-        return []  # the loop's Exits, which follow, wait for all turns
+        return []  # the loop's Exits, which come next, wait for all turns
 
     def _enter(self, path: Path, *ops: tf.Operation) -> None:
-        """Notes the control flow around ops that were added."""
+        """Records the control flow around ops that were added."""
         loops = _loops(path)
         for op in ops if path else ():
             self._paths[op] = path
             if loops:
                 self._members[loops[0]].append(op)
 
-    # --- Loops, each in the place of all of its ops -----------------------------------
+    # --- Loops as units ---------------------------------------------------------------
 
     def unit(self, op: tf.Operation) -> tf.Operation:
-        """Returns what stands for the outermost loop that an op is in, or the op."""
+        """Returns the op that represents an op's outermost loop, or the op itself."""
         loops = _loops(self._paths[op]) if op in self._paths else []
         return self._parts[loops[0], "LoopCond"][0] if loops else op
 
     def members(self, unit: tf.Operation) -> list[tf.Operation]:
-        """Returns all ops of which `unit` returns this one."""
+        """Returns all ops that `unit` represents."""
         loops = _loops(self._paths[unit]) if unit in self._paths else []
         return self._members[loops[0]] if loops else [unit]
 
     # --- Values -----------------------------------------------------------------------
 
     def handle(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the handle of a resource as it is outside."""
+        """Returns a resource handle as it is outside the control flow."""
         while self._paths and tensor.op.type in SWITCHING:
             tensor = tensor.op.inputs[0]
         return tensor
 
     def deciders(self, op: tf.Operation) -> list[tf.Tensor] | None:
-        """Returns what says which of its inputs a Merge returns; None of other ops.
+        """Returns the predicates that determine which input a Merge returns.
 
-        None also where the turns of a loop begin.
+        None for other ops, and where the turns of a loop begin.
         """
         if op.type != "Merge" or not self._paths:
             return None
-        found: dict[Side | Loop, tf.Tensor] = {}
+        predicates: dict[Side | Loop, tf.Tensor] = {}
         for tensor in op.inputs:
             if tensor.op.type in NEXT or tensor.op.type in ENTERS:
                 return None
@@ -231,8 +231,8 @@ class Flow:
                     continue
                 if isinstance(place, Loop) or place.decider.type == "LoopCond":
                     return None
-                found[place] = place.decider.outputs[place.index]
-        return list({id(tensor): tensor for tensor in found.values()}.values())
+                predicates[place] = place.decider.outputs[place.index]
+        return list({id(tensor): tensor for tensor in predicates.values()}.values())
 
 
 NONE = Flow()
@@ -241,10 +241,10 @@ NONE = Flow()
 def _either_way(
     side: Side, ops: Sequence[tf.Operation], others: Sequence[tf.Operation]
 ) -> tuple[tf.Operation, list[tf.Operation], tf.Operation]:
-    """Adds an op that runs after ops if a side is taken, and after others if not.
+    """Adds an op that runs after `ops` if a side is taken, and else after `others`.
 
     Returns:
-        A Switch, what waits on either side, and the Merge of the two.
+        A Switch, the ops that wait on its two sides, and the Merge of these.
     """
     predicate = side.decider.outputs[side.index]
     with (
@@ -270,14 +270,14 @@ def _loops(path: Path) -> list[Loop]:
 
 
 def _shared(one: Path, other: Path) -> Path:
-    """Returns what two paths have in common, from the beginning on."""
+    """Returns the common prefix of two paths."""
     pairs = zip(one, other, strict=False)
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
     return tuple(place for place, _ in same)
 
 
 def _find_paths(ops: Sequence[tf.Operation]) -> dict[tf.Operation, Path]:
-    """Finds the control flow around ops, in a time that grows with their number."""
+    """Finds the control flow around ops, in linear time."""
     inside = set(ops)
     paths: dict[tf.Operation, Path] = {}
     stack = [(op, False) for op in reversed(ops)]
@@ -295,7 +295,7 @@ def _find_paths(ops: Sequence[tf.Operation]) -> dict[tf.Operation, Path]:
 
 
 def _inputs(op: tf.Operation) -> list[tf.Tensor]:
-    """Returns what an op is given, but not by the turn before."""
+    """Returns an op's inputs, except those from the previous turn."""
     inputs = list(op.inputs)
     if op.type in MERGES:
         return [tensor for tensor in inputs if tensor.op.type not in NEXT]
@@ -303,12 +303,17 @@ def _inputs(op: tf.Operation) -> list[tf.Tensor]:
 
 
 def _path(op: tf.Operation, paths: Mapping[tf.Operation, Path]) -> Path:
-    """Returns the control flow around an op, by the ops that it waits for."""
-    given = [_behind(tensor, paths) for tensor in _inputs(op)]
+    """Returns the control flow around an op, from that of the ops it waits for."""
+    input_paths = [_behind(tensor, paths) for tensor in _inputs(op)]
     if op.type in MERGES:
-        return tuple(x for x in given[0] if all(x in other for other in given))
+        return tuple(
+            x for x in input_paths[0] if all(x in other for other in input_paths)
+        )
     path: Path = ()
-    for other in [*given, *(paths.get(source, ()) for source in op.control_inputs)]:
+    for other in [
+        *input_paths,
+        *(paths.get(source, ()) for source in op.control_inputs),
+    ]:
         if set(path) <= set(other):
             path = other
         else:
@@ -332,20 +337,20 @@ def _behind(tensor: tf.Tensor, paths: Mapping[tf.Operation, Path]) -> Path:
 
 
 def _in_full(paths: Mapping[tf.Operation, Path]) -> dict[tf.Operation, Path]:
-    """Returns paths in which each loop is in all that it is in.
+    """Completes paths so that each loop comes after all the control flow around it.
 
-    What a loop is given may come from outside of what it is in.
+    A loop's inputs may come from outside the control flow around it.
     """
     full: dict[Loop, Path] = {}
     for path in paths.values():
         for k, place in enumerate(path):
             if isinstance(place, Loop) and len(full.get(place, ())) <= k:
                 full[place] = path[: k + 1]
-    made = {}
+    full_paths = {}
     for op, path in paths.items():
         loops = _loops(path)
         if loops:
             inside = path[path.index(loops[-1]) + 1 :]
             path = (*full[loops[-1]], *inside)
-        made[op] = path
-    return made
+        full_paths[op] = path
+    return full_paths

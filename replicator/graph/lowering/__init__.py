@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces what was matched by ops that communicate."""
+"""Replaces matched placeholders by ops that communicate."""

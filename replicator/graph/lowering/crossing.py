@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Communication between processes that each build their own graph.
+"""Communicates between processes that each build their own graph.
 
-What crosses are TensorFlow's collectives, one member per process: the processes find
-one another by keys that derive from the plan, on which all have agreed before. By
-`gather` each process receives what the others pass, exact to the bit, after which it
-computes the results of its own replicas as if it had built all of them. Large sums go
-by `reduce`, which moves less.
+Processes exchange data by TensorFlow's collectives, with one member per process, which
+match by keys derived from the plan on which all processes agreed earlier. `gather`
+gives each process what the others pass, bit for bit, from which it computes its own
+replicas' results as if it had built all of them. Large sums use `reduce`, which moves
+less.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from replicator.graph.ir.placeholder import Call, Value
 from replicator.graph.lowering import words
 from replicator.graph.matching.elsewhere import DYNAMIC, Elsewhere
 
-# Pieces in which TensorFlow reduces, of which one is computed while another travels:
+# Pieces into which TensorFlow splits a reduction to overlap computation and transfer:
 # 64 MiB at 1 Gbit/s took 633 ms in four, 747 ms in one.
 _PIECES = 4
-# What TensorFlow adds up; 16-bit floats are added up as float32.
+# The dtypes that TensorFlow sums; 16-bit floats are summed as float32.
 _ADDED = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 
 
 @dataclasses.dataclass
 class Crossing:
-    """The way from one process to the others that take part in a communication.
+    """This process's channel to the others that take part in one communication.
 
     Attributes:
-        processes: Those that take part, ascending.
-        own: This one.
+        processes: The processes that take part, ascending.
+        own: This process.
         device: Where this process sends and receives.
-        group_key: Tells the group of processes from others.
-        order: `order[k]` is the process whose part is the k-th of what is gathered, of
-            all processes there are.
-        key: The next of the numbers for collectives.
+        group_key: Identifies the group of processes.
+        order: `order[k]` is the process whose part comes k-th in a gathered tensor,
+            among all processes.
+        key: The next collective key.
         sent: How many bytes this process passes to each other one, for plans.
-        messages: In how many collectives.
-        factors: Which operands are moved by their factors, and how many rows of these
-            each process has.
+        messages: In how many collectives it passes them.
+        factors: The operands reduced by their factors, with each process's number of
+            rows.
     """
 
     processes: tuple[int, ...]
@@ -61,11 +61,11 @@ class Crossing:
     )
 
     def _next(self, nbytes: int, count: int = 1) -> dict[str, Any]:
-        """Returns what each collective is told, and counts it.
+        """Returns the arguments of the next collective, and counts it.
 
         Args:
             nbytes: How much it sends.
-            count: How many numbers it needs.
+            count: How many keys it needs.
         """
         self.key += count
         self.sent += nbytes
@@ -78,56 +78,56 @@ class Crossing:
         }
 
     def gather(self, bits: tf.Tensor) -> dict[int, tf.Tensor]:
-        """Returns an int32 vector of each process, all of one size, which is known."""
-        told = self._next(bits.shape.num_elements() * words.BYTES)
+        """Gathers an int32 vector from each process, all of one static size."""
+        arguments = self._next(bits.shape.num_elements() * words.BYTES)
         with tf.device(self.device):
-            return self._parts(tf.raw_ops.CollectiveGatherV2(input=bits, **told))
+            return self._parts(tf.raw_ops.CollectiveGatherV2(input=bits, **arguments))
 
     def gather_any(self, bits: tf.Tensor, most: tf.Tensor) -> dict[int, tf.Tensor]:
-        """Returns an int32 vector of each process, padded to one size.
+        """Gathers an int32 vector from each process, padded to a common size.
 
-        TensorFlow wants one size in all executions of a collective of one number. So
-        there are numbers for all powers of two.
+        TensorFlow requires every execution of a collective under one key to have the
+        same size, so there is a key for each power of two.
 
         Args:
-            bits: That of this process.
-            most: The size of the largest, alike in all processes.
+            bits: This process's vector.
+            most: The size of the largest vector, the same in all processes.
         """
-        told = self._next(0, DYNAMIC)
+        arguments = self._next(0, DYNAMIC)
         with tf.device(self.device):
             powers = tf.constant([1 << k for k in range(DYNAMIC)])
             step = tf.reduce_sum(tf.cast(powers < most, tf.int32))
             padded = tf.pad(bits, [[0, powers[step] - tf.size(bits)]])
-            told["instance_key"] += step
-            return self._parts(tf.raw_ops.CollectiveGatherV2(input=padded, **told))
+            arguments["instance_key"] += step
+            return self._parts(tf.raw_ops.CollectiveGatherV2(input=padded, **arguments))
 
     def _parts(self, joined: tf.Tensor) -> dict[int, tf.Tensor]:
-        """Splits what was gathered."""
+        """Splits a gathered tensor by process."""
         parts = tf.split(joined, len(self.processes))
         order = [process for process in self.order if process in self.processes]
         return dict(zip(order, parts, strict=True))
 
     def rows(self, x: tf.Tensor, axis: int, counts: Sequence[int | None]) -> tf.Tensor:
-        """Returns the rows of all processes, in their order.
+        """Concatenates the rows of all processes, in process order.
 
         Args:
-            x: A matrix, those of this one.
-            axis: Along which the rows stand, 0 or 1.
+            x: A matrix with this process's rows.
+            axis: The axis that indexes the rows, 0 or 1.
             counts: How many rows each process has; None where that is unknown.
         """
         width = shapes.sizes(x)[1 - axis]
-        known = [(c, width) if axis == 0 else (width, c) for c in counts]
+        static_shapes = [(c, width) if axis == 0 else (width, c) for c in counts]
         passed = exchanged(
             self,
             self.processes,
-            [[Value(x.dtype.name, shape)] for shape in known],
+            [[Value(x.dtype.name, shape)] for shape in static_shapes],
             [(x,) if process == self.own else None for process in self.processes],
         )
         with tf.device(self.device):
             return tf.concat([part for (part,) in passed], axis)
 
     def reduce(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns the sum over the processes, the same bits in all of them."""
+        """Sums over the processes, with bitwise equal results in all of them."""
         size = x.shape.num_elements() or 0
         with tf.device(self.device):
             return tf.raw_ops.CollectiveReduceV2(
@@ -141,13 +141,13 @@ class Crossing:
 
 @dataclasses.dataclass(frozen=True)
 class Ways:
-    """The ways from the local replicas to those that other processes build.
+    """The channels from local replicas to those that other processes build.
 
     Attributes:
         elsewhere: The calls of all replicas.
         own: This process.
-        order: As a Crossing's.
-        used: The first numbers of all ways there are.
+        order: As in `Crossing`.
+        used: The first keys of all channels in use.
     """
 
     elsewhere: Elsewhere
@@ -156,21 +156,18 @@ class Ways:
     used: set[int] = dataclasses.field(default_factory=set)
 
     def of(self, call: Call) -> Crossing | None:
-        """Returns the way between the participants of a call.
-
-        None if this process builds all of them.
-        """
+        """Returns the channel between a call's participants; None if all are local."""
         return self._way(call, call.group, 0)
 
     def of_region(
         self, call: Call, replica_ids: Sequence[int], depth: int
     ) -> Crossing | None:
-        """Returns a way for control flow, to those who take part inside of it.
+        """Returns a channel for control flow, between the participants inside it.
 
         Args:
-            call: The first inside of it.
-            replica_ids: The replicas.
-            depth: In how many others the control flow is.
+            call: The first call inside it.
+            replica_ids: The participants.
+            depth: How many other control flow ops enclose it.
         """
         return self._way(call, replica_ids, self.elsewhere.offset(call.key, depth))
 
@@ -203,15 +200,15 @@ class Ways:
 
 
 def ops_of(graph: tf.Graph) -> list[tf.Operation]:
-    """Returns the collectives of a graph: they run in all processes, or in none."""
+    """Returns the collectives in a graph: they run in all processes, or in none."""
     return [op for op in graph.get_operations() if op.type.startswith("Collective")]
 
 
 def adds_up(calls: Sequence[Call]) -> bool:
-    """Whether what calls pass is added up between processes, and nothing is gathered.
+    """Whether processes sum what calls pass, rather than gather it.
 
     Args:
-        calls: Those of all participants.
+        calls: The calls of all participants.
     """
     call = calls[0]
     if not call.facts.reduces_for_all or call.options["op"] not in ("sum", "mean"):
@@ -219,8 +216,8 @@ def adds_up(calls: Sequence[Call]) -> bool:
     flag = 1 if call.options.get("when") else 0
     return all(
         _is_known(value) and value.dtype in _ADDED
-        for one in calls
-        for value in one.operands[: len(one.operands) - flag]
+        for member in calls
+        for value in member.operands[: len(member.operands) - flag]
     )
 
 
@@ -230,25 +227,27 @@ def exchanged(
     values: Sequence[Sequence[Value]],
     operands: Sequence[Sequence[tf.Tensor] | None],
 ) -> list[list[tf.Tensor]]:
-    """Returns what every participant passes, in this process.
+    """Returns what every participant passes, as tensors of this process.
 
     Args:
-        crossing: The way to the others.
+        crossing: The channel to the other processes.
         processes: `processes[n]` is the process of the n-th participant.
         values: `values[n]` are dtype and shape of all that it passes.
-        operands: What it passes; None: it is built elsewhere.
+        operands: What it passes; None if it is built elsewhere.
     """
-    known = all(_is_known(value) for own in values for value in own)
-    own = [n for n, process in enumerate(processes) if process == crossing.own]
+    static = all(_is_known(value) for passed in values for value in passed)
+    local = [n for n, process in enumerate(processes) if process == crossing.own]
     with tf.device(crossing.device):
-        pieces = [words.of(x) for n in own for x in operands[n] or ()]
+        pieces = [words.of(x) for n in local for x in operands[n] or ()]
         mine = tf.concat(pieces, 0) if pieces else tf.zeros([0], tf.int32)
-        if known:
+        if static:
             sizes = _static_sizes(crossing, processes, values)
-            told: Any = [[value.shape for value in one] for one in values]
+            shapes_of: Any = [
+                [value.shape for value in participant] for participant in values
+            ]
         else:
-            sizes, told = _dynamic(crossing, processes, values, operands, mine)
-        if not known:
+            sizes, shapes_of = _dynamic(crossing, processes, values, operands, mine)
+        if not static:
             arrived = crossing.gather_any(mine, tf.reduce_max(list(sizes.values())))
         elif most := max(sizes.values()):
             padded = tf.pad(mine, [[0, most - sizes[crossing.own]]])
@@ -256,23 +255,23 @@ def exchanged(
         else:
             arrived = dict.fromkeys(crossing.processes, mine)
         passed: list[list[tf.Tensor]] = []
-        taken: dict[int, Any] = dict.fromkeys(crossing.processes, 0)
+        offsets: dict[int, Any] = dict.fromkeys(crossing.processes, 0)
         for n, process in enumerate(processes):
             if operands[n] is not None:
                 passed.append(list(operands[n] or ()))
                 continue
-            made = []
-            for value, shape in zip(values[n], told[n], strict=True):
+            tensors = []
+            for value, shape in zip(values[n], shapes_of[n], strict=True):
                 count = words.count(shape, value.dtype)
-                part = tf.slice(arrived[process], [taken[process]], [count])
-                made.append(words.to_tensor(part, value, shape))
-                taken[process] += count
-            passed.append(made)
+                part = tf.slice(arrived[process], [offsets[process]], [count])
+                tensors.append(words.to_tensor(part, value, shape))
+                offsets[process] += count
+            passed.append(tensors)
         return passed
 
 
 def check(call: Call) -> None:
-    """Raises ReplicatorError if a call passes what cannot cross."""
+    """Raises ReplicatorError if a call passes what cannot cross processes."""
     for value in call.operands:
         dtype = tf.as_dtype(value.dtype)
         if not dtype.size or dtype in (tf.resource, tf.variant, tf.string):
@@ -300,8 +299,8 @@ def _static_sizes(
 ) -> dict[int, int]:
     """Returns how many words each process passes."""
     sizes = dict.fromkeys(crossing.processes, 0)
-    for process, own in zip(processes, values, strict=True):
-        sizes[process] += sum(words.count(value.shape, value.dtype) for value in own)
+    for process, passed in zip(processes, values, strict=True):
+        sizes[process] += sum(words.count(value.shape, value.dtype) for value in passed)
     return sizes
 
 
@@ -312,26 +311,30 @@ def _dynamic(
     operands: Sequence[Sequence[tf.Tensor] | None],
     mine: tf.Tensor,
 ) -> tuple[dict[int, tf.Tensor], list[list[tf.Tensor]]]:
-    """Tells one another the shapes first; returns the sizes, and all shapes."""
-    ranks = [[len(value.shape or ()) for value in own] for own in values]
+    """Exchanges shapes first; returns each process's size in words, and all shapes."""
+    ranks = [[len(value.shape or ()) for value in passed] for passed in values]
     lengths = dict.fromkeys(crossing.processes, 0)
-    for process, own_ranks in zip(processes, ranks, strict=True):
-        lengths[process] += sum(own_ranks)
-    own = [tf.shape(x) for given in operands if given is not None for x in given]
-    told = tf.concat([tf.zeros([0], tf.int32), *own], 0)
+    for process, passed_ranks in zip(processes, ranks, strict=True):
+        lengths[process] += sum(passed_ranks)
+    local_shapes = [
+        tf.shape(x) for tensors in operands if tensors is not None for x in tensors
+    ]
+    sent = tf.concat([tf.zeros([0], tf.int32), *local_shapes], 0)
     most = max(lengths.values())
-    told = tf.ensure_shape(tf.pad(told, [[0, most - lengths[crossing.own]]]), [most])
-    heard = crossing.gather(told)
-    taken = dict.fromkeys(crossing.processes, 0)
+    sent = tf.ensure_shape(tf.pad(sent, [[0, most - lengths[crossing.own]]]), [most])
+    received = crossing.gather(sent)
+    offsets = dict.fromkeys(crossing.processes, 0)
     sizes: dict[int, Any] = dict.fromkeys(crossing.processes, 0)
-    found = []
-    for process, own_ranks, own_values in zip(processes, ranks, values, strict=True):
-        made = []
-        for rank, value in zip(own_ranks, own_values, strict=True):
-            shape = heard[process][taken[process] : taken[process] + rank]
-            taken[process] += rank
-            made.append(shape)
+    all_shapes = []
+    for process, passed_ranks, passed_values in zip(
+        processes, ranks, values, strict=True
+    ):
+        passed_shapes = []
+        for rank, value in zip(passed_ranks, passed_values, strict=True):
+            shape = received[process][offsets[process] : offsets[process] + rank]
+            offsets[process] += rank
+            passed_shapes.append(shape)
             sizes[process] += words.count(shape, value.dtype)
-        found.append(made)
+        all_shapes.append(passed_shapes)
     sizes[crossing.own] = tf.size(mine)
-    return sizes, found
+    return sizes, all_shapes

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas that choose different branches or turn counts get an error that says so.
+"""Reports replicas that choose different branches or numbers of loop turns.
 
-A merged conditional takes one branch and a merged loop one number of turns. What each
-replica would do by itself is compared when the step runs, wherever it is not known to
-be the same: another system would hang there.
+A merged conditional takes one branch, and a merged loop makes one number of turns.
+Unless the replicas' own choices are known to agree, they are compared at run time and a
+difference is an error, where another system would hang.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def agreed(
     ways: Ways | None = None,
     depth: int = 0,
 ) -> tf.Tensor:
-    """Returns the first replica's answer, after asserting that all answer alike.
+    """Returns the first replica's answer, after asserting that all answers agree.
 
     Args:
         regions: The conditional or loop of each replica.
-        answers: Which branch it would take, or whether it would make another turn.
-        said: What a replica does that answers False, and True; None where the answer
-            is the number of a branch.
-        labels: Knows which values are the same on all replicas.
-        ways: The ways to replicas that other processes build, if there are any.
-        depth: In how much control flow the conditional or loop is.
+        answers: Which branch each would take, or whether it would make another turn.
+        said: What a replica does that answers False, and True, for messages; None if
+            the answer is the number of a branch.
+        labels: Identifies values that are the same on all replicas.
+        ways: The channels to replicas built by other processes, if any.
+        depth: How many control flow ops enclose this one.
     """
     ids = [region.replica_id for region in regions]
     crossed = None if ways is None else _crossed(ways, regions, answers, depth)
@@ -49,7 +49,7 @@ def agreed(
         ids, answers = crossed
     elif labels.same(answers):
         return answers[0]
-    # On a host, where conditionals and loops need the answer anyway.
+    # On a host CPU, where conditionals and loops need the answer anyway.
     with tf.device(hosts.cpu_of(regions[0].calls[0].device)):
         if said is not None:
             answers = [tf.cast(answer, tf.bool) for answer in answers]
@@ -58,7 +58,7 @@ def agreed(
         def fail() -> tf.Operation:
             return tf.debugging.Assert(False, _message(regions, ids, answers, said))
 
-        check = tf.cond(alike, tf.no_op, fail)  # what is said costs nothing until then
+        check = tf.cond(alike, tf.no_op, fail)  # builds the message only on failure
         with tf.control_dependencies([check.op]):
             return tf.identity(answers[0])
 
@@ -66,9 +66,9 @@ def agreed(
 def _crossed(
     ways: Ways, regions: Sequence[Region], answers: Sequence[tf.Tensor], depth: int
 ) -> tuple[list[int], Sequence[tf.Tensor]] | None:
-    """Returns the ids of all replicas that take part, and what each of them answers.
+    """Returns the ids and the answers of all participants, local or not.
 
-    None if all of them are built here.
+    None if all of them are local.
     """
     calls = {call.key: call for region in regions for call in region.calls}
     ids = sorted({r for call in calls.values() for r in call.group})
@@ -76,7 +76,7 @@ def _crossed(
     if way is None:
         return None
     dtype = answers[0].dtype if answers[0].dtype in (tf.bool, tf.int32) else tf.bool
-    own = {
+    local_answers = {
         region.replica_id: (tf.cast(answer, dtype),)
         for region, answer in zip(regions, answers, strict=True)
     }
@@ -85,7 +85,7 @@ def _crossed(
         way,
         [ways.elsewhere.world.processes[r] for r in ids],
         [[value]] * len(ids),
-        [own.get(r) for r in ids],
+        [local_answers.get(r) for r in ids],
     )
     return ids, [answer for (answer,) in passed]
 
@@ -96,7 +96,7 @@ def _message(
     answers: Sequence[tf.Tensor],
     said: tuple[str, str] | None,
 ) -> list[tf.Tensor]:
-    """Returns what an assertion prints, piece by piece."""
+    """Returns the message of the assertion, in pieces."""
     construct = regions[0].construct
     pieces = [f"replicas disagree in a {construct} in which they communicate:"]
     for replica_id, answer in zip(ids, answers, strict=True):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts effects in order across replicas: what barriers do.
+"""Implements barriers: orders effects across replicas.
 
-Inside a replica `order/ordering.py` keeps effects in program order; across replicas
-nothing orders them but a barrier. Each barrier's placeholder is made to wait for the
-effects of its replica before it, and those behind it for the placeholder; once the
-placeholders of all replicas are one op, all of these wait for all of those. Runs per
-level of the graph, before circles are looked for, so that they are found through
-barriers too.
+Within a replica, `order/ordering.py` keeps effects in program order; across replicas
+only barriers order them. A barrier's placeholder waits for its replica's earlier
+effects, and later effects wait for the placeholder; once the placeholders of all
+replicas are merged into one op, every later effect waits for every earlier one. Runs on
+each graph level before the search for deadlocks, which thus sees cycles through
+barriers.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ def put_up(
     initializers: Set[tf.Operation],
     flow: switching.Flow = switching.NONE,
 ) -> None:
-    """Lets the barriers of one replica wait for effects, and effects for barriers.
+    """Makes one replica's barriers wait for effects, and effects for barriers.
 
-    Control flow with a barrier inside is one, seen from outside.
+    Control flow with a barrier inside counts as a barrier.
 
     Args:
-        ops: The ops of the replica on one level, in build order.
+        ops: The replica's ops on one level, in build order.
         sites: Those of them that communicate.
-        initializers: Ops that initialise variables, which are no part of the step.
-        flow: What is in control flow of TensorFlow 1.
+        initializers: Ops that initialise variables and so are not part of the step.
+        flow: Which ops are in TensorFlow 1 control flow.
     """
     barriers = {
         site.op
         for site in sites
         if any(call.facts.orders_effects for call in site.calls)
     }
-    since: list[tf.Operation] = []  # the last barrier, and the effects behind it
+    since: list[tf.Operation] = []  # the last barrier, and the effects after it
     last: list[tf.Operation] = []
     for op in ops if barriers else ():
         if op in barriers:
@@ -55,11 +55,11 @@ def put_up(
 
 
 def join(barriers: Sequence[tf.Operation], way: Crossing | None = None) -> None:
-    """Makes one op of the placeholders of a barrier, one per replica.
+    """Merges a barrier's placeholders, one per replica, into one op.
 
     Args:
         barriers: The placeholders.
-        way: The way to the replicas that other processes build, if some take part.
+        way: The channel to replicas built by other processes, if any take part.
     """
     before = [op for barrier in barriers for op in barrier.control_inputs]
     with tf.control_dependencies(None), tf.control_dependencies(before):

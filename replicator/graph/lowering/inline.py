@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies the body of a function into another graph, where it can be changed."""
+"""Copies a function's body into another graph, where it can be changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replicator.graph.matching.control_flow import held
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-    """A copy of a function's ops inside another graph.
+    """A copy of a function's ops in another graph.
 
     Attributes:
         ops: The ops, in the order in which the user built them.
@@ -34,45 +34,51 @@ def copy(
     arguments: Sequence[tf.Tensor],
     scope: str,
 ) -> Copy:
-    """Copies a function's ops into the default graph, onto the arguments.
+    """Copies a function's ops into the default graph, applied to the arguments.
 
     Args:
-        graph: The function's.
+        graph: The function's graph.
         outputs: What it returns.
-        arguments: What takes the places of its arguments.
-        scope: A name scope that is not used yet.
+        arguments: Tensors that replace its arguments.
+        scope: An unused name scope.
     """
     target = tf.compat.v1.get_default_graph()
     _tf.copy_functions(graph, target)
-    given = {
+    argument_of = {
         tensor.op.name: argument
         for tensor, argument in zip(graph.inputs, arguments, strict=True)
     }
     definition = tf.compat.v1.GraphDef()
-    used: dict[str, tf.Tensor] = {}
+    input_map: dict[str, tf.Tensor] = {}
     for node in graph.as_graph_def(add_shapes=True).node:
-        if node.name in given:
+        if node.name in argument_of:
             continue
-        # Every op has a device; what it was placed with may have stayed outside.
+        # Colocation may name ops that are not copied; every op has a device anyway.
         node.attr.pop("_class", None)
-        for name in node.input:  # "x", or "^x" for what is only waited for
+        for name in node.input:  # "x", or "^x" for a control input
             source = name.removeprefix("^").partition(":")[0]
-            if source in given:
-                used[name if name.startswith("^") else f"{source}:0"] = given[source]
+            if source in argument_of:
+                input_map[name if name.startswith("^") else f"{source}:0"] = (
+                    argument_of[source]
+                )
         definition.node.append(node)
-    tf.graph_util.import_graph_def(definition, used, name=scope)
+    tf.graph_util.import_graph_def(definition, input_map, name=scope)
 
-    def own(op: tf.Operation) -> tf.Operation:
+    def copy_of(op: tf.Operation) -> tf.Operation:
         return target.get_operation_by_name(f"{scope}/{op.name}")
 
     return Copy(
-        ops=[own(op) for op in graph.get_operations() if op.name not in given],
-        # Results that a placeholder stands for are replaced with it, unless held.
+        ops=[
+            copy_of(op) for op in graph.get_operations() if op.name not in argument_of
+        ],
+        # Rewiring a placeholder also replaces it among the results, unless held.
         results=[
-            given[t.op.name]
-            if t.op.name in given
-            else held(own(t.op).outputs[t.value_index])
+            argument_of[t.op.name]
+            if t.op.name in argument_of
+            else held(copy_of(t.op).outputs[t.value_index])
             for t in outputs
         ],
-        must_run=[own(op) for op in graph.control_outputs if op.name not in given],
+        must_run=[
+            copy_of(op) for op in graph.control_outputs if op.name not in argument_of
+        ],
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matched: one communication with all who take part, as lowerings are given it."""
+"""Matched: one communication with all its participants, the input of a lowering."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from replicator.graph.lowering.crossing import Crossing
 
 @dataclasses.dataclass
 class Notes:
-    """What a lowering has to say of its work, for plans.
+    """What a lowering reports of its work, for plans.
 
     Attributes:
-        algorithms: How it is done, if not as the primitive always is.
+        algorithms: The algorithms used, where the primitive has several.
         moved: (participant, tensor) for what is sent in place of operands.
     """
 
@@ -28,17 +28,17 @@ class Notes:
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """One communication, with all of its participants, ready to be lowered.
+    """One communication with all its participants, ready to be lowered.
 
     Attributes:
         calls: `calls[n]` is the call of replica `group[n]`.
         operands: `operands[n][k]` is the k-th tensor that this replica passes.
         devices: `devices[n]` is where it runs.
-        hubs: Deals out the devices on which shared work is done.
+        hubs: Assigns devices to shared work.
         policy: What else decides how it is lowered.
-        notes: What the lowering says of its work.
-        crossing: The way to the processes that build the other participants; these
-            then are local ones. None: all are here.
+        notes: What the lowering reports of its work.
+        crossing: The channel to the processes that build the other participants; the
+            calls here are then the local ones only. None if all participants are here.
     """
 
     calls: tuple[Call, ...]
@@ -51,7 +51,7 @@ class Matched:
 
     @property
     def options(self) -> dict:
-        """What the replicas agreed on."""
+        """The options on which the replicas agreed."""
         return self.calls[0].options
 
     @property
@@ -61,30 +61,30 @@ class Matched:
 
     def column(self, k: int) -> list[tf.Tensor]:
         """Returns the k-th operand of every participant, in replica order."""
-        return [own[k] for own in self.operands]
+        return [tensors[k] for tensors in self.operands]
 
     def passing(self, operands: Sequence[Sequence[tf.Tensor]]) -> Matched:
-        """Returns the same communication of other tensors."""
+        """Returns the same communication with other operands."""
         return dataclasses.replace(self, operands=tuple(map(tuple, operands)))
 
     def hub(self, nbytes: int, owner: int | None = None) -> str:
-        """Returns the device on which to work for all participants.
+        """Returns the device that does work for all participants.
 
         Args:
-            nbytes: How much it will have to do.
-            owner: The participant that needs the result, by its replica's id. Its
-                device; unless given, that with the least shared work so far.
+            nbytes: How much work there is.
+            owner: The id of the only replica that needs the result, whose device is
+                then used; by default, the device with the least shared work so far.
         """
         if owner is None:
             return self.hubs.next(nbytes, self.devices)
         return self.hubs.next(nbytes, [self.devices[self.group.index(owner)]])
 
     def owner(self, k: int) -> int | None:
-        """Returns the replica that needs what becomes of the k-th operands, if one."""
+        """Returns the replica that alone needs the k-th result, if one does."""
         return self.calls[0].policy(k).owner
 
     def algorithm(self, k: int) -> str | None:
-        """Returns how the k-th operands are to be reduced, if the call says so."""
+        """Returns the user's choice of how to reduce the k-th operands, if any."""
         named: str | None = self.options.get("algorithm")
         return named or self.calls[0].policy(k).algorithm
 

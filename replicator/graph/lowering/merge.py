@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes one conditional, loop or function call of those of several replicas.
+"""Merges the replicas' conditionals, loops or function calls into one op.
 
-The merged op takes the inputs of all replicas, one behind the other, and calls
-functions that hold the bodies of all replicas, side by side. Inside, communication is
-matched, lowered and rewired as on any other level. The merged op runs one branch, and
-one number of turns; a replica that would have done something else is an error when the
-step runs, where it would hang in other systems.
+The merged op takes the concatenated inputs of all replicas, and calls functions that
+hold the bodies of all replicas side by side. Inside, communication is matched, lowered
+and rewired as on any other level. The merged op takes one branch or makes one number of
+turns; a replica that would have chosen otherwise causes an error at run time, where
+other systems would hang.
 
-Ops in which there is no communication are not touched: replicas stay independent in
-them.
+Ops without communication inside are left alone: there, replicas stay independent.
 
 Source: TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465) rewrites the top level
-of the graph; merging takes the same idea one level down.
+of the graph; merging applies the same idea one level down.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ from replicator.graph.lowering.record import Place, function_name
 from replicator.graph.matching.control_flow import CONSTRUCTS, Region
 from replicator.graph.order import phases
 
-# Rewrites the ops of one level, given those of each replica, the replicas' ids and the
-# level's place; returns the ops with the merged ones in their places.
+# Rewrites one level, given each replica's ops, the replicas' ids and the level's place;
+# returns the ops, with merged ops in place of those they replace.
 Rewrite = Callable[
     [Sequence[Sequence[tf.Operation]], Sequence[int], Place], list[list[tf.Operation]]
 ]
 
-# What a replica does that answers False, and True.
+# What a replica does that answers False, and True; for messages.
 _TURN = ("stops", "makes another turn")
 _BRANCH = ("takes the false branch", "takes the true branch")
 
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
-    """Ops that become one.
+    """The ops to merge, and what merging them needs.
 
     Attributes:
         regions: The ops, in replica order, of one construct.
         rewrite: Rewrites what is inside.
-        labels: Knows which values are the same on all replicas.
+        labels: Identifies values that are the same on all replicas.
         place: Where the ops are.
-        ways: The ways to replicas that other processes build, if there are any.
+        ways: The channels to replicas built by other processes, if any.
     """
 
     regions: Sequence[Region]
@@ -73,13 +72,13 @@ def merge(
     Args:
         regions: The ops, in replica order, of one construct.
         rewrite: Rewrites what is inside.
-        labels: Knows which values are the same on all replicas.
+        labels: Identifies values that are the same on all replicas.
         place: Where the ops are.
-        ways: The ways to replicas that other processes build, if there are any.
+        ways: The channels to replicas built by other processes, if any.
 
     Returns:
-        The merged op. It has all consumers of the old ones, and waits for what they
-        waited for.
+        The merged op. It has all consumers and all control inputs of the ops it
+        replaces.
 
     Raises:
         MismatchError: What is inside differs between the replicas.
@@ -105,7 +104,7 @@ def merge(
 
 
 def _read_only(old: Sequence[tf.Operation], new: tf.Operation) -> list[int]:
-    """Returns which inputs of a merged op are resources that nobody inside writes."""
+    """Returns the indices of the merged op's inputs that are read-only resources."""
     reads = set[int]()
     writes = set[int]()
     for op in old:
@@ -118,21 +117,21 @@ def _loop(job: Merge) -> tf.Operation:
     old, labels = [region.op for region in job.regions], job.labels
     outputs = [tensor for op in old for tensor in op.outputs]
 
-    counted = []
+    same_turns = []
 
     def agree(conditions: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        counted.append(labels.same(conditions))
+        same_turns.append(labels.same(conditions))
         return [_agreed(job, conditions, _TURN)]
 
-    known = labels.of_loops(old)
-    given = [known[: len(op.inputs)] for op in old]
+    loop_labels = labels.of_loops(old)
+    input_labels = [loop_labels[: len(op.inputs)] for op in old]
     inside = job.place.inside("loop condition", None)
-    condition = _function(job, "cond", inside, given, agree)
-    total = turns.count(old[0]) if counted[0] else None
-    # What crosses processes is numbered once.
+    condition = _function(job, "cond", inside, input_labels, agree)
+    total = turns.count(old[0]) if same_turns[0] else None
+    # Communication between processes has keys for one copy of the body only.
     repeat = turns.at_once(old, total) if job.ways is None else 1
     inside = job.place.inside("loop body", total)
-    body = _function(job, "body", inside, given, repeat=repeat)
+    body = _function(job, "body", inside, input_labels, repeat=repeat)
     new = _operation(
         tf.raw_ops.While if _any_stateful(old) else tf.raw_ops.StatelessWhile,
         input=[tensor for op in old for tensor in op.inputs],
@@ -143,8 +142,8 @@ def _loop(job: Merge) -> tf.Operation:
     )
     _tf.lower_in_place(new)
     count = len(new.outputs) // len(old)
-    for n, label in enumerate(known[:count]):
-        if label is not None:  # as many turns on all: the same at the end, too
+    for n, label in enumerate(loop_labels[:count]):
+        if label is not None:  # all make equally many turns, so it ends equal too
             at_the_end = labels.new()
             for tensor in new.outputs[n::count]:
                 labels.set(tensor, at_the_end)
@@ -155,12 +154,12 @@ def _conditional(job: Merge) -> tf.Operation:
     old = [region.op for region in job.regions]
     two = "If" in old[0].type
     chosen = _agreed(job, [op.inputs[0] for op in old], _BRANCH if two else None)
-    given = [[job.labels.of(tensor) for tensor in op.inputs[1:]] for op in old]
+    input_labels = [[job.labels.of(tensor) for tensor in op.inputs[1:]] for op in old]
     stateful = _any_stateful(old)
 
     def branch(attribute: str, name: str, position: int = 0) -> Any:
         inside = job.place.inside(f"conditional ({name})", None)
-        return _function(job, attribute, inside, given, position=position)
+        return _function(job, attribute, inside, input_labels, position=position)
 
     arguments = {
         "input": [tensor for op in old for tensor in op.inputs[1:]],
@@ -189,9 +188,9 @@ def _conditional(job: Merge) -> tf.Operation:
 
 def _call(job: Merge) -> tf.Operation:
     old = [region.op for region in job.regions]
-    given = [[job.labels.of(tensor) for tensor in op.inputs] for op in old]
+    input_labels = [[job.labels.of(tensor) for tensor in op.inputs] for op in old]
     inside = job.place.inside(function_name(old[0]))
-    body = _function(job, "f", inside, given)
+    body = _function(job, "f", inside, input_labels)
     stateful = _any_stateful(old)
     arguments = [tensor for op in old for tensor in op.inputs]
     dtypes = [tensor.dtype for op in old for tensor in op.outputs]
@@ -204,8 +203,8 @@ def _call(job: Merge) -> tf.Operation:
             Tout=dtypes,
             f=body,
         )
-    # A session calls functions that it could inline, and then hides what failed in
-    # one; a conditional of one branch it does inline.
+    # A session does not inline function calls, and hides which op failed inside one;
+    # it does inline a conditional with a single branch.
     new = _operation(
         tf.raw_ops.Case if stateful else tf.raw_ops.StatelessCase,
         branch_index=0,
@@ -226,13 +225,13 @@ def _agreed(
 
 
 def _in_session() -> bool:
-    """Whether the outermost graph is run by a session, and not by a function."""
+    """Whether the outermost graph is run by a session rather than as a function."""
     with tf.init_scope():
         return not tf.executing_eagerly()
 
 
 def _operation(build: Callable[..., Any], **arguments: Any) -> tf.Operation:
-    """Adds an op; raw ops return its results, or the op itself where it has none."""
+    """Adds an op and returns it; raw ops return its results if it has any."""
     graph = tf.compat.v1.get_default_graph()
     build(**arguments)
     return graph.get_operations()[-1]
@@ -255,15 +254,15 @@ def _function(
 
     Args:
         job: The ops that call the functions.
-        attribute: By which attribute they do, "body" for example.
+        attribute: The attribute that names these, e.g. "body".
         place: Where the functions are.
         given: `given[n][k]` is the label of the n-th replica's k-th argument, or None.
-        finish: Makes the results of the merged function of those of all replicas.
-        position: Which function of a list of them.
-        repeat: How often the functions are called, on their own results.
+        finish: Maps the results of all replicas to the results of the merged function.
+        position: The index of the function in an attribute that lists several.
+        repeat: How many times to apply the functions, each time to their own results.
 
     Returns:
-        Its name, as the attribute of an op.
+        The merged function's name, as an op attribute.
     """
     regions = job.regions
     joint = _tf.new_function_graph(f"merged_{attribute}")
@@ -276,8 +275,10 @@ def _function(
     with joint.as_default():
         for turn in range(repeat):
             copies = [
-                inline.copy(*function, own, f"turn_{turn}/replica_{region.replica_id}")
-                for region, function, own in zip(
+                inline.copy(
+                    *function, tensors, f"turn_{turn}/replica_{region.replica_id}"
+                )
+                for region, function, tensors in zip(
                     regions, functions, arguments, strict=True
                 )
             ]
@@ -286,7 +287,7 @@ def _function(
             ids = [region.replica_id for region in regions]
             rewritten = job.rewrite(replicas, ids, place.again() if turn else place)
             must_run += _renamed(copies, rewritten)
-        returned = [tensor for own in arguments for tensor in own]
+        returned = [tensor for tensors in arguments for tensor in tensors]
         if finish is not None:
             returned = list(finish(returned))
         results = [tensor.op for tensor in returned]
@@ -314,7 +315,7 @@ def _arguments(
 def _renamed(
     copies: Sequence[inline.Copy], rewritten: Sequence[Sequence[tf.Operation]]
 ) -> list[tf.Operation]:
-    """Returns the ops that must run, merged ones in the places of those replaced."""
+    """Returns the ops that must run, with merged ops in place of those they replace."""
     renamed = {
         old: new
         for copy, after in zip(copies, rewritten, strict=True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of each communication when it is lowered, for `Replicator.plan`.
+"""Records each communication as it is lowered, for `Replicator.plan`.
 
-Facts only: where the communication is, who calls, and which bytes leave which
-replica's device. It reads the ops that a lowering has built and changes none, so that
-what is shown is what was built, whatever the algorithm.
+Facts only: where the communication is, who calls, and which bytes leave which replica's
+device. Reads the ops that a lowering built and changes none, so that a plan shows what
+was built, whatever the algorithm.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _FUNCTION_NAME = re.compile(r"__(?:inference|forward|backward)_(.+)_\d+$")
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where in the control flow a level of the graph is.
+    """The position of a graph level within the control flow.
 
     Attributes:
-        path: The control flow around it, outermost first; empty at the top level.
-        times: How often it is reached in a step; None where that is only known when
-            the step runs.
-        repeated: Whether the level is one more copy of another one.
+        path: The enclosing control flow, outermost first; empty at the top level.
+        times: How often the level runs per step; None where that is only known when the
+            step runs.
+        repeated: Whether the level is another copy of one already recorded.
     """
 
     path: tuple[str, ...] = ()
@@ -38,17 +38,17 @@ class Place:
     repeated: bool = False
 
     def inside(self, name: str, times: int | None = 1) -> Place:
-        """Returns the place of a level inside of this one.
+        """Returns the place of a level nested in this one.
 
         Args:
             name: The control flow, e.g. "loop body".
-            times: How often it is reached each time that this level is.
+            times: How often the inner level runs each time this one does.
         """
-        known = None if self.times is None or times is None else self.times * times
-        return dataclasses.replace(self, path=(*self.path, name), times=known)
+        total = None if self.times is None or times is None else self.times * times
+        return dataclasses.replace(self, path=(*self.path, name), times=total)
 
     def again(self) -> Place:
-        """Returns the place of one more copy of the same level."""
+        """Returns the place of another copy of this level."""
         return dataclasses.replace(self, repeated=True)
 
 
@@ -59,7 +59,7 @@ class Link:
     Attributes:
         source: The replica that sends.
         destination: The replica that receives.
-        nbytes: How many bytes; None where a size is only known when the step runs.
+        nbytes: The number of bytes; None where a size is only known when the step runs.
     """
 
     source: int
@@ -72,13 +72,13 @@ class Wire:
     """What one host sends to another in one communication.
 
     Attributes:
-        source: The host that sends: which it is of those that replicas run on, in the
-            order in which these come first.
-        destination: The host that receives.
-        messages: How many tensors, each to one device.
-        nbytes: How many bytes; None where a size is only known when the step runs.
-        seconds: How long the link takes, by the calibration; tensors of unknown size
-            are taken for small ones.
+        source: The sending host, as an index into the hosts of the replicas in order of
+            first appearance.
+        destination: The receiving host, likewise.
+        messages: The number of tensors, each to one device.
+        nbytes: The number of bytes; None where a size is only known when the step runs.
+        seconds: How long the link is busy, by the calibration; tensors of unknown size
+            count as small.
     """
 
     source: int
@@ -90,15 +90,15 @@ class Wire:
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """One communication that was lowered.
+    """One lowered communication.
 
     Attributes:
         calls: The call of each participant, in replica order.
-        links: Who sends how much to whom.
+        links: How much each replica's device sends to each other's.
         place: Where in the control flow it is.
-        algorithms: How it is done; empty: as the primitive always is.
-        wires: What travels between hosts; empty if there is one.
-        seconds: How long it takes, if nothing else happens; None on one host.
+        algorithms: The algorithms used; empty for the primitive's only one.
+        wires: What travels between hosts; empty on one host.
+        seconds: How long it takes with nothing else running; None on one host.
     """
 
     calls: tuple[Call, ...]
@@ -110,7 +110,7 @@ class Communication:
 
 
 def function_name(op: tf.Operation) -> str:
-    """Returns how the function that an op calls is shown, by the user's name for it."""
+    """Returns a display name for the function that an op calls: the user's own."""
     name = op.get_attr("f").name
     while found := _FUNCTION_NAME.match(name):
         name = found[1]
@@ -125,11 +125,11 @@ def links(
 ) -> tuple[Link, ...]:
     """Returns what travels between replicas in one communication.
 
-    Each tensor travels once to each device on which something reads it. Checks that
-    yield nothing are left out.
+    A tensor is sent once to each device on which something reads it. Checks without
+    results are not counted.
 
     Args:
-        replica_ids: Those of the participants.
+        replica_ids: The participants.
         operands: `operands[n]` is what participant n passes.
         results: `results[n]` is what participant n receives.
         devices: `devices[r]` is where replica r runs.
@@ -151,28 +151,28 @@ def wires(
     """Returns what travels between hosts in one communication.
 
     Args:
-        replica_ids: Those of the participants.
+        replica_ids: The participants.
         operands: `operands[n]` is what participant n passes.
         results: `results[n]` is what participant n receives.
         devices: `devices[r]` is where replica r runs.
-        calibration: What a message and a byte cost.
+        calibration: The cost of a message and of a byte.
     """
     members = hosts.by_host(devices)
-    host = {r: number for number, own in enumerate(members) for r in own}
+    host = {r: number for number, ids in enumerate(members) for r in ids}
     crossing: dict[tuple[int, int], list[tf.Tensor]] = {}
     travels = _travels(replica_ids, operands, results, devices)
     for (source, reader), tensors in travels.items():
         if host[source] != host[reader]:
             crossing.setdefault((host[source], host[reader]), []).extend(tensors)
-    made = []
+    host_wires = []
     for (source, reader), tensors in sorted(crossing.items()):
         ends = (hosts.host_of(devices[members[h][0]]) for h in (source, reader))
         rate = calibration.between(*ends)
         nbytes = sum(map(cost.tensor_bytes, tensors))
         seconds = len(tensors) * rate.message + nbytes * rate.link
-        known = add(map(cost.known_bytes, tensors))
-        made.append(Wire(source, reader, len(tensors), known, seconds))
-    return tuple(made)
+        total = add(map(cost.known_bytes, tensors))
+        host_wires.append(Wire(source, reader, len(tensors), total, seconds))
+    return tuple(host_wires)
 
 
 def _travels(
@@ -181,10 +181,10 @@ def _travels(
     results: Sequence[Sequence[tf.Tensor]],
     devices: Sequence[str],
 ) -> dict[tuple[int, int], list[tf.Tensor]]:
-    """Returns which tensors travel, by the replicas that send and receive them."""
-    owners: dict[Any, list[int]] = {}  # several, of what was made outside of the step
-    for replica_id, own in zip(replica_ids, operands, strict=True):
-        for tensor in own:
+    """Returns the tensors that travel, by (sending, receiving) replica."""
+    owners: dict[Any, list[int]] = {}  # several for a tensor from outside the step
+    for replica_id, tensors in zip(replica_ids, operands, strict=True):
+        for tensor in tensors:
             owners.setdefault(tensor.ref(), []).append(replica_id)
     of_device: dict[str, int] = {device: r for r, device in enumerate(devices)}
     travels: dict[tuple[int, int], dict[Any, tf.Tensor]] = {}
@@ -202,11 +202,11 @@ def _reads(
     operands: Container[Any],
     of_device: Mapping[str, int],
 ) -> Iterator[tuple[tf.Tensor, int | None]]:
-    """Yields (tensor, the replica on whose device it is read), back to the operands."""
+    """Yields (tensor, replica on whose device it is read), back to the operands."""
     waiting: list[tuple[tf.Tensor, int | None]] = [
         (tensor, replica_id)
-        for replica_id, own in zip(replica_ids, results, strict=True)
-        for tensor in own
+        for replica_id, tensors in zip(replica_ids, results, strict=True)
+        for tensor in tensors
     ]
     seen = set()
     while waiting:
@@ -219,7 +219,7 @@ def _reads(
 
 
 def add(sizes: Iterable[int | None]) -> int | None:
-    """Adds sizes up; a single unknown one makes the sum unknown."""
+    """Adds up sizes; the sum is unknown if any of them is."""
     total = 0
     for size in sizes:
         if size is None:

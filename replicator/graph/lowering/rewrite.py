@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces matched placeholders by real cross-device ops, on every level of the graph.
+"""Replaces matched placeholders by real cross-device ops, on every graph level.
 
 Runs once per build, after all replicas are built. Conditionals, loops and function
-calls in which replicas communicate become one op each (merge.py), inside which the
-same is done again. `rewrite` is the only place where what the user built is changed:
-every decision on a level is taken before, on facts.
+calls with communication inside are merged into one op each (merge.py), and rewritten
+inside in the same way. `rewrite` is the only place that changes what the user built:
+all decisions on a level are made first, on facts.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from replicator.world import World
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What placeholders are lowered to.
+    """Everything that lowering depends on, and what it has lowered.
 
     Attributes:
-        world: All replicas there are, and those that are built.
-        lowerings: For each primitive, how it becomes real ops.
-        hubs: Deals out the devices on which shared work is done.
+        world: All replicas, and which of them are built here.
+        lowerings: The lowering of each primitive.
+        hubs: Assigns devices to shared work.
         policy: What else decides how communication is lowered.
-        handles: Knows which values, and variables, are the same on all replicas.
-        initializers: Ops that initialise variables, which are no part of the step.
-        precise: Whether TensorFlow has to be kept from treating replicas differently.
-        flow: What is in control flow of TensorFlow 1.
-        communications: What was lowered so far.
-        ways: The ways to replicas that other processes build; None: there are none.
+        handles: Identifies values and variables that are the same on all replicas.
+        initializers: Ops that initialise variables and so are not part of the step.
+        precise: Whether TensorFlow must be kept from treating replicas differently.
+        flow: Which ops are in TensorFlow 1 control flow.
+        communications: The communications lowered so far.
+        ways: The channels to replicas built by other processes; None if there are none.
     """
 
     world: World
@@ -58,12 +58,13 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Rewritten:
-    """What a build has become.
+    """The result of rewriting a build.
 
     Attributes:
-        replicas: The ops of each replica, as given, with those that were merged in the
-            places of those that they replace.
-        communications: What was lowered, calls before gradients on each level.
+        replicas: The ops of each replica, with merged ops in place of those they
+            replace.
+        communications: The lowered communications, calls before gradients on each
+            level.
     """
 
     replicas: list[list[tf.Operation]]
@@ -76,20 +77,20 @@ def check(
     peers: Peers | None = None,
     what: str = "a step",
 ) -> elsewhere.Elsewhere | None:
-    """Raises unless all communication of one build pairs, before anything is changed.
+    """Raises unless all communication of a build pairs; changes nothing.
 
     Args:
         replicas: `replicas[n]` are the ops of a local replica's sub-graph, in build
             order.
-        handles: Tells the variables that one replica owns and all share.
-        peers: The processes that build the other replicas, if there are any.
-        what: What is built, for messages.
+        handles: Identifies variables owned by one replica and shared by all.
+        peers: The processes that build the other replicas, if any.
+        what: What is being built, for messages.
 
     Returns:
         The calls of all replicas, if other processes build some.
 
     Raises:
-        MismatchError: The replicas do not communicate alike.
+        MismatchError: The replicas' calls do not pair.
         ReplicatorError: A call is where no other replica can join.
     """
     sites = [
@@ -97,12 +98,12 @@ def check(
         for r, ops in zip(handles.world.local, replicas, strict=True)
     ]
     if peers is not None:
-        told = [
-            elsewhere.own(*of_replica)
-            for of_replica in zip(sites, replicas, strict=True)
+        reports = [
+            elsewhere.own(*sites_and_ops)
+            for sites_and_ops in zip(sites, replicas, strict=True)
         ]
-        return elsewhere.check(peers, handles.world, told, what)
-    match.check([_all_calls(own) for own in sites], [_inside(own) for own in sites])
+        return elsewhere.check(peers, handles.world, reports, what)
+    match.check([_all_calls(s) for s in sites], [_inside(s) for s in sites])
     return None
 
 
@@ -116,21 +117,21 @@ def rewrite(
     flow: switching.Flow = switching.NONE,
     ways: crossing.Ways | None = None,
 ) -> Rewritten:
-    """Lowers and rewires all communication of one build, which was checked.
+    """Lowers and rewires all communication of a build that `check` has accepted.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
-        world: All replicas there are, and those that are built.
-        lowerings: For each primitive, how it becomes real ops.
-        initializers: Ops that initialise variables, which are no part of the step.
-        policy: What the user says of how communication is lowered.
-        handles: Tells the variables that one replica owns and all share.
-        flow: What is in control flow of TensorFlow 1.
-        ways: The ways to replicas that other processes build, if there are any.
+        world: All replicas, and which of them are built here.
+        lowerings: The lowering of each primitive.
+        initializers: Ops that initialise variables and so are not part of the step.
+        policy: The user's choices of how communication is lowered.
+        handles: Identifies variables owned by one replica and shared by all.
+        flow: Which ops are in TensorFlow 1 control flow.
+        ways: The channels to replicas built by other processes, if any.
 
     Raises:
-        MismatchError: The replicas do not communicate alike.
-        DeadlockError: They would wait for one another in a circle.
+        MismatchError: The replicas' calls do not pair.
+        DeadlockError: The replicas would wait for one another in a cycle.
         ReplicatorError: A call is where no other replica can join.
     """
     hubs = cost.Hubs(world.devices)
@@ -152,12 +153,12 @@ def rewrite(
 def _all_calls(
     sites: Sequence[Placeholder | control_flow.Region],
 ) -> list[Call]:
-    """Returns the calls of a replica, each once, also those inside control flow."""
+    """Returns a replica's distinct calls, including those inside control flow."""
     return list({call.key: call for site in sites for call in site.calls}.values())
 
 
 def _inside(sites: Sequence[Placeholder | control_flow.Region]) -> dict[str, str]:
-    """Returns the control flow around those calls that are in any, by their keys."""
+    """Maps the keys of calls inside control flow to the construct around them."""
     regions = [site for site in sites if isinstance(site, control_flow.Region)]
     return {call.key: site.construct for site in regions for call in site.calls}
 
@@ -168,14 +169,14 @@ def _rewrite_level(
     target: Target,
     place: Place,
 ) -> list[list[tf.Operation]]:
-    """Does it for the ops of one graph; `replicas[n]` are those of `replica_ids[n]`."""
+    """Rewrites one graph; `replicas[n]` are the ops of `replica_ids[n]`."""
     sites = [
         control_flow.find_sites(ops, r, target.handles)
         for ops, r in zip(replicas, replica_ids, strict=True)
     ]
     nodes = match.pair(sites, target.world.local)
-    for ops, own in zip(replicas, sites, strict=True):
-        fence.put_up(ops, own, target.initializers, target.flow)
+    for ops, replica_sites in zip(replicas, sites, strict=True):
+        fence.put_up(ops, replica_sites, target.initializers, target.flow)
     deadlock.check(nodes, sites, replicas)
     merged: dict[tf.Operation, tf.Operation] = {}
     if target.ways is None:
@@ -185,8 +186,8 @@ def _rewrite_level(
         regions = [site for site in node if not isinstance(site, Placeholder)]
         if calls:
             results = _lower(calls, target, place)
-            same = calls[0].call.same_for_all(len(results[0]))
-            target.handles.labels.join([own[:same] for own in results])
+            count = calls[0].call.same_for_all(len(results[0]))
+            target.handles.labels.join([tensors[:count] for tensors in results])
             _rewire(calls, results)
             if calls[0].call.facts.orders_effects:
                 fence.join([call.op for call in calls], _way(calls[0].call, target))
@@ -210,7 +211,7 @@ def _with(
     replaced: Mapping[tf.Operation, tf.Operation],
     replicas: Sequence[Sequence[tf.Operation]],
 ) -> list[list[tf.Operation]]:
-    """Returns the ops of each replica, with those that took the places of others."""
+    """Returns each replica's ops, with the replacements in place of those replaced."""
     if not replaced:
         return [list(ops) for ops in replicas]
     return [[replaced.get(op, op) for op in ops] for ops in replicas]
@@ -219,25 +220,23 @@ def _with(
 def _lower(
     matched: Sequence[Placeholder], target: Target, place: Place
 ) -> Sequence[Sequence[tf.Tensor]]:
-    """Adds the real ops for one communication; returns results by local participant."""
+    """Adds the real ops of one communication; returns results by local participant."""
     call = matched[0].call
-    # What the user made a call wait for, every participant's result waits for.
+    # Every participant's result waits for what any participant's call waits for.
     before = [op for p in matched for op in p.op.control_inputs]
     with tf.control_dependencies(None), tf.control_dependencies(before):
         with tf.name_scope(call.scope):
             communication = _matched(matched, target)
             results = target.lowerings[call.primitive](communication)
-    if len(communication.calls) > len(matched):  # those built elsewhere have theirs
+    if len(communication.calls) > len(matched):  # keep the local replicas' results
         ids = [p.replica_id for p in matched]
         results = [results[communication.group.index(r)] for r in ids]
     if not place.repeated:
         notes = communication.notes
-        given = [list(own) for own in communication.operands]
+        sent = [list(tensors) for tensors in communication.operands]
         for n, tensor in notes.moved:
-            given[n].append(tensor)
-        target.communications.append(
-            _kept(communication, given, results, target, place)
-        )
+            sent[n].append(tensor)
+        target.communications.append(_kept(communication, sent, results, target, place))
     if target.precise and call.facts.same_for_all:
         with tf.name_scope("keep_precision"), tf.control_dependencies(None):
             results = precision.keep(results)
@@ -245,7 +244,7 @@ def _lower(
 
 
 def _matched(matched: Sequence[Placeholder], target: Target) -> Matched:
-    """Returns a communication of local participants, and of others if there are any."""
+    """Returns the communication of local participants and, if there are any, others."""
     devices = tuple(target.world.device(p.replica_id) for p in matched)
     here = Matched(
         calls=tuple(p.call for p in matched),
@@ -255,7 +254,7 @@ def _matched(matched: Sequence[Placeholder], target: Target) -> Matched:
         policy=target.policy,
     )
     call = matched[0].call
-    ordering = call.facts.orders_effects  # which needs no tensor
+    ordering = call.facts.orders_effects  # passes no tensors
     way = None if ordering else _way(call, target)
     if way is None or target.ways is None:
         return here
@@ -263,30 +262,30 @@ def _matched(matched: Sequence[Placeholder], target: Target) -> Matched:
     if crossing.adds_up(calls):
         way.factors = target.ways.elsewhere.by_factors(call, target.policy)
         return dataclasses.replace(here, crossing=way)
-    for one in calls:
-        crossing.check(one)
-    own = {p.replica_id: p.operands for p in matched}
+    for member in calls:
+        crossing.check(member)
+    local_operands = {p.replica_id: p.operands for p in matched}
     processes = [target.world.processes[c.replica_id] for c in calls]
     passed = crossing.exchanged(
         way,
         processes,
         [c.operands for c in calls],
-        [own.get(c.replica_id) for c in calls],
+        [local_operands.get(c.replica_id) for c in calls],
     )
-    of = dict(zip(own, devices, strict=True))
+    local_devices = dict(zip(local_operands, devices, strict=True))
     return Matched(
         calls=tuple(calls),
         operands=tuple(map(tuple, passed)),
-        devices=tuple(of.get(c.replica_id, devices[0]) for c in calls),
+        devices=tuple(local_devices.get(c.replica_id, devices[0]) for c in calls),
         hubs=target.hubs,
-        # What else there is may be chosen otherwise by another process.
+        # Other algorithms depend on choices that may differ between processes.
         policy=dataclasses.replace(target.policy, algorithm="hub", factors=False),
         notes=Notes(["gathered from hosts"]),
     )
 
 
 def _way(call: Call, target: Target) -> crossing.Crossing | None:
-    """Returns the way between the participants of a call, if it leads elsewhere."""
+    """Returns the channel between a call's participants, if some are not local."""
     return None if target.ways is None else target.ways.of(call)
 
 
@@ -297,32 +296,32 @@ def _kept(
     target: Target,
     place: Place,
 ) -> Communication:
-    """Returns what is kept of a communication that was lowered.
+    """Returns the record of a communication that was lowered.
 
     Args:
-        communication: What was lowered.
+        communication: The communication.
         given: `given[n]` is what participant n sends, or what is sent in its place.
         results: What the lowering returned.
-        target: What it was lowered to.
+        target: What it was lowered with.
         place: Where in the control flow it is.
     """
     if target.ways is not None:
         calls = tuple(target.ways.elsewhere.partners(communication.calls[0]))
-        named = tuple(dict.fromkeys(communication.notes.algorithms))
-        return Communication(calls, (), place, named)
-    passed = communication.group, given, results, target.world.devices
-    kept = Communication(
+        algorithms = tuple(dict.fromkeys(communication.notes.algorithms))
+        return Communication(calls, (), place, algorithms)
+    transfers = communication.group, given, results, target.world.devices
+    record = Communication(
         communication.calls,
-        links(*passed),
+        links(*transfers),
         place,
         tuple(dict.fromkeys(communication.notes.algorithms)),
     )
     if not hosts.are_several(target.world.devices):
-        return kept
+        return record
     calibration = target.policy.calibration
     return dataclasses.replace(
-        kept,
-        wires=wires(*passed, calibration),
+        record,
+        wires=wires(*transfers, calibration),
         seconds=schedule.seconds(given, results, communication.devices, calibration),
     )
 
@@ -331,8 +330,8 @@ def _rewire(
     matched: Sequence[Placeholder], results: Sequence[Sequence[tf.Tensor]]
 ) -> None:
     """Points all consumers of the placeholders at the real results."""
-    for placeholder, own in zip(matched, results, strict=True):
-        for old, new in zip(placeholder.results, own, strict=True):
+    for placeholder, tensors in zip(matched, results, strict=True):
+        for old, new in zip(placeholder.results, tensors, strict=True):
             _tf.replace(old, new)
         if placeholder.receipt is not None:
             _tf.replace(placeholder.receipt, tf.zeros([]))

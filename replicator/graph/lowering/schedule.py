@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a communication takes between hosts, from the ops that it was lowered to.
+"""Estimates how long a communication between hosts takes, from its lowered ops.
 
-A simulation, event by event. Each op waits for its inputs and for its device; each
-tensor that leaves a host waits until the host's link is free, and that of the host to
-which it goes, and is sent as soon as both are: first come, first served. Messages of a
-link come one after the other, as in the model by which algorithms are chosen
-(costs/rates.py), and nothing else of the step is in their way. Products of factors are
-not counted: they are computation.
+A discrete-event simulation. Each op waits for its inputs and for its device; each
+tensor that leaves a host waits until its own host's link and the destination's are
+free, and is then sent: first come, first served. Messages on a link are sent one after
+another, as in the model by which algorithms are chosen (costs/rates.py), and the rest
+of the step does not compete with them. Products of factors are computation and cost
+nothing here.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ def seconds(
     devices: Sequence[str],
     calibration: rates.Calibration,
 ) -> float:
-    """Returns how long it takes until all participants have their results.
+    """Returns the time until all participants have their results.
 
     Args:
         operands: `operands[n]` is what participant n passes, at 0 seconds.
         results: `results[n]` is what participant n receives.
         devices: `devices[n]` is where participant n runs.
-        calibration: What work costs.
+        calibration: The cost of work.
     """
     clock = _Clock(calibration)
-    given = {x.ref(): x for own in operands for x in own}
+    unvisited = {x.ref(): x for tensors in operands for x in tensors}
     waiting = []
-    for own, device in zip(results, devices, strict=True):
-        for x in own:
+    for tensors, device in zip(results, devices, strict=True):
+        for x in tensors:
             clock.read(x, device, None)
             waiting.append(x)
     seen: set[tf.Operation] = set()
     while waiting:
         x = waiting.pop()
-        if x.ref() in given:
+        if x.ref() in unvisited:
             clock.make(x, 0.0)
-            del given[x.ref()]
+            del unvisited[x.ref()]
         elif x.op not in seen:
             seen.add(x.op)
             clock.add(x.op)
@@ -59,19 +59,20 @@ def seconds(
 
 
 class _Clock:
-    """What happens when.
+    """Simulates when each op runs and when each tensor arrives.
 
     Args:
-        calibration: What work costs.
+        calibration: The cost of work.
     """
 
     def __init__(self, calibration: rates.Calibration) -> None:
         self._calibration = calibration
-        self._events: list[Any] = []  # (time, number, tensor, device): made or arrived
+        # (time, number, tensor, device): computed if the device is None, else arrived.
+        self._events: list[Any] = []
         self._numbers = itertools.count()
-        # By tensor and device: which ops read it there; None: a participant.
+        # By tensor and device: the ops that read it there; None for a participant.
         self._readers: dict[Any, dict[str, list[tf.Operation | None]]] = {}
-        self._missing: dict[tf.Operation, int] = {}  # inputs
+        self._missing: dict[tf.Operation, int] = {}  # number of inputs yet to arrive
         self._free: dict[Any, float] = {}  # by device or host, and by ends of links
 
     def read(self, tensor: tf.Tensor, device: str, reader: tf.Operation | None) -> None:
@@ -80,7 +81,7 @@ class _Clock:
         places.setdefault(device, []).append(reader)
 
     def make(self, tensor: tf.Tensor, time: float) -> None:
-        """Notes that a tensor is made."""
+        """Notes that a tensor is computed at a time."""
         self._push(time, tensor, None)
 
     def add(self, op: tf.Operation) -> None:
@@ -92,7 +93,7 @@ class _Clock:
             self._start(op, 0.0)
 
     def run(self) -> float:
-        """Has all happen; returns when the last tensor arrived."""
+        """Runs the simulation; returns when the last tensor arrives."""
         time = 0.0
         while self._events:
             time, _, tensor, device = heapq.heappop(self._events)
@@ -111,34 +112,34 @@ class _Clock:
         heapq.heappush(self._events, (time, next(self._numbers), tensor, device))
 
     def _start(self, op: tf.Operation, time: float) -> None:
-        """Runs an op once its device is free, or its host where cores are shared."""
-        own = self._calibration.of(rates.kind_of([op.device]))
-        place = op.device if own.apart else hosts.host_of(op.device)
-        end = max(time, self._free.get(place, 0.0)) + _work(op).seconds(own)
+        """Runs an op once its device is free, or its host if devices share cores."""
+        rate = self._calibration.of(rates.kind_of([op.device]))
+        place = op.device if rate.apart else hosts.host_of(op.device)
+        end = max(time, self._free.get(place, 0.0)) + _work(op).seconds(rate)
         self._free[place] = end
         for tensor in op.outputs:
             self.make(tensor, end)
 
     def _sent(self, tensor: tf.Tensor, device: str, time: float) -> float:
-        """Returns when a tensor that was made is there on a device."""
+        """Returns when a tensor that was just computed arrives at a device."""
         source = tensor.device
         if not source or source == device:
             return time
         nbytes = cost.tensor_bytes(tensor)
         ends = hosts.host_of(source), hosts.host_of(device)
         if ends[0] == ends[1]:
-            own = self._calibration.of(rates.kind_of([source, device]))
-            return time + own.message + nbytes * own.link
-        own = self._calibration.between(*ends)
+            rate = self._calibration.of(rates.kind_of([source, device]))
+            return time + rate.message + nbytes * rate.link
+        rate = self._calibration.between(*ends)
         link = ("from", ends[0]), ("to", ends[1])
         begin = max(time, *(self._free.get(end, 0.0) for end in link))
-        arrived = begin + own.message + nbytes * own.link
+        arrived = begin + rate.message + nbytes * rate.link
         self._free.update(dict.fromkeys(link, arrived))
         return arrived
 
 
 def _work(op: tf.Operation) -> rates.Work:
-    """Returns what an op does: most that a reduction is made of pass over operands."""
+    """Returns an op's work; most ops of a reduction make one pass over their inputs."""
     if op.type in _FREE:
         return rates.Work(1)
     if op.type in _COPIES:

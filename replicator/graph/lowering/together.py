@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes one communication of calls that say so, and of which none needs another.
+"""Joins consecutive independent calls that ask for it into one communication.
 
-A program of one device takes the gradient of one variable after the other; each is made
-one by a call of its own. Where such calls follow one another, they are lowered as if
-there had been one call of all their tensors, so that small ones travel together.
+A single-device program computes its gradients one variable at a time, and each is
+reduced by its own call. Consecutive calls are lowered as one call with all their
+tensors, so that small tensors travel together.
 """
 
 from __future__ import annotations
@@ -18,53 +18,57 @@ from replicator.graph.ir.placeholder import TOGETHER, Placeholder
 from replicator.graph.matching.control_flow import Region
 
 Site = Placeholder | Region
-Node = tuple[Site, ...]  # the ops that become one
+Node = tuple[Site, ...]  # ops that are merged into one
 
 
 @dataclasses.dataclass(frozen=True)
 class Joined(Placeholder):
-    """Several placeholders of a replica, as one.
+    """Several placeholders of a replica, treated as one.
 
     Attributes:
-        parts: These, in order; `op` is that of the first, and `call` of all of them.
+        parts: The placeholders, in order; `op` is the first one's, and `call` covers
+            all.
     """
 
     parts: tuple[Placeholder, ...]
 
     @property
     def operands(self) -> tuple[tf.Tensor, ...]:
-        """What the replica passes by all of them."""
+        """The operands of all parts."""
         return tuple(tensor for part in self.parts for tensor in part.operands)
 
     @property
     def results(self) -> tuple[tf.Tensor, ...]:
-        """What stands for the results of all of them."""
+        """The results of all parts, until they are rewired."""
         return tuple(tensor for part in self.parts for tensor in part.results)
 
 
 def join(nodes: Sequence[Node]) -> list[Node]:
-    """Returns the sets of ops that become one, with one set for those that go together.
+    """Joins the groups of ops that can be lowered as one call.
 
     Args:
-        nodes: The sets of ops that become one, in order.
+        nodes: The groups of ops that are merged into one, in order.
+
+    Returns:
+        The groups, with each run of joinable ones joined.
     """
     communicating = {site.op for node in nodes for site in node}
-    made: list[Node] = []
+    joined: list[Node] = []
     waiting: list[Node] = []
-    needing: set[tf.Operation] = set()  # what depends on those
+    dependents: set[tf.Operation] = set()  # what depends on those
     for node in nodes:
         ready = _may_be_joined(node)
-        if waiting and not (ready and _goes_with(node, waiting, needing)):
-            made.append(_joined(waiting))
-            waiting, needing = [], set()
+        if waiting and not (ready and _goes_with(node, waiting, dependents)):
+            joined.append(_joined(waiting))
+            waiting, dependents = [], set()
         if not ready:
-            made.append(node)
+            joined.append(node)
             continue
         waiting.append(node)
-        if _reach([site.op for site in node], needing) & communicating:
-            made.append(_joined(waiting))
-            waiting, needing = [], set()
-    return [*made, _joined(waiting)] if waiting else made
+        if _reach([site.op for site in node], dependents) & communicating:
+            joined.append(_joined(waiting))
+            waiting, dependents = [], set()
+    return [*joined, _joined(waiting)] if waiting else joined
 
 
 def _may_be_joined(node: Node) -> bool:
@@ -77,44 +81,46 @@ def _may_be_joined(node: Node) -> bool:
 
 
 def _goes_with(node: Node, others: Sequence[Node], needing: set[tf.Operation]) -> bool:
-    """Whether a call is as others are, and needs none of them."""
+    """Whether a call has the options of the others and depends on none of them."""
     if any(site.op in needing for site in node):
         return False
-    (one, two) = (calls[0].calls[0] for calls in (node, others[0]))
-    return (one.options, one.group) == (two.options, two.group)
+    (call, other) = (calls[0].calls[0] for calls in (node, others[0]))
+    return (call.options, call.group) == (other.options, other.group)
 
 
 def _reach(ops: Sequence[tf.Operation], known: set[tf.Operation]) -> set[tf.Operation]:
-    """Returns what depends on ops and was not known to; notes that it is known."""
+    """Returns the transitive consumers that are not yet in `known`, and adds them."""
     new: set[tf.Operation] = set()
     stack = list(ops)
     while stack:
         op = stack.pop()
-        after = [one for tensor in op.outputs for one in tensor.consumers()]
-        for one in (*after, *_tf.control_outputs(op)):
-            if one not in known:
-                known.add(one)
-                new.add(one)
-                stack.append(one)
+        after = [consumer for tensor in op.outputs for consumer in tensor.consumers()]
+        for consumer in (*after, *_tf.control_outputs(op)):
+            if consumer not in known:
+                known.add(consumer)
+                new.add(consumer)
+                stack.append(consumer)
     return new
 
 
 def _joined(nodes: Sequence[Node]) -> Node:
-    """Returns one set of placeholders in the place of several."""
+    """Joins several groups of placeholders into one."""
     if len(nodes) == 1:
         return nodes[0]
     return tuple(_one(parts) for parts in zip(*nodes, strict=True))
 
 
 def _one(parts: Sequence[Site]) -> Joined:
-    """Returns several placeholders of one replica as one."""
-    own = [part for part in parts if isinstance(part, Placeholder)]
+    """Joins several placeholders of one replica into one."""
+    placeholders = [part for part in parts if isinstance(part, Placeholder)]
     call = dataclasses.replace(
-        own[0].call,
-        operands=tuple(one for part in own for one in part.call.operands),
-        agreed=tuple(one for part in own for one in part.call.agreed),
+        placeholders[0].call,
+        operands=tuple(one for part in placeholders for one in part.call.operands),
+        agreed=tuple(one for part in placeholders for one in part.call.agreed),
         policies=tuple(
-            part.call.policy(k) for part in own for k in range(len(part.operands))
+            part.call.policy(k)
+            for part in placeholders
+            for k in range(len(part.operands))
         ),
     )
-    return Joined(own[0].op, call, tuple(own))
+    return Joined(placeholders[0].op, call, tuple(placeholders))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many turns a loop makes, where that can be known before it runs.
+"""Counts a loop's turns where that is possible before it runs.
 
-A loop that counts does so whatever else it computes: its condition is evaluated here on
-the counters alone, with NumPy. merge.py takes several turns of a short loop at once,
-which saves most of what a turn costs by itself: the answer of the condition has to
-reach every device before the turn begins there.
+A loop with a counter makes the same number of turns whatever else it computes: its
+condition is evaluated here on the counters alone, in NumPy. merge.py unrolls short
+loops by several turns, which saves most of the overhead of a turn: the condition's
+result has to reach every device before the turn can begin there.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.graph.ir.kinds import kind_of
 
-_MOST_TURNS = 2_000  # counting takes 0.1 ms a turn, and gains little beyond
-_MOST_OPS = 400  # in a body, once several turns are taken at once
+_MOST_TURNS = 2_000  # counting takes 0.1 ms per turn, and gains little beyond
+_MOST_OPS = 400  # in an unrolled body
 _AT_ONCE = (8, 7, 6, 5, 4, 3, 2)
 
-# What counters are made of; any other op, and the number of turns is not known.
+# The ops evaluated here; with any other op, the number of turns is unknown.
 _COUNTING: dict[str, Callable[..., Any]] = {
     "AddV2": np.add,
     "Equal": np.equal,
@@ -44,24 +44,24 @@ _COUNTING: dict[str, Callable[..., Any]] = {
 
 
 def at_once(loops: Sequence[tf.Operation], total: int | None) -> int:
-    """Returns how many turns of loops that are merged should be taken at once.
+    """Returns how many turns of merged loops to unroll into one.
 
     Args:
-        loops: One loop per replica; they are known to make equal numbers of turns.
-        total: How many turns that is, by `count`; None where that is not known.
+        loops: One loop per replica, known to make equal numbers of turns.
+        total: The number of turns, by `count`; None where that is unknown.
 
     Returns:
-        A number that divides the number of turns; 1 where that is not known, or where
-        a turn has side effects, which would have to be put in order, or draws random
-        numbers, which would come again from the copy of an op.
+        A divisor of the number of turns; 1 where that is unknown, or where a turn has
+        side effects, which would have to be ordered, or draws random numbers, which a
+        copy of the op would repeat.
     """
     bodies = [_tf.function_body(op, "body")[0] for op in loops]
     ops = [op for body in bodies for op in body.get_operations()]
     if any(body.control_outputs for body in bodies) or any(map(_has_state, ops)):
         return 1
-    for several in _AT_ONCE:
-        if total and total % several == 0 and several * len(ops) <= _MOST_OPS:
-            return several
+    for factor in _AT_ONCE:
+        if total and total % factor == 0 and factor * len(ops) <= _MOST_OPS:
+            return factor
     return 1
 
 
@@ -88,7 +88,7 @@ def count(loop: tf.Operation) -> int | None:
 
 
 def _constant(tensor: tf.Tensor) -> Any:
-    """Returns the value of an integer or boolean scalar that is constant, or None."""
+    """Returns the value of a constant integer or boolean scalar, else None."""
     scalar = tensor.shape.rank == 0
     if not scalar or not (tensor.dtype.is_integer or tensor.dtype.is_bool):
         return None
@@ -98,7 +98,7 @@ def _constant(tensor: tf.Tensor) -> Any:
 def _evaluate(
     result: tf.Tensor, arguments: Sequence[tf.Tensor], values: Sequence[Any]
 ) -> Any:
-    """Computes a result of a function from what is known of its arguments, or None."""
+    """Computes a function's result from the known arguments, or returns None."""
     known = {id(t): value for t, value in zip(arguments, values, strict=True)}
     stack = [result]
     while stack:
@@ -119,7 +119,7 @@ def _evaluate(
 
 
 def _apply(tensor: tf.Tensor, inputs: Sequence[Any]) -> Any:
-    """Computes one op; overflow wraps around, as it does in TensorFlow."""
+    """Computes one op; overflow wraps around, as in TensorFlow."""
     if any(value is None for value in inputs):
         return None
     with np.errstate(all="ignore"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as words of 32 bits, exact to the bit: as what they travel."""
+"""Encodes tensors as 32-bit words for transport between processes, bit for bit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from replicator.graph.ir.placeholder import Value
 
-BYTES = 4  # of a word
+BYTES = 4  # per word
 
 
 def count(shape: Any, dtype: str) -> Any:
-    """Returns how many words hold a tensor."""
+    """Returns the number of words that hold a tensor."""
     size = tf.as_dtype(dtype).size
     if tf.is_tensor(shape):
         return (tf.reduce_prod(shape) * size + BYTES - 1) // BYTES
@@ -34,7 +34,7 @@ def of(x: tf.Tensor) -> tf.Tensor:
 
 
 def to_tensor(bits: tf.Tensor, value: Value, shape: Any) -> tf.Tensor:
-    """Returns the tensor whose bits these are."""
+    """Decodes a tensor from its words."""
     dtype = tf.as_dtype(value.dtype)
     plain = tf.uint8 if dtype == tf.bool else dtype
     per_word = BYTES // plain.size

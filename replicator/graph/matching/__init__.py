@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the communication of all replicas and pairs it."""
+"""Finds and pairs the communication calls of all replicas."""

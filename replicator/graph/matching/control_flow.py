@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in the control flow communication is.
+"""Locates communication within control flow.
 
-While a step is built, `refuse_outside` refuses the places from which no communication
-can be reached by the post-pass. Once it is built, `find_sites` finds the ops of one
-level of a replica's graph that communicate: placeholders, and the conditionals, loops
-and function calls that hold some, to any depth. It reads graphs and changes none.
+While a step is built, `refuse_outside` rejects calls in places the post-pass cannot
+reach. Afterwards, `find_sites` finds the communicating ops on one level of a replica's
+graph: placeholders, and the conditionals, loops and function calls that contain some,
+to any depth. Reads graphs and changes none.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from replicator.graph.ir.placeholder import Call, Placeholder
 from replicator.graph.matching import factors
 from replicator.graph.passes.owners import NOTHING_SHARED, Handles
 
-# What each op that can be merged is called in messages. All others that call functions
-# (tf.data, tf.py_function, ...) run them where no other replica can join.
+# The op types that can be merged, with their names in messages. Any other op that calls
+# functions (tf.data, tf.py_function, ...) runs them where no other replica can join.
 CONSTRUCTS = {
     "If": "conditional",
     "StatelessIf": "conditional",
@@ -44,12 +44,12 @@ _V1 = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Region:
-    """A conditional, a loop or a function call in which a replica communicates.
+    """A conditional, loop or function call inside which a replica communicates.
 
     Attributes:
-        op: The op of this level.
-        replica_id: The replica whose op it is.
-        calls: What is called inside, in order, to any depth.
+        op: The op on this level.
+        replica_id: The replica that built it.
+        calls: The communication calls inside it, in order, to any depth.
     """
 
     op: tf.Operation
@@ -58,14 +58,14 @@ class Region:
 
     @property
     def construct(self) -> str:
-        """What the op is called in messages."""
+        """The op's name in messages."""
         name = CONSTRUCTS[self.op.type]
         if "Case" in self.op.type:
             return f"{len(self.op.get_attr('branches'))}-way {name}"
         return name
 
     def site(self) -> str:
-        """Returns the line of an error message that says where the op is."""
+        """Returns the error message line that locates the op."""
         return f"replica {self.replica_id} ({self.calls[0].device}): {self}"
 
     def __str__(self) -> str:
@@ -75,18 +75,17 @@ class Region:
 
 
 def refuse_outside(graph: tf.Graph, built: tf.Graph, what: str, line: str) -> None:
-    """Raises unless a call is where the post-pass can find it.
+    """Raises unless a call is in a place that the post-pass reaches.
 
     Args:
-        graph: The graph that ops are being added to.
-        built: The graph that the step is built into.
+        graph: The graph to which ops are being added.
+        built: The graph into which the step is built.
         what: The call, e.g. "all_reduce on replica 0".
         line: The user's line.
 
     Raises:
-        ReplicatorError: The call is in a tf.init_scope, in control flow of
-            TensorFlow 1, in a function that XLA compiles, or in a function that is no
-            part of the step.
+        ReplicatorError: The call is in a tf.init_scope, in TensorFlow 1 control flow,
+            in a function compiled by XLA, or in a function outside the step.
     """
     problem, fix = _obstacle(graph, built)
     if problem:
@@ -96,7 +95,7 @@ def refuse_outside(graph: tf.Graph, built: tf.Graph, what: str, line: str) -> No
 
 
 def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
-    """Returns (what is wrong with the place, the way out), or empty strings."""
+    """Returns (problem with the place, fix), or empty strings if there is none."""
     if tf.executing_eagerly():
         return "in a tf.init_scope", "communicate outside of it, in the step itself."
     while True:
@@ -122,17 +121,17 @@ def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
 
 
 def check_switches(ops: Iterable[tf.Operation], flow: switching.Flow) -> None:
-    """Raises if communication is in control flow of TensorFlow 1.
+    """Raises if there is communication in TensorFlow 1 control flow.
 
-    What `refuse_outside` does not see: a function that was traced outside of it, and is
-    called inside.
+    Catches what `refuse_outside` cannot see: a function traced outside such control
+    flow and called inside it.
 
     Args:
-        ops: The ops of a step, at its top level.
-        flow: What of them is there.
+        ops: The step's top-level ops.
+        flow: Which of them are in TensorFlow 1 control flow.
 
     Raises:
-        ReplicatorError: It does.
+        ReplicatorError: A call is in such control flow.
     """
     for op in ops if flow else ():
         if op not in flow:
@@ -154,13 +153,13 @@ def find_sites(
     """Returns the ops that communicate, in order.
 
     Args:
-        ops: The ops of one replica on one level.
-        replica_id: That replica.
-        handles: Tells the variables whose writes, in control flow, communicate.
+        ops: One replica's ops on one level.
+        replica_id: The replica.
+        handles: Identifies the variables that communicate when written in control flow.
 
     Raises:
-        ReplicatorError: A call is in a function that is run by something other
-            than a conditional, a loop or a call.
+        ReplicatorError: A call is in a function run by something other than a
+            conditional, a loop or a function call.
     """
     sites: list[Placeholder | Region] = []
     for op in ops:
@@ -192,7 +191,7 @@ def find_sites(
 
 
 def calls_inside(op: tf.Operation) -> tuple[Call, ...]:
-    """Returns the calls in the functions that `op` calls, each once, in order."""
+    """Returns the distinct calls in the functions that `op` calls, in order."""
     if not kind_of(op).calls:
         return ()
     return tuple({call.key: call for call in _calls_in(op)}.values())
@@ -209,10 +208,11 @@ def _calls_in(op: tf.Operation) -> Iterable[Call]:
 
 
 def held(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a value that stays in place when the op that makes it is replaced.
+    """Returns the tensor, behind an identity if rewiring may replace its op.
 
-    Where communication could replace a product by its factors, or rows be read in place
-    of a variable, it also shows, as a consumer, that the whole is needed itself.
+    The identity also counts as a consumer, which shows that the whole value is needed
+    where communication could otherwise replace a product by its factors, or a variable
+    read by a read of some rows.
     """
     op = tensor.op
     replaced = op.type in factors.TAKEN_APART or op.type in (

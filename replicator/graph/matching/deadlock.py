@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds replicas that would wait for one another in a circle, before anything runs.
+"""Detects cycles of replicas waiting for one another, before anything runs.
 
-The communication that a replica's own code asks for happens in program order, as in
-torch.distributed and MPI: what is behind a collective or a recv waits for it; a
-send waits for nobody. Gradients are built in an order that the user does not choose, so
-there only what a value is computed from comes before it.
+Communication in a replica's own code happens in program order, as in torch.distributed
+and MPI: everything after a collective or a recv waits for it, while a send never
+blocks. Users do not choose the order in which gradients are built, so there only data
+dependencies count.
 
-Runs per level of the graph, once the ops that become one are known; changes nothing.
+Runs on each graph level once the ops to merge are grouped; changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tensorflow as tf
 from replicator import _tf, errors
 from replicator.graph.matching.match import Site
 
-Node = tuple[Site, ...]  # the ops that become one
+Node = tuple[Site, ...]  # ops that are merged into one
 
 
 def check(
@@ -26,68 +26,70 @@ def check(
     sites: Sequence[Sequence[Site]],
     replicas: Sequence[Sequence[tf.Operation]],
 ) -> None:
-    """Raises unless the communication of one level can happen in some order.
+    """Raises unless some order of one level's communication suits all replicas.
 
     Args:
-        nodes: The sets of ops that become one.
-        sites: `sites[n]` are the ops of one replica that communicate, in order.
+        nodes: The groups of ops that are merged into one.
+        sites: `sites[n]` are one replica's communicating ops, in order.
         replicas: `replicas[n]` are all ops of that replica on this level, in order.
 
     Raises:
-        DeadlockError: It cannot; the message lists the circle.
+        DeadlockError: There is no such order; the message lists the cycle.
     """
     if one_order(nodes, sites):
-        return  # which is nearly always so
+        return  # nearly always
     pairs = [
-        (own[one], own[two])
-        for own, ops in zip(sites, replicas, strict=True)
-        for one, two in waits(own, ops)
+        (replica_sites[before], replica_sites[after])
+        for replica_sites, ops in zip(sites, replicas, strict=True)
+        for before, after in waits(replica_sites, ops)
     ]
     refuse(nodes, pairs)
 
 
 def one_order(nodes: Sequence[Node], sites: Sequence[Sequence[Site]]) -> bool:
-    """Whether one order of the communication suits all replicas.
+    """Whether program order alone gives an order that suits all replicas.
 
     Args:
-        nodes: The sets of ops that become one.
-        sites: `sites[n]` are the ops of one replica that communicate, in order.
+        nodes: The groups of ops that are merged into one.
+        sites: `sites[n]` are one replica's communicating ops, in order.
     """
     in_order = [
-        (one, two) for own in sites for one, two in zip(own, own[1:], strict=False)
+        (before, after)
+        for replica_sites in sites
+        for before, after in zip(replica_sites, replica_sites[1:], strict=False)
     ]
     return _find_circle(nodes, in_order) is None
 
 
 def waits(sites: Sequence[Site], ops: Sequence[tf.Operation]) -> list[tuple[int, int]]:
-    """Returns which of a replica's ops that communicate have to wait for which.
+    """Returns which of a replica's communicating ops must wait for which.
 
     Args:
-        sites: Those ops, in order.
+        sites: The communicating ops, in order.
         ops: All ops of the replica on this level, in order.
 
     Returns:
-        (before, after), by their places.
+        Pairs (before, after) of indices into `sites`.
     """
     place = {id(site): n for n, site in enumerate(sites)}
     pairs = [*_program_order(sites), *_data_order(sites, ops)]
-    return [(place[id(one)], place[id(two)]) for one, two in pairs]
+    return [(place[id(before)], place[id(after)]) for before, after in pairs]
 
 
 def refuse(nodes: Sequence[Node], pairs: Sequence[tuple[Site, Site]]) -> None:
-    """Raises DeadlockError if there is a circle.
+    """Raises DeadlockError if the pairs form a cycle.
 
     Args:
-        nodes: The sets of ops that become one.
+        nodes: The groups of ops that are merged into one.
         pairs: (before, after), of all replicas.
     """
-    circle = _find_circle(nodes, pairs)
-    if circle is not None:
-        _raise(circle)
+    cycle = _find_circle(nodes, pairs)
+    if cycle is not None:
+        _raise(cycle)
 
 
 def _program_order(sites: Sequence[Site]) -> list[tuple[Site, Site]]:
-    """Returns (before, after) for what a replica's own code puts in order."""
+    """Returns the pairs (before, after) that a replica's own code puts in order."""
     pairs: list[tuple[Site, Site]] = []
     last: Site | None = None
     for site in sites:
@@ -101,7 +103,7 @@ def _program_order(sites: Sequence[Site]) -> list[tuple[Site, Site]]:
 
 
 def _is_send(site: Site) -> bool:
-    """Whether an op hands messages out and waits for nobody."""
+    """Whether an op only sends, and so never blocks."""
     if _tf.is_stateful(site.op):  # a loop that also prints, say
         return False
     return all(call.facts.end == "sends" for call in site.calls)
@@ -110,9 +112,9 @@ def _is_send(site: Site) -> bool:
 def _data_order(
     sites: Sequence[Site], ops: Sequence[tf.Operation]
 ) -> list[tuple[Site, Site]]:
-    """Returns (before, after) where an operand is computed from a result."""
+    """Returns the pairs (before, after) whose operand depends on an earlier result."""
     index = {site.op: n for n, site in enumerate(sites)}
-    above: dict[tf.Operation, int] = {}  # a bit for each site that comes before an op
+    above: dict[tf.Operation, int] = {}  # bit n: the op depends on sites[n]
     pairs = []
     for op in ops:
         bits = 0
@@ -121,7 +123,7 @@ def _data_order(
         n = index.get(op)
         if n is not None:
             pairs += [(sites[k], sites[n]) for k in range(n) if bits >> k & 1]
-            # All that comes of a send is a receipt, a constant once it is rewired.
+            # A send yields only a receipt, which rewiring replaces by a constant.
             sends = sites[n].construct == "call" and _is_send(sites[n])
             bits = 0 if sends else bits | 1 << n
         above[op] = bits
@@ -131,13 +133,13 @@ def _data_order(
 def _find_circle(
     nodes: Sequence[Node], pairs: Sequence[tuple[Site, Site]]
 ) -> list[tuple[Site, Site]] | None:
-    """Returns links (before, after) that lead from a node back to it, or None."""
+    """Returns the links (before, after) of a cycle of nodes, or None."""
     node_of = {id(site): n for n, node in enumerate(nodes) for site in node}
     count = len(nodes)
     after: list[list[tuple[Site, Site]]] = [[] for _ in range(count)]
-    for one, two in pairs:
-        after[node_of[id(one)]].append((one, two))
-    state = [0] * count  # 0: not seen, 1: on the path, 2: done
+    for earlier, later in pairs:
+        after[node_of[id(earlier)]].append((earlier, later))
+    state = [0] * count  # 0: unvisited, 1: on the path, 2: done
     for start in range(count):
         if state[start]:
             continue

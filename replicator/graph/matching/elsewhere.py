@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replicas call that other processes build, as these processes tell it.
+"""Matches local calls with those of replicas that other processes build.
 
-Placeholders describe themselves completely, so what a process tells of its replicas are
-their calls, with the control flow that each is in. With those of all replicas, calls
-are matched as if all had been built here, and every process comes to the same result.
+Placeholders describe themselves completely, so each process reports its replicas' calls
+and the control flow around each. Every process then matches the calls of all replicas
+as if it had built them all, and reaches the same result.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from replicator.world import World
 _SAME_PLACES = (
     "let all replicas communicate inside the same branches, loops and functions."
 )
-# How many numbers a collective takes whose size is only known when the step runs.
+# How many keys a collective takes whose size is only known when the step runs.
 DYNAMIC = 31
 
 
 @dataclasses.dataclass(frozen=True)
 class Elsewhere:
-    """The calls of all replicas, if other processes build some of them.
+    """The calls of all replicas, where other processes build some of these.
 
     Attributes:
         world: All replicas.
-        calls: By their keys, the calls that belong together, by replica.
-        first: By the key of a call, the first of its numbers for collectives.
-        groups: The keys of groups of processes, by their numbers.
-        factors: `factors[r]` are, by the keys of replica r's calls, those operands that
-            can be moved by their factors.
+        calls: The calls that pair, by key and then by replica.
+        first: The first collective key reserved for a call, by the call's key.
+        groups: The group key of each group of processes.
+        factors: `factors[r]` maps the keys of replica r's calls to those operands that
+            can be reduced by exchanging their factors.
     """
 
     world: World
@@ -54,40 +54,40 @@ class Elsewhere:
     def by_factors(
         self, call: Call, policy: cost.Policy
     ) -> dict[int, list[int | None]]:
-        """Returns which operands of a call all processes move by their factors.
+        """Returns the operands of a call that all processes reduce by their factors.
 
         Args:
             call: An all_reduce.
-            policy: What the user says.
+            policy: The user's choices.
 
         Returns:
-            By the place of the operand, how many rows each process has, of those that
-            take part; None where that is only known when the step runs.
+            For the index of each such operand, the number of rows of each participating
+            process; None where that is only known when the step runs.
         """
         if not policy.factors or call.options["op"] not in ("sum", "mean"):
             return {}
-        told = [self.factors[r].get(call.key, {}) for r in call.group]
+        reported = [self.factors[r].get(call.key, {}) for r in call.group]
         alike = {
-            k: one
-            for k, one in told[0].items()
-            if all(k in own and own[k].alike(one) for own in told)
+            k: fact
+            for k, fact in reported[0].items()
+            if all(k in facts and facts[k].alike(fact) for facts in reported)
             and (call.options.get("algorithm") or call.policy(k).algorithm) is None
         }
-        made = {
-            k: self._counts(call, [own[k].known for own in told])
-            for k, one in alike.items()
-            if one.of is None
+        products = {
+            k: self._counts(call, [facts[k].known for facts in reported])
+            for k, fact in alike.items()
+            if fact.of is None
             and cost.rows_pay(
-                sum(own[k].rows for own in told),
-                *(one.widths, one.size, len(told), policy),
+                sum(facts[k].rows for facts in reported),
+                *(fact.widths, fact.size, len(reported), policy),
                 crosses=True,
             )
         }
-        # The rows of these move anyway.
-        return made | {k: [] for k, one in alike.items() if one.of in made}
+        # Row sums whose rows move with one of the products anyway.
+        return products | {k: [] for k, fact in alike.items() if fact.of in products}
 
     def _counts(self, call: Call, counts: Sequence[int | None]) -> list[int | None]:
-        """Adds up, for each process, how many rows its replicas have."""
+        """Adds up the rows of each process's replicas."""
         total: dict[int, int | None] = dict.fromkeys(self.processes(call.group), 0)
         for r, count in zip(call.group, counts, strict=True):
             process = self.world.processes[r]
@@ -96,33 +96,33 @@ class Elsewhere:
         return list(total.values())
 
     def offset(self, key: str, depth: int) -> int:
-        """Returns how far behind the first number those of control flow begin.
+        """Returns how far after a call's first key the keys of its control flow begin.
 
         Args:
-            key: That of a call.
-            depth: How much control flow is around that which is around the call.
+            key: The call's key.
+            depth: How many control flow ops enclose the one in question.
         """
         return _numbers(self.calls[key], self.factors) + depth
 
     def partners(self, call: Call) -> list[Call]:
-        """Returns the calls that belong together with one, in replica order."""
+        """Returns all calls of a call's communication, in replica order."""
         return [self.calls[call.key][r] for r in call.group]
 
     def processes(self, replica_ids: Sequence[int]) -> tuple[int, ...]:
-        """Returns the processes that build some replicas, ascending."""
+        """Returns the processes that build the given replicas, ascending."""
         return tuple(sorted({self.world.processes[r] for r in replica_ids}))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stop:
-    """An op that communicates on the outermost level, of any process.
+    """A communicating op at the top level, built by any process.
 
     Attributes:
-        construct: What it is: a call, or which control flow.
-        replica_id: Whose it is.
-        calls: All calls of the op, inside it too.
-        text: What it is called in messages.
-        op: There is none here.
+        construct: The kind of op: a call, a conditional, a loop or a function.
+        replica_id: The replica that built it.
+        calls: All calls of the op, including those inside its functions.
+        text: Its description in messages.
+        op: Always None: the op may exist in another process only.
     """
 
     construct: str
@@ -132,7 +132,7 @@ class Stop:
     op: Any = None
 
     def site(self) -> str:
-        """Returns the line of an error message that says where it is."""
+        """Returns the error message line that locates the op."""
         return self.text
 
     def __str__(self) -> str:
@@ -141,15 +141,15 @@ class Stop:
 
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """What this process tells of one of its replicas.
+    """What this process reports of one of its replicas.
 
     Attributes:
-        calls: Its calls, in order.
-        paths: By the key of each, the control flow that it is in.
-        stops: Its ops that communicate: what each is, the keys of its calls, and its
-            line for messages.
-        waits: Returns which of these have to wait for which, by their places.
-        factors: By the keys of its calls, what can be moved by its factors.
+        calls: The replica's calls, in order.
+        paths: The control flow around each call, by its key.
+        stops: Its communicating ops: the construct, the keys of its calls, and its line
+            in messages.
+        waits: Returns which of these ops must wait for which, by index.
+        factors: By call key, the operands that can be reduced by their factors.
     """
 
     calls: list[Call]
@@ -160,10 +160,10 @@ class Own:
 
 
 def own(sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]) -> Own:
-    """Returns what is told of a replica.
+    """Collects what this process reports of one replica.
 
     Args:
-        sites: Its ops that communicate, on the outermost level.
+        sites: Its communicating ops at the top level.
         ops: All of its ops.
     """
     calls: dict[str, Call] = {}
@@ -177,16 +177,16 @@ def own(sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]) -> O
         for site in sites
     ]
     waits = functools.partial(deadlock.waits, sites, ops)
-    found = {
+    operand_factors = {
         site.call.key: factors.facts(site.operands)
         for site in sites
         if isinstance(site, Placeholder) and site.call.facts.reduces_for_all
     }
-    return Own(list(calls.values()), paths, stops, waits, found)
+    return Own(list(calls.values()), paths, stops, waits, operand_factors)
 
 
 def _note_paths(op: Any, path: str, paths: dict[str, str]) -> None:
-    """Notes where the calls of an op are, to any depth."""
+    """Records the control flow around each call of an op, to any depth."""
     call = placeholder.read(op)
     if call is not None:
         paths.setdefault(call.key, path)
@@ -200,61 +200,69 @@ def _note_paths(op: Any, path: str, paths: dict[str, str]) -> None:
 
 
 def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhere:
-    """Raises unless the calls of all replicas pair, wherever they are built.
+    """Raises unless the calls of all replicas pair, whichever process builds them.
 
     Args:
         peers: The processes.
         world: All replicas.
-        told: What there is to tell of each local replica.
-        what: What is built.
+        told: The report of each local replica.
+        what: What is being built, for messages.
 
     Returns:
-        The calls of all.
+        The calls of all replicas.
 
     Raises:
-        MismatchError: They do not; all processes raise it.
+        MismatchError: They do not pair; all processes raise it.
     """
-    said = {
+    report = {
         "next": peers.keys.next,
         "replicas": [
-            [[placeholder.token_of(c), one.paths.get(c.key, "")] for c in one.calls]
-            for one in told
+            [
+                [placeholder.token_of(c), replica.paths.get(c.key, "")]
+                for c in replica.calls
+            ]
+            for replica in told
         ],
-        "stops": [one.stops for one in told],
-        "factors": [one.factors for one in told],
+        "stops": [replica.stops for replica in told],
+        "factors": [replica.factors for replica in told],
     }
-    heard = peers.exchange(what, said)
+    reports = peers.exchange(what, report)
     calls: list[list[Call]] = [[] for _ in world.everyone]
     paths: dict[str, dict[int, str]] = {}
     for process in peers.everyone:
         ids = [r for r in world.everyone if world.processes[r] == process]
-        for r, listed in zip(ids, heard[process]["replicas"], strict=True):
-            for token, path in listed:
+        for r, tokens in zip(ids, reports[process]["replicas"], strict=True):
+            for token, path in tokens:
                 call = placeholder.call_of(token.encode())
                 assert call is not None, "placeholders describe themselves"
                 calls[r].append(call)
                 paths.setdefault(call.key, {})[r] = path
     match.check(calls)
-    together: dict[str, dict[int, Call]] = {}
-    for r, made in enumerate(calls):
-        for call in made:
-            together.setdefault(call.key, {})[r] = call
-    _check_paths(together, paths)
-    stops = _all_stops(world, heard, calls)
+    partners: dict[str, dict[int, Call]] = {}
+    for r, replica_calls in enumerate(calls):
+        for call in replica_calls:
+            partners.setdefault(call.key, {})[r] = call
+    _check_paths(partners, paths)
+    stops = _all_stops(world, reports, calls)
     nodes = match.pair(stops)
     if not deadlock.one_order(nodes, stops):
         _check_circles(peers, world, told, stops, nodes)
-    depths = {key: next(iter(own.values())).count("/") for key, own in paths.items()}
-    first = max(one["next"] for one in heard)
-    return _numbered(peers, world, together, depths, first, _all_factors(world, heard))
+    depths = {
+        key: next(iter(by_replica.values())).count("/")
+        for key, by_replica in paths.items()
+    }
+    first = max(report["next"] for report in reports)
+    return _numbered(
+        peers, world, partners, depths, first, _all_factors(world, reports)
+    )
 
 
 def _all_stops(
     world: World, heard: Sequence[Any], calls: Sequence[Sequence[Call]]
 ) -> list[list[Stop]]:
-    """Returns the ops that communicate, of all replicas, by what was told of them."""
+    """Returns the communicating ops of all replicas, from the processes' reports."""
     stops: list[list[Stop]] = []
-    waiting = [iter(one["stops"]) for one in heard]
+    waiting = [iter(report["stops"]) for report in heard]
     for r, process in enumerate(world.processes):
         by_key = {call.key: call for call in calls[r]}
         stops.append(
@@ -269,12 +277,14 @@ def _all_stops(
 def _all_factors(
     world: World, heard: Sequence[Any]
 ) -> list[dict[str, dict[int, factors.Facts]]]:
-    """Returns what can be moved by its factors, of all replicas."""
-    waiting = [iter(one["factors"]) for one in heard]
+    """Returns the operands of all replicas that can be reduced by their factors."""
+    waiting = [iter(report["factors"]) for report in heard]
     return [
         {
-            key: {int(k): factors.Facts(*of_operand) for k, of_operand in found.items()}
-            for key, found in next(waiting[process]).items()
+            key: {
+                int(k): factors.Facts(*of_operand) for k, of_operand in of_call.items()
+            }
+            for key, of_call in next(waiting[process]).items()
         }
         for process in world.processes
     ]
@@ -287,9 +297,11 @@ def _check_circles(
     stops: Sequence[Sequence[Stop]],
     nodes: Sequence[tuple[Stop, ...]],
 ) -> None:
-    """Raises if replicas wait for one another in a circle, on whichever hosts."""
-    heard = peers.exchange("orders its communication", [one.waits() for one in told])
-    waiting = [iter(one) for one in heard]
+    """Raises if replicas wait for one another in a cycle, on whichever hosts."""
+    reports = peers.exchange(
+        "orders its communication", [replica.waits() for replica in told]
+    )
+    waiting = [iter(report) for report in reports]
     pairs = [
         (stops[r][before], stops[r][after])
         for r, process in enumerate(world.processes)
@@ -329,14 +341,14 @@ def _numbered(
     first: int,
     found: Sequence[Mapping[str, Mapping[int, factors.Facts]]],
 ) -> Elsewhere:
-    """Gives each call that crosses processes numbers, alike in all of them.
+    """Reserves keys, the same in all processes, for each call that crosses processes.
 
     Args:
         peers: The processes.
         world: All replicas.
-        together: By their keys, the calls that belong together.
-        depths: In how much control flow they are.
-        first: A number that no process has used.
+        together: The calls that pair, by key and then by replica.
+        depths: How many control flow ops enclose each call.
+        first: A key that no process has used yet.
         found: As `Elsewhere.factors`.
     """
     count, firsts = 0, {}
@@ -357,13 +369,13 @@ def _numbered(
 def _numbers(
     calls: Mapping[int, Call], found: Sequence[Mapping[str, Mapping[int, Any]]]
 ) -> int:
-    """Returns how many numbers what is passed takes at most: two factors of each."""
+    """Returns a bound on the keys of a call: two factors per operand, and one more."""
     operands = max(len(call.operands) for call in calls.values())
     values = [value for call in calls.values() for value in call.operands]
     rows = [
-        one.known
+        facts.known
         for r, call in calls.items()
-        for one in found[r].get(call.key, {}).values()
+        for facts in found[r].get(call.key, {}).values()
     ]
     known = all(value.shape is not None and None not in value.shape for value in values)
     return (2 * operands + 1) * (1 if known and None not in rows else 1 + DYNAMIC)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds sums of matrix products, which can be made from the products' thin factors.
+"""Finds reduced matrix products that can be computed from the products' thin factors.
 
 The gradient of a dense layer's weights is x^T dy, with one row per example in x and in
-dy. The sum of the replicas' products is the product of their joined rows: for 64 rows
-and 2048 x 2048 weights, 1 MiB moves per replica in place of 16, and nothing passes over
-the large matrices once more. What a layer adds, its bias, has the sum of the rows of dy
-as its gradient; where dy moves anyway, that is summed from the joined rows too.
+dy. The sum of the replicas' products is the product of their concatenated rows: for 64
+rows and 2048 x 2048 weights, each replica moves 1 MiB instead of 16, and no further
+pass over the large matrices is needed. The gradient of the layer's bias is the sum of
+the rows of dy; where dy moves anyway, it too is summed from the concatenated rows.
 
-Reads facts and changes no graph; primitives/sufficient.py puts the sums together.
+Reads facts and changes no graph; primitives/sufficient.py builds the sums.
 
 Source: sufficient factor broadcasting, Xie et al. 2015, arXiv:1512.06216; Poseidon,
 Zhang et al. 2017, arXiv:1706.03292.
@@ -25,8 +25,8 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.graph.ir import shapes
 
-_UNKNOWN_EXAMPLES = 64  # a batch whose size is only known when the step runs
-# The types of ops through which operands are traced back to the product.
+_UNKNOWN_EXAMPLES = 64  # assumed batch size where it is only known when the step runs
+# The ops between an operand and its factors, including the product or the sum itself.
 TAKEN_APART = {
     *("MatMul", "BiasAddGrad", "Sum"),
     *("Cast", "Identity", "Mul", "RealDiv", "Reshape", "Transpose"),
@@ -36,11 +36,11 @@ _FLOATING = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 @dataclasses.dataclass(frozen=True)
 class Factor:
-    """One side of a matrix product: a matrix with the rows that are summed over.
+    """One side of a matrix product, whose rows are summed over.
 
     Attributes:
-        tensor: Of rank 2, or more in `RowSum`.
-        axis: Along which the rows stand, 0 or 1.
+        tensor: A matrix; in a `RowSum`, of rank 2 or more.
+        axis: The axis that indexes the rows, 0 or 1.
     """
 
     tensor: tf.Tensor
@@ -48,14 +48,14 @@ class Factor:
 
     @property
     def width(self) -> int:
-        """The size of each row, which is known."""
+        """The size of each row, always static."""
         width = shapes.sizes(self.tensor)[1 - self.axis]
         assert width is not None, self
         return width
 
     @property
     def rows(self) -> int:
-        """The number of rows, or a guess where the number of examples is unknown."""
+        """The number of rows, estimated where the number of examples is unknown."""
         known = shapes.sizes(self.tensor)[self.axis]
         if known is not None:
             return known
@@ -65,12 +65,12 @@ class Factor:
 
 @dataclasses.dataclass(frozen=True)
 class After:
-    """What is done to a product before it is reduced.
+    """The ops between a product and its reduction.
 
     Attributes:
         scales: ("Mul" or "RealDiv", scalar), the last one first.
         steps: ("Transpose", permutation) or ("Reshape", shape), the last one first.
-        dtype: What it is cast to.
+        dtype: The dtype of the result.
     """
 
     scales: tuple[tuple[str, tf.Tensor], ...]
@@ -80,12 +80,12 @@ class After:
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """One replica's operand: a matrix product, and what is done to it.
+    """One replica's operand, as a matrix product and the ops after it.
 
     Attributes:
-        left: [rows, m], or [m, rows].
-        right: [rows, n], or [n, rows].
-        after: What is done to the [m, n] that they make.
+        left: [rows, m] or [m, rows].
+        right: [rows, n] or [n, rows].
+        after: What is applied to their product, [m, n].
     """
 
     left: Factor
@@ -94,18 +94,18 @@ class Product:
 
     @property
     def form(self) -> Any:
-        """What must be alike for products to be summed by their factors."""
+        """What must agree for products to be summed by their factors."""
         sides = [(f.tensor.dtype, f.axis, f.width) for f in (self.left, self.right)]
         return (*sides, self.after.steps)
 
 
 @dataclasses.dataclass(frozen=True)
 class RowSum:
-    """One replica's operand: the sum of all rows of a tensor, and what is done to it.
+    """One replica's operand, as the sum of a tensor's rows and the ops after it.
 
     Attributes:
         rows: [..., n].
-        after: What is done to the [n] that it makes.
+        after: What is applied to the sum, [n].
     """
 
     rows: tf.Tensor
@@ -113,20 +113,21 @@ class RowSum:
 
     @property
     def form(self) -> Any:
-        """What must be alike for them to be summed by their joined rows."""
+        """What must agree for row sums to be computed from concatenated rows."""
         return (self.rows.dtype, shapes.sizes(self.rows)[-1], self.after.steps)
 
 
 class Facts(NamedTuple):
-    """What is told of an operand that is moved by its factors.
+    """What a process reports of an operand that can be reduced by its factors.
 
     Attributes:
-        form: What must be alike on all replicas.
+        form: What must agree on all replicas.
         known: The number of rows; None where it is only known when the step runs.
-        rows: The same, or a guess. 0 for a sum of rows, which move anyway.
-        widths: Those of both factors.
-        size: Bytes of a number.
-        of: For a sum of rows: the place of the product with which they move.
+        rows: The same, estimated where unknown; 0 for a row sum, whose rows move
+            anyway.
+        widths: The row widths of both factors.
+        size: Bytes per element.
+        of: For a row sum, the index of the product whose rows it shares.
     """
 
     form: str
@@ -137,54 +138,54 @@ class Facts(NamedTuple):
     of: int | None = None
 
     def alike(self, other: Facts) -> bool:
-        """Whether both replicas' operands can be moved alike."""
+        """Whether the operands of two replicas can be reduced together by factors."""
         return (self.form, self.of) == (other.form, other.of)
 
 
 def find(column: Sequence[tf.Tensor]) -> list[Any] | None:
-    """Splits what all replicas pass into its factors, if it is alike.
+    """Splits the replicas' operands into factors, if all have the same form.
 
     Args:
-        column: One tensor per replica, that only the communication reads.
+        column: One tensor per replica, read by the communication alone.
 
     Returns:
-        One Product per replica, or one RowSum; None for anything else, and for what is
-        read elsewhere too, and so is made anyway.
+        One Product per replica, or one RowSum per replica; None for anything else,
+        including values that are also read elsewhere and so must be computed anyway.
     """
-    found = [_split_product(tensor) for tensor in column]
-    for one in (Product, RowSum):
-        if all(isinstance(own, one) for own in found):
-            if len({own.form for own in found if own is not None}) == 1:
-                return found
+    operands = [_split_product(tensor) for tensor in column]
+    for kind in (Product, RowSum):
+        if all(isinstance(operand, kind) for operand in operands):
+            if len({operand.form for operand in operands if operand is not None}) == 1:
+                return operands
     return None
 
 
 def facts(operands: Sequence[tf.Tensor]) -> dict[int, Facts]:
-    """Returns what other processes have to know of the factors of one replica.
+    """Returns what other processes must know of one replica's factors.
 
     Args:
-        operands: What it passes to a communication.
+        operands: The replica's operands of one communication.
 
     Returns:
-        By their places, of those operands that are products; and of those that are sums
-        of rows which move with one of the products anyway.
+        Facts by operand index: of products, and of row sums whose rows move with one of
+        these products anyway.
     """
-    found = {k: _split_product(tensor) for k, tensor in enumerate(operands)}
-    told: dict[int, Facts] = {}
+    candidates = {k: _split_product(tensor) for k, tensor in enumerate(operands)}
+    reported: dict[int, Facts] = {}
     sides: dict[tuple[int, int], int] = {}
-    for k, own in found.items():
-        if isinstance(own, Product):
-            count = shapes.sizes(own.left.tensor)[own.left.axis]
-            widths = (own.left.width, own.right.width)
-            size = own.left.tensor.dtype.size
-            told[k] = Facts(_shown(own), count, own.left.rows, widths, size)
-            for side in (own.left, own.right):
+    for k, operand in candidates.items():
+        if isinstance(operand, Product):
+            count = shapes.sizes(operand.left.tensor)[operand.left.axis]
+            widths = (operand.left.width, operand.right.width)
+            size = operand.left.tensor.dtype.size
+            reported[k] = Facts(_shown(operand), count, operand.left.rows, widths, size)
+            for side in (operand.left, operand.right):
                 rows = origin(side.tensor) if side.axis == 0 else side.tensor
                 sides[id(rows), side.axis] = k
-    for k, own in found.items():
-        if isinstance(own, RowSum) and (id(origin(own.rows)), 0) in sides:
-            told[k] = Facts(_shown(own), of=sides[id(origin(own.rows)), 0])
-    return told
+    for k, operand in candidates.items():
+        if isinstance(operand, RowSum) and (id(origin(operand.rows)), 0) in sides:
+            reported[k] = Facts(_shown(operand), of=sides[id(origin(operand.rows)), 0])
+    return reported
 
 
 def _shown(own: Product | RowSum) -> str:
@@ -193,7 +194,7 @@ def _shown(own: Product | RowSum) -> str:
 
 
 def origin(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor that holds the same rows, maybe under another shape."""
+    """Returns the tensor that holds the same rows before any reshapes."""
     while True:
         if tensor.op.type not in ("Identity", "Reshape"):
             return tensor
@@ -204,7 +205,7 @@ def origin(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _same_rows(before: tf.Tensor, tensor: tf.Tensor) -> bool:
-    """Whether a tensor of another shape has the same last size, which is known."""
+    """Whether a reshape keeps the last dimension, of known size."""
     old, new = shapes.static(before), shapes.static(tensor)
     if not old or not new or len(old) < 2 or old[-1] is None:
         return False
@@ -212,7 +213,7 @@ def _same_rows(before: tf.Tensor, tensor: tf.Tensor) -> bool:
 
 
 def _split_product(tensor: tf.Tensor) -> Product | RowSum | None:
-    """Goes back from an operand to the product that it is made of."""
+    """Traces an operand back to the matrix product or row sum it is computed from."""
     dtype = tensor.dtype
     if dtype not in _FLOATING:
         return None
@@ -228,7 +229,7 @@ def _split_product(tensor: tf.Tensor) -> Product | RowSum | None:
             return _row_sum(op, after)
         if op.type == "Cast" and inputs[0].dtype in _FLOATING:
             if inputs[0].dtype.size >= tensor.dtype.size:
-                return None  # the user wants it rounded
+                return None  # the user asked for rounding
         elif op.type in ("Mul", "RealDiv") and inputs[1].shape.rank == 0:
             scales.append((op.type, inputs[1]))
         elif op.type == "Mul" and inputs[0].shape.rank == 0:
@@ -251,26 +252,29 @@ def _product(op: tf.Operation, after: After) -> Product | None:
     left, right = op.inputs
     if left.dtype != right.dtype or left.dtype not in _FLOATING:
         return None
-    one = Factor(left, 0 if op.get_attr("transpose_a") else 1)
-    other = Factor(right, 1 if op.get_attr("transpose_b") else 0)
+    left_factor = Factor(left, 0 if op.get_attr("transpose_a") else 1)
+    right_factor = Factor(right, 1 if op.get_attr("transpose_b") else 0)
     if left.shape.rank != 2 or right.shape.rank != 2:
         return None
-    widths = shapes.sizes(left)[1 - one.axis], shapes.sizes(right)[1 - other.axis]
+    widths = (
+        shapes.sizes(left)[1 - left_factor.axis],
+        shapes.sizes(right)[1 - right_factor.axis],
+    )
     if None in widths:
         return None
-    return Product(one, other, after)
+    return Product(left_factor, right_factor, after)
 
 
 def _row_sum(op: tf.Operation, after: After) -> RowSum | None:
     rows = op.inputs[0]
-    known = shapes.static(rows)
-    if known is None or len(known) < 2 or known[-1] is None:
+    shape = shapes.static(rows)
+    if shape is None or len(shape) < 2 or shape[-1] is None:
         return None
     if rows.dtype not in _FLOATING:
         return None
     if op.type == "Sum":
         axes = tf.get_static_value(op.inputs[1])
-        rank = len(known)
+        rank = len(shape)
         if axes is None or op.get_attr("keep_dims"):
             return None
         if {int(axis) % rank for axis in axes.flatten()} != set(range(rank - 1)):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes sure that no placeholder is left in what a step runs.
+"""Checks that no placeholder is left in what a step runs.
 
-Runs after all passes and changes nothing. A placeholder that is left is a mistake of
-ours: some pass could not see it. It would fail when the step runs, with a text that
-says nothing to a user, so it is an error while the step is built.
+Runs after all passes and changes nothing. A leftover placeholder is a bug of ours: some
+pass did not see it. At run time it would fail with an error that tells the user
+nothing, so it is reported while the step is built.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from replicator.graph.ir.placeholder import Call
 
 
 def check(ops: Sequence[tf.Operation], returned: Any) -> None:
-    """Raises InternalError if a step needs a placeholder, at whatever depth.
+    """Raises InternalError if a step depends on a placeholder, at any depth.
 
     Args:
-        ops: All ops of the step, at its top level.
-        returned: What it returns, a nest of tensors and ops.
+        ops: The step's top-level ops.
+        returned: What the step returns, a nest of tensors and ops.
     """
     roots = {op for op in ops if has_effect(op) and not _tf.is_abandoned(op)}
     for leaf in tf.nest.flatten(returned, expand_composites=True):
@@ -51,36 +51,36 @@ def _left_in(
     roots: set[tf.Operation],
     known: dict[int, list[Call]],
 ) -> list[Call]:
-    """Returns the calls that one graph needs, those in its functions included.
+    """Returns the calls that a graph depends on, including those in its functions.
 
     Args:
         ops: The ops of the graph.
-        roots: Those that are needed for themselves.
-        known: What was found in functions so far, by the id of their graph.
+        roots: The ops needed for their own sake.
+        known: The results for functions visited so far, by the id of their graph.
     """
-    found = []
+    candidates = []
     for op in ops:
         if op.type != placeholder.TYPE and not kind_of(op).calls:
             continue
-        if op not in roots and not _has_consumers(op):  # as all that was replaced
+        if op not in roots and not _has_consumers(op):  # true of all replaced ops
             continue
         call = placeholder.read(op)
         calls = _left_inside(op, known) if call is None else [call]
         if calls:
-            found.append((op, calls))
-    needed = _with_sources(roots) if found else set()
-    return [call for op, calls in found if op in needed for call in calls]
+            candidates.append((op, calls))
+    needed = _with_sources(roots) if candidates else set()
+    return [call for op, calls in candidates if op in needed for call in calls]
 
 
 def _left_inside(op: tf.Operation, known: dict[int, list[Call]]) -> list[Call]:
-    """Returns the calls that are needed in the functions that an op calls."""
-    found = []
+    """Returns the calls needed in the functions that an op calls."""
+    inside = []
     for _, body in _tf.called_graphs(op):
         if id(body) not in known:
             roots = {*(tensor.op for tensor in body.outputs), *body.control_outputs}
             known[id(body)] = _left_in(body.get_operations(), roots, known)
-        found += known[id(body)]
-    return found
+        inside += known[id(body)]
+    return inside
 
 
 def _has_consumers(op: tf.Operation) -> bool:
@@ -90,13 +90,13 @@ def _has_consumers(op: tf.Operation) -> bool:
 
 
 def _with_sources(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """Returns the ops and all that they wait for."""
+    """Returns the ops and their transitive inputs, control inputs included."""
     stack = list(ops)
-    found = set(stack)
+    reached = set(stack)
     while stack:
         op = stack.pop()
         for source in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
-            if source not in found:
-                found.add(source)
+            if source not in reached:
+                reached.add(source)
                 stack.append(source)
-    return found
+    return reached

@@ -2,10 +2,10 @@
 """Lines up the communication calls of all replicas.
 
 Runs after every replica's step_fn is built and before any op is rewired. `check` takes
-the calls of the whole step, and raises unless each finds its partners; `pair` says
-which ops of one level of the graph become one. Both read facts and change no graph.
-What does not pair is an error here, so that nothing that was built can wait for a
-partner that never comes.
+the calls of the whole step and raises unless each has its partners; `pair` groups the
+ops of one graph level that are merged into one. Both read facts and change no graph. An
+unpaired call is an error here, at build time, so that no step can hang waiting for a
+partner that never arrives.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _MESSAGE = "let the source send and the destination recv, as often, under the sa
 
 
 class Site(Protocol):
-    """An op that communicates, or control flow in which there is communication."""
+    """An op that communicates, or a control flow op with communication inside."""
 
     @property
     def construct(self) -> str:
-        """Says what it is: a call, or which control flow."""
+        """The kind of op: a call, a conditional, a loop or a function."""
 
     @property
     def op(self) -> tf.Operation:
@@ -60,14 +60,14 @@ class Site(Protocol):
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """All calls of the op, inside it too."""
+        """All calls of the op, including those inside its functions."""
 
     @property
     def replica_id(self) -> int:
-        """The replica whose op it is."""
+        """The replica that built the op."""
 
     def site(self) -> str:
-        """Returns the line of an error message that says where the op is."""
+        """Returns the error message line that locates the op."""
 
 
 S = TypeVar("S", bound=Site)
@@ -76,38 +76,44 @@ S = TypeVar("S", bound=Site)
 def check(
     calls: Sequence[Sequence[Call]], places: Sequence[Mapping[str, str]] = ()
 ) -> None:
-    """Raises unless the calls of all replicas pair, each n-th one within its group.
+    """Raises unless the calls of all replicas pair, in order within each group.
 
-    The order in which a replica's gradients are built hangs on how it uses the results
-    (a + b or b + a), so a call in a gradient pairs by the call that is differentiated.
+    The order in which a replica's gradients are built depends on how it uses the
+    results (a + b or b + a), so a call in a gradient is paired by the call it
+    differentiates.
 
     Args:
         calls: `calls[r]` are replica r's calls, in the order its step_fn made them.
-        places: `places[r]` are, by their keys, those that are inside of something,
-            e.g. a "loop". For messages.
+        places: `places[r]` maps the keys of replica r's calls inside control flow to
+            its kind, e.g. "loop". Used in messages only.
 
     Raises:
         MismatchError: The replicas make different numbers of calls, or an n-th call
             differs in primitive, options, dtype or static shape.
     """
     partners: dict[str, dict[int, Call]] = {}
-    for own in calls:
-        for call in own:
+    for replica_calls in calls:
+        for call in replica_calls:
             partners.setdefault(call.key, {})[call.replica_id] = call
-    complete = [key for key, own in partners.items() if _is_complete(own)]
+    complete = [key for key, members in partners.items() if _is_complete(members)]
     for key in sorted(complete, key=lambda key: key.count("/")):
         first, *others = partners[key].values()
         for other in others:
             _check_alike(first, other)
     paired = set(complete)
-    alone = [call for own in calls for call in own if call.key not in paired]
-    if alone:
-        extra = min(alone, key=lambda call: call.depth)
-        _raise_missing(calls, extra, alone, _sent_inside(calls, extra, places))
+    unpaired = [
+        call
+        for replica_calls in calls
+        for call in replica_calls
+        if call.key not in paired
+    ]
+    if unpaired:
+        extra = min(unpaired, key=lambda call: call.depth)
+        _raise_missing(calls, extra, unpaired, _sent_inside(calls, extra, places))
 
 
 def _is_complete(partners: dict[int, Call]) -> bool:
-    """Whether all replicas of the group take part."""
+    """Whether every replica of the group makes the call."""
     first = next(iter(partners.values()))
     return set(partners) == set(first.group)
 
@@ -139,14 +145,18 @@ def _check_alike(first: Call, other: Call) -> None:
 
 
 def _join_along(first: Call, other: Call) -> str:
-    """Says by which axis calls would pair, if there is one."""
+    """Suggests the axis along which the calls would pair, if there is one."""
     if not first.facts.joins or {**first.options, **other.options}["axis"] is not None:
         return ""
     axes = set()
-    for one, two in zip(first.operands, other.operands, strict=False):
-        if one.shape is None or two.shape is None or len(one.shape) != len(two.shape):
+    for first_value, other_value in zip(first.operands, other.operands, strict=False):
+        if (
+            first_value.shape is None
+            or other_value.shape is None
+            or len(first_value.shape) != len(other_value.shape)
+        ):
             return ""
-        sizes = enumerate(zip(one.shape, two.shape, strict=True))
+        sizes = enumerate(zip(first_value.shape, other_value.shape, strict=True))
         axes |= {k for k, (a, b) in sizes if None not in (a, b) and a != b}
     if len(axes) != 1:
         return ""
@@ -154,7 +164,7 @@ def _join_along(first: Call, other: Call) -> str:
 
 
 def _difference(first: Call, other: Call) -> str:
-    """Says in which respect two calls differ, or nothing if they pair."""
+    """Describes how two calls differ, or returns "" if they pair."""
     if first.pairs_as != other.pairs_as:
         return "not the same primitive"
     if first.pairs_as == "message" and first.primitive == other.primitive:
@@ -168,17 +178,19 @@ def _difference(first: Call, other: Call) -> str:
         return _other_policy(first, other)
     if len(first.agreed) != len(other.agreed):
         return "not the same number of tensors"
-    for k, (one, two) in enumerate(zip(first.agreed, other.agreed, strict=True)):
+    for k, (first_value, other_value) in enumerate(
+        zip(first.agreed, other.agreed, strict=True)
+    ):
         where = f" of tensor {k}" if len(first.agreed) > 1 else ""
-        if one.dtype != two.dtype:
-            return f"not the same dtype{where} ({one} and {two})"
-        if not _compatible(one.shape, two.shape):
-            return f"not the same shape{where} ({one} and {two})"
+        if first_value.dtype != other_value.dtype:
+            return f"not the same dtype{where} ({first_value} and {other_value})"
+        if not _compatible(first_value.shape, other_value.shape):
+            return f"not the same shape{where} ({first_value} and {other_value})"
     return ""
 
 
 def _other_write(first: Call, other: Call) -> str:
-    """Says how calls differ by which the replicas agree on what to assign."""
+    """Describes how calls differ in the assignment whose value they agree on."""
     shown = [call.writes or "no assignment" for call in (first, other)]
     if shown[0] == shown[1]:
         return f"not the same variable (two are called {shown[0].rpartition('.')[0]})"
@@ -186,19 +198,19 @@ def _other_write(first: Call, other: Call) -> str:
 
 
 def _other_policy(first: Call, other: Call) -> str:
-    """Says how calls differ whose tensors are not of the same variables."""
+    """Describes how calls differ whose operands belong to different variables."""
     for k in range(max(len(first.policies), len(other.policies))):
-        one, two = first.policy(k), other.policy(k)
-        if one.variable != two.variable:
+        first_policy, other_policy = first.policy(k), other.policy(k)
+        if first_policy.variable != other_policy.variable:
             return f"tensor {k} is not of the same variable"
         for name in ("owner", "algorithm", "bucket"):
-            if getattr(one, name) != getattr(two, name):
+            if getattr(first_policy, name) != getattr(other_policy, name):
                 return f"not the same {name} of tensor {k}"
     return "not the same number of tensors"
 
 
 def _compatible(one: Shape, two: Shape) -> bool:
-    """Whether two static shapes can turn out equal when the step runs."""
+    """Whether two static shapes may be equal at run time."""
     if one is None or two is None:
         return True
     return len(one) == len(two) and all(
@@ -212,17 +224,22 @@ def _raise_missing(
     alone: Sequence[Call],
     inside: Sequence[str],
 ) -> None:
-    """Says of a call that has no partner what the others of its group do instead."""
+    """Reports a call without a partner, and what the others of its group call."""
     sites = [extra.site()]
     for replica_id in extra.group:
-        own = [c for c in calls[replica_id] if c.channel == extra.channel]
-        last = f", the last one: {own[-1]}" if own else ""
-        sites.append(f"replica {replica_id}: {len(own)} calls{last}")
+        channel_calls = [c for c in calls[replica_id] if c.channel == extra.channel]
+        last = f", the last one: {channel_calls[-1]}" if channel_calls else ""
+        sites.append(f"replica {replica_id}: {len(channel_calls)} calls{last}")
     near = near_misses.find(calls, extra, alone)
-    sites += [f"with another {' and '.join(how)}: {c.site()}" for how, c in near]
+    sites += [
+        f"with another {' and '.join(differences)}: {c.site()}"
+        for differences, c in near
+    ]
     fix = _MESSAGE if extra.pairs_as == "message" else _SAME_PROGRAM
     if near:
-        same = " and ".join(dict.fromkeys(name for how, _ in near for name in how))
+        same = " and ".join(
+            dict.fromkeys(name for differences, _ in near for name in differences)
+        )
         fix = f"give calls that belong together the same {same}; else {fix}"
     if extra.backward:
         fix = _MESSAGE_GRADIENT if extra.pairs_as == "message" else _GRADIENT
@@ -240,11 +257,11 @@ def _raise_missing(
 def _sent_inside(
     calls: Sequence[Sequence[Call]], extra: Call, places: Sequence[Mapping[str, str]]
 ) -> list[str]:
-    """Names the calls that a linked loss does not reach, if that may be what is wrong.
+    """Lists the sends that a linked loss does not reach, if these may be the cause.
 
     Args:
         calls: All calls of all replicas.
-        extra: One without a partner; in a gradient, that of the calls in question.
+        extra: A call without a partner; sends are listed only if it is in a gradient.
         places: As for `check`.
     """
     root = extra.key.partition("/")[0]
@@ -259,34 +276,36 @@ def _sent_inside(
 def pair(
     sites: Sequence[Sequence[S]], local: Sequence[int] | None = None
 ) -> list[tuple[S, ...]]:
-    """Says which ops of one level of the graph become one.
+    """Groups the ops of one graph level that are merged into one.
 
-    Ops that have a call in common do: the calls of a collective, or the loops of the
-    replicas that communicate inside. Where several ops of a replica hold the same call
-    (a function called twice), they pair in order.
+    Ops that share a call are grouped: the calls of a collective, or the replicas' loops
+    with that call inside. Where several ops of a replica contain the same call (a
+    function called twice), they pair in order.
 
     Args:
-        sites: `sites[n]` are one replica's ops that communicate, in order, on a level.
-        local: The replicas that are built here; all of a group, unless given.
+        sites: `sites[n]` are one replica's communicating ops on this level, in order.
+        local: The replicas built in this process; by default, all of each group.
 
     Returns:
-        The sets of ops that become one, each in replica order; calls before gradients.
+        The groups, each in replica order; forward calls come before gradients.
 
     Raises:
-        MismatchError: A call is inside control flow on one replica and outside, or
-            in other control flow, on another.
+        MismatchError: A call is inside control flow on one replica, and outside it or
+            inside different control flow on another.
     """
     holders: dict[tuple[str, int], list[S]] = {}
-    for own in sites:
+    for replica_sites in sites:
         seen: dict[str, int] = {}
-        for site in own:
+        for site in replica_sites:
             for key in dict.fromkeys(call.key for call in site.calls):
                 holders.setdefault((key, seen.get(key, 0)), []).append(site)
                 seen[key] = seen.get(key, 0) + 1
-    joined: dict[int, list[S]] = {id(site): [site] for own in sites for site in own}
-    for together in holders.values():
-        for other in together[1:]:
-            _join(joined, together[0], other)
+    joined: dict[int, list[S]] = {
+        id(site): [site] for replica_sites in sites for site in replica_sites
+    }
+    for sites_of_call in holders.values():
+        for other in sites_of_call[1:]:
+            _join(joined, sites_of_call[0], other)
     nodes = {id(node): node for node in joined.values()}
     for node in nodes.values():
         node.sort(key=lambda site: site.replica_id)
@@ -298,7 +317,7 @@ def pair(
 
 
 def _join(joined: dict[int, list[S]], one: S, other: S) -> None:
-    """Makes the sets of two ops one set."""
+    """Merges the groups of two ops."""
     whole, part = joined[id(one)], joined[id(other)]
     if whole is not part:
         whole += part

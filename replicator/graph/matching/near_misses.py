@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds calls that may have been meant to pair, but are addressed otherwise.
+"""Finds calls that were perhaps meant to pair but are addressed differently.
 
-For messages of errors only: a call without a partner often has one under another tag,
-in another group, or on another replica.
+Used for error messages only: a call without a partner often has one under another tag,
+in another group or on another replica.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from replicator.graph.ir.placeholder import Call
 
-_NEAR = 3  # so many are listed
+_NEAR = 3  # the most that are listed
 
 
 def find(
     calls: Sequence[Sequence[Call]], extra: Call, alone: Sequence[Call]
 ) -> list[tuple[tuple[str, ...], Call]]:
-    """Returns calls that may have been meant to be partners of one that has none.
+    """Returns the calls that were perhaps meant to pair with one without a partner.
 
     Args:
         calls: All calls of all replicas.
@@ -25,22 +25,22 @@ def find(
         alone: All calls without partners.
 
     Returns:
-        (in what it differs, the call), those first that differ in the least: calls
-        that have no partners either, or else calls on the line of `extra`.
+        (differences, call), fewest differences first: of other calls without partners,
+        or if none qualifies, of calls on the line of `extra`.
     """
     if extra.backward:
         return []
-    here = [c for own in calls for c in own if c.line == extra.line]
+    here = [c for replica_calls in calls for c in replica_calls if c.line == extra.line]
     for candidates in (alone, here):
-        found = [(_differs_in(extra, c), c) for c in candidates]
-        near = [(how, c) for how, c in found if how]
+        compared = [(_differs_in(extra, c), c) for c in candidates]
+        near = [(differences, c) for differences, c in compared if differences]
         if near:
             return sorted(near, key=lambda entry: len(entry[0]))[:_NEAR]
     return []
 
 
 def _differs_in(extra: Call, call: Call) -> tuple[str, ...]:
-    """Says in what a call differs from a partner of `extra`, if in its address only."""
+    """Names the differences of a call from a partner of `extra`, if only in address."""
     if (
         call.pairs_as != extra.pairs_as
         or call.channel == extra.channel

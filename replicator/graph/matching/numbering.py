@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers calls as if those had never been made that are no part of the step.
+"""Renumbers calls so that those that are not part of the step leave no gaps.
 
-A call is numbered when it is made. Some are made where nobody will run them: Keras
-finds out the shapes of a layer that was not built yet by tracing it into a graph that
-it throws away, and a tf.function may be traced and not called. What is left keeps its
-order, without the gaps: the other replicas need not have done so.
+A call is numbered when it is made, but some are made where nothing will run: Keras
+infers the shapes of an unbuilt layer by tracing it into a throwaway graph, and a
+tf.function may be traced and never called. The remaining calls keep their order and
+lose the gaps, since other replicas may not have made the discarded ones.
 
-Runs once per build, when all replicas are built and nothing is matched or copied yet.
+Runs once per build, after all replicas are built and before anything is matched or
+copied.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from replicator.graph.ir.placeholder import Call
 def close_gaps(
     replicas: Sequence[Sequence[tf.Operation]], replica_ids: Sequence[int]
 ) -> None:
-    """Numbers the calls of each replica by those that are part of the step.
+    """Renumbers each replica's calls, counting only those in the step.
 
     Args:
         replicas: `replicas[n]` are the ops of `replica_ids[n]`, in build order.
         replica_ids: The replicas.
     """
     for replica_id, ops in zip(replica_ids, replicas, strict=True):
-        found = _calls_in(ops, set())
-        calls = {op: call for op, call in found if call.replica_id == replica_id}
+        placeholders = _calls_in(ops, set())
+        calls = {op: call for op, call in placeholders if call.replica_id == replica_id}
         keys = without_gaps({call.key for call in calls.values()})
         for op, call in calls.items():
             if keys[call.key] != call.key:
@@ -40,11 +41,11 @@ def close_gaps(
 
 
 def without_gaps(keys: Iterable[str]) -> dict[str, str]:
-    """Returns for each key of a replica's calls what it is without those that lack.
+    """Maps each key of a replica's calls to the key without gaps.
 
     Args:
-        keys: Keys as in `Call.key`. What is said of a gradient holds as well for the
-            call that is differentiated.
+        keys: Keys as in `Call.key`. The key of a gradient also keeps the number of the
+            call that it differentiates.
     """
     numbers: dict[tuple[str, tuple[int, ...]], set[int]] = {}
     parsed = {key: _parsed(key) for key in keys}
@@ -52,8 +53,8 @@ def without_gaps(keys: Iterable[str]) -> dict[str, str]:
         for depth, number in enumerate(path):
             numbers.setdefault((channel, path[:depth]), set()).add(number)
     places = {
-        place: {number: n for n, number in enumerate(sorted(taken))}
-        for place, taken in numbers.items()
+        place: {number: n for n, number in enumerate(sorted(used))}
+        for place, used in numbers.items()
     }
     return {
         key: _joined(
@@ -64,7 +65,7 @@ def without_gaps(keys: Iterable[str]) -> dict[str, str]:
 
 
 def _parsed(key: str) -> tuple[str, tuple[int, ...]]:
-    """Returns the channel, with its colon, and the numbers of a key."""
+    """Splits a key into its channel, with the colon, and its numbers."""
     call, *gradients = key.split("/")
     channel, colon, number = call.rpartition(":")
     return channel + colon, tuple(map(int, [number, *gradients]))
@@ -77,7 +78,7 @@ def _joined(channel: str, path: Iterable[int]) -> str:
 def _calls_in(
     ops: Iterable[tf.Operation], seen: set[int]
 ) -> Iterator[tuple[tf.Operation, Call]]:
-    """Yields the placeholders among ops and in the functions that they call, once."""
+    """Yields each placeholder once, including those in functions that the ops call."""
     for op in ops:
         call = placeholder.read(op)
         if call is not None:

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers by zeros where a backward pass asks for a gradient that is zero.
+"""Answers with zeros where a backward pass waits for a gradient that is zero.
 
-The sender of a message receives, in its backward pass, what the receiver makes of the
-value there. Where that is nothing, the receiver's tape never comes to the message, and
-nothing is sent back: the gradient is zero. Nothing is sent back either where a replica
-was to differentiate and does not, which is an error. So zeros are the answer only where
-it follows from the program that they are right:
+In its backward pass, the sender of a message receives the gradient that the receiver
+computes for the value. If the receiver's loss does not depend on the message, its tape
+never reaches it and sends nothing back: the gradient is zero. But nothing is sent back
+either if a replica should have differentiated and did not, which is an error. So zeros
+are the answer only where the program proves them right:
 
-- the receiver's tape watches the message, and no op makes anything of the value that
-  could be differentiated, nor is it returned; or
-- the receiver has differentiated through the message, but by another line, and takes a
-  gradient by the line in question too: of a loss that does not depend on the message.
+- the receiver's tape watches the message, but the value is not returned and no op
+  computes anything differentiable from it; or
+- the receiver has differentiated through the message at another line, and also takes a
+  gradient at the line in question: of a loss that does not depend on the message.
 
-Runs once per build in which something is sent, before anything is matched; top level
-only.
+Runs once per build with sends, before anything is matched; top level only.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def answer(
     returned: Sequence[Any],
     replica_ids: Sequence[int],
 ) -> list[list[tf.Operation]]:
-    """Takes questions out of the graph to which the answer is zero.
+    """Removes receives from backward passes where the gradient is known to be zero.
 
     Args:
         replicas: `replicas[n]` are the ops of `replica_ids[n]`, in build order.
@@ -43,23 +42,23 @@ def answer(
         replica_ids: The replicas.
 
     Returns:
-        The ops of each replica without placeholders that were replaced by zeros.
+        The ops of each replica, less the placeholders replaced by zeros.
     """
     sides = [
-        _Side(ops, r, own)
-        for r, ops, own in zip(replica_ids, replicas, returned, strict=True)
+        _Side(ops, r, results)
+        for r, ops, results in zip(replica_ids, replicas, returned, strict=True)
     ]
-    gone: set[tf.Operation] = set()
+    replaced: set[tf.Operation] = set()
     depth = 0
     while keys := {key for side in sides for key in side.sends(depth)}:
         for key in sorted(keys):
-            gone |= _answer_message(sides, key)
+            replaced |= _answer_message(sides, key)
         depth += 1
-    return [[op for op in ops if op not in gone] for ops in replicas]
+    return [[op for op in ops if op not in replaced] for ops in replicas]
 
 
 class _Side:
-    """What one replica does."""
+    """The calls and results of one replica."""
 
     def __init__(
         self, ops: Sequence[tf.Operation], replica_id: int, returned: Any
@@ -71,7 +70,7 @@ class _Side:
         self.results = {id(leaf) for leaf in leaves}
 
     def sends(self, depth: int) -> list[str]:
-        """Returns the keys of what is sent at the top level."""
+        """Returns the keys of the top-level sends at one gradient depth."""
         return [
             key
             for key, site in self.top.items()
@@ -79,17 +78,17 @@ class _Side:
         ]
 
     def gradients(self, key: str) -> list[Call]:
-        """Returns the calls of gradients of one call, in order."""
-        own = [c for k, c in self.calls.items() if k.rpartition("/")[0] == key]
-        return sorted(own, key=lambda call: int(call.key.rpartition("/")[2]))
+        """Returns the calls in the gradient of one call, in order."""
+        gradients = [c for k, c in self.calls.items() if k.rpartition("/")[0] == key]
+        return sorted(gradients, key=lambda call: int(call.key.rpartition("/")[2]))
 
     def below(self, key: str) -> list[str]:
-        """Returns the keys of a call, its gradients, their gradients, and so on."""
+        """Returns the keys of a call and of its gradients, to any order."""
         return [k for k in self.calls if k == key or k.startswith(key + "/")]
 
 
 def _answer_message(sides: Sequence[_Side], key: str) -> set[tf.Operation]:
-    """Answers what the sender of one message asks; returns what it has replaced."""
+    """Answers one message's pending gradients; returns the placeholders replaced."""
     ends = [side for side in sides if key in side.calls]
     sender = next(side for side in ends if side.calls[key].facts.end == "sends")
     receivers = [s for s in ends if s.calls[key].facts.end == "receives"]
@@ -104,24 +103,25 @@ def _answer_message(sides: Sequence[_Side], key: str) -> set[tf.Operation]:
     else:
         used = _is_used(receiver.top[key], receiver.results)
         extra = [] if used else asked
-    gone = set()
+    replaced = set()
     for call in extra:
         for old in sender.below(call.key):
             _replace_by_zeros(sender.top[old])
-            gone.add(sender.top[old].op)
+            replaced.add(sender.top[old].op)
             del sender.top[old], sender.calls[old]
     if extra:
         _close_gaps(sender, key)
-    return gone
+    return replaced
 
 
 def _asked_elsewhere(
     asked: Sequence[Call], answers: Sequence[Call], receiver: _Side
 ) -> list[Call]:
-    """Returns what is asked where the receiver differentiates something else.
+    """Returns the sender's gradient calls at lines where the receiver has none.
 
     The gradients of a message are told apart by the lines on which they are taken.
-    Nothing is returned if they share one, or if the receiver takes no gradient there.
+    Returns nothing if two share a line, or if the receiver takes no gradient at one of
+    them.
     """
     lines = [call.line for call in asked]
     answered = [call.line for call in answers]
@@ -134,10 +134,11 @@ def _asked_elsewhere(
 
 
 def _is_used(received: Placeholder, results: set[int]) -> bool:
-    """Whether a gradient of what was received could be anything but zero.
+    """Whether the gradient of a received value could be nonzero.
 
-    It is if an op makes something of it: that can be a loss, though nothing is made of
-    that in turn. What a tape watches is no loss by itself, or the tape had come here.
+    It could if an op computes something from the value: the result may be a loss even
+    if nothing reads it. The watched value itself is no loss, or the tape would have
+    reached the message.
 
     Args:
         received: A recv.
@@ -164,11 +165,11 @@ def _is_used(received: Placeholder, results: set[int]) -> bool:
 
 
 _SAME = ("Identity", "EnsureShape", "PlaceholderWithDefault")
-_SAYS = ("Assert", "PrintV2")  # what an op without results may do with a value
+_SAYS = ("Assert", "PrintV2")  # ops without results that only report a value
 
 
 def _flows(tensor: tf.Tensor) -> bool:
-    """Whether a gradient could come through a tensor; a variant may hold others."""
+    """Whether a gradient can flow through a tensor; a variant may hold floats."""
     dtype = tensor.dtype
     return not (dtype.is_integer or dtype.is_bool or dtype == tf.string)
 
@@ -184,7 +185,7 @@ def _replace_by_zeros(site: Placeholder) -> None:
 
 
 def _close_gaps(sender: _Side, key: str) -> None:
-    """Numbers the gradients that are left of one call anew, from 0 on."""
+    """Renumbers the remaining gradients of one call, starting from 0."""
     for number, call in enumerate(sender.gradients(key)):
         for old in sorted(sender.below(call.key)):
             new = f"{key}/{number}{old.removeprefix(call.key)}"
