@@ -166,13 +166,13 @@ class Template:
         self._nodes = self._take(index)
         self._patches = [
             n
-            for n, (one, two) in enumerate(zip(first, self.ops, strict=True))
-            if _differs(one, two)
+            for n, (first_op, second_op) in enumerate(zip(first, self.ops, strict=True))
+            if _differs(first_op, second_op)
         ]
         self._first = {n: first[n].node_def for n in self._patches}
         self._own_place = [
-            (one.device, two.device) == replicas.devices[:2]
-            for one, two in zip(first, self.ops, strict=True)
+            (first_op.device, second_op.device) == replicas.devices[:2]
+            for first_op, second_op in zip(first, self.ops, strict=True)
         ]
         self._handles = [
             (n, k)

@@ -118,8 +118,8 @@ def prove(
     level = Level((live[0], live[1]), places)
     proof = _Proof(replicas, captured)
     proof.compare(level, [(column[0], column[1]) for column in own])
-    for one, two in zip(*returned, strict=True):
-        proof.compare_sources("what step_fn returns", one, two)
+    for first_leaf, second_leaf in zip(*returned, strict=True):
+        proof.compare_sources("what step_fn returns", first_leaf, second_leaf)
     return dataclasses.replace(level, tokens=proof.pythons.tokens)
 
 
@@ -130,8 +130,8 @@ def _refuse_leaks(
 ) -> None:
     """Raises if replica 1 uses ops that replica 0 built."""
     for op in ops:
-        used = [tensor.op for tensor in op.inputs if id(tensor) not in captured]
-        for source in [*used, *op.control_inputs]:
+        sources = [tensor.op for tensor in op.inputs if id(tensor) not in captured]
+        for source in [*sources, *op.control_inputs]:
             if source in other and source.type != "Placeholder":
                 raise errors.CloneError(
                     errors.compose(
@@ -171,8 +171,8 @@ class _Proof:
         for s in (0, 1):
             for n, op in enumerate(level.ops[s]):
                 self._places[s][op] = (number, n)
-        for one, two in zip(*level.ops, strict=False):
-            self._compare_ops(one, two, level, number)
+        for first_op, second_op in zip(*level.ops, strict=False):
+            self._compare_ops(first_op, second_op, level, number)
         counts = [len(ops) for ops in level.ops]
         if counts[0] != counts[1]:
             s = 0 if counts[0] > counts[1] else 1

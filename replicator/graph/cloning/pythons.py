@@ -96,8 +96,8 @@ class Pairs:
         return _differs(name)
 
     def _first(self, pairs: Iterable[tuple[Any, Any]], name: str) -> str:
-        for one, two in pairs:
-            difference = self._unlike(one, two, name)
+        for first, second in pairs:
+            difference = self._unlike(first, second, name)
             if difference:
                 return difference
         return ""
@@ -145,11 +145,11 @@ class Copies:
     def token(self, token: str) -> str:
         """Returns the token of the copy of replica 1's function."""
         if token not in self._made:
-            one = _tf.python_function(self._tokens[token])
-            two = _tf.python_function(token)
-            assert one is not None and two is not None, token  # compared before
-            body = self._copy(one.body, two.body)
-            self._made[token] = _tf.register_python_function(body, two)
+            first = _tf.python_function(self._tokens[token])
+            second = _tf.python_function(token)
+            assert first is not None and second is not None, token  # compared before
+            body = self._copy(first.body, second.body)
+            self._made[token] = _tf.register_python_function(body, second)
         return self._made[token]
 
     def _copy(self, one: Any, two: Any) -> Any:
@@ -202,7 +202,7 @@ class Copies:
         return new
 
     def _cell(self, one: Any, two: Any) -> Any:
-        """Returns a copy's cell: the one that both replicas share, or a new empty one."""
+        """Returns a copy's cell: the one all replicas share, or a new empty one."""
         if one is two:
             return two
         return self._copies.setdefault(id(two), types.CellType())
@@ -233,5 +233,5 @@ def _items(mapping: Mapping[str, Any] | None) -> Any:
 
 
 def _differs(name: str) -> str:
-    what = f"{name}, to which" if name else "objects to which"
-    return f"not the same {what} Python functions refer"
+    referents = f"{name}, to which" if name else "objects to which"
+    return f"not the same {referents} Python functions refer"

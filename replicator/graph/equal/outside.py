@@ -122,32 +122,32 @@ class Arguments(Inputs):
 
     def resource(self, r: int, tensor: tf.Tensor) -> Any:
         """Returns the replicated variable behind a handle, or any other resource."""
-        passed = self._given(r, tensor)
-        return tensor if passed is None else self._outer.resource(r, passed)
+        operand = self._given(r, tensor)
+        return tensor if operand is None else self._outer.resource(r, operand)
 
     def version(self, r: int, tensor: tf.Tensor) -> Any:
         """Returns the version of a resource at the start of the function."""
-        passed = self._given(r, tensor)
-        if passed is None:
+        operand = self._given(r, tensor)
+        if operand is None:
             return None
-        outside = self._outer.version(r, self._ops[r], passed)
-        key = id(self._outer.resource(r, passed))
+        outside = self._outer.version(r, self._ops[r], operand)
+        key = id(self._outer.resource(r, operand))
         if self._ops[r] not in self._outer.writes[r].get(key, ()):
             return outside
         return outside, self._place
 
     def difference(self, column: Column) -> tuple[bool, Ops | None]:
         """Returns (whether equality is decided, the ops that make values differ)."""
-        passed = [self._given(r, tensor) for r, tensor in enumerate(column)]
-        if any(tensor is None for tensor in passed):
+        operands = [self._given(r, tensor) for r, tensor in enumerate(column)]
+        if any(tensor is None for tensor in operands):
             return False, None
         if self._stays is None:
-            return True, self._outer.difference(tuple(passed))
+            return True, self._outer.difference(tuple(operands))
         places = [self._index[r][id(tensor)] for r, tensor in enumerate(column)]
         if len(set(places)) == 1:
             return True, None if self._stays[places[0]] else self._ops
         if all(self._is_captured(r, place) for r, place in enumerate(places)):
-            return True, self._outer.difference(tuple(passed))
+            return True, self._outer.difference(tuple(operands))
         return True, self._ops
 
     def _is_captured(self, r: int, place: int) -> bool:

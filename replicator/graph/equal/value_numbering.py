@@ -126,8 +126,8 @@ class Labels:
             if missing:
                 stack += missing
                 continue
-            used = tuple(known[id(t)] for t in inputs)
-            known[id(top)] = self._number((key, used, top.value_index))
+            input_labels = tuple(known[id(t)] for t in inputs)
+            known[id(top)] = self._number((key, input_labels, top.value_index))
         return known[id(tensor)]
 
     def _origin(self, tensor: tf.Tensor) -> tuple[Hashable, Sequence[tf.Tensor]]:

@@ -22,9 +22,9 @@ def static(tensor: tf.Tensor) -> Shape:
 
 def sizes(tensor: tf.Tensor) -> tuple[int | None, ...]:
     """Returns the static sizes of a tensor of known rank."""
-    known = static(tensor)
-    assert known is not None, tensor
-    return known
+    shape = static(tensor)
+    assert shape is not None, tensor
+    return shape
 
 
 def when_run(tensor: tf.Tensor) -> tf.Tensor:

@@ -133,18 +133,18 @@ class Flow:
         if not self._paths:
             return list(ops)
         by_path: dict[Path, dict[tf.Operation, None]] = {(): {}}
-        waited: dict[Path, list[tf.Operation]] = {}
+        otherwise: dict[Path, list[tf.Operation]] = {}
         for op in ops:
             by_path.setdefault(self.path(op), {})[op] = None
-            waited.setdefault(self.path(op), []).extend(self._before.get(op, ()))
+            otherwise.setdefault(self.path(op), []).extend(self._before.get(op, ()))
         while path := max(by_path, key=len):
-            ended = self._leave(list(by_path.pop(path)), path, waited.get(path, ()))
+            ended = self._leave(list(by_path.pop(path)), path, otherwise.get(path, ()))
             by_path.setdefault(path[:-1], {}).update(dict.fromkeys(ended))
-            waited.setdefault(path[:-1], []).extend(waited.pop(path, ()))
+            otherwise.setdefault(path[:-1], []).extend(otherwise.pop(path, ()))
         return list(by_path[()])
 
     def _after(self, op: tf.Operation, inside: Path) -> list[tf.Operation]:
-        """Like `after` for one op, with a prefix of its path in place of the top level."""
+        """Like `after` for one op, up to a prefix of its path, not to the top level."""
         path = self.path(op)
         if len(path) <= len(inside):
             return [op]
@@ -172,16 +172,16 @@ class Flow:
                 _tf.add_control_inputs(end, [op for op in ops if op is not end])
             return self._parts[place, "Exit"]
         if place.decider.type != "LoopCond":
-            waited = [
+            otherwise = [
                 end
                 for op in before
                 for end in self._after(op, _shared(self.path(op), outside))
             ]
-            switch, sides, merged = _either_way(place, ops, waited)
-            self._enter(outside, switch, merged)
+            switch, sides, merge = _either_way(place, ops, otherwise)
+            self._enter(outside, switch, merge)
             for branch, end in enumerate(sides):
                 self._enter((*outside, dataclasses.replace(place, branch=branch)), end)
-            return [merged]
+            return [merge]
         if place.branch == 1:
             for end in self._parts[_loops(path)[-1], "NextIteration"]:
                 _tf.add_control_inputs(end, [op for op in ops if op is not end])
@@ -261,8 +261,8 @@ def _either_way(
         for branch, end in enumerate(ends):
             before = ops if branch == side.branch else others
             _tf.add_control_inputs(end.op, list(before))
-        merged = tf.raw_ops.Merge(inputs=ends).output
-    return switch.output_true.op, [end.op for end in ends], merged.op
+        merge = tf.raw_ops.Merge(inputs=ends).output
+    return switch.output_true.op, [end.op for end in ends], merge.op
 
 
 def _loops(path: Path) -> list[Loop]:

@@ -117,14 +117,14 @@ class Crossing:
         """
         width = shapes.sizes(x)[1 - axis]
         static_shapes = [(c, width) if axis == 0 else (width, c) for c in counts]
-        passed = exchanged(
+        rows = exchanged(
             self,
             self.processes,
             [[Value(x.dtype.name, shape)] for shape in static_shapes],
             [(x,) if process == self.own else None for process in self.processes],
         )
         with tf.device(self.device):
-            return tf.concat([part for (part,) in passed], axis)
+            return tf.concat([part for (part,) in rows], axis)
 
     def reduce(self, x: tf.Tensor) -> tf.Tensor:
         """Sums over the processes, with bitwise equal results in all of them."""
@@ -179,14 +179,14 @@ class Ways:
             return None
         key = self.elsewhere.first[call.key] + offset
         if key in self.used or processes not in self.elsewhere.groups:
-            what = (
+            problem = (
                 "is in a function that is called twice"
                 if key in self.used
                 else "is in control flow in which groups of other hosts communicate"
             )
             raise errors.ReplicatorError(
                 errors.compose(
-                    f"{call.primitive} on replica {call.replica_id} {what}, which "
+                    f"{call.primitive} on replica {call.replica_id} {problem}, which "
                     "between-graph mode cannot lower.",
                     [call.site()],
                     "communicate outside of it; or run the program in-graph, which "
@@ -239,26 +239,26 @@ def exchanged(
     local = [n for n, process in enumerate(processes) if process == crossing.own]
     with tf.device(crossing.device):
         pieces = [words.of(x) for n in local for x in operands[n] or ()]
-        mine = tf.concat(pieces, 0) if pieces else tf.zeros([0], tf.int32)
+        packed = tf.concat(pieces, 0) if pieces else tf.zeros([0], tf.int32)
         if static:
             sizes = _static_sizes(crossing, processes, values)
             shapes_of: Any = [
                 [value.shape for value in participant] for participant in values
             ]
         else:
-            sizes, shapes_of = _dynamic(crossing, processes, values, operands, mine)
+            sizes, shapes_of = _dynamic(crossing, processes, values, operands, packed)
         if not static:
-            arrived = crossing.gather_any(mine, tf.reduce_max(list(sizes.values())))
+            arrived = crossing.gather_any(packed, tf.reduce_max(list(sizes.values())))
         elif most := max(sizes.values()):
-            padded = tf.pad(mine, [[0, most - sizes[crossing.own]]])
+            padded = tf.pad(packed, [[0, most - sizes[crossing.own]]])
             arrived = crossing.gather(tf.ensure_shape(padded, [most]))
         else:
-            arrived = dict.fromkeys(crossing.processes, mine)
-        passed: list[list[tf.Tensor]] = []
+            arrived = dict.fromkeys(crossing.processes, packed)
+        results: list[list[tf.Tensor]] = []
         offsets: dict[int, Any] = dict.fromkeys(crossing.processes, 0)
         for n, process in enumerate(processes):
             if operands[n] is not None:
-                passed.append(list(operands[n] or ()))
+                results.append(list(operands[n] or ()))
                 continue
             tensors = []
             for value, shape in zip(values[n], shapes_of[n], strict=True):
@@ -266,8 +266,8 @@ def exchanged(
                 part = tf.slice(arrived[process], [offsets[process]], [count])
                 tensors.append(words.to_tensor(part, value, shape))
                 offsets[process] += count
-            passed.append(tensors)
-        return passed
+            results.append(tensors)
+        return results
 
 
 def check(call: Call) -> None:

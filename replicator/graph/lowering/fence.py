@@ -66,6 +66,6 @@ def join(barriers: Sequence[tf.Operation], way: Crossing | None = None) -> None:
         if way is not None:
             before = [part.op for part in way.gather(tf.zeros([1], tf.int32)).values()]
         with tf.control_dependencies(before):
-            joint = tf.no_op("fence")
+            merged_op = tf.no_op("fence")
     for barrier in barriers:
-        _tf.move_control_outputs(barrier, joint)
+        _tf.move_control_outputs(barrier, merged_op)

@@ -112,8 +112,8 @@ class Communication:
 def function_name(op: tf.Operation) -> str:
     """Returns a display name for the function that an op calls: the user's own."""
     name = op.get_attr("f").name
-    while found := _FUNCTION_NAME.match(name):
-        name = found[1]
+    while match := _FUNCTION_NAME.match(name):
+        name = match[1]
     return f"function {name}"
 
 

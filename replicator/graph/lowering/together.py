@@ -57,11 +57,11 @@ def join(nodes: Sequence[Node]) -> list[Node]:
     waiting: list[Node] = []
     dependents: set[tf.Operation] = set()  # what depends on those
     for node in nodes:
-        ready = _may_be_joined(node)
-        if waiting and not (ready and _goes_with(node, waiting, dependents)):
+        joinable = _may_be_joined(node)
+        if waiting and not (joinable and _goes_with(node, waiting, dependents)):
             joined.append(_joined(waiting))
             waiting, dependents = [], set()
-        if not ready:
+        if not joinable:
             joined.append(node)
             continue
         waiting.append(node)
@@ -115,8 +115,8 @@ def _one(parts: Sequence[Site]) -> Joined:
     placeholders = [part for part in parts if isinstance(part, Placeholder)]
     call = dataclasses.replace(
         placeholders[0].call,
-        operands=tuple(one for part in placeholders for one in part.call.operands),
-        agreed=tuple(one for part in placeholders for one in part.call.agreed),
+        operands=tuple(value for part in placeholders for value in part.call.operands),
+        agreed=tuple(value for part in placeholders for value in part.call.agreed),
         policies=tuple(
             part.call.policy(k)
             for part in placeholders

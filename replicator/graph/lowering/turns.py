@@ -75,10 +75,10 @@ def count(loop: tf.Operation) -> int | None:
     body, updated = _tf.function_body(loop, "body")
     condition, (goes_on,) = _tf.function_body(loop, "cond")
     for turns in range(_MOST_TURNS):
-        another = _evaluate(goes_on, condition.inputs, values)
-        if another is None:
+        continues = _evaluate(goes_on, condition.inputs, values)
+        if continues is None:
             return None
-        if not another:
+        if not continues:
             return turns
         values = [
             None if value is None else _evaluate(result, body.inputs, values)
@@ -99,23 +99,23 @@ def _evaluate(
     result: tf.Tensor, arguments: Sequence[tf.Tensor], values: Sequence[Any]
 ) -> Any:
     """Computes a function's result from the known arguments, or returns None."""
-    known = {id(t): value for t, value in zip(arguments, values, strict=True)}
+    computed = {id(t): value for t, value in zip(arguments, values, strict=True)}
     stack = [result]
     while stack:
         tensor = stack[-1]
-        if id(tensor) in known:
+        if id(tensor) in computed:
             stack.pop()
         elif tensor.op.type == "Const":
-            known[id(tensor)] = _constant(tensor)
+            computed[id(tensor)] = _constant(tensor)
         elif tensor.op.type not in _COUNTING:
             return None
         else:
-            missing = [t for t in tensor.op.inputs if id(t) not in known]
+            missing = [t for t in tensor.op.inputs if id(t) not in computed]
             stack += missing
             if not missing:
-                inputs = [known[id(t)] for t in tensor.op.inputs]
-                known[id(tensor)] = _apply(tensor, inputs)
-    return known[id(result)]
+                inputs = [computed[id(t)] for t in tensor.op.inputs]
+                computed[id(tensor)] = _apply(tensor, inputs)
+    return computed[id(result)]
 
 
 def _apply(tensor: tf.Tensor, inputs: Sequence[Any]) -> Any:

@@ -140,10 +140,10 @@ def check_switches(ops: Iterable[tf.Operation], flow: switching.Flow) -> None:
         calls = calls_inside(op) if call is None else (call,)
         if calls:
             place, fix = _V1
-            what = f"{calls[0].pairs_as} on replica {calls[0].replica_id}"
+            caller = f"{calls[0].pairs_as} on replica {calls[0].replica_id}"
             sites = [call.site() for call in calls[:3]]
             raise errors.ReplicatorError(
-                errors.compose(f"{what} is {place}.", sites, fix)
+                errors.compose(f"{caller} is {place}.", sites, fix)
             )
 
 

@@ -377,5 +377,7 @@ def _numbers(
         for r, call in calls.items()
         for facts in found[r].get(call.key, {}).values()
     ]
-    known = all(value.shape is not None and None not in value.shape for value in values)
-    return (2 * operands + 1) * (1 if known and None not in rows else 1 + DYNAMIC)
+    static = all(
+        value.shape is not None and None not in value.shape for value in values
+    )
+    return (2 * operands + 1) * (1 if static and None not in rows else 1 + DYNAMIC)

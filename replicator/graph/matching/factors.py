@@ -56,9 +56,9 @@ class Factor:
     @property
     def rows(self) -> int:
         """The number of rows, estimated where the number of examples is unknown."""
-        known = shapes.sizes(self.tensor)[self.axis]
-        if known is not None:
-            return known
+        static_rows = shapes.sizes(self.tensor)[self.axis]
+        if static_rows is not None:
+            return static_rows
         shape = shapes.sizes(origin(self.tensor)) if self.axis == 0 else ()
         return _UNKNOWN_EXAMPLES * math.prod(size or 1 for size in shape[1:-1])
 

@@ -53,8 +53,8 @@ def without_gaps(keys: Iterable[str]) -> dict[str, str]:
         for depth, number in enumerate(path):
             numbers.setdefault((channel, path[:depth]), set()).add(number)
     places = {
-        place: {number: n for n, number in enumerate(sorted(used))}
-        for place, used in numbers.items()
+        place: {number: n for n, number in enumerate(sorted(in_use))}
+        for place, in_use in numbers.items()
     }
     return {
         key: _joined(
