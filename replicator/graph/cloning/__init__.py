@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds replicas as copies of another."""
+"""Builds further replicas as copies of one that was built in Python."""

@@ -71,7 +71,7 @@ class Flow:
 
     def __init__(self, ops: Sequence[tf.Operation] = ()) -> None:
         self._paths: dict[tf.Operation, Path] = {}
-        self._members: dict[Loop, list[tf.Operation]] = {}  # by outermost loop
+        self._members: dict[Loop, list[tf.Operation]] = {}  # by their outermost loop
         self._parts: dict[tuple[Loop, str], list[tf.Operation]] = {}
         self._before: dict[tf.Operation, list[tf.Operation]] = {}
         self._known: dict[tf.Operation, dict[Path, list[tf.Operation]]] = {}

@@ -143,7 +143,7 @@ def _loop(job: Merge) -> tf.Operation:
     _tf.lower_in_place(new)
     count = len(new.outputs) // len(old)
     for n, label in enumerate(loop_labels[:count]):
-        if label is not None:  # all make equally many turns, so it ends equal too
+        if label is not None:  # equal in each of equally many turns
             at_the_end = labels.new()
             for tensor in new.outputs[n::count]:
                 labels.set(tensor, at_the_end)

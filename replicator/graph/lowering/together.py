@@ -55,7 +55,7 @@ def join(nodes: Sequence[Node]) -> list[Node]:
     communicating = {site.op for node in nodes for site in node}
     joined: list[Node] = []
     waiting: list[Node] = []
-    dependents: set[tf.Operation] = set()  # what depends on those
+    dependents: set[tf.Operation] = set()  # of the waiting nodes
     for node in nodes:
         joinable = _may_be_joined(node)
         if waiting and not (joinable and _goes_with(node, waiting, dependents)):
