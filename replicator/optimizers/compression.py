@@ -56,11 +56,7 @@ class Compression:
                 map(self._of, variables), gradients, strict=True
             )
         ]
-        return (
-            compressors
-            if any(compressor is not None for compressor in compressors)
-            else None
-        )
+        return compressors if any(c is not None for c in compressors) else None
 
     def is_asked_for(self, variables: Sequence[Any]) -> bool:
         """Whether any of these variables has its gradient compressed."""

@@ -281,14 +281,14 @@ def expand_lists(
 
     def expanded(entries: Sequence[Any]) -> list[Any]:
         result: list[Any] = []
-        for entry, own in zip(entries, divided, strict=True):
+        for entry, parts in zip(entries, divided, strict=True):
             inner = plain(entry)
-            if own is None:
+            if parts is None:
                 result.append(entry)
             elif isinstance(inner, PartitionedVariable):
                 result += inner.parts
             else:
-                result += [entry] * len(own)
+                result += [entry] * len(parts)
         return result
 
     return {

@@ -143,7 +143,7 @@ def _combined(value: tf.Tensor, op: str, variable: Any, weight: Any = None) -> A
 
 
 def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | None:
-    """Returns a claim if an optimizer nobody wrapped writes; it is to be proven equal.
+    """Returns the claim of an unwrapped optimizer to write equally, yet to be proven.
 
     Such an optimizer is right where its gradients are equal on all replicas: its writes
     are then as equal as they are, and must not be aggregated.

@@ -27,8 +27,7 @@ class VariableFacts:
         trainable: Whether optimizers update it.
         sparse: Whether its gradient is sparse on any replica; None if that is unknown
             because no step has been built yet.
-        order: The count of variables, created before it, that a strategy is asked
-            about.
+        order: The count of earlier variables that a strategy was asked about.
         nbytes: Its size in bytes.
         whole: Whether it already exists, so that it cannot be divided any more.
     """

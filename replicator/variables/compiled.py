@@ -48,7 +48,7 @@ def handle_by_call(function: Any, variable: Any, key: str) -> tf.Tensor:
         if context.current() is None:
             _check_outside(function, variable, inside)
             return variable.components[0].handle
-            # Noted again, as the function may have been traced in an earlier build.
+        # The function may have been traced in an earlier, failed build: note it again.
         _note_need(variable)
         return variable.handle
 

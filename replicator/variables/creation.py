@@ -38,8 +38,8 @@ class _Kept:
     """What a factory has created in one graph, or eagerly.
 
     Attributes:
-        made: The variables made inside step_fns: by an object that represents the
-            step_fn, and that they live as long as; then by their places in its code.
+        made: The variables made inside step_fns: weakly by the object that represents
+            the step_fn, then by their places in its code.
         initializers: All ops that create variables.
         asked: Counts the variables that a strategy is asked about.
         paths: The existing variables by their paths.
@@ -105,7 +105,7 @@ class VariableFactory:
             return collection[0]
 
     def creator(self, next_creator: Any, **kwargs: Any) -> ReplicatedVariable:
-        """Creates one variable; tf.variable_creator_scope calls this.
+        """Creates a variable; called by tf.variable_creator_scope.
 
         Direct callers may add `slot_of`, the variable whose slot this one is, and
         `chosen`, a decision that keeps it whole.
@@ -157,7 +157,7 @@ class VariableFactory:
 
     @contextlib.contextmanager
     def traced_by(self, user: User) -> Iterator[None]:
-        """Makes `user` responsible for what is traced in this block: it can retrace it.
+        """Traces functions in this block on behalf of `user`, which can retrace them.
 
         Functions traced here settle no variable's placement.
         """

@@ -155,7 +155,7 @@ def check(chosen: Chosen, shape: tf.TensorShape, name: str) -> tuple[int, list[i
     """Returns the axis and the sizes of parts.
 
     Raises:
-        ArgumentError: A variable of this shape cannot be divided so.
+        ArgumentError: A variable of this shape cannot be divided into these parts.
     """
     sizes = [part.size for part in chosen.parts]
     axis = chosen.axis

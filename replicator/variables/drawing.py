@@ -207,12 +207,8 @@ def _small(tensor: tf.Tensor, known: dict[int, tf.Tensor]) -> tf.Tensor:
     elif op.type in _ELEMENTWISE:
         result = _applied(op, [_small(t, known) for t in op.inputs])
     elif op.type == "StatelessRandomGetKeyCounter":
-        key_and_counter = tf.raw_ops.StatelessRandomGetKeyCounter(
-            seed=_small(op.inputs[0], known)
-        )
-        known.update(
-            {id(t): value for t, value in zip(op.outputs, key_and_counter, strict=True)}
-        )
+        both = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_small(op.inputs[0], known))
+        known.update({id(t): value for t, value in zip(op.outputs, both, strict=True)})
         return known[id(tensor)]
     else:
         raise WholeOnly

@@ -278,12 +278,12 @@ class _Checker:
             site = f"replica {r}: {len(writes.get(key, ()))} writes"
             if op is not None:
                 site += f", here {op.type} {_at(op)}"
-            elif other := _alone(level, writes):
-                site += f"; it writes {other[0]} by {other[1].type} "
-                site += f"{_at(other[1])}"
+            elif extra := _alone(level, writes):
+                site += f"; it writes {extra[0]} by {extra[1].type} "
+                site += f"{_at(extra[1])}"
             sites.append(site)
-        written_by = next(op for op in ops if op is not None)
-        _, claim = self._claim(written_by, around)
+        write_op = next(op for op in ops if op is not None)
+        _, claim = self._claim(write_op, around)
         if claim is not None and not claim.wrapped:
             raise errors.ContextError(
                 errors.compose(

@@ -118,6 +118,4 @@ def all_values(variable: Any, peers: Peers | None) -> list[tf.Tensor]:
     dtype, shape = arrays[0].dtype, arrays[0].shape
     payloads = peers.exchange(f"reads variable {variable.name}", payload)
     buffers = [base64.b64decode(data) for sent in payloads for data in sent]
-    return [
-        tf.constant(np.frombuffer(buffer, dtype).reshape(shape)) for buffer in buffers
-    ]
+    return [tf.constant(np.frombuffer(x, dtype).reshape(shape)) for x in buffers]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets one step of a Replicator run at a time, whatever threads there are.
+"""Serializes the steps of a Replicator across threads.
 
 Building or running a step takes the same lock as assigning to a variable, so the writes
 of different threads do not interleave: every component receives all of them in one

@@ -9,7 +9,7 @@ step, what a checkpoint holds, and which replicas its gradients are reduced to.
 |---|---|---|---|---|
 | Mirrored | equal, one per replica | its own | the first | all |
 | Owned | one for all replicas | an alias of it | it | it |
-| Aggregated | one per replica | its own | aggregated | inverse of the read |
+| Aggregated | one per replica | its own | aggregated | to match the read |
 | Seeded | a seed for each replica | its own | the first | all, offset |
 | Rows | rows for each replica | its own | concatenated | all rows to the first |
 | Owed | a row for each replica | its own | concatenated | a row each, or the sum |

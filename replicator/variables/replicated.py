@@ -150,10 +150,8 @@ class ReplicatedVariable(
         function = compiled.function_around()
         if function is not None:
             return compiled.handle_by_call(function, self, self._unique_id)
-        read_handle = replica.reading.get(self.key)
-        return (
-            self.placement.handle(self, replica) if read_handle is None else read_handle
-        )
+        handle = replica.reading.get(self.key)
+        return self.placement.handle(self, replica) if handle is None else handle
 
     def _refuse_update(self, family: str) -> NoReturn:
         """Raises because an optimizer is about to write a single component."""
@@ -311,10 +309,7 @@ class ReplicatedVariable(
         with self._exclusively():
             # The first id also serves an owner's component, and the source of copies.
             ids = [*self.world.local, self.world.local[0]]
-            writes = [
-                write(*component_and_id)
-                for component_and_id in zip(self.outside, ids, strict=False)
-            ]
+            writes = [write(*target) for target in zip(self.outside, ids, strict=False)]
         self.unbuilt = None
         if tf.executing_eagerly():
             return self if read_value else None
@@ -322,7 +317,7 @@ class ReplicatedVariable(
         return _Written(self, writes) if read_value else writes
 
     def _lazy_read(self, op: tf.Operation) -> ReplicatedVariable:
-        """TensorFlow calls this after `op` has written to `handle`."""
+        """Returns the written variable; called after `op` wrote to `handle`."""
         if context.current() is None:
             # TensorFlow's own code wrote component 0: tf.compat.v1.scatter_add, say.
             with tf.control_dependencies(None if tf.executing_eagerly() else [op]):

@@ -152,7 +152,7 @@ class Storage:
 
     @contextlib.contextmanager
     def moving(self, lock: locks.StepLock) -> Iterator[None]:
-        """Stops all steps that use the variable; afterwards they are retraced.
+        """Keeps steps that use the variable from running, and then retraces them.
 
         Args:
             lock: The variable's lock.
