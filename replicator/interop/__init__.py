@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other libraries find in a step."""
+"""Interfaces of other libraries that work inside a step."""

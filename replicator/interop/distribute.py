@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tf.distribute answers during a step, so that other libraries' layers work.
+"""What tf.distribute returns during a step, so that other libraries' layers work.
 
-A layer that normalizes over the whole batch, say, asks
-`tf.distribute.get_replica_context()` who it is and communicates by what it is given.
-While a replica is built that is a context of ours, whose methods are the primitives.
-To TensorFlow and its kin the strategy stays the default one, so that whoever asks
-`has_strategy()` (optimizers, metrics, whatever creates variables) behaves as on one
-device. Only code of the user's own is told the number of replicas.
+A layer that normalizes over the whole batch, for example, asks
+`tf.distribute.get_replica_context()` for its replica and communicates through it. While
+a replica is built, that is a context of ours, whose methods are the primitives.
+TensorFlow's and other libraries' own code still sees the default strategy, so code that
+asks `has_strategy()` (optimizers, metrics, variable creation) behaves as on one device.
+Only the user's own code is told the number of replicas.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ _do_not_convert = tf.autograph.experimental.do_not_convert
 
 
 def answering(replica: context.ReplicaContext) -> contextlib.AbstractContextManager:
-    """In this block, tf.distribute takes the code that runs for `replica`'s."""
-    inside = ReplicaContext(replica)
-    return _tf.distribution_mode(replica=inside, strategy=inside.answer)
+    """Makes tf.distribute treat code in this block as run by `replica`."""
+    replica_context = ReplicaContext(replica)
+    return _tf.distribution_mode(
+        replica=replica_context, strategy=replica_context.answer
+    )
 
 
 def refuse_strategy(what: str) -> None:
-    """Raises ContextError under a strategy of tf.distribute that has replicas.
+    """Raises ContextError under a tf.distribute strategy that has replicas.
 
     Args:
-        what: What was called, for the message.
+        what: The call that is refused, for the message.
     """
     if not tf.distribute.has_strategy():
         return
@@ -53,7 +55,7 @@ def refuse_strategy(what: str) -> None:
 
 
 def _refuse_keras_loop(replica_id: int) -> None:
-    """Raises ContextError if one of Keras' training loops is running in a step."""
+    """Raises ContextError if one of Keras' training loops runs inside a step."""
     loop = _tf.keras_loop()
     if loop is None:
         return
@@ -73,11 +75,11 @@ def _refuse_keras_loop(replica_id: int) -> None:
 
 
 def _refuse_missing_copy(replica_id: int) -> None:
-    """Raises ContextError if a strategy's variable has no copy for a replica."""
+    """Raises ContextError if a strategy's variable has no copy for the replica."""
     variable = _tf.copied_value_asking()
     if variable is None or replica_id < len(variable.values):
         return
-    first = variable.values[0]  # the name of the whole is that of the one which lacks
+    first = variable.values[0]  # the whole's own name is that of the missing copy
     name = first.name if isinstance(first, tf.Variable) else errors.shown(variable)
     raise errors.ContextError(
         errors.compose(
@@ -91,10 +93,10 @@ def _refuse_missing_copy(replica_id: int) -> None:
 
 
 class StepStrategy(tf.distribute.Strategy):
-    """What `tf.distribute.get_strategy()` returns in a step, to code of the user's own.
+    """The result of `tf.distribute.get_strategy()` in a step, for the user's own code.
 
     Args:
-        num_replicas: How many replicas there are.
+        num_replicas: The number of replicas.
     """
 
     def __init__(self, num_replicas: int) -> None:
@@ -103,12 +105,12 @@ class StepStrategy(tf.distribute.Strategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return self._num_replicas
 
 
 class ReplicaContext(_tf.WatchedContext):
-    """What `tf.distribute.get_replica_context()` returns during a step.
+    """The result of `tf.distribute.get_replica_context()` during a step.
 
     Args:
         replica: The replica being built.
@@ -121,7 +123,7 @@ class ReplicaContext(_tf.WatchedContext):
         self._own_id = replica.replica_id
 
     def answer(self) -> Any:
-        """Returns the strategy, to whoever asks `tf.distribute.get_strategy()`."""
+        """Returns the result of `tf.distribute.get_strategy()` for whoever asks."""
         if not _tf.strategy_asked_by_library():
             return self._own_strategy
         _refuse_keras_loop(self._own_id)
@@ -133,17 +135,17 @@ class ReplicaContext(_tf.WatchedContext):
 
     @property
     def strategy(self) -> Any:
-        """The strategy; it knows the number of replicas."""
+        """The strategy, which knows the number of replicas."""
         return self._own_strategy
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return self._num_replicas
 
     @property
     def replica_id_in_sync_group(self) -> tf.Tensor:
-        """Which replica is built, an int32 scalar of a value known by then."""
+        """The id of the replica being built, a constant int32 scalar."""
         compiled.refuse_to_tell("replica_id_in_sync_group")
         context.require("replica_id_in_sync_group").build.refuse_copies(
             "replica_id_in_sync_group"
@@ -157,12 +159,12 @@ class ReplicaContext(_tf.WatchedContext):
         Args:
             reduce_op: A tf.distribute.ReduceOp, or its name.
             value: A nest of tensors or IndexedSlices.
-            options: Of collectives that are not used here; without effect.
+            options: Options of collectives that are not used here; ignored.
 
         Returns:
             A nest like `value`, the same bits on every replica. For a Keras optimizer
-            that was not wrapped, `value` itself: it would sum whatever gradients it is
-            given, those too that are combined already.
+            that was not wrapped, `value` itself: it would sum any gradients that it is
+            given, including those that are already combined.
         """
         op = _name_of(reduce_op, "all_reduce")
         if _tf.optimizer_is_summing():
@@ -171,12 +173,12 @@ class ReplicaContext(_tf.WatchedContext):
 
     @_do_not_convert
     def all_gather(self, value: Any, axis: Any, options: Any = None) -> Any:
-        """Sets the tensors of all replicas behind one another.
+        """Concatenates the tensors of all replicas.
 
         Args:
             value: A nest of tensors, alike on all replicas but for the size of `axis`.
             axis: An int, or a tensor whose value is known when the step is built.
-            options: Of collectives that are not used here; without effect.
+            options: Options of collectives that are not used here; ignored.
 
         Returns:
             A nest like `value`.
@@ -194,12 +196,12 @@ class ReplicaContext(_tf.WatchedContext):
         Args:
             merge_fn: Called with a `MergedStrategy` and the arguments. tf.distribute
                 would call it once, with the values of all replicas; here each replica
-                calls it with its own values, and meets the others in what it reduces.
+                calls it with its own values, and meets the others where it reduces.
             args: Arguments of `merge_fn`.
             kwargs: Keyword arguments of `merge_fn`.
 
         Returns:
-            What `merge_fn` returned.
+            The result of `merge_fn`.
         """
         context.require("merge_call")
         strategy = MergedStrategy(self)
@@ -208,7 +210,7 @@ class ReplicaContext(_tf.WatchedContext):
 
 
 def _name_of(reduce_op: Any, what: str) -> str:
-    """Returns a tf.distribute.ReduceOp as the primitives call it."""
+    """Returns the primitives' name for a tf.distribute.ReduceOp."""
     name = getattr(reduce_op, "value", reduce_op)
     if not isinstance(name, str) or name.lower() not in ("sum", "mean"):
         raise base.bad_argument(
@@ -218,10 +220,10 @@ def _name_of(reduce_op: Any, what: str) -> str:
 
 
 class _Facade:
-    """Stands in for an object of tf.distribute; what it lacks is refused."""
+    """Replaces an object of tf.distribute; attributes that it lacks raise an error."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):  # Python and TensorFlow only look whether it is there
+        if name.startswith("_"):  # Python and TensorFlow only test whether it exists
             raise AttributeError(name)
         raise errors.UnsupportedError(
             errors.compose(
@@ -235,13 +237,13 @@ class _Facade:
 
 
 class MergedStrategy(_Facade):
-    """The strategy that a merge_fn is given.
+    """The strategy that is passed to a merge_fn.
 
-    A value that tf.distribute would pass as the values of all replicas is here that
-    of the replica being built.
+    Where tf.distribute would pass a value of all replicas, a value here is that of the
+    replica being built.
 
     Args:
-        replica_context: The replica's.
+        replica_context: The replica's context.
     """
 
     def __init__(self, replica_context: ReplicaContext) -> None:
@@ -258,7 +260,7 @@ class MergedStrategy(_Facade):
             axis: An int, a tuple of ints, or None.
 
         Returns:
-            A nest like `value`. The mean over an axis is that of all elements.
+            A nest like `value`. The mean over an axis is the mean of all elements.
         """
         op = _name_of(reduce_op, "reduce")
         if axis is None:
@@ -274,7 +276,7 @@ class MergedStrategy(_Facade):
 
     @_do_not_convert
     def gather(self, value: Any, axis: Any) -> Any:
-        """Sets the tensors of all replicas behind one another; see `all_gather`."""
+        """Concatenates the tensors of all replicas; see `all_gather`."""
         return _gathered(value, axis)
 
     @_do_not_convert
@@ -297,12 +299,12 @@ class MergedStrategy(_Facade):
         kwargs: dict[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Calls a function in each replica; `options` are without effect."""
+        """Calls a function in each replica; `options` are ignored."""
         return self.extended.call_for_each_replica(fn, args, kwargs)
 
 
 class _MergedExtended(_Facade):
-    """What `MergedStrategy.extended` is; see the class for what a value is."""
+    """The `extended` of a `MergedStrategy`; each value is the built replica's."""
 
     def __init__(self, replica_context: ReplicaContext) -> None:
         self._replica_context = replica_context
@@ -337,7 +339,7 @@ class _MergedExtended(_Facade):
     ) -> Any:
         """Calls `fn(var, ...)` in each replica, for the replica's own component.
 
-        What it assigns is made equal on all replicas, as everywhere in a step.
+        Assignments in it are made equal on all replicas, as everywhere in a step.
         """
         updated = fn(var, *args, **(kwargs or {}))
         return updated if group else (updated,)
@@ -348,19 +350,23 @@ class _MergedExtended(_Facade):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Calls a function in each replica, as in the code around the merge_call."""
-        own = self._replica_context
-        with _tf.distribution_mode(replica=own, strategy=own.answer):
+        """Calls a function in each replica, in the context around the merge_call."""
+        replica_context = self._replica_context
+        with _tf.distribution_mode(
+            replica=replica_context, strategy=replica_context.answer
+        ):
             return fn(*args, **(kwargs or {}))
 
 
 def _gathered(value: Any, axis: Any) -> Any:
-    """Gathers along an axis, which may be a tensor of a value known by now."""
-    known = tf.get_static_value(axis)
-    return all_gather.all_gather(value, axis if known is None else int(known))
+    """Gathers along an axis, which may be a tensor with a static value."""
+    static_axis = tf.get_static_value(axis)
+    return all_gather.all_gather(
+        value, axis if static_axis is None else int(static_axis)
+    )
 
 
 def _count(value: Any, axis: Any) -> tf.Tensor:
-    """Returns how many elements a reduction over `axis` takes together, int64."""
+    """Returns the number of elements that a reduction over `axis` combines, int64."""
     sizes = tf.gather(tf.shape(value, tf.int64), axis)
     return tf.reduce_prod(sizes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the function of map_reduce returns for its entries: alike, and of one shape."""
+"""Checks and aligns what map_reduce's function returns for the entries."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from replicator.primitives import base, unknown_shapes
 
 
 def check_alike(results: Sequence[Any], flat: Sequence[Sequence[tf.Tensor]]) -> None:
-    """Raises ArgumentError unless the results of map_reduce's function can be alike."""
+    """Raises ArgumentError if results of map_reduce's function differ in structure."""
     for result, leaves in zip(results, flat, strict=True):
-        alike = len(leaves) == len(flat[0]) and all(
+        is_alike = len(leaves) == len(flat[0]) and all(
             one.dtype == other.dtype and one.shape.is_compatible_with(other.shape)
             for one, other in zip(flat[0], leaves, strict=True)
         )
-        if not alike:
+        if not is_alike:
             raise base.bad_argument(
                 "map_reduce",
                 f"was given a function that returns {errors.shown(results[0])} for one "
@@ -29,7 +29,7 @@ def check_alike(results: Sequence[Any], flat: Sequence[Sequence[tf.Tensor]]) -> 
 
 
 def of_one_shape(column: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """Returns results that wait until their shapes are compared, if unknown so far."""
+    """Returns the results, after comparing those shapes that are unknown so far."""
     if len(column) == 1 or all(map(unknown_shapes.is_known, column)):
         return column
     return unknown_shapes.check_own(
@@ -43,7 +43,7 @@ def of_one_shape(column: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
 
 
 def neutral(result: tf.Tensor, op: str) -> tf.Tensor:
-    """Returns what changes no reduction, of the shape of a result.
+    """Returns the reduction's neutral element, in the shape of a result.
 
     It depends on the result, so that tapes find the communication on each replica.
     """
@@ -52,8 +52,8 @@ def neutral(result: tf.Tensor, op: str) -> tf.Tensor:
         number = tf.constant(op == "min")
     elif op in ("min", "max"):
         limits = {"min": dtype.max, "max": dtype.min}
-        infinite = {"min": float("inf"), "max": -float("inf")}
-        number = tf.constant((infinite if dtype.is_floating else limits)[op], dtype)
+        infinities = {"min": float("inf"), "max": -float("inf")}
+        number = tf.constant((infinities if dtype.is_floating else limits)[op], dtype)
     else:
         number = tf.constant(1 if op == "prod" else 0, dtype)
     return tf.where(False, result, number)

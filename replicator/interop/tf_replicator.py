@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TF-Replicator offers beside its primitives, made of those.
+"""What TF-Replicator offers beyond its primitives, built from them.
 
-all_sum, all_min and all_max name a reduction; map_reduce and map_gather share work out
-over the replicas and give all of them the results.
+all_sum, all_min and all_max are reductions by name; map_reduce and map_gather divide
+work among the replicas and give all of them the results.
 
 Source: the primitives of TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465).
 """
@@ -42,14 +42,14 @@ def all_sum(value: Any, group: Any = None) -> Any:
 
     Args:
         value: A nest of tensors of numbers, alike in dtype and shape on all replicas.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all by
+            default. The calling replica is one of them.
 
     Returns:
         A nest like `value`, the same bits on every replica, on this replica's device.
 
     Raises:
-        ArgumentError: A leaf is no tensor of such a dtype.
+        ArgumentError: A leaf is not a tensor of such a dtype.
         ContextError: Called outside a step.
     """
     return all_reduce.all_reduce(value, "sum", group=group)
@@ -66,14 +66,14 @@ def all_min(value: Any, group: Any = None) -> Any:
     Args:
         value: A nest of tensors of floating numbers, integers or booleans, alike in
             dtype and shape on all replicas.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all by
+            default. The calling replica is one of them.
 
     Returns:
         A nest like `value`, the same bits on every replica, on this replica's device.
 
     Raises:
-        ArgumentError: A leaf is no tensor of such a dtype.
+        ArgumentError: A leaf is not a tensor of such a dtype.
         ContextError: Called outside a step.
     """
     return all_reduce.all_reduce(value, "min", group=group)
@@ -90,14 +90,14 @@ def all_max(value: Any, group: Any = None) -> Any:
     Args:
         value: A nest of tensors of floating numbers, integers or booleans, alike in
             dtype and shape on all replicas.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all by
+            default. The calling replica is one of them.
 
     Returns:
         A nest like `value`, the same bits on every replica, on this replica's device.
 
     Raises:
-        ArgumentError: A leaf is no tensor of such a dtype.
+        ArgumentError: A leaf is not a tensor of such a dtype.
         ContextError: Called outside a step.
     """
     return all_reduce.all_reduce(value, "max", group=group)
@@ -109,7 +109,7 @@ def map_reduce(
     """Maps a function over values, divided among the replicas, and reduces the results.
 
     Of R replicas, the one at place k % R maps the k-th value. A replica without a value
-    maps the first one, and its result does not count.
+    maps the first one, and its result is ignored.
 
     Example:
         >>> values = [1.0, 2.0, 3.0]  # replica 0 squares 1 and 3, replica 1 squares 2
@@ -118,12 +118,12 @@ def map_reduce(
         tf.Tensor(14.0, shape=(), dtype=float32)
 
     Args:
-        fn: Takes an entry of `values`, returns a nest of dense tensors, alike in dtype
-            and shape for all entries. Must not communicate.
+        fn: Takes an entry of `values` and returns a nest of dense tensors, alike in
+            dtype and shape for all entries. Must not communicate.
         values: A list or tuple of at least one entry, the same on all replicas.
         op: "sum", "mean", "min", "max" or "prod", over the entries of `values`.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all by
+            default. The calling replica is one of them.
 
     Returns:
         A nest like the results of `fn`, the same bits on every replica. Each replica
@@ -131,8 +131,8 @@ def map_reduce(
         numbers of replicas.
 
     Raises:
-        ArgumentError: `values` is no list, or empty; `op` is none of these or has no
-            meaning for a dtype; or a result is sparse.
+        ArgumentError: `values` is not a list or tuple, or is empty; `op` is not one of
+            these or has no meaning for a dtype; or a result is sparse.
         ContextError: Called outside a step.
     """
     members = groups.members("map_reduce", group)
@@ -146,8 +146,8 @@ def map_reduce(
         )
     _check_function("map_reduce", fn)
     index, count = _place("map_reduce", members)
-    idle = index >= len(values)
-    entries = values[:1] if idle else values[index::count]
+    is_idle = index >= len(values)
+    entries = values[:1] if is_idle else values[index::count]
     results = [_tf.call_converted(fn, [entry]) for entry in entries]
     flat = [_dense("map_reduce", result) for result in results]
     for leaf in flat[0]:
@@ -156,9 +156,9 @@ def map_reduce(
     local = "sum" if op == "mean" else op
     reduced = []
     for column in zip(*flat, strict=True):
-        own = mapped.of_one_shape(column)
-        (own_part,) = reductions.combine(local, own, [index] * len(own))
-        reduced.append(mapped.neutral(own_part, local) if idle else own_part)
+        tensors = mapped.of_one_shape(column)
+        (partial,) = reductions.combine(local, tensors, [index] * len(tensors))
+        reduced.append(mapped.neutral(partial, local) if is_idle else partial)
     if not reduced:
         return results[0]
     totals = all_reduce.reduce_dense(reduced, local, group=members)
@@ -174,9 +174,9 @@ def map_gather(
 ) -> list[Any]:
     """Applies functions to values, divided among the replicas, and gathers the results.
 
-    Of R replicas, the one at place k % R computes the k-th result. The others build the
-    function too, for the dtypes and shapes of its results, but in a conditional that is
-    never taken: create its variables beforehand.
+    Of R replicas, the one at place k % R computes the k-th result. The others also
+    build the function, to get the dtypes and shapes of its results, but in a
+    conditional that is never taken: create its variables beforehand.
 
     Example:
         >>> values = [1.0, 2.0, 3.0]  # replica 0 squares 1 and 3, replica 1 squares 2
@@ -185,31 +185,31 @@ def map_gather(
         [1.0, 4.0, 9.0]
 
     Args:
-        fns: One function for each entry of `values`, or one for all. Takes the entry,
-            returns a nest of dense tensors, of any dtypes and shapes. Must not
+        fns: One function for each entry of `values`, or one for all. Takes the entry
+            and returns a nest of dense tensors, of any dtypes and shapes. Must not
             communicate.
         values: A list or tuple, the same on all replicas.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The replicas that take part, by `Replicator.group` or `groups`; all by
+            default. The calling replica is one of them.
 
     Returns:
-        The list of all results, on every replica, in the order of `values`.
+        The list of all results, in the order of `values`, on every replica.
 
     Raises:
-        ArgumentError: `values` is no list; there are more or fewer functions than
-            values; or a result is sparse.
+        ArgumentError: `values` is not a list or tuple; the numbers of functions and
+            values differ; or a result is sparse.
         ContextError: Called outside a step.
     """
     members = groups.members("map_gather", group)
     base.check_place("map_gather", errors.user_line())
     _check_values("map_gather", values, empty=True)
-    each = [fns] * len(values) if callable(fns) else fns
-    if not isinstance(each, list | tuple):
-        each = []
-    for fn in each:
+    functions = [fns] * len(values) if callable(fns) else fns
+    if not isinstance(functions, list | tuple):
+        functions = []
+    for fn in functions:
         _check_function("map_gather", fn)
-    if len(each) != len(values):
-        number = str(len(each))
+    if len(functions) != len(values):
+        number = str(len(functions))
         if not isinstance(fns, list | tuple):
             number = f"fns={errors.shown(fns)} as"
         raise base.bad_argument(
@@ -220,7 +220,7 @@ def map_gather(
     index, count = _place("map_gather", members)
     works = [
         (_own_work if k % count == index else _other_work)(fn, entry)
-        for k, (fn, entry) in enumerate(zip(each, values, strict=True))
+        for k, (fn, entry) in enumerate(zip(functions, values, strict=True))
     ]
     leaves = [leaf for work in works for leaf in work.leaves]
     if not leaves:
@@ -261,14 +261,14 @@ def _check_function(what: str, fn: Any) -> None:
 
 
 def _place(what: str, members: Sequence[int]) -> tuple[int, int]:
-    """Returns the place of the replica being built in the group, and its size."""
+    """Returns the place of the built replica in the group, and the group's size."""
     replica = context.require(what)
     replica.build.refuse_copies(f"which share of {what} is the replica's own")
     return members.index(replica.replica_id), len(members)
 
 
 def _dense(what: str, result: Any) -> list[tf.Tensor]:
-    """Returns the leaves of what the user's function returned."""
+    """Returns the leaves of the result of the user's function."""
     leaves = base.flatten(result, what)
     rooted.check_dense(what, leaves, "share")
     for leaf in leaves:
@@ -286,8 +286,8 @@ class _Leaf:
     """One tensor of a result, as every replica knows it.
 
     Attributes:
-        rows: Its values in one row; none where another replica does the work.
-        size: Its shape as a tensor; empty there.
+        rows: Its values, flattened; empty if another replica does the work.
+        size: Its shape as a tensor; empty if another replica does the work.
         shape: Its static shape.
     """
 
@@ -298,14 +298,14 @@ class _Leaf:
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-    """One result: its nest, and its leaves."""
+    """One result: its structure and its leaves."""
 
     structure: Any
     leaves: list[_Leaf]
 
 
 def _own_work(fn: Function, entry: Any) -> _Work:
-    """Does a piece of work."""
+    """Computes a result on this replica."""
     structure = _tf.call_converted(fn, [entry])
     return _Work(
         structure,
@@ -317,10 +317,10 @@ def _own_work(fn: Function, entry: Any) -> _Work:
 
 
 def _other_work(fn: Function, entry: Any) -> _Work:
-    """Builds a piece of work that another replica does.
+    """Builds the computation of a result that another replica computes.
 
-    In a conditional, through which tapes find the communication: nothing in it runs,
-    and neither does its gradient.
+    It is in a conditional, through which tapes find the communication; neither its
+    branch nor the branch's gradient ever runs.
     """
     built: list[_Work] = []
 
@@ -329,26 +329,26 @@ def _other_work(fn: Function, entry: Any) -> _Work:
         return [leaf.rows for leaf in built[0].leaves]
 
     def skip() -> list[tf.Tensor]:
-        # Of the known sizes: second derivatives of a conditional take the shapes of
-        # one branch for those of the other.
+        # Sized as far as is known: second derivatives of a conditional take the shapes
+        # of one branch for those of the other.
         return [
             tf.zeros([leaf.shape.num_elements() or 0], leaf.rows.dtype)
             for leaf in built[0].leaves
         ]
 
     rows = tf.nest.flatten(_tf.cond(tf.constant(False), build, skip))
-    nothing = tf.zeros([0], tf.int32)
+    no_size = tf.zeros([0], tf.int32)
     return _Work(
         built[0].structure,
         [
-            _Leaf(row[:0], nothing, leaf.shape)
+            _Leaf(row[:0], no_size, leaf.shape)
             for row, leaf in zip(rows, built[0].leaves, strict=True)
         ],
     )
 
 
 def _reshaped(row: tf.Tensor, size: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Gives values in one row their shape; `size` is it, where it is unknown so far."""
+    """Reshapes flat values; `size` is their shape if the static one is incomplete."""
     if shape.is_fully_defined():
         return tf.reshape(row, shape)
     return arithmetic.ensure_shape(tf.reshape(row, size), shape)

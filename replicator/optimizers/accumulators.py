@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of gradients over several steps, on each replica its own.
+"""Sums of gradients over several steps, one per replica.
 
-Used by gradients.py, which decides what is added up, and when a sum is used and
-cleared. Nothing here communicates.
+Used by gradients.py, which decides what is summed, and when a sum is used and cleared.
+Nothing here communicates.
 
-Checkpoints hold one value for all replicas, and load on any number of them: where the
-update is by the mean over the replicas, the mean of their sums, which each of them gets
-back; else the sum, which replica 0 gets back. Sparse sums are saved as the rows of all
-replicas, and restored on replica 0.
+Checkpoints hold one value for all replicas, and load on any number of them. If updates
+are by the mean over the replicas, it is the mean of their sums, which each of them gets
+back; otherwise it is the total, which replica 0 gets back. Sparse sums are saved as the
+rows of all replicas and restored on replica 0.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 class Sums(Numbered):
     """All accumulators of an optimizer, for its checkpoints.
 
-    They are found by names that are the same in another process, and on another number
-    of replicas: by what the gradients look like, and not by the names of variables,
-    which count how often a layer of a kind was made.
+    Checkpoints find them by names that are the same in another process and on another
+    number of replicas. The names come from what the gradients look like, not from the
+    names of variables, which count how many layers of a kind were created.
     """
 
     def __init__(self) -> None:
         super().__init__(name="sums")
 
     def create(self, addends: Sequence[Gradient], op: str, name: str) -> Accumulators:
-        """Creates the accumulators of one call of an optimizer.
+        """Creates the accumulators for one call of an optimizer.
 
         Args:
-            addends: What will be added up.
+            addends: What will be summed.
             op: "mean" or "sum" over the replicas.
-            name: The optimizer's, for the names of variables.
+            name: The optimizer's name, for the names of variables.
 
         Returns:
             One for each of `addends`, and one that counts the steps.
@@ -60,7 +60,7 @@ class Sums(Numbered):
 
 
 def facts_of(gradient: Gradient) -> tuple[Any, ...]:
-    """Returns what a gradient looks like on any number of replicas."""
+    """Returns those traits of a gradient that are equal on any number of replicas."""
     if isinstance(gradient, tf.IndexedSlices):
         rows = gradient.values.shape[1:].as_list()
         return gradient.dtype.name, gradient.indices.dtype.name, rows
@@ -69,9 +69,9 @@ def facts_of(gradient: Gradient) -> tuple[Any, ...]:
 
 @dataclasses.dataclass
 class Accumulator:
-    """The sum of one variable's gradients over steps, on each replica its own.
+    """The sum of one variable's gradients over steps, separate on each replica.
 
-    Dense sums have one variable, shaped as the gradient; sparse ones keep all rows:
+    A dense sum is one variable of the gradient's shape; a sparse one keeps all rows:
     values [rows, ...] and indices [rows].
     """
 
@@ -81,14 +81,14 @@ class Accumulator:
     def like(
         cls, gradient: Gradient, group: tf.Module, name: str, how: Any
     ) -> Accumulator:
-        """Creates the accumulator of a gradient, with zeros or no rows in it.
+        """Creates the accumulator of a gradient, holding zeros or no rows.
 
         Args:
-            gradient: Is added to it.
-            group: Where checkpoints find it.
-            name: Within the group.
-            how: The tf.VariableAggregation that checkpoints hold; None for what is
-                equal on all replicas.
+            gradient: What will be added to it.
+            group: The module where checkpoints find it.
+            name: The name within the group.
+            how: The tf.VariableAggregation by which checkpoints combine the replicas'
+                sums; None for what is equal on all replicas.
         """
 
         def variable(suffix: str, shape: Any, dtype: tf.DType, how: Any) -> tf.Variable:
@@ -104,18 +104,18 @@ class Accumulator:
         return cls([values, indices])
 
     def add(self, gradient: Gradient) -> Gradient:
-        """Adds a gradient; returns the sum."""
+        """Adds a gradient and returns the sum."""
         if isinstance(gradient, tf.IndexedSlices):
-            kept, indices = self.variables
+            values, indices = self.variables
             return tf.IndexedSlices(
-                kept.assign(tf.concat([kept, gradient.values], 0)).read_value(),
+                values.assign(tf.concat([values, gradient.values], 0)).read_value(),
                 indices.assign(tf.concat([indices, gradient.indices], 0)).read_value(),
                 gradient.dense_shape,
             )
         return self.variables[0].assign_add(gradient).read_value()
 
     def clear(self) -> list[Any]:
-        """Sets the sum to zero; returns what has to be waited for."""
+        """Sets the sum to zero and returns the ops to wait for."""
         sparse = len(self.variables) > 1
         return [
             v.assign(
@@ -128,29 +128,29 @@ class Accumulator:
 def _variable(
     group: tf.Module, name: str, shape: Any, dtype: tf.DType, how: Any
 ) -> tf.Variable:
-    """Creates a variable whose components are each replica's own, if `how` is given.
+    """Creates a variable with separate values on the replicas, if `how` is given.
 
     Args:
-        group: Where checkpoints find it; restores it, if one waits for it.
-        name: Within the group.
-        shape: Beginning with None for rows, of which there are none yet.
-        dtype: Its dtype.
+        group: The module where checkpoints find it; pending values are restored.
+        name: The name within the group.
+        shape: The shape; it starts with None for rows, of which there are none yet.
+        dtype: The dtype.
         how: The tf.VariableAggregation of the components; None: they are equal.
     """
     sizes = tf.TensorShape(shape).as_list()
     rows = bool(sizes) and sizes[0] is None
-    own: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if how is not None:
-        own["synchronization"] = tf.VariableSynchronization.ON_READ
-        own["aggregation"] = tf.VariableAggregation.NONE if rows else how
-    empty = [n or 0 for n in sizes]
+        options["synchronization"] = tf.VariableSynchronization.ON_READ
+        options["aggregation"] = tf.VariableAggregation.NONE if rows else how
+    initial_shape = [n or 0 for n in sizes]
     with tf.init_scope():
         variable = tf.compat.v1.Variable(
-            lambda: tf.zeros(empty, dtype),
+            lambda: tf.zeros(initial_shape, dtype),
             shape=tf.TensorShape(sizes),
             dtype=dtype,
             trainable=False,
-            **own,
+            **options,
             name=f"{group.name}/{name}",
             use_resource=True,
         )
@@ -167,18 +167,18 @@ def cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
 
 
 def wide(gradient: Gradient) -> Gradient:
-    """Returns what to add up: 16-bit floats are added up in float32."""
-    half = gradient.dtype in (tf.float16, tf.bfloat16)
-    return cast(gradient, tf.float32) if half else gradient
+    """Casts 16-bit floats to float32, the dtype in which they are summed."""
+    is_half = gradient.dtype in (tf.float16, tf.bfloat16)
+    return cast(gradient, tf.float32) if is_half else gradient
 
 
 def scaled(gradient: Gradient, factor: Any) -> Gradient:
-    """Multiplies a gradient; a factor of 0 gives 0 whatever the gradient holds."""
+    """Multiplies a gradient; a factor of 0 gives 0 even for NaN and infinity."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(
             scaled(gradient.values, factor), gradient.indices, gradient.dense_shape
         )
-    if isinstance(factor, float):  # which tf.cast would round to float32 first
+    if isinstance(factor, float):  # tf.cast would round it to float32 first
         factor = tf.constant(factor, gradient.dtype)
     return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of gradients over several batches that run as a whole, outside of steps.
+"""Accumulates gradients of whole batches outside steps.
 
-Used where a model that trains on replicas runs on one device for a while, to be looked
-at; the sums are those that its steps add to.
+Used when a model that trains on replicas runs on one device for a while, to be
+inspected; the sums are the ones that its steps add to.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ def apply(
     prepare: Callable[[Sequence[Any]], Any],
     update: Callable[[Sequence[Any]], Any],
 ) -> Any:
-    """Adds up gradients of whole batches, outside of steps; applies each k-th.
+    """Sums gradients of whole batches outside steps, and updates at each k-th batch.
 
-    In the sums that weighted steps add to, where a batch weighs 1 in all.
+    They are added to the sums of weighted steps, where a whole batch weighs 1.
 
     Args:
-        combiner: Keeps the sums of the optimizer.
-        grads: The gradients.
-        variables: What they are gradients of.
-        prepare: As for its `apply`.
-        update: Updates by gradients.
+        combiner: Holds the optimizer's sums.
+        grads: The gradients, one per variable, or None.
+        variables: The variables that they are gradients of.
+        prepare: As for `Combiner.apply`.
+        update: Updates the variables by gradients.
     """
     used = [k for k, gradient in enumerate(grads) if gradient is not None]
     if not used:
         return tf.no_op()
-    own = [grads[k] for k in used]
+    used_grads = [grads[k] for k in used]
     with tf.init_scope():
         prepare([variables[k] for k in used])
-    one = tf.constant(1.0)
-    addends = [*(accumulators.wide(gradient) for gradient in own), one]
+    batch_weight = tf.constant(1.0)
+    addends = [*(accumulators.wide(gradient) for gradient in used_grads), batch_weight]
     key = (
         None,
         True,
@@ -56,13 +56,13 @@ def apply(
     *totals, weight = [s.add(g) for s, g in zip(sums, addends, strict=True)]
 
     def apply_and_clear() -> tf.Tensor:
-        everyone: list[Gradient | None] = [None] * len(grads)
-        for k, total, gradient in zip(used, totals, own, strict=True):
+        means: list[Gradient | None] = [None] * len(grads)
+        for k, total, gradient in zip(used, totals, used_grads, strict=True):
             if isinstance(total, tf.IndexedSlices):
                 total = sparse.add_up(total)
             mean = accumulators.scaled(total, tf.math.divide_no_nan(1.0, weight))
-            everyone[k] = accumulators.cast(mean, gradient.dtype)
-        update(everyone)
+            means[k] = accumulators.cast(mean, gradient.dtype)
+        update(means)
         for accumulator in (*sums, counter):
             accumulator.clear()
         return tf.constant(True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is passed to a wrapped optimizer: checked while the user's line is on the stack.
+"""Checks what is passed to a wrapped optimizer while the user's line is on the stack.
 
-The families differ in how they say it, if they notice at all: some go on with gradients
-of integers, or with fewer gradients than variables.
+The families of optimizers raise different errors, if they notice at all: some go on
+with integer gradients, or with fewer gradients than variables.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from replicator.variables.replicated import plain
 
 
 def entries(who: str, name: str, values: Any) -> list[Any]:
-    """Returns the entries of a list, or of whatever else has them in an order.
+    """Returns the entries of a list or of another ordered collection.
 
     Args:
         who: The optimizer, for messages.
-        name: What is listed: "gradients", ...
-        values: As the user gave them.
+        name: What the entries are: "gradients", ...
+        values: What the user passed.
 
     Raises:
-        ArgumentError: It has no entries to go through.
+        ArgumentError: It cannot be iterated over.
     """
     try:
         if isinstance(values, str | bytes) or tf.is_tensor(values):
@@ -45,10 +45,10 @@ def pairs(who: str, grads_and_vars: Any) -> tuple[list[Any], list[Any]]:
 
     Args:
         who: The optimizer, for messages.
-        grads_and_vars: As the user gave them.
+        grads_and_vars: What the user passed.
 
     Raises:
-        ArgumentError: They are no pairs.
+        ArgumentError: They are not pairs.
     """
     listed = entries(who, "pairs (gradient, variable)", grads_and_vars)
     for pair in listed:
@@ -66,8 +66,8 @@ def check(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
 
     Args:
         who: The optimizer, for messages.
-        grads: As the user gave them.
-        variables: As the user gave them.
+        grads: What the user passed.
+        variables: What the user passed.
     """
     if len(grads) != len(variables):
         raise base.bad_argument(
@@ -89,7 +89,7 @@ def check(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
 
 
 def _refuse_of_strategy(who: str, variable: Any) -> None:
-    """Raises ContextError, as the variable has copies that are of a strategy."""
+    """Raises ContextError because the variable belongs to a tf.distribute strategy."""
     replica = context.require(who)
     raise errors.ContextError(
         errors.compose(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which compressor the gradient of each variable has, and what it remembers.
+"""Chooses the compressor of each variable's gradient and keeps what it remembers.
 
-Used by gradients.py. A variable's synchronizer says which; what says nothing of it has
-that of the optimizer. Residuals are kept per variable, whatever travels together.
+Used by gradients.py. A variable's synchronizer names the compressor; if it names none,
+the optimizer's is used. Residuals are kept per variable, whatever travels together.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from replicator.variables.replicated import ReplicatedVariable, plain
 
 
 class Compression:
-    """What compresses the gradients of one optimizer.
+    """The compressors of one optimizer's gradients, and their memory.
 
     Args:
-        compressor: Of variables whose synchronizers name none.
-        name: The optimizer's, for names and messages.
+        compressor: Compresses gradients whose synchronizers name no compressor.
+        name: The optimizer's name, for names and messages.
 
     Attributes:
         memory: What compressors keep from step to step, for checkpoints.
-        is_tracked: Whether these hold it.
+        is_tracked: Whether the optimizer's checkpoints hold the memory.
     """
 
     def __init__(self, compressor: Compressor | None, name: str) -> None:
@@ -48,29 +48,29 @@ class Compression:
         """Returns the compressor of each gradient, or None if none is compressed.
 
         Raises:
-            ArgumentError: A variable's synchronizer names one that there is not.
+            ArgumentError: A variable's synchronizer names an unknown compressor.
         """
-        chosen = [
+        compressors = [
             compressor if reducing.can_compress(compressor, gradient) else None
             for compressor, gradient in zip(
                 map(self._of, variables), gradients, strict=True
             )
         ]
-        return chosen if any(one is not None for one in chosen) else None
+        return compressors if any(c is not None for c in compressors) else None
 
     def is_asked_for(self, variables: Sequence[Any]) -> bool:
-        """Whether the gradient of any of some variables is to be compressed."""
+        """Whether any of these variables has its gradient compressed."""
         return any(self._of(variable) is not None for variable in variables)
 
     def _of(self, variable: Any) -> Compressor | None:
-        """Returns the compressor of a variable's gradient."""
-        inside = plain(variable)
-        named: Any = None
-        if isinstance(inside, ReplicatedVariable):
-            named = inside.storage.synchronizer.compressor
-        if named is None or named == "":
+        """Returns the compressor of a variable's gradient, if any."""
+        inner = plain(variable)
+        compressor: Any = None
+        if isinstance(inner, ReplicatedVariable):
+            compressor = inner.storage.synchronizer.compressor
+        if compressor is None or compressor == "":
             return self._compressor
-        return specs.compressor(f"the synchronizer of {inside.name}", named)
+        return specs.compressor(f"the synchronizer of {inner.name}", compressor)
 
     def place(
         self,
@@ -79,11 +79,11 @@ class Compression:
         gradients: Sequence[Gradient],
         creating: Callable[[], Any],
     ) -> Place:
-        """Returns where what is remembered of some gradients is.
+        """Returns the place that holds what is remembered of some gradients.
 
         Args:
-            key: Tells what they are gradients of; all steps that pass gradients of the
-                same share it.
+            key: Identifies what they are gradients of; all steps that pass gradients of
+                the same variables share the place.
             op: "mean" or "sum" over the replicas.
             gradients: The gradients.
             creating: Returns a block in which variables are created.
@@ -97,15 +97,15 @@ class Compression:
 
 @dataclasses.dataclass(frozen=True)
 class Reducer:
-    """Reduces gradients of some variables over all replicas, each where it is needed.
+    """Reduces some variables' gradients over all replicas, to where each is needed.
 
     Attributes:
-        compression: What compresses them.
-        key: Tells the variables, and where they are, from others.
+        compression: The optimizer's compression.
+        key: Identifies the variables and where they are.
         policies: How each gradient is communicated.
-        compressors: Of each gradient; None: none is compressed.
+        compressors: The compressor of each gradient; None: none is compressed.
         creating: Returns a block in which variables are created.
-        scale: Returns what the gradients are multiplied by for a while, or None.
+        scale: Returns the loss scale, by which the gradients are multiplied, or None.
     """
 
     compression: Compression
@@ -126,9 +126,9 @@ class Reducer:
         """Returns the reduced gradients.
 
         Args:
-            gradients: This replica's.
+            gradients: This replica's gradients.
             op: "mean" or "sum".
-            weight: What they weigh in the mean, or None.
+            weight: This replica's weight in the mean, or None.
         """
         if self.compressors is None:
             return all_reduce.combine(gradients, op, weight, self.policies)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that are reduced in some steps only: where a sum over steps is full."""
+"""Reduces gradients only in the steps in which a sum over steps is complete."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ def all_reduce_when(
     op: str,
     policies: Sequence[OperandPolicy],
 ) -> list[Gradient]:
-    """Reduces where `full` is true; else moves nothing, returns zeros or no rows."""
+    """Reduces if `full` is true; else moves no data and returns zeros or no rows."""
     dense = [t for t in totals if not isinstance(t, tf.IndexedSlices)]
-    own = [
+    dense_policies = [
         policy
         for t, policy in zip(totals, policies, strict=True)
         if not isinstance(t, tf.IndexedSlices)
     ]
     reduced = iter(
-        all_reduce.reduce_dense(dense, op, when=full, policies=own) if dense else []
+        all_reduce.reduce_dense(dense, op, when=full, policies=dense_policies)
+        if dense
+        else []
     )
     results: list[Gradient] = []
     for total in totals:
         if not isinstance(total, tf.IndexedSlices):
             results.append(next(reduced))
             continue
-        due = tf.where(full, tf.shape(total.values)[0], 0)
-        parts = [total.values[:due], total.indices[:due]]
+        num_rows = tf.where(full, tf.shape(total.values)[0], 0)
+        parts = [total.values[:num_rows], total.indices[:num_rows]]
         values, indices = all_gather.all_gather(parts, axis=0)
         gathered = tf.IndexedSlices(values, indices, total.dense_shape)
         replicas = context.require("all_gather").num_replicas

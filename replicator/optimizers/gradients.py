@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the gradients of all replicas become one gradient per variable.
+"""Combines the gradients of all replicas into one gradient per variable.
 
 Used by the wrapped optimizers of all families. Three things make this more than an
 all_reduce: a variable may be unused on some replicas, gradients may be sparse, and an
-update may gather the gradients of several steps.
+update may combine the gradients of several steps.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Combiner:
 
     Args:
         op: "mean" or "sum", over the replicas.
-        accumulation_steps: How many steps make one update, by the mean over them.
-        name: The optimizer's, for the names of variables.
-        shared: Whether all replicas use one optimizer; else it is made inside step_fn,
-            another one on each replica.
-        compressor: Of gradients of variables whose synchronizers name none, if any.
+        accumulation_steps: The number of steps per update, which is by their mean.
+        name: The optimizer's name, for the names of variables.
+        shared: Whether all replicas use one optimizer; otherwise step_fn creates a
+            separate one on each replica.
+        compressor: Compresses gradients whose synchronizers name no compressor, if any.
 
     Attributes:
-        name: The optimizer's.
-        compression: What compresses gradients, and what that remembers.
-        sums: What has been accumulated, for checkpoints.
-        accumulators: The same, by where and of what it is.
-        alone: Whether whole batches come outside of steps, to be accumulated there.
-        warned: Whether it was said that it is applied on one device.
+        name: The optimizer's name.
+        compression: The gradients' compressors, and what they remember.
+        sums: The accumulated gradients, for checkpoints.
+        accumulators: The same sums, by the graph and the gradients that they belong to.
+        alone: Whether whole batches may come outside steps, to be accumulated there.
+        warned: Whether the user was told that it is applied on one device only.
     """
 
     def __init__(
@@ -80,23 +80,23 @@ class Combiner:
         division: Division,
         scale: Callable[[], tf.Tensor | None] = lambda: None,
     ) -> Any:
-        """Combines and applies, in the step of one replica.
+        """Combines gradients and applies them, in the step of one replica.
 
         Args:
             replica: The replica being built.
             grads: This replica's gradients.
-            variables: What they are gradients of.
-            weight: What they weigh in the mean over the replicas, or None.
-            prepare: Creates the optimizer's variables that do not exist yet; given the
-                variables that are used on any replica.
+            variables: The variables that they are gradients of.
+            weight: This replica's weight in the mean over the replicas, or None.
+            prepare: Creates those of the optimizer's variables that do not exist yet,
+                given the variables that are used on any replica.
             apply: Updates by gradients that are equal on all replicas, one for each
                 piece of the division.
             division: The parts of variables that are updated part by part.
-            scale: Returns what the gradients are multiplied by for a while, or None;
-                called once its variables exist.
+            scale: Returns the loss scale, by which the gradients are multiplied, or
+                None; called once the optimizer's variables exist.
 
         Returns:
-            What `apply` returns; with accumulation, an op after which all is done.
+            What `apply` returns; with accumulation, the op that completes the step.
         """
         self._refuse_weight(replica, weight)
         layouts = sparsity.agree(
@@ -106,21 +106,25 @@ class Combiner:
             return tf.no_op()
         _note_sparse(replica, variables, layouts)
         triples = zip(grads, variables, layouts, strict=True)
-        grads = [sparsity.as_layout(*own) for own in triples]
+        grads = [sparsity.as_layout(*triple) for triple in triples]
         used = [k for k, gradient in enumerate(grads) if gradient is not None]
-        own = [grads[k] for k in used]
+        used_grads = [grads[k] for k in used]
         cut = functools.partial(division.cut_some, used)
         update = functools.partial(self._update, replica, division, used, apply)
-        if own:
+        if used_grads:
             self._prepare(replica, prepare, [variables[k] for k in used])
-        what = tuple((sparsity.key_of(variables[k]), layouts[k]) for k in used)
-        reduce = self._reducer(replica, division, used, cut(own), what, scale)
-        if self.accumulation_steps > 1 and own:
-            return self._accumulate(replica, own, what, weight, reduce, update, cut)
-        return update(reduce(cut(own), self.op, weight))
+        signature = tuple((sparsity.key_of(variables[k]), layouts[k]) for k in used)
+        reduce = self._reducer(
+            replica, division, used, cut(used_grads), signature, scale
+        )
+        if self.accumulation_steps > 1 and used_grads:
+            return self._accumulate(
+                replica, used_grads, signature, weight, reduce, update, cut
+            )
+        return update(reduce(cut(used_grads), self.op, weight))
 
     def _refuse_weight(self, replica: context.ReplicaContext, weight: Any) -> None:
-        """Raises ArgumentError if there is a weight, but no mean that it is for."""
+        """Raises ArgumentError if a weight is given and no mean is taken."""
         if weight is not None and self.op != "mean":
             raise errors.ArgumentError(
                 errors.compose(
@@ -137,10 +141,10 @@ class Combiner:
         prepare: Callable[[Sequence[Any]], Any],
         variables: Sequence[Any],
     ) -> None:
-        """Creates the optimizer's variables that do not exist yet."""
+        """Creates those of the optimizer's variables that do not exist yet."""
         if self._shared:
-            # Outside of the function that is traced: some assign to what they create,
-            # which is to happen once, and not in every step.
+            # Outside the function being traced: some optimizers assign to variables
+            # that they create, which must happen once and not in every step.
             with replica.creating_for_all(), tf.init_scope():
                 prepare(variables)
         else:
@@ -155,23 +159,23 @@ class Combiner:
         apply: Callable[[Sequence[Any]], Any],
         combined: Sequence[Gradient],
     ) -> Any:
-        """Applies the combined gradients of the pieces of the variables that are used.
+        """Applies combined gradients to the pieces of the variables that are used.
 
         Args:
             replica: The replica being built.
             division: The pieces of all variables.
-            used: Which of these have gradients.
-            apply: Is given a gradient, or None, for each piece of the division.
-            combined: The gradients.
+            used: The indices of the variables that have gradients.
+            apply: Takes a gradient, or None, for each piece of the division.
+            combined: The combined gradients.
         """
-        # Keras would sum them over the replicas of tf.distribute once more.
+        # Keras would sum the gradients over tf.distribute's replicas once more.
         combined_already = _tf.distribution_mode(_tf.CombinedContext())
         with replica.equal_updates(self.name), combined_already:
-            done = apply(division.spread(used, combined))
-        refreshed = copies.refresh(division.replicated(), replica)
-        if refreshed and isinstance(done, tf.Operation):
-            return tf.group(done, *refreshed)
-        return done
+            result = apply(division.spread(used, combined))
+        copy_writes = copies.refresh(division.replicated(), replica)
+        if copy_writes and isinstance(result, tf.Operation):
+            return tf.group(result, *copy_writes)
+        return result
 
     def _reducer(
         self,
@@ -182,14 +186,14 @@ class Combiner:
         what: Any,
         scale: Callable[[], tf.Tensor | None],
     ) -> Reducer:
-        """Returns what reduces the gradients of some variables over the replicas.
+        """Returns the reducer for the gradients of some variables.
 
         Args:
             replica: The replica being built.
             division: The pieces of all variables.
-            used: Which of these have gradients.
+            used: The indices of the variables that have gradients.
             grads: The gradients of their pieces.
-            what: What they are gradients of.
+            what: The variables' keys and the gradients' layouts.
             scale: As for `apply`.
         """
         pieces = [piece for k in used for piece in division.pieces[k]]
@@ -203,7 +207,7 @@ class Combiner:
         )
 
     def _creating(self, replica: context.ReplicaContext) -> Callable[[], Any]:
-        """Returns what makes a block in which the optimizer's variables are created."""
+        """Returns a function whose blocks create the optimizer's variables."""
         return replica.creating_for_all if self._shared else contextlib.nullcontext
 
     def _accumulate(
@@ -216,20 +220,20 @@ class Combiner:
         update: Callable[[Sequence[Gradient]], Any],
         cut: Callable[[Sequence[Gradient]], list[Any]],
     ) -> tf.Operation:
-        """Adds up this replica's gradients; in each k-th step, combines and applies.
+        """Adds up this replica's gradients, and updates in each k-th step.
 
-        The sums stay on their replica: there is one all_reduce per update, and it does
+        The sums stay on their replica: there is one all_reduce per update, which moves
         nothing in the steps between.
 
         Args:
             replica: The replica being built.
             grads: This replica's gradients.
-            what: What they are gradients of. All steps that pass gradients of the
-                same share their sums and their count; others have their own.
-            weight: What the gradients weigh in the mean, or None.
-            reduce: Reduces what they are cut into over the replicas.
+            what: The variables' keys and the gradients' layouts. Steps for which these
+                are equal share their sums and their count; others have their own.
+            weight: The gradients' weight in the mean, or None.
+            reduce: Reduces the pieces of the gradients over the replicas.
             update: Applies the combined gradients.
-            cut: Returns the gradients of parts, as the division says.
+            cut: Cuts gradients into pieces by the division.
         """
         op = self.op if weight is None else "sum"
         addends = [accumulators.wide(gradient) for gradient in grads]
@@ -249,28 +253,28 @@ class Combiner:
         totals = [*cut(whole), *rest]
         dtypes = [piece.dtype for piece in cut(grads)]
         if not reduce.compresses:
-            known = [*reduce.policies, *([] if weight is None else [NO_POLICY])]
-            reduced = all_reduce_when(full, totals, op, known)
+            policies = [*reduce.policies, *([] if weight is None else [NO_POLICY])]
+            reduced = all_reduce_when(full, totals, op, policies)
 
         def combined() -> list[Gradient]:
-            own = totals if reduce.compresses else reduced
-            if weight is None:  # more steps than wanted, if a checkpoint held more
+            summed = totals if reduce.compresses else reduced
+            if weight is None:  # `turn` exceeds k if a checkpoint held more steps
                 factor = 1.0 / tf.cast(turn, tf.float64)
             else:
-                *own, total = own
+                *summed, total_weight = summed
                 if reduce.compresses:
-                    (total,) = all_reduce.combine([total], "sum", None)
-                factor = tf.math.divide_no_nan(1.0, total)
-            own = [accumulators.scaled(g, factor) for g in own]
-            made = reduce(own, op) if reduce.compresses else own
+                    (total_weight,) = all_reduce.combine([total_weight], "sum", None)
+                factor = tf.math.divide_no_nan(1.0, total_weight)
+            summed = [accumulators.scaled(g, factor) for g in summed]
+            means = reduce(summed, op) if reduce.compresses else summed
             return [
                 accumulators.cast(g, dtype)
-                for g, dtype in zip(made, dtypes, strict=True)
+                for g, dtype in zip(means, dtypes, strict=True)
             ]
 
         def apply_and_clear() -> tf.Tensor:
-            done = update(combined())
-            waits = [done] if isinstance(done, tf.Operation) else []
+            result = update(combined())
+            waits = [result] if isinstance(result, tf.Operation) else []
             with replica.equal_updates(self.name):
                 for accumulator in (*sums, counter):
                     waits += accumulator.clear()
@@ -282,7 +286,7 @@ class Combiner:
 
 
 def _home(graph: tf.Graph) -> Any:
-    """Returns what a build's variables belong to: its tf.Graph, or eager's None."""
+    """Returns the tf.Graph that a build's variables belong to; None if eager."""
     return None if graph.building_function else graph
 
 
@@ -291,7 +295,7 @@ def _note_sparse(
     variables: Sequence[Any],
     layouts: Sequence[Layout | None],
 ) -> None:
-    """Notes which gradients are sparse, for the strategy."""
+    """Notes for the strategy which gradients are sparse."""
     sparse = replica.build.findings.setdefault(SPARSE, {})
     for variable, layout in zip(variables, layouts, strict=True):
         if layout is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter for optimizers of Keras 3."""
+"""The adapter for Keras 3 optimizers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from replicator.variables.seen_as_one import SeenAsOne
 
 
 class KerasAdapter(Wrapped):
-    """Keras 3 optimizers, LossScaleOptimizer included."""
+    """Adapts Keras 3 optimizers, including LossScaleOptimizer."""
 
     @_tf.not_converted
     def build(self, variables: Any) -> Any:
-        """Creates the slots of replicated variables with a component per replica.
+        """Creates slots that have a component per replica, like their variables.
 
-        Wherever that is: callbacks and files ask for it before the first step.
+        This works outside a context too: callbacks and files build before any step.
         """
         if not any(isinstance(plain(v), SeenAsOne) for v in variables):
             return super().build(variables)
@@ -39,8 +39,8 @@ class KerasAdapter(Wrapped):
         Args:
             grads: This replica's gradients; None for a variable that it did not use.
             trainable_variables: As for the Keras optimizer.
-            weight: What this replica's gradients weigh in the mean, e.g. its number of
-                examples; all replicas weigh alike if it is None.
+            weight: The weight of this replica's gradients in the mean, e.g. its number
+                of examples; None: all replicas weigh the same.
         """
         base_apply = super().apply
         if trainable_variables is None:
@@ -62,14 +62,14 @@ class KerasAdapter(Wrapped):
                 _build(self, variables)
 
         def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
-            known = sparsity.settled(combined, updated)
-            return (base_apply if own is None else own.apply)(*known)
+            settled = sparsity.settled(combined, updated)
+            return (base_apply if own is None else own.apply)(*settled)
 
         result = self._combined(grads, variables, weight, prepare, update)
         replica = context.current()
-        early = ("scaled early", id(self))
-        if replica is not None and early in replica.build.findings:
-            replica.build.knowledge[replica.build.findings[early]] = True
+        finding = ("scaled early", id(self))
+        if replica is not None and finding in replica.build.findings:
+            replica.build.knowledge[replica.build.findings[finding]] = True
             raise context.BuildAgain
         return result
 
@@ -88,19 +88,19 @@ class KerasAdapter(Wrapped):
 
     @_tf.not_converted
     def scale_loss(self, loss: Any) -> Any:
-        """Scales a loss, in the first step too by the variable with the scale.
+        """Scales a loss; even in the first step, the scale is read from its variable.
 
-        Also by what the replica weighs, if that is known: gradients that come from the
-        other replicas, through what the forward pass communicates, are then weighed by
-        whose loss they are of.
+        Also multiplies the loss by the replica's weight, if that is known. Gradients
+        that reach other replicas, through communication in the forward pass, are then
+        weighted by the replica whose loss they come from.
         """
         replica = context.current()
         if replica is not None:
             loss = self._weighed(loss, replica)
         dynamic = hasattr(self, "dynamic_growth_steps")
         if replica is not None and dynamic and not self.built:
-            # Keras would scale by a Python constant, for as long as the traced step
-            # lives. Let `apply` create the variables, and then build the step again.
+            # Keras would scale by a Python constant for the lifetime of the trace. Let
+            # `apply` create the variables first, and build the step again.
             place = ("scale_loss", replica.count("scale_loss"))
             if place in replica.build.knowledge:
                 raise errors.ContextError(
@@ -115,14 +115,14 @@ class KerasAdapter(Wrapped):
         return super().scale_loss(loss)
 
     def _replicator_scale(self) -> tf.Tensor | None:
-        """Returns the loss scale: LossScaleOptimizer divides by it what is reduced."""
+        """Returns the loss scale; LossScaleOptimizer divides what is reduced by it."""
         scale = getattr(self, "dynamic_scale", None)
         return None if scale is None else tf.convert_to_tensor(scale)
 
     def _weighed(self, loss: Any, replica: context.ReplicaContext) -> Any:
-        """Returns a loss of which all replicas' gradients weigh alike."""
+        """Weights a loss so that all replicas' gradients weigh the same afterwards."""
         combiner = self._replicator_combiner
-        # Sums over several steps leave out what is not finite in an empty shard.
+        # Sums over several steps already skip what is not finite in an empty shard.
         if replica.weight is None or combiner.op != "mean":
             return loss
         if combiner.accumulation_steps > 1:
@@ -133,11 +133,11 @@ class KerasAdapter(Wrapped):
 
 
 def _build(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Creates an optimizer's variables; a build that fails leaves it not built.
+    """Creates an optimizer's variables; if that fails, the optimizer is not built.
 
-    Keras notes that an optimizer is built before all of it is.
+    Keras marks an optimizer as built before all of it is.
     """
-    import keras  # which tf.keras is not, where it is tf_keras
+    import keras  # tf.keras is another package where it is tf_keras
 
     shared_in_graph = context.current() is None and not tf.executing_eagerly()
     graph = tf.compat.v1.get_default_graph()
@@ -146,18 +146,18 @@ def _build(optimizer: Any, variables: Sequence[Any]) -> None:
         with keras.name_scope(optimizer.name):
             optimizer.build(variables)
         if shared_in_graph:
-            added = graph.get_operations()[start:]
-            unbuilt.refuse_graph_writes(type(optimizer).__name__, added)
+            new_ops = graph.get_operations()[start:]
+            unbuilt.refuse_graph_writes(type(optimizer).__name__, new_ops)
     except BaseException:
         optimizer.built = getattr(optimizer, "inner_optimizer", optimizer).built = False
         raise
 
 
 def _refuse_lost_conditions(optimizer: Any) -> None:
-    """Raises if a tf.Graph is being built, and Keras' conditions are lost in one.
+    """Raises if Keras' conditions would be lost in the tf.Graph being built.
 
-    Keras 3 asks `tensor == 0` for what happens in some steps only. In a tf.Graph that
-    compares Python objects and is always False: the update would never happen.
+    Keras 3 evaluates `tensor == 0` for what happens in some steps only. In a tf.Graph
+    that compares Python objects and is always False: the update would never happen.
     """
     replica = context.current()
     if replica is None or replica.build.graph.building_function:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The adapter for optimizers of legacy Keras, the package tf_keras.
 
-They are of two kinds: those that all share `tf_keras.optimizers.Optimizer`, and before
-them `tf_keras.optimizers.legacy.Optimizer`; each has a LossScaleOptimizer of its own.
-Both ask tf.distribute to sum the gradients over its replicas, which leaves those as
-they are that are combined already.
+There are two kinds: subclasses of `tf_keras.optimizers.Optimizer`, and the older ones
+of `tf_keras.optimizers.legacy.Optimizer`. Each has its own LossScaleOptimizer. Both ask
+tf.distribute to sum gradients over its replicas, which leaves gradients that are
+already combined unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from replicator import _tf, context, errors
 from replicator.optimizers import checks, parts, sparsity
 from replicator.optimizers.wrapped import LaterSlots
 
-# Where the base classes of the two kinds are.
+# The modules that define the base classes of the two kinds.
 LEGACY_KERAS = {
     "tf_keras.src.optimizers.optimizer",
     "tf_keras.src.optimizers.legacy.optimizer_v2",
@@ -26,7 +26,7 @@ LEGACY_KERAS = {
 
 
 class LegacyKerasAdapter(LaterSlots):
-    """Optimizers of legacy Keras, LossScaleOptimizer included."""
+    """Adapts legacy Keras optimizers, including LossScaleOptimizer."""
 
     @_tf.not_converted
     def apply_gradients(
@@ -39,11 +39,11 @@ class LegacyKerasAdapter(LaterSlots):
         """Combines the replicas' gradients and applies them.
 
         Args:
-            grads_and_vars: Pairs of this replica's gradient and its variable; None for
-                a variable that it did not use.
-            name: Of the scope in which variables are created.
-            weight: What this replica's gradients weigh in the mean, e.g. its number of
-                examples; all replicas weigh alike if it is None.
+            grads_and_vars: Pairs of this replica's gradient and its variable; the
+                gradient is None for a variable that it did not use.
+            name: The name of the scope in which variables are created.
+            weight: The weight of this replica's gradients in the mean, e.g. its number
+                of examples; None: all replicas weigh the same.
             **options: As for the optimizer.
 
         Returns:
@@ -68,9 +68,9 @@ class LegacyKerasAdapter(LaterSlots):
             pairs = list(zip(*sparsity.settled(combined, updated), strict=True))
             if own is None:
                 return base_apply(pairs, **options)
-            done = own.apply_gradients(pairs, **options)
+            result = own.apply_gradients(pairs, **options)
             vars(inner).update(_python_state(own))
-            return done
+            return result
 
         return self._combined(grads, variables, weight, prepare, update)
 
@@ -90,12 +90,12 @@ def _scope_of(optimizer: Any) -> str:
 def _create_variables(
     optimizer: Any, variables: Sequence[Any], used: Sequence[Any]
 ) -> None:
-    """Creates an optimizer's variables that do not exist yet.
+    """Creates those of an optimizer's variables that do not exist yet.
 
     Args:
-        optimizer: Of either kind; not a LossScaleOptimizer.
-        variables: What it is given gradients of, or None in place of one.
-        used: Those of them that are used on any replica.
+        optimizer: An optimizer of either kind; not a LossScaleOptimizer.
+        variables: The variables that it gets gradients, or None, for.
+        used: Those of the variables that are used on any replica.
     """
     if hasattr(optimizer, "build"):
         optimizer.build(variables)
@@ -104,10 +104,10 @@ def _create_variables(
 
 
 def _set_back(optimizer: Any) -> None:
-    """Gives an optimizer the Python state that replica 0 found in the same call.
+    """Resets an optimizer's Python state to what replica 0 started the same call with.
 
-    Nadam counts in a Python int how often it has been called, and compares that in the
-    graph: on each replica the update would be another one.
+    Nadam counts its calls in a Python int and compares that in the graph, so that each
+    replica would update differently.
     """
     replica = context.current()
     if replica is None:
@@ -118,7 +118,7 @@ def _set_back(optimizer: Any) -> None:
 
 
 def _python_state(optimizer: Any) -> dict[str, Any]:
-    """Returns what an optimizer keeps in Python numbers."""
+    """Returns the attributes that an optimizer keeps as Python numbers."""
     return {
         name: value
         for name, value in vars(optimizer).items()
@@ -127,9 +127,9 @@ def _python_state(optimizer: Any) -> dict[str, Any]:
 
 
 def _refuse_combined(optimizer: Any, options: dict[str, Any]) -> None:
-    """Raises ArgumentError if the caller says that the gradients are combined."""
-    skipped = options.get("skip_gradients_aggregation", False)
-    if skipped or not options.get("experimental_aggregate_gradients", True):
+    """Raises ArgumentError if the caller says that gradients are already combined."""
+    is_skipped = options.get("skip_gradients_aggregation", False)
+    if is_skipped or not options.get("experimental_aggregate_gradients", True):
         raise errors.ArgumentError(
             errors.compose(
                 f"{type(optimizer).__name__} is wrapped, and combines the gradients of "

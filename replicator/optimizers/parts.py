@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables in parts are updated part by part; their slots are in parts, too.
+"""Updates variables in parts part by part, with their slots in the same parts.
 
-Where gradient and variable meet, both are expanded: the gradient of a whole is cut,
-each piece is combined for its part, and a stand-in for the optimizer, which has the
-parts of the slots, updates them. So the update of the whole is never on one device.
+Gradients and variables are expanded together: the gradient of a whole is cut, each
+piece is combined for its part, and a stand-in for the optimizer, which holds the parts
+of the slots, updates them. So no device ever updates the whole.
 
-That is right where an update is computed element by element. Of an optimizer that is
-not known to do so (LAMB, Adafactor, one of the user's own), the variable is updated as
-a whole: its parts are read and joined, and what is written is split. The numbers are
-the same. Gradients that are clipped by their norms are clipped before, by the wholes'.
+That is right if updates are computed element by element. With an optimizer that is not
+known to do so (LAMB, Adafactor, one of the user's own), the variable is updated as a
+whole: its parts are read and joined, and what is written is split. The numbers are the
+same. Gradients clipped by norm are clipped beforehand, by the norms of the wholes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _V1 = (
     "AdadeltaOptimizer RMSPropOptimizer FtrlOptimizer ProximalAdagradOptimizer "
     "ProximalGradientDescentOptimizer AdagradDAOptimizer"
 ).split()
-# Whose updates are computed element by element, by the packages that they are in.
+# Optimizers whose updates are computed element by element, by package.
 _ELEMENTWISE = {
     "keras": frozenset(_KERAS),
     "tf_keras": frozenset(_KERAS),
@@ -45,11 +45,11 @@ _NO_UPDATE = frozenset(["__init__", "get_config", "__module__", "__doc__"])
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """What the variables of one update are expanded to.
+    """The pieces that the variables of one update are expanded to.
 
     Attributes:
-        wholes: The variables, as the optimizer is given them.
-        pieces: For each of them its parts, or itself.
+        wholes: The variables, as the optimizer gets them.
+        pieces: For each variable its parts, or the variable itself.
     """
 
     wholes: tuple[Any, ...]
@@ -57,66 +57,70 @@ class Division:
 
     @classmethod
     def of(cls, optimizer: Any, variables: Sequence[Any]) -> Division:
-        """Returns the parts of those variables that are updated part by part."""
+        """Expands those variables that can be updated part by part."""
         in_parts = [isinstance(plain(v), PartitionedVariable) for v in variables]
         by_part = any(in_parts) and is_elementwise(optimizer)
         pieces: list[tuple[Any, ...]] = []
-        for variable, divided in zip(variables, in_parts, strict=True):
-            free = getattr(variable, "constraint", None) is None
-            if divided and not (by_part and free):
+        for variable, is_divided in zip(variables, in_parts, strict=True):
+            is_unconstrained = getattr(variable, "constraint", None) is None
+            if is_divided and not (by_part and is_unconstrained):
                 _refuse_handles(optimizer, plain(variable))
-            own = plain(variable).parts if divided and by_part and free else (variable,)
-            pieces.append(own)
+            variable_pieces = (
+                plain(variable).parts
+                if is_divided and by_part and is_unconstrained
+                else (variable,)
+            )
+            pieces.append(variable_pieces)
         return cls(tuple(variables), tuple(pieces))
 
     @property
     def variables(self) -> list[Any]:
-        """All parts, and what is no part."""
-        return [piece for own in self.pieces for piece in own]
+        """The pieces of all variables, in order."""
+        return [piece for pieces in self.pieces for piece in pieces]
 
     def replicated(self) -> list[ReplicatedVariable]:
-        """Returns what is written in the end: variables, and parts also of wholes."""
-        found = []
+        """Returns all ReplicatedVariables to be written, parts of wholes included."""
+        leaves = []
         for variable in map(plain, self.variables):
-            own = getattr(variable, "parts", (variable,))
-            found += [one for one in own if isinstance(one, ReplicatedVariable)]
-        return found
+            parts = getattr(variable, "parts", (variable,))
+            leaves += [part for part in parts if isinstance(part, ReplicatedVariable)]
+        return leaves
 
     @property
     def divides(self) -> bool:
-        """Whether a variable is updated part by part."""
+        """Whether any variable is updated part by part."""
         return bool(self.divided())
 
     def divided(self) -> list[tuple[Any, tuple[Any, ...]]]:
         """Returns the variables that are updated part by part, and their parts."""
         pairs = zip(self.wholes, self.pieces, strict=True)
-        return [(whole, own) for whole, own in pairs if own[0] is not whole]
+        return [(whole, pieces) for whole, pieces in pairs if pieces[0] is not whole]
 
     def cut(self, gradient: Gradient | None, k: int) -> list[Gradient | None]:
-        """Returns the gradients of the pieces of the k-th variable."""
-        own, whole = self.pieces[k], plain(self.wholes[k])
-        if own[0] is self.wholes[k]:
+        """Returns the gradients of the k-th variable's pieces."""
+        pieces, whole = self.pieces[k], plain(self.wholes[k])
+        if pieces[0] is self.wholes[k]:
             return [gradient]
         if gradient is None:
-            return [None] * len(own)
+            return [None] * len(pieces)
         return list(_cut(gradient, whole))
 
     def cut_some(
         self, used: Sequence[int], grads: Sequence[Gradient | None]
     ) -> list[Gradient | None]:
-        """Returns the gradients of the pieces of those variables that are used."""
+        """Returns the gradients of the used variables' pieces."""
         pairs = zip(used, grads, strict=True)
         return [piece for k, gradient in pairs for piece in self.cut(gradient, k)]
 
     def spread(
         self, used: Sequence[int], grads: Sequence[Gradient]
     ) -> list[Gradient | None]:
-        """Returns a gradient for each piece there is: None for what is not used."""
-        left, known = iter(grads), frozenset(used)
+        """Returns a gradient for every piece; None for variables that are not used."""
+        remaining, used_set = iter(grads), frozenset(used)
         return [
-            next(left) if k in known else None
-            for k, own in enumerate(self.pieces)
-            for _ in own
+            next(remaining) if k in used_set else None
+            for k, pieces in enumerate(self.pieces)
+            for _ in pieces
         ]
 
     def cut_all(self, grads: Sequence[Gradient | None]) -> list[Gradient | None]:
@@ -129,9 +133,10 @@ class Division:
 
 
 def _refuse_handles(optimizer: Any, variable: PartitionedVariable) -> None:
-    """Raises UnsupportedError if an optimizer writes wholes where there is no whole.
+    """Raises UnsupportedError if an optimizer writes by the handles of wholes.
 
-    Those of tf.compat.v1, and the older ones of legacy Keras, do so by the handle.
+    Those of tf.compat.v1 and the older ones of legacy Keras do; a whole has no value
+    behind its handle.
     """
     if not hasattr(optimizer, "_resource_apply_dense"):
         return
@@ -150,13 +155,13 @@ def _refuse_handles(optimizer: Any, variable: PartitionedVariable) -> None:
 
 def _policy(variable: Any) -> OperandPolicy:
     """Returns how a variable's gradient is communicated."""
-    inside = plain(variable)
-    known = isinstance(inside, ReplicatedVariable | PartitionedVariable)
-    return inside.policy if known else NO_POLICY
+    inner = plain(variable)
+    has_policy = isinstance(inner, ReplicatedVariable | PartitionedVariable)
+    return inner.policy if has_policy else NO_POLICY
 
 
 def _cut(gradient: Gradient, whole: PartitionedVariable) -> list[Gradient]:
-    """Returns what of a gradient is of each part."""
+    """Divides a gradient among the parts."""
     if not isinstance(gradient, tf.IndexedSlices):
         return list(tf.split(gradient, whole.sizes, whole.axis))
     return split_writes.cut(
@@ -165,17 +170,17 @@ def _cut(gradient: Gradient, whole: PartitionedVariable) -> list[Gradient]:
 
 
 def is_elementwise(optimizer: Any) -> bool:
-    """Whether each element is updated by what belongs to it alone.
+    """Whether an optimizer updates each element using only that element's state.
 
     Args:
-        optimizer: A wrapped one.
+        optimizer: A wrapped optimizer.
     """
     if getattr(optimizer, "gradient_accumulation_steps", None):
-        return False  # Keras', which keeps sums of wholes
+        return False  # Keras' own accumulation keeps sums of wholes
     if getattr(optimizer, "clipnorm", None) and (
         getattr(optimizer, "loss_scale_factor", None) is not None
     ):
-        return False  # it unscales between what is combined and what is clipped
+        return False  # gradients are unscaled between combining and clipping
     for cls in _original(optimizer).__mro__:
         package = cls.__module__.partition(".")[0]
         if cls.__name__ in _ELEMENTWISE.get(package, ()):
@@ -186,56 +191,58 @@ def is_elementwise(optimizer: Any) -> bool:
 
 
 def stand_in(optimizer: Any, division: Division) -> Any:
-    """Returns an optimizer that updates parts, with the parts of the optimizer's slots.
+    """Returns an optimizer for the parts, which holds the parts of the slots.
 
     Args:
-        optimizer: A wrapped one, whose slots exist.
-        division: What it updates.
+        optimizer: A wrapped optimizer, whose slots exist.
+        division: The pieces to update.
 
     Returns:
-        None if the optimizer itself can do that.
+        None if nothing is divided, so that the optimizer itself can update.
     """
     if not division.divides:
         return None
-    made: Any = object.__new__(_original(optimizer))
+    part_optimizer: Any = object.__new__(_original(optimizer))
     state = optimizer._expanded(dict(vars(optimizer)), division)
     state.update(dict.fromkeys({"clipnorm", "_clipnorm"} & state.keys()))  # see clipped
-    object.__setattr__(made, "__dict__", state)
-    return made
+    object.__setattr__(part_optimizer, "__dict__", state)
+    return part_optimizer
 
 
 def clipped(optimizer: Any, division: Division, grads: Sequence[Any]) -> list[Any]:
-    """Clips each variable's gradient by its norm, for an optimizer that would.
+    """Clips each gradient by its norm, if the optimizer would do so.
 
-    Of what is in parts, by the norm of the whole: the parts' squares are added up where
-    these are. The stand-in does not clip once more.
+    A gradient in parts is clipped by the norm of the whole: the sum of squares of each
+    part is computed where the part is. The stand-in does not clip again.
 
     Args:
         optimizer: The optimizer.
-        division: What it updates.
-        grads: One per piece.
+        division: The pieces to update.
+        grads: The gradients, one per piece.
     """
     limit = getattr(optimizer, "clipnorm", None)
     if not limit or not division.divides:
         return list(grads)
-    left = iter(grads)
-    made: list[Any] = []
-    for own in division.pieces:
-        pieces = [next(left) for _ in own]
+    remaining = iter(grads)
+    clipped_grads: list[Any] = []
+    for variables in division.pieces:
+        pieces = [next(remaining) for _ in variables]
         if all(piece is None for piece in pieces):
-            made.extend(pieces)
+            clipped_grads.extend(pieces)
             continue
         squares: list[tf.Tensor] = [
             _square(piece, _policy(variable).owner)
-            for piece, variable in zip(pieces, own, strict=True)
+            for piece, variable in zip(pieces, variables, strict=True)
         ]
         norm = tf.sqrt(tf.add_n(squares))
-        made += [_scaled(piece, limit, tf.maximum(norm, limit)) for piece in pieces]
-    return made
+        clipped_grads += [
+            _scaled(piece, limit, tf.maximum(norm, limit)) for piece in pieces
+        ]
+    return clipped_grads
 
 
 def _square(gradient: Gradient, owner: int | None) -> tf.Tensor:
-    """Returns the sum of the squares, computed by the one who has the gradient."""
+    """Returns the sum of a gradient's squares, computed where the gradient is."""
     replica = context.current()
     place: Any = contextlib.nullcontext()
     if replica is not None and owner is not None:
@@ -261,28 +268,28 @@ def _original(optimizer: Any) -> type:
 def expand_lists(
     state: dict[str, Any], divided: Sequence[Sequence[Any] | None]
 ) -> dict[str, Any]:
-    """Expands what an optimizer has in lists with an entry per variable.
+    """Expands an optimizer's lists that have an entry per variable.
 
     Args:
         state: The optimizer's attributes.
-        divided: For each variable that it was built for its parts, or None if it is
-            updated as a whole.
+        divided: For each variable that the optimizer was built for, its parts, or None
+            if it is updated as a whole.
 
     Returns:
-        The attributes, with an entry per part.
+        The attributes, whose lists have an entry per part.
     """
 
     def expanded(entries: Sequence[Any]) -> list[Any]:
-        made: list[Any] = []
-        for entry, own in zip(entries, divided, strict=True):
-            inside = plain(entry)
-            if own is None:
-                made.append(entry)
-            elif isinstance(inside, PartitionedVariable):
-                made += inside.parts
+        result: list[Any] = []
+        for entry, parts in zip(entries, divided, strict=True):
+            inner = plain(entry)
+            if parts is None:
+                result.append(entry)
+            elif isinstance(inner, PartitionedVariable):
+                result += inner.parts
             else:
-                made += [entry] * len(own)
-        return made
+                result += [entry] * len(parts)
+        return result
 
     return {
         name: expanded(value)
@@ -300,23 +307,23 @@ def expand_keyed(
     Args:
         optimizer: The optimizer, of Keras 3 or the newer ones of legacy Keras.
         state: Its attributes.
-        division: What it updates.
-        indices: The attribute with the number of each variable, by its key.
+        division: The pieces to update.
+        indices: The attribute that maps each variable's key to its number.
     """
     key = optimizer._var_key
     divided = division.divided()
-    parts = {key(whole): own for whole, own in divided}
+    parts = {key(whole): pieces for whole, pieces in divided}
     numbers = getattr(optimizer, indices)
     keys = sorted(numbers, key=numbers.__getitem__)
-    state = expand_lists(state, [parts.get(known) for known in keys])
-    own = [[key(p) for p in parts[k]] if k in parts else [k] for k in keys]
-    state[indices] = {k: n for n, k in enumerate(k for group in own for k in group)}
+    state = expand_lists(state, [parts.get(k) for k in keys])
+    groups = [[key(p) for p in parts[k]] if k in parts else [k] for k in keys]
+    state[indices] = {k: n for n, k in enumerate(k for group in groups for k in group)}
     decays = {
         key(part): optimizer._use_weight_decay(plain(whole))
-        for whole, own_parts in divided
-        for part in own_parts
+        for whole, pieces in divided
+        for part in pieces
     }
-    # By the names, or the keys, of what the user excluded, which are those of wholes.
+    # Users exclude variables from weight decay by names or keys, which the wholes have.
     state["_use_weight_decay"] = lambda variable: (
         decays[key(variable)]
         if key(variable) in decays
@@ -333,12 +340,12 @@ def expand_slots(
     Args:
         optimizer: The optimizer, of tf.compat.v1 or the older ones of legacy Keras.
         state: Its attributes.
-        division: What it updates.
+        division: The pieces to update.
     """
     places = {
         id(part): (whole, k)
-        for whole, own in division.divided()
-        for k, part in enumerate(own)
+        for whole, pieces in division.divided()
+        for k, part in enumerate(pieces)
     }
 
     def get_slot(variable: Any, name: str) -> Any:
@@ -348,5 +355,5 @@ def expand_slots(
         return optimizer.get_slot(whole, name).parts[k]
 
     state["get_slot"] = get_slot
-    state["_create_slots"] = lambda variables: None  # there are those of the wholes
+    state["_create_slots"] = lambda variables: None  # the slots of the wholes exist
     return state

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter for optimizers of Sonnet 2."""
+"""The adapter for Sonnet 2 optimizers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replicator.optimizers.wrapped import Wrapped
 
 
 class SonnetAdapter(Wrapped):
-    """Sonnet 2 optimizers: anything with apply(updates, parameters)."""
+    """Adapts Sonnet 2 optimizers: any tf.Module with apply(updates, parameters)."""
 
     @_tf.not_converted
     def apply(
@@ -23,7 +23,7 @@ class SonnetAdapter(Wrapped):
         Args:
             updates: This replica's gradients; None for a parameter it did not use.
             parameters: The variables, in the same order.
-            weight: What this replica's gradients weigh in the mean.
+            weight: The weight of this replica's gradients in the mean.
         """
         who = type(self).__name__
         updates = checks.entries(who, "updates", updates)
@@ -44,9 +44,9 @@ class SonnetAdapter(Wrapped):
         self, state: dict[str, Any], division: parts.Division
     ) -> dict[str, Any]:
         divided = [
-            None if own[0] is whole else own
-            for whole, own in zip(division.wholes, division.pieces, strict=True)
+            None if pieces[0] is whole else pieces
+            for whole, pieces in zip(division.wholes, division.pieces, strict=True)
         ]
         state = parts.expand_lists(state, divided)
-        state["_initialize"] = lambda parameters: None  # that was done for the wholes
+        state["_initialize"] = lambda parameters: None  # already done for the wholes
         return state

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which gradients there are on any replica, dense or sparse: agreed on by all.
-
-Also, how one becomes as the others are.
-"""
+"""Makes replicas agree on which gradients exist, dense or sparse, and converts them."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class Layout:
 
     @classmethod
     def of(cls, gradient: Gradient | None) -> Layout | None:
-        """Returns the layout of a gradient; None if there is none."""
+        """Returns the layout of a gradient; None if there is no gradient."""
         if gradient is None:
             return None
         if isinstance(gradient, tf.IndexedSlices):
@@ -36,7 +33,7 @@ class Layout:
 def merge_all(
     ones: Sequence[Layout | None], others: Sequence[Layout | None]
 ) -> tuple[Layout | None, ...]:
-    """Returns the layouts that both of two replicas' gradients can be made."""
+    """Returns the layouts to which the gradients of both replicas can be converted."""
     return tuple(_merge(one, two) for one, two in zip(ones, others, strict=True))
 
 
@@ -73,7 +70,7 @@ def as_layout(
 
 
 def _shape_of(variable: Any) -> tf.Tensor:
-    """Returns a variable's shape; it is only read if it may change."""
+    """Returns a variable's shape, and reads it only if it may change."""
     if variable.shape.is_fully_defined():
         return tf.constant(variable.shape.as_list(), tf.int32)
     return tf.shape(variable)
@@ -87,47 +84,48 @@ def agree(
     name: str,
     shared: bool,
 ) -> Sequence[Layout | None] | None:
-    """Finds out which gradients there are, dense or sparse, on any replica.
+    """Returns the layouts of the gradients that any replica has.
 
-    A variable that is unused on some replicas counts as zeros there, and one that
-    is unused on all is left alone; a replica alone cannot tell which. Replica 0's
-    gradients are taken as typical; where a later replica finds them wrong, the step
-    is built again, knowing better. The replicas' n-th calls belong together,
-    whichever objects they are called on: an optimizer made inside step_fn is
-    another one on each replica.
+    A variable that is unused on some replicas counts as zeros there, and one that is
+    unused on all is left alone; a replica alone cannot tell which. Replica 0's
+    gradients are taken as typical; if a later replica has others, the step is built
+    again with that knowledge. The n-th calls of the replicas belong together, whichever
+    objects they are made on: an optimizer created inside step_fn is a different one on
+    each replica.
 
     Args:
         replica: The replica being built.
-        grads: Its gradients.
-        variables: What they are gradients of.
-        weighted: Whether they have a weight in the mean.
-        name: The optimizer's.
+        grads: This replica's gradients.
+        variables: The variables that they are gradients of.
+        weighted: Whether the gradients have a weight in the mean.
+        name: The optimizer's name.
         shared: Whether all replicas use one optimizer.
 
     Returns:
-        The layout of each gradient, None for what no replica uses; or nothing, if
-        no update must be built yet, because the step will be built again.
+        The layout of each gradient, None for variables that no replica uses. None
+        instead of the list if no update is to be built yet, because the step will be
+        built again.
     """
     place = ("gradients", replica.count("gradients"))
-    own = _Passed.by(replica, name, grads, variables, weighted)
+    passed = _Passed.by(replica, name, grads, variables, weighted)
     build = replica.build
-    first = build.findings.setdefault(place, own)
-    first.check_pairs_with(own)
-    known = build.knowledge.get(place)
-    # What replica 0 does not use must be known for sure where guessing does harm:
-    # optimizers refuse to be given nothing at all, and slots that are made inside
-    # step_fn are told apart by the order in which they are made.
+    first = build.findings.setdefault(place, passed)
+    first.check_pairs_with(passed)
+    known_layouts = build.knowledge.get(place)
+    # Guessing which variables replica 0 does not use would do harm in two cases:
+    # optimizers raise if they get no gradients at all, and slots created inside step_fn
+    # are told apart by the order of their creation.
     used = [layout is not None for layout in first.layouts]
     guess = any(used) if shared else all(used)
-    if known is None and not guess and replica.num_replicas > 1:
+    if known_layouts is None and not guess and replica.num_replicas > 1:
         so_far = build.findings.get(("merged", place), first.layouts)
-        merged = merge_all(so_far, own.layouts)
+        merged = merge_all(so_far, passed.layouts)
         build.findings["merged", place] = merged
         if replica.replica_id != build.traced[-1]:
             return None
     else:
-        layouts = first.layouts if known is None else known
-        merged = merge_all(layouts, own.layouts)
+        layouts = first.layouts if known_layouts is None else known_layouts
+        merged = merge_all(layouts, passed.layouts)
         if merged == layouts:
             return layouts
     build.knowledge[place] = merged
@@ -137,39 +135,39 @@ def agree(
 def settled(
     grads: Sequence[Gradient | None], variables: Sequence[Any]
 ) -> tuple[list[Gradient | None], list[Any]]:
-    """Returns gradients and variables as an optimizer that warns is to see them.
+    """Returns gradients and variables as an optimizer that warns should see them.
 
-    Keras warns of a variable without a gradient, and replica 0 may be building only
-    what it takes to find that another one has it. The last replica knows what all have:
-    it alone passes those that have none, and the others leave them out.
+    Keras warns of variables without gradients, and replica 0 may be in a build that is
+    only to find that another replica has them. The last replica knows what all have: it
+    alone passes variables without gradients; the others omit them.
 
     Args:
-        grads: One per variable, None for what no replica is known to use so far.
-        variables: What they are gradients of.
+        grads: One per variable, None if no replica is known to use it so far.
+        variables: The variables that they are gradients of.
     """
     replica = context.current()
     if replica is None or replica.replica_id == replica.build.traced[-1]:
         return list(grads), list(variables)
-    there = [k for k, gradient in enumerate(grads) if gradient is not None]
-    return [grads[k] for k in there], [variables[k] for k in there]
+    used = [k for k, gradient in enumerate(grads) if gradient is not None]
+    return [grads[k] for k in used], [variables[k] for k in used]
 
 
 def key_of(variable: Any) -> Any:
-    """Returns what identifies a variable, Keras' or TensorFlow's, among all others."""
-    inside = plain(variable)
-    return inside.ref() if isinstance(inside, tf.Variable) else id(inside)
+    """Returns a key that identifies a variable of Keras or TensorFlow."""
+    inner = plain(variable)
+    return inner.ref() if isinstance(inner, tf.Variable) else id(inner)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Passed:
-    """What a replica passed to its n-th call of a wrapped optimizer.
+    """The arguments of a replica's n-th call of a wrapped optimizer.
 
     Attributes:
-        optimizer: The name of its class.
-        variables: Their keys.
-        layouts: Of the gradients; None where there was none.
+        optimizer: The name of the optimizer's class.
+        variables: The keys of the variables.
+        layouts: The layouts of the gradients; None where there was no gradient.
         weighted: Whether a weight was given.
-        site: All of this in words, with the user's line.
+        site: A description of the call, with the user's line.
     """
 
     optimizer: str
@@ -187,7 +185,7 @@ class _Passed:
         variables: Sequence[Any],
         weighted: bool,
     ) -> _Passed:
-        """Notes what the replica being built passes."""
+        """Records what the replica being built passes."""
         names = [getattr(variable, "name", "?") for variable in variables]
         shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
         return cls(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter for optimizers of tf.compat.v1.train."""
+"""The adapter for tf.compat.v1.train optimizers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replicator.variables.replicated import plain
 
 
 class V1Adapter(LaterSlots):
-    """Optimizers of tf.compat.v1.train."""
+    """Adapts optimizers of tf.compat.v1.train."""
 
     @_tf.not_converted
     def apply_gradients(
@@ -31,8 +31,8 @@ class V1Adapter(LaterSlots):
         Args:
             grads_and_vars: Pairs of this replica's gradient and its variable.
             global_step: Incremented once per step, if given.
-            name: Of the returned op.
-            weight: What this replica's gradients weigh in the mean.
+            name: The name of the returned op.
+            weight: The weight of this replica's gradients in the mean.
 
         Returns:
             The op that updates this replica's components.
@@ -55,8 +55,8 @@ class V1Adapter(LaterSlots):
             apply = base_apply if own is None else own.apply_gradients
             if global_step is None:
                 return apply(pairs, name=name)
-            # TensorFlow would count by the type of the variable, and keep what it gets
-            # of any other than its own in a collection that compares by value.
+            # TensorFlow would count by the type of the variable, and put the result for
+            # any type but its own into a collection that compares by value.
             with tf.control_dependencies([apply(pairs)]):
                 return global_step.assign_add(1, name=name, read_value=False)
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """wrap_optimizer: gradients are combined over the replicas before they are applied.
 
-An optimizer is wrapped by giving its state a second object, of a class made on the spot
-that derives from the optimizer's own: it passes for the original in isinstance, config
-and checkpoints, and only `apply` differs. One adapter per family, each in a file of its
-own, says which method that is and how the family creates its slots.
+Wrapping an optimizer creates a second object that shares its state. The object's class
+is created on the spot and derives from the optimizer's own, so it passes for the
+original in isinstance, config and checkpoints; only `apply` differs. Each family has an
+adapter in a file of its own, which says which method that is and how the family creates
+its slots.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def wrap_optimizer(
     adapter = _adapter_for(optimizer)
     _check_variables(optimizer, world.num_replicas)
     original = type(optimizer)
-    # The name and module of the original: that is what configs and saved files say.
+    # Configs and saved files name the class and its module: those of the original.
     namespace: dict[str, Any] = {
         "__module__": original.__module__,
         "__doc__": original.__doc__,
@@ -90,7 +91,7 @@ def wrap_optimizer(
         "_replicator_combiners": weakref.WeakKeyDictionary(),
     }
     if adapter in (KerasAdapter, LegacyKerasAdapter):
-        # Keras knows the public names of its classes by the class itself.
+        # Keras looks up the public names of its classes by the class object.
         namespace["__class__"] = property(lambda _: original)
     derived = type(original)(original.__name__, (adapter, original), namespace)
     wrapped = object.__new__(derived)
@@ -103,8 +104,8 @@ def wrap_optimizer(
 def _adapter_for(optimizer: Any) -> type[Wrapped]:
     """Returns the adapter for the optimizer's family.
 
-    Legacy Keras is known by its modules: it is a package that need not be there, and
-    `tf.keras` is one Keras or the other.
+    Legacy Keras is recognized by its modules: the package need not be installed, and
+    `tf.keras` may be either Keras.
     """
     modules = {cls.__module__ for cls in type(optimizer).__mro__}
     if any(name.startswith("keras.src.optimizers.") for name in modules):
@@ -128,7 +129,7 @@ def _check_variables(optimizer: Any, num_replicas: int) -> None:
     if num_replicas == 1:
         return
     if isinstance(optimizer, tf.Module):
-        # Sonnet's own property raises if there are none yet.
+        # Sonnet's own property raises if there are no variables yet.
         variables = tf.Module.variables.fget(optimizer)
     else:
         variables = getattr(optimizer, "variables", ())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What wrapped optimizers of all families have in common.
+"""Base classes of the wrapped optimizers of all families.
 
-A family's adapter derives from Wrapped and comes before the optimizer's own class. It
-says which method applies gradients, and how the family creates its slots; how gradients
-are combined is in gradients.py.
+A family's adapter derives from Wrapped and precedes the optimizer's own class in the
+MRO. It overrides the method that applies gradients and says how the family creates its
+slots; gradients.py combines the gradients.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from replicator.world import World
 
 
 class Wrapped:
-    """What wrapped optimizers of all families have in common.
+    """Base class of the adapters: combines gradients before they are applied.
 
     Attributes:
         _replicator_world: The replicas whose gradients are combined.
         _replicator_creating: Returns a block in which new variables are replicated.
-        _replicator_options: What to make a Combiner of.
-        _replicator_combiners: The Combiner of each instance. There is more than one
-            instance where the class makes another one, by `from_config`, say.
+        _replicator_options: The arguments of each Combiner.
+        _replicator_combiners: The Combiner of each instance. A class has more than one
+            instance if it creates others itself, by `from_config`, say.
     """
 
     _replicator_world: World
@@ -40,10 +40,10 @@ class Wrapped:
     @property
     def _replicator_combiner(self) -> gradients.Combiner:
         if self not in self._replicator_combiners:
-            made = gradients.Combiner(*self._replicator_options)
-            self._replicator_combiners[self] = made
-            if made.accumulation_steps > 1:
-                _tf.track(self, "replicator_sums", made.sums)
+            combiner = gradients.Combiner(*self._replicator_options)
+            self._replicator_combiners[self] = combiner
+            if combiner.accumulation_steps > 1:
+                _tf.track(self, "replicator_sums", combiner.sums)
         return self._replicator_combiners[self]
 
     def _combined(
@@ -58,12 +58,12 @@ class Wrapped:
 
         Args:
             grads: One tensor, IndexedSlices or None per variable.
-            variables: What they are gradients of.
-            weight: What this replica's gradients weigh in the mean.
-            prepare: Creates the optimizer's slots, if that has not been done; given the
+            variables: The variables that they are gradients of.
+            weight: The weight of this replica's gradients in the mean.
+            prepare: Creates the optimizer's slots unless they exist, given the
                 variables that are used on any replica.
-            apply: Updates variables by gradients that are equal on all replicas; given
-                the optimizer that does so, None for this one, gradients and variables.
+            apply: Updates variables by gradients that are equal on all replicas, given
+                the stand-in that does so (None: this optimizer), gradients, variables.
         """
         replica = context.current()
         division = parts.Division.of(self, variables)
@@ -97,9 +97,9 @@ class Wrapped:
             how += ", whose loss is weighed"
         elif self._replicator_combiner.op == "mean":
             by_examples = True
-            one = self._replicator_combiner.accumulation_steps == 1
-            # Over several steps, each of them weighs alike.
-            weight = replica.examples if one else replica.weight
+            single_step = self._replicator_combiner.accumulation_steps == 1
+            # When accumulating, each of the steps weighs the same.
+            weight = replica.examples if single_step else replica.weight
         grads = weighing.claim(replica, grads, by_examples, f"{name} ({how})")
         self._track_compression(division.variables)
         return self._replicator_combiner.apply(
@@ -110,19 +110,19 @@ class Wrapped:
     def _expanded(
         self, state: dict[str, Any], division: parts.Division
     ) -> dict[str, Any]:
-        """Returns the optimizer's attributes, with what belongs to parts expanded.
+        """Expands those attributes that belong to variables updated part by part.
 
         Args:
-            state: The attributes.
-            division: Which variables are updated part by part.
+            state: The optimizer's attributes.
+            division: The pieces to update.
         """
         raise NotImplementedError
 
     def _track_compression(self, variables: Sequence[Any]) -> None:
-        """Has checkpoints hold what compressors remember, if there are any.
+        """Adds the compressors' memory to checkpoints, once there are compressors.
 
-        Not before: what is there without a value, checkpoints that were saved without
-        compressors would be found to lack.
+        Not earlier: checkpoints saved without compressors would be found to lack
+        whatever is tracked.
         """
         compression = self._replicator_combiner.compression
         if not compression.is_tracked and compression.is_asked_for(variables):
@@ -131,11 +131,11 @@ class Wrapped:
                 _tf.track(self, "replicator_compression", compression.memory)
 
     def _replicator_scale(self) -> tf.Tensor | None:
-        """Returns what gradients are multiplied by when they come, for a while."""
+        """Returns the loss scale that gradients are multiplied by, or None."""
         return None
 
     def _warn_of_one_device(self) -> None:
-        """Warns once if Keras' own loop trains on one device, of several."""
+        """Warns once if Keras' own loop trains on only one of several devices."""
         combiner, count = self._replicator_combiner, self._replicator_world.num_replicas
         if combiner.warned or count == 1 or _tf.keras_loop() is None:
             return
@@ -152,7 +152,7 @@ class Wrapped:
         )
 
     def _refuse_elsewhere(self, replica: context.ReplicaContext) -> None:
-        """Raises ContextError unless the step runs where the optimizer's replicas do.
+        """Raises ContextError if the step runs on other replicas than the optimizer's.
 
         As with variables, another Replicator on the same devices may run it.
         """
@@ -171,11 +171,11 @@ class Wrapped:
 
 
 class LaterSlots(Wrapped):
-    """For families that create a slot as soon as a checkpoint holds a value for it.
+    """For families that create a slot as soon as a checkpoint holds its value.
 
-    That would be wherever the checkpoint is restored, outside the context perhaps, and
-    the slot a plain variable that all replicas write. The families wait with it under a
-    scope that creates variables, and restore it when the first step creates the slot.
+    That would happen wherever the checkpoint is restored, perhaps outside the context,
+    and give a plain variable that all replicas write. The families defer it inside a
+    scope that creates variables, so the first step creates and restores the slot.
     """
 
     def _create_or_restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assignments that add to a variable: made in one piece where others write it, too.
+"""Turns v.assign(v + x) into an atomic addition where other programs also write v.
 
-Keras counts by `v.assign(v + 1)`. Where several programs share a variable, what another
-one adds between the read and the write would be lost.
+Keras counts by `v.assign(v + 1)`. If several programs share a variable, additions by
+another one between the read and the write would be lost.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _SUMS = ("AddV2", "Add")
 
 
 def addend(variable: Any, value: Any) -> tf.Tensor | None:
-    """Returns what an assignment in a step adds to a variable, if that is what it does.
+    """Returns what an assignment in a step adds to a variable, or None if it does not.
 
     Args:
-        variable: Is assigned.
-        value: What is assigned.
+        variable: The variable that is assigned to.
+        value: The value that is assigned.
     """
     if not tf.is_symbolic_tensor(value) or value.op.type not in _SUMS:
         return None
-    one, other = value.op.inputs
+    left, right = value.op.inputs
     handle = variable.handle
-    for read, added in ((one, other), (other, one)):
+    for read, delta in ((left, right), (right, left)):
         if read.op.type == "ReadVariableOp" and read.op.inputs[0] is handle:
-            return tf.broadcast_to(added, tf.shape(read))
+            return tf.broadcast_to(delta, tf.shape(read))
     return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step assigns to a mirrored variable is made equal on all replicas first.
+"""Makes values that a step assigns to a mirrored variable equal on all replicas.
 
-Called by ReplicatedVariable while a step is built, for every assignment that is not
+ReplicatedVariable calls it while a step is built, for every assignment that is not
 known to be equal by construction.
 """
 
@@ -15,13 +15,13 @@ from replicator import _tf, arguments, context, errors
 from replicator.graph.order import effects
 from replicator.primitives import all_gather, all_reduce, broadcast, reductions
 
-# What a build may know, with a variable:
+# Keys, each with a variable's, of what a build may know:
 UNEVEN = "written unevenly by an optimizer"
 DOUBTED = "assigned what may differ and has no mean"
 
 
 def is_equal(variable: Any, replica: context.ReplicaContext) -> bool:
-    """Whether replicas write what they like, or what is equal without communication.
+    """Whether a write needs no agreement: components may differ, or updates are equal.
 
     Args:
         variable: The ReplicatedVariable that is written.
@@ -33,17 +33,17 @@ def is_equal(variable: Any, replica: context.ReplicaContext) -> bool:
 
 
 def _is_uneven(variable: Any, replica: context.ReplicaContext) -> bool:
-    """Whether an optimizer was found to write other values on other replicas."""
+    """Whether an optimizer was found to write values that differ between replicas."""
     return (UNEVEN, variable.key) in replica.build.knowledge
 
 
 def is_compared(variable: Any, build: context.Build) -> bool:
-    """Whether values without a mean are compared in each step, not taken as equal."""
+    """Whether values without a mean are compared in each step, not assumed equal."""
     return build.options.check or (DOUBTED, variable.key) in build.knowledge
 
 
 def is_taken_as_equal(variable: Any) -> bool:
-    """Whether replicas assign what nothing combines: integers and booleans."""
+    """Whether assigned values are never combined: integers and booleans."""
     counted = variable.dtype.is_integer or variable.dtype.is_bool
     return counted and variable.aggregation == tf.VariableAggregation.NONE
 
@@ -57,12 +57,12 @@ def agree(
         variable: The ReplicatedVariable that is assigned to.
         value: What this replica assigns, of the variable's shape.
         replica: The replica being built.
-        method: By which it is assigned.
+        method: The method that assigns it.
 
     Returns:
-        `value` where components may differ or updates are equal anyway; else the
-        aggregate that the variable asks for, the mean of floats, and anything else as
-        it is: compared in each step if it may differ, see `drift`.
+        `value` where components may differ or updates are equal anyway. Otherwise the
+        aggregate that the variable asks for, or the mean of floats; any other value
+        unchanged, and compared in each step if it may differ (see `drift`).
 
     Raises:
         ArgumentError: The variable asks for the mean of integers.
@@ -72,7 +72,7 @@ def agree(
     value = tf.convert_to_tensor(arguments.native(value), dtype=variable.dtype)
     how = variable.aggregation
     if _is_uneven(variable, replica) and how == tf.VariableAggregation.SUM:
-        how = tf.VariableAggregation.MEAN  # each replica has written the whole update
+        how = tf.VariableAggregation.MEAN  # each replica writes the whole update
     with replica.agreeing_on(variable.name, method, variable.key):
         if replica.agrees is not None and how == tf.VariableAggregation.NONE:
             agreed = replica.agrees(variable, value)
@@ -84,7 +84,7 @@ def agree(
             return broadcast.broadcast(value, root=0)
         has_mean = variable.dtype.is_floating or variable.dtype.is_complex
         if how == tf.VariableAggregation.MEAN or has_mean:
-            # Statistics of a batch without examples, which may be NaN, count nothing.
+            # A batch without examples may give NaN statistics; they get no weight.
             return _combined(value, "mean", variable, replica.examples)
         if is_compared(variable, replica.build):
             return _checked_equal(value, variable.name)
@@ -94,66 +94,66 @@ def agree(
 def of_examples(
     variable: Any, value: Any, replica: context.ReplicaContext, method: str
 ) -> Any:
-    """Returns what a replica writes to its own component: nothing of no examples.
+    """Returns what a replica writes to its component; without examples, no change.
 
-    The mean over a shard without examples is no number, and would stay in a metric. Nor
-    does the metric count it.
+    The mean over a shard without examples is NaN and would stay in a metric; nor may
+    such a shard add to the metric's count.
 
     Args:
         variable: The ReplicatedVariable, whose components may differ.
         value: What this replica writes.
         replica: The replica being built.
-        method: By which it is written.
+        method: The method that writes it.
     """
     inexact = variable.dtype.is_floating or variable.dtype.is_complex
     if replica.examples is None or replica.updating or not inexact:
         return value
-    if variable.placement.grows:  # rows of gradients, which weigh nothing already
+    if variable.placement.grows:  # rows of gradients, which already have no weight
         return value
     value = tf.convert_to_tensor(value, dtype=variable.dtype)
     spoilt = ~tf.math.is_finite(tf.abs(value)) | _is_of_nothing(_tf.given_to_metric())
-    nothing = tf.equal(replica.examples, 0) & spoilt
-    kept = variable.read_value() if method == "assign" else tf.zeros_like(value)
-    return tf.where(nothing, kept, value)
+    is_skipped = tf.equal(replica.examples, 0) & spoilt
+    unchanged = variable.read_value() if method == "assign" else tf.zeros_like(value)
+    return tf.where(is_skipped, unchanged, value)
 
 
 def _is_of_nothing(given: Any) -> tf.Tensor:
-    """Whether a metric was given no number, or nothing along the first axis.
+    """Whether a metric was given NaN or infinity, or nothing along the first axis.
 
     Args:
-        given: The arguments of its update; None if it is no metric that writes.
+        given: The arguments of the metric's update; None if no metric is writing.
     """
     leaves = tf.nest.flatten(given, expand_composites=True)
     tensors = [tf.convert_to_tensor(leaf) for leaf in leaves if tf.is_tensor(leaf)]
-    wrong = [
+    checks = [
         tf.reduce_any(~tf.math.is_finite(tf.abs(tensor)))
         for tensor in tensors
         if tensor.dtype.is_floating or tensor.dtype.is_complex
     ]
     empty = [tf.equal(tf.size(t), 0) for t in tensors if t.shape.rank != 0]
     if empty:
-        wrong.append(tf.reduce_all(empty))
-    return tf.reduce_any(wrong) if wrong else tf.constant(False)
+        checks.append(tf.reduce_all(empty))
+    return tf.reduce_any(checks) if checks else tf.constant(False)
 
 
 def _combined(value: tf.Tensor, op: str, variable: Any, weight: Any = None) -> Any:
-    """Reduces a value over all replicas, as the variable's are communicated."""
+    """Reduces a value over all replicas, under the variable's operand policy."""
     reductions.check("all_reduce", value, op)
     return all_reduce.combine([value], op, weight, [variable.policy])[0]
 
 
 def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | None:
-    """Returns who is writing a variable and is yet to be shown to write it equally.
+    """Returns the claim of an unwrapped optimizer to write equally, yet to be proven.
 
-    An optimizer that nobody wrapped is right where it is given gradients that are equal
-    on all replicas: what it writes is as equal as they are, and not to be aggregated.
+    Such an optimizer is right where its gradients are equal on all replicas: its writes
+    are then as equal as they are, and must not be aggregated.
 
     Args:
         variable: The ReplicatedVariable that is written.
         replica: The replica being built.
 
     Returns:
-        None where the replicas write what they agree on, or what they like.
+        None if nothing is to be proven: the replicas agree on writes, or may differ.
     """
     if variable.placement.differs or replica.num_replicas == 1 or replica.updating:
         return None
@@ -162,7 +162,7 @@ def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | Non
 
 
 def _checked_equal(value: tf.Tensor, name: str) -> tf.Tensor:
-    """Returns `value`, after asserting that all replicas pass the same one."""
+    """Returns `value` after asserting that all replicas pass the same one."""
     line = errors.user_line()
     everyone = all_gather.all_gather(value)
     with tf.control_dependencies(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides where a variable is and how it is kept equal, as its factory asks it.
+"""The interface by which a variable factory asks a strategy about each variable.
 
-A strategy says so per variable; the factory and the variables know of strategies only
-what is here: facts go in, a choice comes out.
+The factory and the variables know no more of strategies than this: facts go in, a
+decision comes out.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Protocol
 from replicator.variables.placement import Placement
 from replicator.variables.synchronizer import AllReduce, Synchronizer
 
-SPARSE = "sparse gradients"  # a finding of builds: whether it is, by variables' keys
+SPARSE = "sparse gradients"  # a key of a build's findings: {variable's key: is sparse}
 
 
 @dataclasses.dataclass(frozen=True)
 class VariableFacts:
-    """What is known of a variable when it is decided where it is.
+    """What is known of a variable when its placement is decided.
 
     Attributes:
-        path: Its name with the scopes around it, "dense/kernel".
+        path: Its name with the scopes around it, e.g. "dense/kernel".
         shape: Its shape.
         dtype: The name of its dtype.
         trainable: Whether optimizers update it.
-        sparse: Whether its gradient is sparse, on any replica; None if that is not
-            known, because no step was built yet.
-        order: How many variables that a strategy is asked for were created before it.
-        nbytes: Its size.
-        whole: Whether it was created already, and so cannot be in parts any more.
+        sparse: Whether its gradient is sparse on any replica; None if that is unknown
+            because no step has been built yet.
+        order: The count of earlier variables that a strategy was asked about.
+        nbytes: Its size in bytes.
+        whole: Whether it already exists, so that it cannot be divided any more.
     """
 
     path: str
@@ -47,9 +47,9 @@ class Part:
     """One part of a variable that is created in parts.
 
     Attributes:
-        size: Its extent along the axis of its `Chosen`.
-        placement: Where it is.
-        synchronizer: How its gradient is made equal.
+        size: Its size along the axis of its `Chosen`.
+        placement: Its placement.
+        synchronizer: How its gradient is made equal on all replicas.
     """
 
     size: int
@@ -59,18 +59,18 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """What was decided for a variable.
+    """A decision on a variable.
 
     Attributes:
-        placement: Where it is; of a variable in parts, where what is not part of it
-            would be.
-        synchronizer: How its gradient is made equal.
+        placement: Its placement; for a variable in parts, that of anything that belongs
+            to the variable but to no part.
+        synchronizer: How its gradient is made equal on all replicas.
         parts: Its parts along an axis, in order; empty if it is whole. Their sizes add
             up to that of the axis.
-        axis: Along which it is in parts; None if it is whole.
-        later: Whether it will be decided when a step is built. Until then it is as it
-            would be without a strategy, whatever the placement says.
-        may_divide: Whether it may be in parts then.
+        axis: The axis along which it is in parts; None if it is whole.
+        later: Whether the decision is made when a step is built. Until then the
+            variable is placed as if there were no strategy, whatever `placement` says.
+        may_divide: Whether that later decision may divide it into parts.
     """
 
     placement: Placement
@@ -82,7 +82,7 @@ class Chosen:
 
 
 class Chooser(Protocol):
-    """Decides for each variable, in the order in which they are created."""
+    """Decides on each variable, in the order of creation."""
 
     def choose(self, facts: VariableFacts) -> Chosen | None:
-        """Returns what is decided for a variable; None: as without a strategy."""
+        """Returns the decision on a variable; None: as without a strategy."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placements of what replicas collect for themselves: any number of rows.
+"""Placements of rows, any number of them, that each replica collects for itself.
 
-What sums up gradients over several steps, and what a compressor has not sent yet.
+They hold gradients summed over several steps, and what a compressor has not sent yet.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _MEAN = tf.VariableAggregation.MEAN
 
 @dataclasses.dataclass(frozen=True)
 class Rows(Placement):
-    """Rows that each replica collects, as many as it likes: sums of sparse gradients.
+    """Rows that each replica collects, in any number: sums of sparse gradients.
 
     Attributes:
-        aggregation: MEAN or SUM, of what is added up of the rows over the replicas.
+        aggregation: MEAN or SUM: how rows are combined over the replicas.
     """
 
     aggregation: tf.VariableAggregation
@@ -31,12 +31,12 @@ class Rows(Placement):
     grows = True
 
     def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the rows of all components, one after the other."""
+        """Returns the rows of all components, concatenated."""
         rows = tf.concat(values, 0)
         return rows / len(values) if self.aggregation == _MEAN else rows
 
     def written(self, value: Any, write: Write) -> Any:
-        """Returns all rows for the first replica; the others begin with none."""
+        """Gives all rows to the first replica; the others start with none."""
         value = write.as_tensor(value)
         if write.replica_id:
             return value[:0]
@@ -46,30 +46,30 @@ class Rows(Placement):
 
 @dataclasses.dataclass(frozen=True)
 class Owed(Placement):
-    """What each replica owes: a row of its own, of which the sum counts.
+    """A compressor's residual: each replica holds one row, and only their sum matters.
 
-    Each gets its own row back. If there are as many rows as other replicas had, the
-    first owes the sum of all.
+    Writing gives each replica its own row back. A value with the rows of another number
+    of replicas goes to the first, summed.
 
     Attributes:
-        replicas: How many there are.
+        replicas: The number of replicas.
     """
 
     replicas: int
 
     differs = True
     grows = True
-    is_aggregated = True  # all rows together are no replica's value
+    is_aggregated = True  # no single replica holds all rows
 
     def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the rows of all components, one after the other."""
+        """Returns the rows of all components, concatenated."""
         return tf.concat(values, 0)
 
     def written(self, value: Any, write: Write) -> Any:
-        """Returns the replica's own row, or that of all for the first."""
+        """Returns the replica's own row; or the sum for the first, zeros for others."""
         value = write.as_tensor(value)
         rows = tf.shape(value)[0]
-        own = tf.gather(value, [tf.minimum(write.replica_id, rows - 1)])
+        own_row = tf.gather(value, [tf.minimum(write.replica_id, rows - 1)])
         total = tf.reduce_sum(value, 0, keepdims=True)
-        rest = tf.zeros_like(total) if write.replica_id else total
-        return tf.where(tf.equal(rows, self.replicas), own, rest)
+        share_of_sum = tf.zeros_like(total) if write.replica_id else total
+        return tf.where(tf.equal(rows, self.replicas), own_row, share_of_sum)

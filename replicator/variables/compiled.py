@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions with jit_compile=True in a step, which are traced once for all replicas.
+"""Variables in functions with jit_compile=True, traced once for all replicas.
 
-TensorFlow traces other functions for each replica if asked to, but not what XLA
-compiles. A variable therefore gives such a function, in place of the handle of the
-component that belongs to the replica being built, an argument that is filled in
-wherever the function is called.
+TensorFlow can trace a separate function for each replica, but not one that XLA
+compiles. So a variable gives such a function not the handle of the built replica's
+component but an argument, which each call fills in.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ _USED = "used in a function with jit_compile=True"
 
 
 def function_around() -> Any | None:
-    """Returns the graph of the compiled function that is being traced for all replicas.
+    """Returns the graph of the jit-compiled function being traced for all replicas.
 
     Returns:
-        None outside of such functions, and of steps with more than one replica.
+        None outside such functions, and in steps with only one replica.
     """
     replica = context.current()
     if replica is None or replica.num_replicas == 1 or tf.executing_eagerly():
@@ -39,17 +38,17 @@ def handle_by_call(function: Any, variable: Any, key: str) -> tf.Tensor:
     Args:
         function: The function's graph.
         variable: The variable.
-        key: Tells it from all others.
+        key: A key that is unique to the variable.
 
     Returns:
-        An argument of the function: the replica's own component at each call.
+        An argument of the function: at each call, the calling replica's component.
     """
 
     def own_handle() -> tf.Tensor:
         if context.current() is None:
             _check_outside(function, variable, inside)
             return variable.components[0].handle
-        # It may have been traced in a build that failed, when this was noted.
+        # The function may have been traced in an earlier, failed build: note it again.
         _note_need(variable)
         return variable.handle
 
@@ -59,10 +58,10 @@ def handle_by_call(function: Any, variable: Any, key: str) -> tf.Tensor:
 
 
 def note_use(variable: Any) -> None:
-    """Notes that a compiled function uses a variable, if that is what asks for it.
+    """Notes that a jit-compiled function uses a variable, if one is being traced.
 
-    XLA reaches only what is on the device that it compiles for: of a variable that one
-    replica owns, the others need a component of their own.
+    XLA reaches only what is on the device that it compiles for: if one replica owns the
+    variable, the others need components of their own.
     """
     if function_around() is not None:
         _note_need(variable)
@@ -74,12 +73,12 @@ def _note_need(variable: Any) -> None:
 
 
 def outside_handle(variable: Any) -> tf.Tensor | None:
-    """Returns the handle of a variable in a compiled function outside of all steps.
+    """Returns the handle of a variable in a jit-compiled function outside all steps.
 
-    XLA compiles it for the first device, so that a component has to be there.
+    XLA compiles the function for the first device, so a component has to be there.
 
     Returns:
-        None elsewhere than in such a function.
+        None anywhere but in such a function.
 
     Raises:
         UnsupportedError: Another replica's device has the only component, and code that
@@ -97,10 +96,10 @@ def outside_handle(variable: Any) -> tf.Tensor | None:
 
 
 def _check_outside(function: Any, variable: Any, inside: tf.Tensor) -> None:
-    """Raises if a function that was traced in a step would do harm outside of it.
+    """Raises if a function traced in a step would go wrong outside one.
 
-    Reading component 0 is right there; writing it, and it alone, is not, and neither is
-    reading it where the components are meant to differ.
+    Outside, reading component 0 is right, unless the components are meant to differ;
+    writing only component 0 is not.
     """
     writes = effects.find_writes(function.get_operations())
     if variable.placement.differs or any(resource is inside for _, resource in writes):
@@ -116,13 +115,13 @@ def _check_outside(function: Any, variable: Any, inside: tf.Tensor) -> None:
 
 
 def refuse_to_tell(what: str) -> None:
-    """Raises if a compiled function asks which replica it is traced for.
+    """Raises if a jit-compiled function asks which replica it is traced for.
 
     Args:
         what: What it asks for, e.g. "replica_id".
 
     Raises:
-        ContextError: The answer would stay the same for all other replicas.
+        ContextError: The function is compiled once, for all replicas.
     """
     if function_around() is not None:
         raise errors.ContextError(

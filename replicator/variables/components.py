@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain variables that a replicated one is made of: made, and made elsewhere."""
+"""Creates the plain variables inside a replicated one, first and at each move."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from replicator.world import World
 
 
 class Store(Protocol):
-    """Has variables that several programs share."""
+    """Holds the variables that several programs share."""
 
     def takes(self, placement: Placement, local: tf.Variable) -> bool:
-        """Whether a variable is shared that would have a placement here."""
+        """Whether a variable with this placement is to be shared."""
 
     def share(self, local: tf.Variable) -> tf.Variable:
-        """Returns the variable that is in the place of a local one."""
+        """Returns the shared variable that replaces a local one."""
 
 
 class Components:
-    """Makes the components of variables, on the devices that a placement says.
+    """Creates the components of variables on the devices that a placement names.
 
     Args:
         world: The replicas.
-        peers: The processes that make the other replicas' components, if any do.
-        store: What this program shares with others, in asynchronous mode.
+        peers: The processes that create the other replicas' components, if any do.
+        store: The variables that programs share in asynchronous mode.
     """
 
     def __init__(self, world: World, peers: Peers | None, store: Store | None) -> None:
@@ -46,19 +46,19 @@ class Components:
     ) -> tuple[list[tf.Variable], Placement]:
         """Creates one plain variable per device, or one in place of all.
 
-        They begin with what each gets of the first one's initial value.
+        Each starts with its share of the first one's initial value.
 
         Args:
-            kwargs: What TensorFlow's creator was given.
-            placement: Where they are.
+            kwargs: The arguments of TensorFlow's variable creator.
+            placement: Where to create the components.
 
         Returns:
-            The components, and their placement: that of a seed is found out here.
+            The components, and their placement: another one for seeds and if shared.
         """
         names = ("initial_value", "name", "dtype", "shape", "validate_shape")
-        own = {k: kwargs[k] for k in names if k in kwargs}
+        facts = {k: kwargs[k] for k in names if k in kwargs}
         with tf.device(placement.device(self._world)):
-            first = _tf.ResourceVariable(trainable=False, collections=[], **own)
+            first = _tf.ResourceVariable(trainable=False, collections=[], **facts)
         if self._peers is not None:
             elsewhere.adopt(self._peers, first)
         if self._store is not None and self._store.takes(placement, first):
@@ -67,7 +67,7 @@ class Components:
         seed = Seed.of(first) if placement.owner is None else None
         if seed is not None:
             placement = Seeded(seed)
-        del own["initial_value"]
+        del facts["initial_value"]
 
         def initial_value(r: int) -> Any:
             eager = tf.executing_eagerly()
@@ -79,31 +79,31 @@ class Components:
             if device == placement.device(self._world):
                 return first
             value = functools.partial(initial_value, r)
-            return _component(first, value, f"replica_{r}", device, **own)
+            return _component(first, value, f"replica_{r}", device, **facts)
 
         components = placement.components(first, on, self._world)
         if self._peers is not None and placement.differs:
-            value = first.read_value()  # which would be that of replica 0
+            value = first.read_value()  # adopted, so it is replica 0's so far
             first.assign(placement.written(value, Write(first, self._world.local[0])))
         return components, placement
 
     def moved(
         self, variable: Any, placement: Placement
     ) -> tuple[list[tf.Variable], tf.Variable]:
-        """Creates the components of a variable that is to be elsewhere.
+        """Creates a variable's components for a new placement.
 
-        They begin with what it holds now, or in a tf.Graph will hold at first. Those
-        that are where one has to be are kept.
+        They start with its current value, or in a tf.Graph with its initial value.
+        Components that are already in the right place are reused.
 
         Args:
-            variable: A ReplicatedVariable of equal components.
-            placement: Where it will be.
+            variable: A ReplicatedVariable whose components are equal.
+            placement: The new placement.
 
         Returns:
             The components, and which of them is the first.
 
         Raises:
-            UnsupportedError: Other programs use it where it is.
+            UnsupportedError: Other programs use the variable where it is.
         """
         if self._store is not None:
             raise errors.UnsupportedError(
@@ -116,36 +116,36 @@ class Components:
                 )
             )
         world, old = self._world, variable.storage.first
-        known: dict[str, tf.Variable] = {}
+        by_device: dict[str, tf.Variable] = {}
         if variable.placement.owner is None or variable.placement.has_copies:
-            known = dict(zip(world.devices, variable.components, strict=False))
-        before = _device_of(variable)
-        known[before] = old
+            by_device = dict(zip(world.devices, variable.components, strict=False))
+        old_device = _device_of(variable)
+        by_device[old_device] = old
         eager = tf.executing_eagerly()
         value = old.read_value() if eager else old.initial_value
-        made: list[tf.Variable] = []
+        new_components: list[tf.Variable] = []
 
         def on(device: str, name: str) -> tf.Variable:
-            if device not in known:
-                known[device] = _component(
+            if device not in by_device:
+                by_device[device] = _component(
                     old, lambda: value, name, device, shape=old.shape
                 )
-                made.append(known[device])
-            return known[device]
+                new_components.append(by_device[device])
+            return by_device[device]
 
-        stays = placement.owner is None and before in world.devices
-        first = on(before if stays else placement.device(world), "moved")
+        stays = placement.owner is None and old_device in world.devices
+        first = on(old_device if stays else placement.device(world), "moved")
         components = placement.components(
             first, lambda r: on(world.device(r), f"replica_{r}"), world
         )
-        if made and not eager:  # what initializes it may be known elsewhere by now
-            added = [one.initializer for one in made]
-            _tf.add_control_inputs(variable.initializer, added)
+        if new_components and not eager:  # other code may already hold the initializer
+            initializers = [component.initializer for component in new_components]
+            _tf.add_control_inputs(variable.initializer, initializers)
         return components, first
 
 
 def _device_of(variable: Any) -> str:
-    """Returns where the first component of a variable is."""
+    """Returns the device of a variable's first component."""
     placement, world = variable.placement, variable.world
     for device, component in zip(world.devices, variable.components, strict=False):
         if placement.owner is None and component is variable.storage.first:
@@ -160,7 +160,7 @@ def _component(
     device: str,
     **own: Any,
 ) -> tf.Variable:
-    """Creates a component of a variable that has one already."""
+    """Creates another component of a variable."""
     name = first.name.partition(":")[0].split("/")[-1]
     own.update(name=f"{name}/{suffix}", dtype=first.dtype)
     with tf.device(device):

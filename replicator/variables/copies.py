@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies that replicas have of a variable which one of them owns for all.
+"""Copies that replicas hold of a variable that one of them owns.
 
-A step reads the copies: each replica its own, without a transfer. What a wrapped
-optimizer reads and writes is the owner's, as if there were no copies; when it is done,
-its new value is handed to all copies. So between updates, and outside of steps, all are
-equal, and read and written as those of a mirrored variable are.
+In a step each replica reads its own copy, without a transfer. A wrapped optimizer reads
+and writes the owner's component as if there were no copies; when it is done, the new
+value is broadcast to all copies. So between updates and outside steps all of them are
+equal, and are read and written like a mirrored variable's components.
 
 Source: AutoDist's local_proxy_variable; Zhang et al. 2020.
 """
@@ -22,43 +22,43 @@ from replicator.graph.ir.kinds import resource_inputs
 from replicator.primitives import broadcast
 from replicator.variables import storage
 
-_WRITTEN = "copies written"  # a finding of builds
+_WRITTEN = "copies written"  # a key of a build's findings
 _BY_OP = "written by an op, past its methods, while replicas have copies of it"
 
 
 def refresh(variables: Iterable[Any], replica: context.ReplicaContext) -> list[Any]:
-    """Gives the copies of variables the value that an optimizer has just written.
+    """Updates the copies of variables that an optimizer has just written.
 
     Args:
-        variables: ReplicatedVariables, of which some may have copies.
+        variables: ReplicatedVariables, some of which may have copies.
         replica: The replica being built.
 
     Returns:
-        The ops that write this replica's.
+        The ops that write this replica's copies.
     """
     by_owner: dict[int, list[Any]] = {}
     for variable in variables:
         if variable.placement.has_copies:
             by_owner.setdefault(variable.owner, []).append(variable)
-    done = []
-    for owner, own in by_owner.items():
+    writes = []
+    for owner, owned in by_owner.items():
         with _tf.stop_recording():
             with replica.equal_updates():
-                values = [variable.read_value() for variable in own]
+                values = [variable.read_value() for variable in owned]
             values = broadcast.broadcast(values, root=owner)
             with replica.build.ledger.agreed():
-                done += [
+                writes += [
                     variable.refresh_copy(value, replica)
-                    for variable, value in zip(own, values, strict=True)
+                    for variable, value in zip(owned, values, strict=True)
                 ]
-    return done
+    return writes
 
 
 class CopyWriter(_tf.HandleVariable):
-    """What ReplicatedVariable adds to writes while there are copies."""
+    """Makes ReplicatedVariable's writes keep copies and their source equal."""
 
     def refresh_copy(self, value: tf.Tensor, replica: context.ReplicaContext) -> Any:
-        """Writes the replica's copy; returns the op that does."""
+        """Writes the replica's copy and returns the op that does."""
         op = self._write_own("assign", value, None, read_value=False)
         _note(replica.build, op)
         replica.reads.enter(self.handle, op, self.shape)
@@ -67,7 +67,7 @@ class CopyWriter(_tf.HandleVariable):
     def _write_copied(
         self, method: str, value: Any, op: Any, replica: context.ReplicaContext
     ) -> None:
-        """Writes what there are copies of, after an op has written the replica's."""
+        """Also writes the source of the copies, after `op` wrote the replica's copy."""
         if not self.placement.has_copies or replica.updating:
             return
         _note(replica.build, op)
@@ -77,36 +77,36 @@ class CopyWriter(_tf.HandleVariable):
 
 
 def _note(build: context.Build, op: Any) -> None:
-    """Notes an op that writes a copy, as what is copied is written, too."""
+    """Notes an op that writes a copy and whose value the source also gets."""
     build.findings.setdefault(_WRITTEN, set()).add(op)
 
 
 def _is_apart(variable: Any) -> bool:
-    """Whether what there are copies of is on no replica's device."""
-    own = variable.components[: variable.world.num_local]
-    return all(component is not variable.storage.first for component in own)
+    """Whether the source of the copies is on no replica's device."""
+    copies = variable.components[: variable.world.num_local]
+    return all(component is not variable.storage.first for component in copies)
 
 
 def check(build: context.Build, variable: Any, ops: Sequence[tf.Operation]) -> None:
-    """Sees to it that nothing writes copies alone, while what is copied is elsewhere.
+    """Checks that nothing writes the copies without their source, if that is apart.
 
     Args:
         build: The build.
         variable: A ReplicatedVariable.
-        ops: Those by which the replicas write it.
+        ops: The ops by which the replicas write it.
 
     Raises:
-        BuildAgain: An op does; now the variable is mirrored.
+        BuildAgain: An op does, so the variable is mirrored from now on.
     """
     if not variable.placement.has_copies or not _is_apart(variable):
         return
-    known = build.findings.get(_WRITTEN, set())
-    first = {id(variable.storage.first.handle)}
+    paired_writes = build.findings.get(_WRITTEN, set())
+    source_ids = {id(variable.storage.first.handle)}
     aliases = build.aliases.variables()
     outermost = Captures().outermost
     for op in ops:
-        if op in known:
+        if op in paired_writes:
             continue
         handles = {id(outermost(tensor)) for _, tensor in resource_inputs(op)}
-        if not any(key in aliases or key in first for key in handles):
+        if not any(key in aliases or key in source_ids for key in handles):
             storage.mirror(build, [storage.need_of(variable, _BY_OP, op)])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How replicated variables come to be: the variable creator of a Replicator.
+"""Creates replicated variables: the variable creator of a Replicator.
 
 Runs whenever TensorFlow or Keras makes a variable under `Replicator.context()` or
-inside a step_fn. Makes one plain variable per device, all of one initial value, and one
-ReplicatedVariable around them.
+inside a step_fn. Makes one plain variable per device, all with the same initial value,
+and one ReplicatedVariable around them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Variable = ReplicatedVariable | PartitionedVariable
 
 @dataclasses.dataclass
 class _Kept:
-    """What a factory has made in one graph, or eagerly.
+    """What a factory has created in one graph, or eagerly.
 
     Attributes:
-        made: The variables made inside step_fns, by what stands for each and goes with
-            it, and by their places.
-        initializers: All ops made for the creation of variables.
-        asked: Counts the variables that a strategy is asked for.
-        paths: Those that are there, by their paths.
+        made: The variables made inside step_fns: weakly by the object that represents
+            the step_fn, then by their places in its code.
+        initializers: All ops that create variables.
+        asked: Counts the variables that a strategy is asked about.
+        paths: The existing variables by their paths.
     """
 
     made: weakref.WeakKeyDictionary[Any, dict[Any, ReplicatedVariable]] = (
@@ -58,9 +58,9 @@ class _Kept:
 class VariableFactory:
     """Creates replicated variables; the variable creator of one Replicator.
 
-    Variables made inside a step_fn are kept as long as it is: every replica's k-th
-    creation at a place of its code is one variable, in all builds of it. Those of a
-    tf.Graph are kept by the graph, and go with it.
+    Variables made inside a step_fn live as long as it does: every replica's k-th
+    creation at one place in its code is the same variable, in all builds of the
+    step_fn. Variables of a tf.Graph are held by the graph and go with it.
     """
 
     def __init__(
@@ -75,29 +75,29 @@ class VariableFactory:
         self._world = world
         self._peers = peers  # the processes that build the other replicas
         self._count = itertools.count()
-        self._lock = lock  # of the steps that the variables are used in
+        self._lock = lock  # of the steps that use the variables
         self._decisions = Decisions(world, sharded, strategy)
         self._components = Components(world, peers, store)
         self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]
         self._all = weakref.WeakValueDictionary()
         self._in_parts: list[weakref.ref[PartitionedVariable]] = []
-        self._all_lock = threading.Lock()  # it may grow while a thread goes through it
+        self._all_lock = threading.Lock()  # `_all` may grow while a thread iterates
 
     @property
     def initializers(self) -> set[tf.Operation]:
-        """All ops made for the creation of variables in the graph at hand.
+        """All ops in the current graph that create variables.
 
-        They may stand amid a step's ops, but are no part of the step.
+        They may lie among a step's ops, but are no part of the step.
         """
         return self._kept().initializers
 
     def _kept(self) -> _Kept:
-        """Returns what was made where variables are made now."""
+        """Returns the record of where variables are created now."""
         with tf.init_scope():
             if tf.executing_eagerly():
                 return self._eager
-            # By a key that is no string, as private collections of TensorFlow are.
+            # The key is no string, like those of TensorFlow's private collections.
             graph = tf.compat.v1.get_default_graph()
             collection = graph.get_collection_ref((_Kept, self))
             if not collection:
@@ -105,25 +105,25 @@ class VariableFactory:
             return collection[0]
 
     def creator(self, next_creator: Any, **kwargs: Any) -> ReplicatedVariable:
-        """What tf.variable_creator_scope calls for each new variable.
+        """Creates a variable; called by tf.variable_creator_scope.
 
-        Called otherwise, it may be given `slot_of`, whose slot the variable is, and
-        what was `chosen` for it, which is whole.
+        Direct callers may add `slot_of`, the variable whose slot this one is, and
+        `chosen`, a decision that keeps it whole.
         """
         replica = context.current()
         if replica is None:
             return self._create(kwargs, scope=None)
-        made = self._kept().made.setdefault(replica.build.step_key, {})
+        variables = self._kept().made.setdefault(replica.build.step_key, {})
         place = _tf.stack_since(replica.depth)
         key = (place, replica.count(place))
-        if key in made:
-            variable = self._again(made[key], kwargs)
+        if key in variables:
+            variable = self._again(variables[key], kwargs)
             replica.build.create(variable, new=False)
             return variable
         scope = tf.compat.v1.get_default_graph().get_name_scope() + "/"
         variable = self._create(kwargs, scope=scope.removeprefix(replica.scope))
         replica.build.create(variable, new=True)
-        made[key] = variable
+        variables[key] = variable
         return variable
 
     def owners(self) -> dict[int, ReplicatedVariable]:
@@ -144,8 +144,12 @@ class VariableFactory:
 
     def in_parts(self) -> dict[int, PartitionedVariable]:
         """Returns the variables in parts, by the ids of their handles."""
-        known = [ref() for ref in self._in_parts]
-        return {id(one.handle): one for one in known if one is not None}
+        variables = [ref() for ref in self._in_parts]
+        return {
+            id(variable.handle): variable
+            for variable in variables
+            if variable is not None
+        }
 
     def _variables(self) -> list[ReplicatedVariable]:
         with self._all_lock:
@@ -153,18 +157,20 @@ class VariableFactory:
 
     @contextlib.contextmanager
     def traced_by(self, user: User) -> Iterator[None]:
-        """In this block, functions are traced that `user` can trace again.
+        """Traces functions in this block on behalf of `user`, which can retrace them.
 
-        What is built into them settles no variable.
+        Functions traced here settle no variable's placement.
         """
-        before = {one.key: one.storage.settlement for one in self._variables()}
+        settlements = {
+            variable.key: variable.storage.settlement for variable in self._variables()
+        }
         try:
             yield
         finally:
             for variable in self._variables():
-                settled = before.get(variable.key)
-                if variable.storage.settlement != settled:
-                    variable.storage.settlement = settled
+                settlement = settlements.get(variable.key)
+                if variable.storage.settlement != settlement:
+                    variable.storage.settlement = settlement
                     variable.storage.add_user(user)
 
     def _again(
@@ -189,7 +195,7 @@ class VariableFactory:
             kwargs["initial_value"] = initial_values.placeholder(kwargs)
         kwargs["initial_value"] = initial_values.lifted(kwargs.get("initial_value"))
         collections = kwargs.pop("collections", None)
-        primary, known = kwargs.pop("slot_of", None), kwargs.pop("chosen", None)
+        primary, decision = kwargs.pop("slot_of", None), kwargs.pop("chosen", None)
         if primary is None:
             primary = plain(_tf.variable_of_slot())
         name_scope = contextlib.nullcontext()
@@ -197,7 +203,7 @@ class VariableFactory:
             name_scope = tf.name_scope(scope if scope != "/" else "")
         with self._creating():
             with name_scope:
-                chosen, path = known, ""
+                chosen, path = decision, ""
                 if chosen is None:
                     chosen, path = self._chosen(kwargs, primary)
                 if chosen.parts:
@@ -217,43 +223,43 @@ class VariableFactory:
         return variable
 
     def _chosen(self, kwargs: dict[str, Any], primary: Any) -> tuple[Chosen, str]:
-        """Returns what is decided on a variable, and its path; "" if it needs none."""
-        kept = self._kept()
+        """Returns the decision on a variable, and its path ("" if it needs none)."""
+        record = self._kept()
         if primary is not None or not self._decisions.has_path(kwargs):
-            return self._decisions.on(kwargs, primary, "", kept.asked), ""
+            return self._decisions.on(kwargs, primary, "", record.asked), ""
         scope, name = tf.get_current_name_scope(), kwargs.get("name", "Variable")
         path = f"{scope}/{name}" if scope else name
         for number in itertools.count(1):
-            if path not in kept.paths:
+            if path not in record.paths:
                 break
             path = f"{path.rpartition('_')[0] if number > 1 else path}_{number}"
-        return self._decisions.on(kwargs, None, path, kept.asked), path
+        return self._decisions.on(kwargs, None, path, record.asked), path
 
     def divide_again(self, variable: PartitionedVariable, chosen: Chosen) -> None:
-        """Puts a variable that may be in parts, and its slots, into those decided on.
+        """Divides a variable and its slots into the parts that were decided on.
 
         Args:
-            variable: The variable.
-            chosen: What a strategy has decided.
+            variable: The variable, already in parts.
+            chosen: A strategy's decision.
         """
         slots = [slot for ref in variable.slots if (slot := ref()) is not None]
         with contextlib.ExitStack() as stack, self._creating():
-            for one in (variable, *slots):
-                stack.enter_context(one.parts[0].storage.moving(self._lock))
+            for divided in (variable, *slots):
+                stack.enter_context(divided.parts[0].storage.moving(self._lock))
             division.divide_again(self._make_part, variable, chosen)
             for slot in slots:
-                own = division.of_slot(variable, slot.shape)
-                assert own is not None, "it has the variable's shape"
-                division.divide_again(self._make_part, slot, own)
-                for part, beside in zip(variable.parts, slot.parts, strict=True):
-                    part.storage.add_slot(beside)
+                slot_chosen = division.of_slot(variable, slot.shape)
+                assert slot_chosen is not None, "it has the variable's shape"
+                division.divide_again(self._make_part, slot, slot_chosen)
+                for part, slot_part in zip(variable.parts, slot.parts, strict=True):
+                    part.storage.add_slot(slot_part)
 
     def _make_part(self, own: dict[str, Any], part: Part) -> ReplicatedVariable:
         """Creates a part of a variable."""
         components, _ = self._components.new(own, part.placement)
-        made = self._combine(components, own, [], part.placement)
-        made.storage.synchronizer = part.synchronizer
-        return made
+        variable = self._combine(components, own, [], part.placement)
+        variable.storage.synchronizer = part.synchronizer
+        return variable
 
     def _divide(
         self,
@@ -277,11 +283,11 @@ class VariableFactory:
     def move(
         self, variable: ReplicatedVariable, placement: Placement
     ) -> tuple[list[tf.Variable], tf.Variable]:
-        """Creates the components of a variable that is to be elsewhere.
+        """Creates a variable's components for a new placement.
 
         Args:
-            variable: Has equal components.
-            placement: Where it will be.
+            variable: The variable, whose components are equal.
+            placement: The new placement.
 
         Returns:
             The components, and which of them is the first.
@@ -291,7 +297,7 @@ class VariableFactory:
 
     @contextlib.contextmanager
     def _creating(self) -> Iterator[None]:
-        """In this block, components are created, wherever the program is."""
+        """Lifts the creation of components out of whatever is being built."""
         with (
             tf.init_scope(),
             context.building(None),
@@ -323,7 +329,7 @@ class VariableFactory:
             storage=Storage(components, placement, self.move, first),
             world=self._world,
             lock=self._lock,
-            # Alike in all processes, as TensorFlow's own is not.
+            # Equal in all processes; TensorFlow's own key is not.
             key=None if self._peers is None else f"variable {next(self._count)}",
             peers=self._peers,
             **facts,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a variable will be that is about to be created, and how it is kept equal."""
+"""Decides the placement and synchronizer of a variable that is being created."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Decisions:
 
     Args:
         world: The replicas.
-        sharded: Whether what no strategy decides on gets one owner.
-        strategy: What is asked for variables that are trained; None: nobody.
+        sharded: Whether variables that no strategy decides on get an owner.
+        strategy: Decides on trainable variables; None if there is no strategy.
     """
 
     def __init__(self, world: World, sharded: bool, strategy: Chooser | None) -> None:
@@ -36,13 +36,14 @@ class Decisions:
     def on(
         self, kwargs: dict[str, Any], primary: Any, path: str, order: Iterator[int]
     ) -> Chosen:
-        """Returns what is decided on a variable.
+        """Returns the decision on a variable.
 
         Args:
-            kwargs: What it is created with; an initial value is made once.
-            primary: The variable of which it is an optimizer's slot, if it is.
-            path: Its path.
-            order: Counts the variables that a strategy is asked for.
+            kwargs: The creator's arguments; a computed initial value replaces its
+                function, so that it is computed once.
+            primary: The variable whose optimizer slot this one is, if it is one.
+            path: The variable's path.
+            order: Counts the variables that the strategy is asked about.
         """
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             aggregation = kwargs.get("aggregation", tf.VariableAggregation.NONE)
@@ -57,7 +58,7 @@ class Decisions:
         later = divides = False
         sizes: tuple[int, ...] = ()
         if self._strategy is not None and self.has_path(kwargs):
-            # What is in parts is not to be drawn whole.
+            # A variable that will be in parts must not be drawn whole.
             dtype, shape = initial_values.dtype_and_shape(kwargs)
             if dtype.is_floating and shape.is_fully_defined():
                 sizes = tuple(shape.as_list())
@@ -72,20 +73,21 @@ class Decisions:
                 divides = chosen is not None and chosen.may_divide and bool(shape.rank)
         owner = self._owner(_initial_value(kwargs)) if self._sharded else None
         placement = Mirrored() if owner is None else Owned(owner)
-        made = Chosen(placement, later=later)
-        return division.undecided(made, sizes[0]) if divides else made
+        undecided = Chosen(placement, later=later)
+        return division.undecided(undecided, sizes[0]) if divides else undecided
 
     def has_path(self, kwargs: dict[str, Any]) -> bool:
-        """Whether a strategy may be asked for a variable, by its path."""
+        """Whether a variable is trainable: strategies know only those, by path."""
         return bool(kwargs.get("trainable", True))
 
     def _owner(self, value: tf.Tensor) -> int | None:
         """Returns the replica that shall own a variable; None if each gets its own.
 
-        Replicas own about the same number of bytes. What is a vector is owned with the
-        variable before it: a bias with its layer's weights, whose gradient is computed
-        from the same. What is not shared are integers, which a step may count with in
-        its own way, and scalars, which would cost a transfer to save a few bytes.
+        Replicas own about the same number of bytes. A vector goes to the owner of the
+        variable before it: a bias to that of its layer's weights, whose gradient is
+        computed from the same tensors. Two kinds are not sharded: integers, which a
+        step may use as counters in its own way, and scalars, which would cost a
+        transfer to save a few bytes.
         """
         inexact = value.dtype.is_floating or value.dtype.is_complex
         if not inexact or not value.shape.rank:
@@ -97,7 +99,7 @@ class Decisions:
         return owner
 
     def _of_slot(self, kwargs: dict[str, Any], primary: Any) -> Placement:
-        """Returns the placement of an optimizer's slot: that of its variable."""
+        """Returns the placement of an optimizer's slot: with its variable."""
         placement = primary.placement.slot
         if placement.owner is None:
             return placement
@@ -115,7 +117,7 @@ class Decisions:
 
 
 def _initial_value(kwargs: dict[str, Any]) -> tf.Tensor:
-    """Returns the initial value, which is made once: initializers may draw numbers."""
+    """Computes the initial value only once, as initializers may draw random numbers."""
     value = kwargs.get("initial_value")
     if callable(value):
         value = value()

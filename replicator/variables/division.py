@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a variable is created in parts, and its optimizer's slots as it is."""
+"""Creates variables in parts, and their optimizers' slots in the same parts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.replicated import ReplicatedVariable
 from replicator.world import World
 
-# Creates a part, of the arguments of a variable creator.
+# Creates a part from the arguments of a variable creator.
 MakePart = Callable[[dict[str, Any], Part], ReplicatedVariable]
 
 
 def of_slot(primary: Any, shape: tf.TensorShape) -> Chosen | None:
-    """Returns how a slot is divided: as its variable, if it has the same shape.
+    """Returns how a slot is divided: like its variable, if their shapes are equal.
 
     Args:
-        primary: The variable that the slot is of, or None.
-        shape: The slot's.
+        primary: The variable whose slot it is, or None.
+        shape: The slot's shape.
     """
     if not isinstance(primary, PartitionedVariable) or primary.shape != shape:
         return None
@@ -38,16 +38,16 @@ def of_slot(primary: Any, shape: tf.TensorShape) -> Chosen | None:
 
 
 def add_slot(primary: Any, slot: PartitionedVariable) -> None:
-    """Notes for each part of a variable the part of the slot that goes with it.
+    """Registers each part of a slot with the part of the variable that it belongs to.
 
     Args:
         primary: The variable, or None.
-        slot: What may be a slot of it, divided as it is.
+        slot: What may be its slot, in the same parts.
     """
     if isinstance(primary, PartitionedVariable):
         primary.slots.append(weakref.ref(slot))
-        for part, own in zip(primary.parts, slot.parts, strict=True):
-            part.storage.add_slot(own)
+        for part, slot_part in zip(primary.parts, slot.parts, strict=True):
+            part.storage.add_slot(slot_part)
 
 
 def create(
@@ -62,19 +62,19 @@ def create(
     """Creates a variable in parts.
 
     Args:
-        make_part: Creates one of them.
-        kwargs: What a variable creator is given for the whole.
+        make_part: Creates one part.
+        kwargs: The arguments that a variable creator gets for the whole.
         chosen: The parts.
-        dtype: Of the variable.
-        shape: Of the variable.
-        world: The replicas that use it.
-        lock: Held while it is written.
+        dtype: The variable's dtype.
+        shape: The variable's shape.
+        world: The replicas that use the variable.
+        lock: The lock that is held while the variable is written.
     """
     axis, sizes = check(chosen, shape, str(kwargs.get("name")))
     like = _tf.unfilled(kwargs.get("name"), shape, dtype)
     draw = drawing.pieces(kwargs["initial_value"], dtype, axis, sizes)
-    own = {k: v for k, v in kwargs.items() if k != "shape"}
-    parts = _made(make_part, own, chosen.parts, draw, like._handle_name, dtype)
+    part_kwargs = {k: v for k, v in kwargs.items() if k != "shape"}
+    parts = _made(make_part, part_kwargs, chosen.parts, draw, like._handle_name, dtype)
     facts: dict[str, Any] = {
         name: kwargs[name]
         for name in ("trainable", "synchronization", "aggregation", "constraint")
@@ -100,22 +100,22 @@ def _made(
     scope: str,
     dtype: tf.DType,
 ) -> list[ReplicatedVariable]:
-    """Creates all parts of a variable, in a scope of its name."""
+    """Creates all parts of a variable, in a name scope of the variable's name."""
     made = []
-    own = {**kwargs, "trainable": False, "constraint": None, "dtype": dtype}
+    part_kwargs = {**kwargs, "trainable": False, "constraint": None, "dtype": dtype}
     with tf.name_scope(f"{scope}/"):
         for k, part in enumerate(parts):
-            own.update(initial_value=draw[k], name=f"part_{k}")
-            made.append(make_part(dict(own), part))
+            part_kwargs.update(initial_value=draw[k], name=f"part_{k}")
+            made.append(make_part(dict(part_kwargs), part))
     return made
 
 
 def undecided(chosen: Chosen, size: int) -> Chosen:
-    """Returns how a variable is created that may be in parts later: as one part.
+    """Returns how to create a variable that may be divided later: as one part.
 
     Args:
-        chosen: Where it is until then.
-        size: That of its first axis.
+        chosen: Where the variable is until then.
+        size: The size of its first axis.
     """
     part = Part(size, chosen.placement, chosen.synchronizer)
     return Chosen(chosen.placement, parts=(part,), axis=0, later=True)
@@ -124,14 +124,14 @@ def undecided(chosen: Chosen, size: int) -> Chosen:
 def divide_again(
     make_part: MakePart, variable: PartitionedVariable, chosen: Chosen
 ) -> None:
-    """Puts a variable that is one part into the parts that were decided on.
+    """Divides a variable of one part into the parts that were decided on.
 
-    With the same values, or in a tf.Graph with the same initial ones.
+    The values stay the same; in a tf.Graph, the initial values.
 
     Args:
         make_part: Creates a part.
-        variable: The variable; no step runs that uses it.
-        chosen: The parts; if there are none, it is whole.
+        variable: The variable; no step that uses it is running.
+        chosen: The parts; without parts, the variable becomes whole.
     """
     if not chosen.parts:
         size = variable.shape.as_list()[0]
@@ -145,9 +145,9 @@ def divide_again(
     scope = variable._handle_name.removesuffix(":0")
     facts = {"synchronization": old.synchronization, "aggregation": old.aggregation}
     parts = _made(make_part, facts, chosen.parts, draw, scope, variable.dtype)
-    if not eager:  # what initializes it may be known elsewhere by now
-        added = [part.initializer for part in parts]
-        _tf.add_control_inputs(variable.initializer, added)
+    if not eager:  # other code may already hold the initializer, so extend it
+        initializers = [part.initializer for part in parts]
+        _tf.add_control_inputs(variable.initializer, initializers)
     variable.stand_for(parts, axis)
 
 
@@ -155,7 +155,7 @@ def check(chosen: Chosen, shape: tf.TensorShape, name: str) -> tuple[int, list[i
     """Returns the axis and the sizes of parts.
 
     Raises:
-        ArgumentError: They are not those of a variable of this shape.
+        ArgumentError: A variable of this shape cannot be divided into these parts.
     """
     sizes = [part.size for part in chosen.parts]
     axis = chosen.axis

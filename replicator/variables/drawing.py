@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initial values of variables in parts: for each part its slice of the whole.
+"""Initial values of variables in parts: each part gets its slice of the whole.
 
-Where what draws the whole can draw a part of it, nothing holds the whole: constants,
-and random numbers of a stateless generator, uniform or normal, with what is computed
-from these element by element. All else is drawn whole on the host, and handed on in
-slices.
+The whole is never materialized if its parts can be drawn one by one. That holds for
+constants, for uniform and normal random numbers of stateless generators, and for what
+is computed from these element by element. Any other value is drawn whole on the host
+and passed on in slices.
 
-Philox (Salmon et al. 2011) makes each group of numbers of a counter, which counts up:
-numbers further on are those that begin with a larger counter.
+Philox (Salmon et al. 2011) computes each group of numbers from one counter value, and
+counts up: numbers further on are those that start at a larger counter.
 """
 
 from __future__ import annotations
@@ -26,48 +26,50 @@ HOST = "/device:CPU:0"
 _ELEMENTWISE = frozenset(
     "Identity Cast Add AddV2 Sub Mul RealDiv FloorMod Neg Square Sqrt Exp Abs".split()
 )
-# Generators, and by how much the counter goes up from one group to the next: normal
-# numbers that are truncated are drawn again and again, from counters that are reserved.
+# The generators, and by how much the counter grows from one group to the next:
+# truncated normals are redrawn until they fit, from counters reserved for that.
 _GENERATORS = {
     "StatelessRandomUniformV2": 1,
     "StatelessRandomNormalV2": 1,
     "StatelessTruncatedNormalV2": 256,
 }
 _PHILOX = 1
-_CHOSEN = (_PHILOX, 3)  # 3: by the device, which is Philox on CPUs and GPUs
-_GROUP = {tf.float32: 4, tf.float64: 2}  # numbers made of one counter
+_CHOSEN = (_PHILOX, 3)  # 3: the device chooses, which is Philox on CPUs and GPUs
+_GROUP = {tf.float32: 4, tf.float64: 2}  # numbers computed from one counter value
 
 
 class WholeOnly(Exception):
-    """A value cannot be drawn in parts."""
+    """A value cannot be drawn in parts; only the whole can."""
 
 
 def pieces(
     initial_value: Any, dtype: tf.DType | None, axis: int, sizes: Sequence[int]
 ) -> list[Callable[[], tf.Tensor]]:
-    """Returns what each part begins with, as functions to be called one after another.
+    """Returns functions that draw each part's initial value, to be called in order.
 
     Args:
-        initial_value: Of the whole: a value, or a function without arguments.
-        dtype: Of the variable; None: of the value.
-        axis: Along which it is in parts.
-        sizes: Of the parts, along the axis.
+        initial_value: The whole initial value, or a function without arguments.
+        dtype: The variable's dtype; None means the value's.
+        axis: The axis along which the variable is in parts.
+        sizes: The sizes of the parts along the axis.
     """
     bounds = list(zip(offsets_of(sizes), sizes, strict=True))
     if callable(initial_value) and tf.executing_eagerly():
-        made = _traced(initial_value, dtype)
-        if made is not None and all(_can_draw(made, axis, *own) for own in bounds):
-            return [_drawer(made, axis, *own) for own in bounds]
+        traced_value = _traced(initial_value, dtype)
+        if traced_value is not None and all(
+            _can_draw(traced_value, axis, *piece) for piece in bounds
+        ):
+            return [_drawer(traced_value, axis, *piece) for piece in bounds]
     with tf.device(None), tf.device(HOST):
         whole = initial_value() if callable(initial_value) else initial_value
         whole = tf.convert_to_tensor(getattr(whole, "wrapped_value", whole), dtype)
-    return [_slicer(whole, axis, *own) for own in bounds]
+    return [_slicer(whole, axis, *piece) for piece in bounds]
 
 
 def _slicer(
     whole: tf.Tensor, axis: int, offset: int, size: int
 ) -> Callable[[], tf.Tensor]:
-    """Returns what gives a slice of a value, on the host."""
+    """Returns a function that slices a value on the host."""
     begin, length = [0] * whole.shape.rank, whole.shape.as_list()
     begin[axis], length[axis] = offset, size
 
@@ -77,13 +79,13 @@ def _slicer(
 
     if tf.executing_eagerly():
         return draw
-    # A variable of a tf.Graph has what its initial value is made of beside it.
+    # In a tf.Graph, the inputs of an initial value lie beside the variable.
     drawn = draw()
     return lambda: drawn
 
 
 def _traced(initial_value: Callable[[], Any], dtype: tf.DType | None) -> Any:
-    """Returns the graph that makes a value, and the value; None if it has a state."""
+    """Traces a value; returns its symbolic tensor, or None if it depends on state."""
 
     def made() -> tf.Tensor:
         value = initial_value()
@@ -97,12 +99,12 @@ def _traced(initial_value: Callable[[], Any], dtype: tf.DType | None) -> Any:
 def _drawer(
     value: tf.Tensor, axis: int, offset: int, size: int
 ) -> Callable[[], tf.Tensor]:
-    """Returns what draws a part of a traced value, where it is called."""
+    """Returns a function that draws a part of a traced value where it is called."""
     return lambda: _draw(value, axis, offset, size, {})
 
 
 def _can_draw(value: tf.Tensor, axis: int, offset: int, size: int) -> bool:
-    """Whether a part of a traced value can be drawn: without drawing it."""
+    """Whether a part of a traced value can be drawn without the whole."""
 
     def draw() -> tf.Tensor:
         return _draw(value, axis, offset, size, {})
@@ -118,17 +120,17 @@ def _can_draw(value: tf.Tensor, axis: int, offset: int, size: int) -> bool:
 def _draw(
     tensor: tf.Tensor, axis: int, offset: int, size: int, known: dict[int, tf.Tensor]
 ) -> tf.Tensor:
-    """Computes a part of what a tensor of a traced function is.
+    """Computes a part of the value of a traced function's tensor.
 
     Args:
-        tensor: Of the function; of the shape of the whole, or what broadcasts to it.
-        axis: Along which the part is taken.
-        offset: Where it begins.
-        size: Its size along the axis.
-        known: What was computed already, by the ids of tensors.
+        tensor: The function's tensor; its shape is the whole's or broadcasts to it.
+        axis: The axis along which the part is taken.
+        offset: Where the part begins.
+        size: The part's size along the axis.
+        known: The values computed so far, by the ids of their tensors.
 
     Raises:
-        WholeOnly: It takes more than is known here.
+        WholeOnly: The tensor is computed in a way that cannot be done in parts.
     """
     op = tensor.op
     if not tensor.shape.is_fully_defined():
@@ -139,15 +141,15 @@ def _draw(
     if op.type in _ELEMENTWISE and shape[axis] > 1:
         if any(len(shapes.defined(t)) not in (0, len(shape)) for t in op.inputs):
             raise WholeOnly
-        own = [_draw(t, axis, offset, size, known) for t in op.inputs]
-        return _applied(op, own)
+        parts = [_draw(t, axis, offset, size, known) for t in op.inputs]
+        return _applied(op, parts)
     part = [size if k == axis else n for k, n in enumerate(shape)]
     if op.type == "Fill":
         return tf.fill(part, _number(op.inputs[1], known))
     if op.type in _GENERATORS and axis == 0:
         return _random(op, math.prod(shape[1:]), offset, part, known)
     constant = tf.get_static_value(tensor)
-    if op.type == "Const" and shape[axis] > 1:  # TensorFlow makes them of small values
+    if op.type == "Const" and shape[axis] > 1:  # TensorFlow folds small values to these
         return tf.constant(constant.take(range(offset, offset + size), axis))
     raise WholeOnly
 
@@ -159,22 +161,22 @@ def _random(
     part: Sequence[int],
     known: dict[int, tf.Tensor],
 ) -> tf.Tensor:
-    """Draws rows of random numbers, those that the whole would have there.
+    """Draws rows of random numbers, equal to those rows of the whole.
 
     Args:
-        op: Draws the whole.
-        row: How many numbers are in a row.
+        op: The op that draws the whole.
+        row: The count of numbers in a row.
         offset: The first row.
-        part: The shape of the rows.
-        known: What was computed already.
+        part: The shape of the rows to draw.
+        known: The values computed so far, by the ids of their tensors.
     """
     dtype = op.outputs[0].dtype
     if tf.get_static_value(op.inputs[3]) not in _CHOSEN or dtype not in _GROUP:
         raise WholeOnly
     key, counter = (_small(t, known) for t in op.inputs[1:3])
     groups, skipped = divmod(offset * row, _GROUP[dtype])
-    passed = groups * _GENERATORS[op.type]
-    low = counter[0] + tf.constant(passed, tf.uint64)
+    counter_offset = groups * _GENERATORS[op.type]
+    low = counter[0] + tf.constant(counter_offset, tf.uint64)
     high = counter[1] + tf.cast(low < counter[0], tf.uint64)
     count = math.prod(part)
     numbers = getattr(tf.raw_ops, op.type)(
@@ -196,7 +198,7 @@ def _number(tensor: tf.Tensor, known: dict[int, tf.Tensor]) -> tf.Tensor:
 
 
 def _small(tensor: tf.Tensor, known: dict[int, tf.Tensor]) -> tf.Tensor:
-    """Computes a tensor that is not of the variable's shape: a number, a key, ..."""
+    """Computes a tensor that is not of the variable's shape: a scalar, a key, ..."""
     if id(tensor) in known:
         return known[id(tensor)]
     op = tensor.op

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No write of a step lets the replicas' components of a variable drift apart.
+"""Checks that no write in a step makes the replicas' components drift apart.
 
-Runs once the calls of all replicas are known to pair, before anything is rewired. What
-the replicas agree on, `agreement` has seen to while they were built. What is left is
-compared here, variable by variable, also inside control flow: that all replicas write
-it as often and by the same methods, and that what an optimizer writes, or an op without
-a method of the variable's, is equal on all of them by construction.
+Runs once the calls of all replicas are known to pair, before anything is rewired. Where
+replicas agreed on a value while they were built, `agreement` has taken care of it. The
+other writes are compared here, variable by variable, also inside control flow: that all
+replicas write it equally often and by the same methods, and that values written by an
+optimizer, or by an op that is no method of the variable, are equal by construction.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ def check(
     """Raises if a step could make the replicas' variables drift apart.
 
     Args:
-        factory: Makes the variables.
+        factory: The factory that created the variables.
         build: The build.
-        replicas: Those ops of each replica that may use resources or have effects.
-        initializers: Ops that initialise variables, which are no part of the step.
+        replicas: The ops of each replica that may use resources or have effects.
+        initializers: Ops that initialize variables, which are no part of the step.
         flow: What is in control flow of TensorFlow 1.
-        own: Where other processes build all other replicas: the ids of the tensors that
-            the only one here is given for itself.
+        own: If other processes build all other replicas: the ids of the tensors that
+            are passed to this replica alone.
 
     Returns:
-        For each write the name of the variable, the line, and a digest of what is
-        written: alike in all processes.
+        For each write the variable's name, the line, and a digest of the written value;
+        all processes get the same list.
 
     Raises:
         ContextError: A write is not equal on all replicas by construction.
-        MismatchError: The replicas write a variable in different numbers, or by
+        MismatchError: The replicas write a variable different numbers of times, or by
             different methods.
         BuildAgain: What an optimizer writes has to be aggregated, or integers that may
-            differ have to be compared.
+            differ have to be compared, so the build starts over.
     """
     handles = {**factory.owners(), **build.aliases.noted()}
     variables: dict[str, Any] = {}
 
     def variable_of(handle: tf.Tensor) -> Any:
-        # What an assignment returns is another object for the same variable.
+        # An assignment returns another object for the same variable.
         variable = handles.get(id(handle))
         if variable is None:
             return None
@@ -92,8 +92,8 @@ class _Checker:
     """Compares the writes of all replicas, level by level.
 
     Attributes:
-        found: What has to be known for writes that may differ to be aggregated, or
-            compared.
+        found: What the next build has to know, to aggregate or compare writes that may
+            differ.
         equal: What `check` returns.
     """
 
@@ -105,17 +105,17 @@ class _Checker:
         self.found: set[Any] = set()
 
     def compare(self, level: Level, around: effects.Claim | None) -> None:
-        """Raises unless all writes of a level leave the components equal.
+        """Raises unless all writes in a level leave the components equal.
 
         Args:
             level: The ops of all replicas.
-            around: Who answers for the control flow in which the level is.
+            around: The claim on the control flow around the level.
         """
         seen: set[Ops] = set()
         for key, variable in level.resources.items():
             if not _must_be_equal(variable):
                 continue
-            columns = [own.get(key, []) for own in level.writes]
+            columns = [writes.get(key, []) for writes in level.writes]
             for ops in itertools.zip_longest(*columns):
                 if None in ops or len({op.type for op in ops}) > 1:
                     self._refuse_mismatch(level, key, ops, around)
@@ -128,12 +128,12 @@ class _Checker:
     def _claim(
         self, op: tf.Operation, around: effects.Claim | None
     ) -> tuple[bool, effects.Claim | None]:
-        """Returns whether replicas agree on a write, and who says that they do."""
+        """Returns whether the replicas agreed on a write, and the claim it is under."""
         if op.graph not in self._claims:
             self._claims[op.graph] = self._build.ledger.claims(op.graph)
-        known = self._claims[op.graph]
-        if op in known:
-            return known[op] is None, known[op]
+        claims = self._claims[op.graph]
+        if op in claims:
+            return claims[op] is None, claims[op]
         return False, around
 
     def _check_write(
@@ -154,7 +154,7 @@ class _Checker:
             return
         claim = next((claim for _, claim in claims if claim is not None), None)
         if claim is not None and claim.wrapped and variable.placement.owner is not None:
-            return  # of the replicas' updates, the owner's is done
+            return  # of all replicas' updates, only the owner's is kept
         different = level.difference_of_inputs(ops)
         if different is not None:
             self._settle(variable, ops, claim, different)
@@ -166,7 +166,7 @@ class _Checker:
         ops: Ops,
         around: effects.Claim | None,
     ) -> None:
-        """Checks conditionals, loops or function calls that write."""
+        """Checks conditionals, loops or function calls that contain writes."""
         agreed, claim = self._claim(ops[0], around)
         bodies = level.bodies(ops)
         if not bodies:
@@ -179,7 +179,7 @@ class _Checker:
             self.compare(body, claim)
 
     def _believes(self, variable: Any) -> bool:
-        """Whether what is written is taken as equal, and not compared in each step."""
+        """Whether values are assumed to be equal, without a comparison in each step."""
         return (
             _must_be_equal(variable)
             and agreement.is_taken_as_equal(variable)
@@ -189,11 +189,16 @@ class _Checker:
     def _check_choice(
         self, body: Level, choice: Ops, around: effects.Claim | None
     ) -> None:
-        """Raises if only some replicas may write what they do not communicate about."""
+        """Settles writes in a branch that only some replicas may take.
+
+        Writes that the replicas communicate about are excepted.
+        """
         for key, variable in body.resources.items():
             if not _must_be_equal(variable):
                 continue
-            for ops in zip(*(own.get(key, []) for own in body.writes), strict=False):
+            for ops in zip(
+                *(writes.get(key, []) for writes in body.writes), strict=False
+            ):
                 agreed, claim = self._claim(ops[0], around)
                 if kind_of(ops[0]).calls:
                     continue
@@ -209,18 +214,18 @@ class _Checker:
         claim: effects.Claim | None,
         different: Ops,
     ) -> None:
-        """Has a write that may differ aggregated, or refuses it."""
-        known = (agreement.UNEVEN, variable.key)
-        numbers = variable.dtype.is_floating or variable.dtype.is_complex
+        """Requests that a write that may differ be aggregated, or refuses it."""
+        key = (agreement.UNEVEN, variable.key)
+        has_mean = variable.dtype.is_floating or variable.dtype.is_complex
         by_method = not ops[0].type.startswith("ResourceApply")
         if (
             claim is not None
             and claim.wrapped
-            and numbers
+            and has_mean
             and by_method
-            and known not in self._build.knowledge
+            and key not in self._build.knowledge
         ):
-            self.found.add(known)
+            self.found.add(key)
             return
         reason = _differ_by(different, self._build.traced)
         if claim is None:
@@ -266,19 +271,19 @@ class _Checker:
         ops: tuple[tf.Operation | None, ...],
         around: effects.Claim | None,
     ) -> NoReturn:
-        """Raises for writes that one replica makes and another does not."""
+        """Raises because one replica makes a write that another does not."""
         variable = level.resources[key]
         sites = []
-        for r, op, own in zip(self._build.traced, ops, level.writes, strict=True):
-            site = f"replica {r}: {len(own.get(key, ()))} writes"
+        for r, op, writes in zip(self._build.traced, ops, level.writes, strict=True):
+            site = f"replica {r}: {len(writes.get(key, ()))} writes"
             if op is not None:
                 site += f", here {op.type} {_at(op)}"
-            elif instead := _alone(level, own):
-                site += f"; it writes {instead[0]} by {instead[1].type} "
-                site += f"{_at(instead[1])}"
+            elif extra := _alone(level, writes):
+                site += f"; it writes {extra[0]} by {extra[1].type} "
+                site += f"{_at(extra[1])}"
             sites.append(site)
-        made = next(op for op in ops if op is not None)
-        _, claim = self._claim(made, around)
+        write_op = next(op for op in ops if op is not None)
+        _, claim = self._claim(write_op, around)
         if claim is not None and not claim.wrapped:
             raise errors.ContextError(
                 errors.compose(
@@ -289,10 +294,10 @@ class _Checker:
                     "optimizer = repl.wrap_optimizer(optimizer).",
                 )
             )
-        numbers = "in different numbers" if None in ops else "by different methods"
+        difference = "in different numbers" if None in ops else "by different methods"
         raise errors.MismatchError(
             errors.compose(
-                f"the replicas write variable {variable.name} {numbers}: they would "
+                f"the replicas write variable {variable.name} {difference}: they would "
                 "drift apart.",
                 sites,
                 "let every replica make the same assignments, in the same branches.",
@@ -303,12 +308,12 @@ class _Checker:
 def _alone(
     level: Level, writes: Mapping[int, Sequence[tf.Operation]]
 ) -> tuple[str, tf.Operation] | None:
-    """Returns a variable that a replica writes more often than another, and how."""
-    for key, own in writes.items():
+    """Returns a variable that a replica writes more often than others, and its op."""
+    for key, ops in writes.items():
         fewest = min(len(other.get(key, ())) for other in level.writes)
         variable = level.resources[key]
-        if len(own) > fewest and isinstance(variable, ReplicatedVariable):
-            return variable.name, own[fewest]
+        if len(ops) > fewest and isinstance(variable, ReplicatedVariable):
+            return variable.name, ops[fewest]
     return None
 
 
@@ -317,7 +322,7 @@ def _at(op: tf.Operation) -> str:
 
 
 def _differ_by(ops: Ops, replica_ids: Sequence[int]) -> list[str]:
-    """Returns the lines of an error that say by which ops values differ."""
+    """Returns the error's lines that say by which ops values differ."""
     if len({op.type for op in ops}) == 1:
         return [f"the values differ by {ops[0].type} ({ops[0].name}) {_at(ops[0])}"]
     return [
@@ -327,5 +332,5 @@ def _differ_by(ops: Ops, replica_ids: Sequence[int]) -> list[str]:
 
 
 def _must_be_equal(variable: Any) -> bool:
-    """Whether what a step writes must leave a variable's components equal."""
+    """Whether a step must leave a variable's components equal."""
     return isinstance(variable, ReplicatedVariable) and not variable.placement.differs

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of which other processes hold components, too: between-graph mode.
+"""Variables with components in other processes too: between-graph mode.
 
-They begin with what they hold in the first process, and what is read of all components
-is read by all processes at once.
+Each starts with its value in the first process, and reads that combine all components
+are made by all processes together.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def adopt(peers: Peers, variable: tf.Variable) -> None:
     """Gives a new variable the value that it has in the first process.
 
     Args:
-        peers: The processes; all of them make the variable.
-        variable: Has its own initial value.
+        peers: The processes, all of which create the variable.
+        variable: The variable, with this process's initial value.
 
     Raises:
         MismatchError: The processes make different variables.
@@ -52,22 +52,22 @@ def adopt(peers: Peers, variable: tf.Variable) -> None:
         return  # a string, or nothing
     received = peers.broadcast(words.of(value))
     with tf.device(value.device):
-        mine = words.to_tensor(received, Value.of(value), value.shape)
-        variable.assign(mine)
+        adopted = words.to_tensor(received, Value.of(value), value.shape)
+        variable.assign(adopted)
 
 
 def check_equal(peers: Peers, variables: Iterable[Any]) -> None:
-    """Raises unless mirrored variables hold the same in all processes.
+    """Raises unless mirrored variables hold the same values in all processes.
 
-    What is written outside of steps each process writes by itself, a restored
-    checkpoint say, so they are compared whenever a step that uses them is built.
+    Outside steps each process writes its own components, a restored checkpoint for
+    example, so the values are compared whenever a step that uses them is built.
 
     Args:
         peers: The processes.
-        variables: Those that a step uses.
+        variables: The variables that a step uses.
 
     Raises:
-        MismatchError: One holds something else.
+        MismatchError: The processes hold different values.
     """
     with tf.init_scope():
         sums = {
@@ -91,12 +91,14 @@ def all_values(variable: Any, peers: Peers | None) -> list[tf.Tensor]:
     """Returns the values of all components, in the order of the processes.
 
     Args:
-        variable: Is read outside of steps; a small one, where all have to be known.
-        peers: The processes that hold some, and all read it; None: all are here.
+        variable: The variable, read outside a step. If `peers` have to send their
+            components' values, it should be small.
+        peers: The processes that hold components, all of which make this read; None if
+            all components are in this process.
 
     Raises:
-        MismatchError: A process does something else meanwhile.
-        ContextError: It is read in a graph.
+        MismatchError: Another process does something else at this point.
+        ContextError: The variable is read in a graph.
     """
     values = [component.read_value() for component in variable.outside]
     if peers is None or not variable.placement.is_aggregated:
@@ -112,8 +114,8 @@ def all_values(variable: Any, peers: Peers | None) -> list[tf.Tensor]:
             )
         )
     arrays = [value.numpy() for value in values]
-    said = [base64.b64encode(array.tobytes()).decode() for array in arrays]
+    payload = [base64.b64encode(array.tobytes()).decode() for array in arrays]
     dtype, shape = arrays[0].dtype, arrays[0].shape
-    heard = peers.exchange(f"reads variable {variable.name}", said)
-    found = [base64.b64decode(data) for told in heard for data in told]
-    return [tf.constant(np.frombuffer(x, dtype).reshape(shape)) for x in found]
+    payloads = peers.exchange(f"reads variable {variable.name}", payload)
+    buffers = [base64.b64decode(data) for sent in payloads for data in sent]
+    return [tf.constant(np.frombuffer(x, dtype).reshape(shape)) for x in buffers]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of variables on which a strategy decides after they were created."""
+"""Moves and divides variables that a strategy decides on after their creation."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from replicator.variables.storage import Storage
 
 
 def undecided(variable: Any) -> list[Any]:
-    """Returns the ReplicatedVariables of which a variable is made, if it can move."""
-    made = getattr(variable, "parts", (variable,))
-    return [one for one in made if one.storage.undecided]
+    """Returns a variable's parts, or itself, that a strategy has yet to decide on."""
+    parts = getattr(variable, "parts", (variable,))
+    return [part for part in parts if part.storage.undecided]
 
 
 def follow(factory: VariableFactory, variable: Any, chosen: Chosen) -> bool:
-    """Moves a variable and its slots to where a strategy has decided that they are.
+    """Moves a variable and its slots to where a strategy has decided.
 
     Args:
-        factory: Has created it.
-        variable: Was created before that.
-        chosen: What was decided.
+        factory: The factory that created the variable.
+        variable: The variable, created before the decision.
+        chosen: The decision.
 
     Returns:
         Whether anything has changed.
 
     Raises:
-        StrategyError: It cannot be moved any more.
+        StrategyError: The variable can no longer be moved.
     """
     if isinstance(variable, PartitionedVariable):
         return _divide(factory, variable, chosen)
@@ -55,8 +55,8 @@ def follow(factory: VariableFactory, variable: Any, chosen: Chosen) -> bool:
     if moves:
         _check(variable, chosen, storage)
     storage.undecided = False
-    for one, placement in moves:
-        one.storage.move(one, placement)
+    for moved, placement in moves:
+        moved.storage.move(moved, placement)
     changed = bool(moves) or storage.synchronizer != chosen.synchronizer
     storage.synchronizer = chosen.synchronizer
     return changed
@@ -65,23 +65,23 @@ def follow(factory: VariableFactory, variable: Any, chosen: Chosen) -> bool:
 def _divide(
     factory: VariableFactory, variable: PartitionedVariable, chosen: Chosen
 ) -> bool:
-    """Does so with a variable that is one part so far."""
+    """Divides a variable that has been one part so far."""
     part = variable.parts[0]
     if not part.storage.undecided:
-        return False  # done before another variable could not be
+        return False  # divided in an earlier attempt that failed at another variable
     _check(variable, chosen, part.storage)
     factory.divide_again(variable, chosen)
     return True
 
 
 def _check(variable: Any, chosen: Chosen, storage: Storage) -> None:
-    """Raises StrategyError if what was built before relies on where a variable is."""
-    settled = storage.relied_on()
-    if settled is not None:
+    """Raises StrategyError if earlier code relies on where a variable is."""
+    settled_at = storage.relied_on()
+    if settled_at is not None:
         raise _cannot(
             variable,
             chosen,
-            f"built in at {settled}",
+            f"built in at {settled_at}",
             "build this step first; or use a strategy that decides where variables are "
             "created.",
         )

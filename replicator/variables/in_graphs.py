@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tf.Graph knows of its variables: in which collections, and how they begin."""
+"""Enters variables in a tf.Graph's collections and makes their initializers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def collect(variable: Any, collections: Sequence[str] | None) -> None:
 
     Args:
         variable: The variable.
-        collections: Which; None: where TensorFlow 1 looks for all variables. Those that
-            are trainable are also put where it looks for these.
+        collections: The collections; None: where TensorFlow 1 keeps all variables.
+            Trainable variables are also added to the collection of those.
     """
     if tf.executing_eagerly():
         return
@@ -29,5 +29,5 @@ def collect(variable: Any, collections: Sequence[str] | None) -> None:
 
 def initializer(variables: Sequence[tf.Variable]) -> tf.Operation:
     """Returns the op that initializes several variables, in a tf.Graph."""
-    initializers = dict.fromkeys(one.initializer for one in variables)
+    initializers = dict.fromkeys(variable.initializer for variable in variables)
     return tf.group(*initializers, name="initialize")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initial values of variables: what is known of them, and those made inside a step."""
+"""Initial values of variables: their dtype and shape, and values made in a step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.graph.ir.kinds import kind_of
 
-CAPTURED = "captured for an initial value"  # a finding, and knowledge, of a build
+CAPTURED = "captured for an initial value"  # a key of a build's findings and knowledge
 
 
 def dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
-    """Returns what a creator's arguments say of the variable, without making it.
+    """Returns the dtype and shape of a variable, from its creator's arguments.
 
-    What Python makes is made, and becomes the initial value: it is made once.
+    If Python computes the value, the result becomes the initial value, so that Python
+    computes it only once.
     """
     value, dtype = kwargs.get("initial_value"), kwargs.get("dtype")
 
@@ -25,13 +26,13 @@ def dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
         return tf.convert_to_tensor(value() if callable(value) else value, dtype)
 
     if callable(value):
-        # Traced, not run, as initializers may draw numbers; and no function is made of
-        # it, which takes several times as long.
+        # Traced but not run, as initializers may draw random numbers; and not turned
+        # into a function, which takes several times as long.
         graph = tf.__internal__.FuncGraph("initial_value")
         with context.building(None), graph.as_default():
             value = initial_value()
         constant = _constant_behind(value)
-        if constant is not None:  # made by Python, perhaps by a generator
+        if constant is not None:  # computed by Python, perhaps by a generator
             kwargs["initial_value"] = constant
     else:
         value = initial_value()
@@ -40,7 +41,7 @@ def dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
 
 
 def _constant_behind(value: tf.Tensor) -> Any:
-    """Returns what a tensor always is, if that is a constant of its graph."""
+    """Returns the value of a tensor that is a constant of its graph, else None."""
     if not tf.is_symbolic_tensor(value):
         return None
     while value.op.type == "Identity":
@@ -55,7 +56,7 @@ def placeholder(kwargs: dict[str, Any]) -> Callable[[], tf.Tensor]:
 
 
 def lifted(initial_value: Any) -> Any:
-    """Returns an initial value that can be used outside the function being traced."""
+    """Lifts an initial value out of the function being traced."""
     if callable(initial_value) or not tf.is_tensor(initial_value):
         return initial_value
     if isinstance(initial_value, tf.Variable) or not tf.is_symbolic_tensor(
@@ -69,7 +70,7 @@ def lifted(initial_value: Any) -> Any:
     try:
         lifted = _tf.lift_initial_value(initial_value)
         sources = _sources(initial_value)
-        # What made it here draws random numbers, for nobody: it is no part of the step.
+        # The ops left behind draw random numbers for nobody: they are not in the step.
         _tf.abandon([op for op in sources if kind_of(op).stateful])
         replica = context.current()
         if replica is not None and any(op.type == "Placeholder" for op in sources):
@@ -88,12 +89,12 @@ def lifted(initial_value: Any) -> Any:
 
 
 def _sources(tensor: tf.Tensor) -> list[tf.Operation]:
-    """Returns the ops of its graph that a tensor is made of."""
-    found = {tensor.op: None}
+    """Returns the ops of the tensor's graph that it is computed from."""
+    ops = {tensor.op: None}
     stack = [tensor.op]
     while stack:
         for source in stack.pop().inputs:
-            if source.op not in found:
-                found[source.op] = None
+            if source.op not in ops:
+                ops[source.op] = None
                 stack.append(source.op)
-    return list(found)
+    return list(ops)

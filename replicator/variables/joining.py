@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a variable in parts is read: joined, or by rows where these are; and gradients.
+"""Reads a variable in parts, joined or by rows where they are, and its gradients.
 
-What is read is tied to the variable's handle by one op, IdentityN with a gradient of
-its own: the parts are unknown to tapes and tf.gradients, and the gradient of the whole
-arrives for the whole. graph/passes/ties.py takes the ties of a step out again.
+One op ties what is read to the variable's handle: IdentityN with a custom gradient.
+Tapes and tf.gradients do not know the parts, so the gradient of the whole arrives at
+the whole. graph/passes/ties.py removes a step's ties again.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ def joined(variable: Any) -> tf.Tensor:
     _refuse_compiled(variable)
     _tf.note_access(variable)
     with _tf.stop_recording():
-        own = [part.read_value() for part in variable.parts]
+        part_values = [part.read_value() for part in variable.parts]
         with _here():
-            value = tf.concat(own, variable.axis)
+            value = tf.concat(part_values, variable.axis)
         value.set_shape(variable.shape)
     return _tied(variable, value)
 
 
 def rows(variable: Any, indices: Any) -> tf.Tensor:
-    """Returns rows of a PartitionedVariable; their owners alone are asked for them.
+    """Returns rows of a PartitionedVariable, fetched only from the parts with them.
 
     Args:
         variable: The variable, shape [n, ...].
-        indices: Which rows, integers of any shape.
+        indices: The rows, integers of any shape.
 
     Returns:
         A tensor of shape [*indices.shape, ...].
@@ -48,14 +48,14 @@ def rows(variable: Any, indices: Any) -> tf.Tensor:
     indices = tf.convert_to_tensor(indices)
     _tf.note_access(variable)
     with _tf.stop_recording():
-        own = [part.sparse_read for part in variable.parts]
-        value = gathered(own, indices, variable.axis, variable.sizes)
+        part_reads = [part.sparse_read for part in variable.parts]
+        value = gathered(part_reads, indices, variable.axis, variable.sizes)
         value.set_shape(indices.shape.concatenate(variable.shape[1:]))
     return _tied(variable, value, indices)
 
 
 def _refuse_compiled(variable: Any) -> None:
-    """Raises UnsupportedError in a function that XLA compiles, for one device."""
+    """Raises UnsupportedError inside a function that XLA compiles for one device."""
     if tf.executing_eagerly():
         return
     graph = tf.compat.v1.get_default_graph()
@@ -72,10 +72,10 @@ def _refuse_compiled(variable: Any) -> None:
 
 
 def _here() -> Any:
-    """Returns a block in which ops are on the device of the replica being built.
+    """Returns a block that puts ops on the device of the replica being built.
 
-    Where variables are read, TensorFlow leaves the choice of a device open: that of the
-    one variable is the only one that it may be.
+    TensorFlow sets no device where variables are read, as a plain variable's device is
+    the only one possible.
     """
     replica = context.current()
     return contextlib.nullcontext() if replica is None else tf.device(replica.device)
@@ -84,12 +84,12 @@ def _here() -> Any:
 def _tied(
     variable: Any, value: tf.Tensor, indices: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Has gradients of what was read arrive at the variable's handle."""
+    """Routes the gradient of a read value to the variable's handle."""
     replica = context.current()
     if not (value.dtype.is_floating or value.dtype.is_complex):
         return value
     if replica is not None and replica.updating:
-        return value  # by an optimizer, whose updates nobody differentiates
+        return value  # read by an optimizer; nobody differentiates its updates
     shape = variable.shape
     if tf.executing_eagerly():
         with _tf.stop_recording():
@@ -105,19 +105,20 @@ def _tied(
 
 
 def _stand_in(variable: Any, around: tf.Graph) -> tf.Tensor:
-    """Returns a tensor that stands for a variable inside of a loop.
+    """Returns a tensor that represents a variable inside a loop.
 
-    The gradient of a loop adds up what belongs to a resource from outside, and asks the
-    resource at run time how large that is. This tensor has the shape, and a gradient
-    that goes to the variable. In a step, it takes no memory: see graph/passes/ties.py.
+    A loop's gradient sums what belongs to a resource from outside the loop, and asks
+    the resource for its size at run time. This tensor has the variable's shape, and a
+    gradient that goes to the variable. In a step it takes no memory: see
+    graph/passes/ties.py.
 
     Args:
         variable: The variable.
         around: The graph around the loop.
     """
     with around.as_default(), tf.control_dependencies(None), tf.name_scope("parts"):
-        nothing = tf.zeros(variable.shape, variable.dtype)
-        result = _tie(around, variable.handle, nothing, None, variable.shape)
+        zeros = tf.zeros(variable.shape, variable.dtype)
+        result = _tie(around, variable.handle, zeros, None, variable.shape)
     _tf.set_text_attr(result.op, STAND_IN, STAND_IN)
     return result
 
@@ -129,25 +130,25 @@ def _tie(
     indices: tf.Tensor | None,
     shape: tf.TensorShape,
 ) -> tf.Tensor:
-    """Adds a tie to a graph: what it returns is the value.
+    """Adds a tie to a graph and returns its output, which equals the value.
 
     Args:
         graph: The default graph.
-        source: What gradients go to: the handle of a variable, or what stands for it.
-        value: What was read.
-        indices: Of which rows; None: of all.
-        shape: The variable's.
+        source: Where gradients go: the variable's handle, or what represents it.
+        value: The value that was read.
+        indices: The rows that were read; None for all.
+        shape: The variable's shape.
     """
     if graph.building_function:  # before recording stops: tapes have to see it
         source = graph.capture(source)
-    known = [value, source] if indices is None else [value, source, indices]
+    inputs = [value, source] if indices is None else [value, source, indices]
     with (
         _tf.stop_recording(),
         graph.gradient_override_map({"IdentityN": GRADIENT_TYPE}),
     ):
-        result = tf.raw_ops.IdentityN(input=known)[0]
+        result = tf.raw_ops.IdentityN(input=inputs)[0]
     if source.dtype == tf.resource:
-        _tf.set_read_only_inputs(result.op, [1])  # of a function, it is an effect
+        _tf.set_read_only_inputs(result.op, [1])  # else functions count it as a write
     result.set_shape(value.shape)
     return _recorded(source, result, indices, shape)
 
@@ -158,7 +159,7 @@ def _recorded(
     indices: tf.Tensor | None,
     shape: tf.TensorShape,
 ) -> tf.Tensor:
-    """Tells tapes where the gradient of what was read goes."""
+    """Makes tapes send the gradient of a read value to `source`."""
     _tf.record_gradient(
         "parts", [result], [source], lambda d: [_gradient(d, indices, shape)]
     )
@@ -168,7 +169,7 @@ def _recorded(
 def _gradient(
     upstream: Any, indices: tf.Tensor | None, shape: tf.TensorShape
 ) -> tf.Tensor | tf.IndexedSlices:
-    """Returns the gradient of the whole, dense or of the rows that were read."""
+    """Returns the gradient of the whole: dense, or of the rows that were read."""
     if indices is None:
         return upstream
     flat, size = vector(indices)
@@ -182,12 +183,12 @@ def _gradient(
 
 @tf.RegisterGradient(GRADIENT_TYPE)
 def _gradient_of_tie(op: tf.Operation, *upstream: Any) -> list[Any]:
-    """tf.gradients asks here; tapes ask what `_tied` recorded."""
+    """The gradient that tf.gradients uses; tapes use what `_recorded` set."""
     if upstream[0] is None:
         return [None] * len(op.inputs)
     indices = op.inputs[2] if len(op.inputs) > 2 else None
     source = op.inputs[1]
     resource = source.dtype == tf.resource
     shape = _tf.resource_shape(source) if resource else source.shape
-    own = _gradient(upstream[0], indices, shape)
-    return [None, own, *([] if indices is None else [None])]
+    gradient = _gradient(upstream[0], indices, shape)
+    return [None, gradient, *([] if indices is None else [None])]

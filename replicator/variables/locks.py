@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of a Replicator at a time, whatever threads there are.
+"""Serializes the steps of a Replicator across threads.
 
-A step is built and run, and a variable assigned, under one lock, so that what one
-thread writes is never between the writes of another: every component then receives all
-of them, in one order. Reading takes no lock.
+Building or running a step takes the same lock as assigning to a variable, so the writes
+of different threads do not interleave: every component receives all of them in one
+order. Reads take no lock.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _PATIENCE = 60.0  # seconds
 
 
 class StepLock:
-    """Held while a step is built, while it runs eagerly, and amid an assignment.
+    """Held while a step is built, while it runs eagerly, and during an assignment.
 
-    A thread may take it again. A thread that TensorFlow has started inside of the step
-    that holds it would wait for ever: it is refused.
+    The lock is reentrant. A thread that TensorFlow starts inside the step that holds it
+    would wait forever, so it gets an error instead.
     """
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class StepLock:
 
     @contextlib.contextmanager
     def also_held(self) -> Iterator[None]:
-        """Holds the lock in this block, in a thread that holds another one already.
+        """Holds the lock in a thread that already holds another one.
 
         Raises:
-            ContextError: Whoever holds it seems to wait for that other one.
+            ContextError: The lock's holder seems to be waiting for that other lock.
         """
         if not self._lock.acquire(timeout=_PATIENCE):
             raise errors.ContextError(

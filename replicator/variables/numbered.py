@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where checkpoints find what was made for one call, in any process."""
+"""Numbers calls, so that checkpoints find what was created for each in any process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import tensorflow as tf
 
 
 class Numbered(tf.Module):
-    """Places for what was made for calls, by what these were given, and their order.
+    """Holds what was created for calls, by what the calls were given and their order.
 
     Args:
-        name: The module's.
+        name: The name of the module.
     """
 
     def __init__(self, name: str) -> None:
@@ -20,10 +20,10 @@ class Numbered(tf.Module):
         self._numbers: dict[str, int] = {}
 
     def group(self, facts: str) -> tf.Module:
-        """Returns a place for one call's; calls alike are told apart by their order.
+        """Returns a module for one call; equal calls are told apart by their order.
 
         Args:
-            facts: What the call was given, the same on any number of replicas.
+            facts: What the call was given, equal on any number of replicas.
         """
         digest = hashlib.sha256(facts.encode()).hexdigest()[:8]
         number = self._numbers.get(digest, 0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a variable holds once a part of it is written, as a value.
+"""Computes the value that a variable has after a part of it is written.
 
-For variables that one replica owns: a step in which the replicas write different parts
-agrees on the mean of what each of them would hold, and nobody has a component to write
-into.
+For variables that one replica owns: where replicas write different parts in a step,
+they agree on the mean of the values that each would get, and there is no component per
+replica to write into.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _MERGED = {
 
 
 def has_value(method: str) -> bool:
-    """Whether `written` knows what a method writes."""
+    """Whether `written` can compute what a method writes."""
     kind, _, how = method.rpartition("_")
     slices = method == "_strided_slice_assign"
     return slices or kind in ("scatter", "scatter_nd") and how in _MERGED
 
 
 def written(variable: Any, method: str, *args: Any, **kwargs: Any) -> tf.Tensor:
-    """Returns the value of a variable, with a part of it written.
+    """Returns the value that a variable would have with a part of it written.
 
     Args:
-        variable: What would be written.
-        method: By which method, "scatter_add" for example.
-        *args: Its arguments.
-        **kwargs: Its arguments by name.
+        variable: The variable.
+        method: The method that writes the part, e.g. "scatter_add".
+        *args: The method's arguments.
+        **kwargs: The method's keyword arguments.
 
     Returns:
-        The value. Where there is no such function of tensors, the value as it was, in a
+        The value. If no function on tensors does the same, the unchanged value, in a
         build that will start over.
     """
     value = variable.read_value()
@@ -78,15 +78,15 @@ def _slices_written(
 
 
 def _of_dtype(updates: Any, dtype: tf.DType) -> tf.Tensor:
-    """Returns what is written as a tensor of the variable's dtype.
+    """Converts updates to the variable's dtype.
 
-    Given an eager tensor inside of a function, TensorFlow does not look at its dtype.
+    TensorFlow does not check the dtype of an eager tensor inside a function.
     """
-    given = getattr(updates, "dtype", dtype)
-    if tf.is_tensor(updates) and given != dtype:
+    actual = getattr(updates, "dtype", dtype)
+    if tf.is_tensor(updates) and actual != dtype:
         raise base.bad_argument(
             "the scatter method of a variable",
-            f"was given values of {given.name}, but the variable is of {dtype.name}",
+            f"was given values of {actual.name}, but the variable is of {dtype.name}",
             "tf.cast them first.",
         )
     return tf.convert_to_tensor(updates, dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of a variable that write a part of it: scatters, and v[i].assign."""
+"""Writes to a part of a replicated variable: scatters and v[i].assign."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUM = tf.VariableAggregation.SUM
 
 
 class PartWriter(_tf.HandleVariable):
-    """What ReplicatedVariable adds to the methods that write a part."""
+    """Gives ReplicatedVariable the methods that write a part of the value."""
 
     def _write_piece(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Writes a part of the value."""
@@ -26,12 +26,12 @@ class PartWriter(_tf.HandleVariable):
 
     def _write_part_of_all(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Writes a part of the value, outside a step."""
-        before = []
+        assignments = []
         if self.placement.is_aggregated:
-            # A part of the aggregated value is written where the whole of it is.
-            collected = self.assign(self._aggregated(), read_value=False)
-            before = [] if collected is None else [collected]
-        with tf.control_dependencies(before):
+            # The write needs the aggregated value in place, so assign that first.
+            assignment = self.assign(self._aggregated(), read_value=False)
+            assignments = [] if assignment is None else [assignment]
+        with tf.control_dependencies(assignments):
             return self._write_all(
                 lambda component, r: (
                     tf.no_op()
@@ -58,7 +58,7 @@ class PartWriter(_tf.HandleVariable):
             )
         with replica.agreeing_on(self.name, method, self.key):
             # The replicas agree on the mean of the whole value, whichever parts each of
-            # them writes. Should they not, nothing has been written.
+            # them writes. If agreeing fails, nothing has been written.
             if self.placement.owner is not None or part_values.has_value(method):
                 return self.assign(part_values.written(self, method, *args, **kwargs))
             with self._entered(replica, None):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PartitionedVariable: parts along one axis, each where it belongs, seen as one.
+"""PartitionedVariable: parts along one axis, placed separately, seen as one variable.
 
 Each part is a ReplicatedVariable with a placement of its own. The whole has a handle
-that is never given a value, and holds no memory: by it, tapes, tf.gradients, optimizers
-and Keras know the variable. Reads join the parts, lookups go to the owners of the rows,
-and what is assigned is split.
+that never gets a value and takes no memory; tapes, tf.gradients, optimizers and Keras
+identify the variable by it. Reads join the parts, lookups go to the owners of the rows,
+and assigned values are split.
 
 AutoDist calls this a partitioned variable (Zhang et al. 2020), FSDP a sharded one.
 """
@@ -38,15 +38,15 @@ from replicator.world import World
 class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
     """A tf.Variable in parts.
 
-    Made by creating a variable under the context of a Replicator whose strategy says
-    so.
+    Creating a variable under the context of a Replicator makes one if the Replicator's
+    strategy says so.
 
     Attributes:
         parts: The parts, in order.
-        axis: Along which they are joined.
-        sizes: Of the parts, along the axis.
-        world: The replicas that use it.
-        slots: What optimizers have created to go with it, in parts as it is.
+        axis: The axis along which they are joined.
+        sizes: The sizes of the parts along the axis.
+        world: The replicas that use the variable.
+        slots: The slots that optimizers have created for it, in the same parts.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
             self._graph_element = self.read_value()
 
     def stand_for(self, parts: Sequence[ReplicatedVariable], axis: int) -> None:
-        """Is made of other parts from now on.
+        """Replaces the parts.
 
         Args:
-            parts: They have been given its value.
-            axis: Along which they are joined.
+            parts: The new parts, which already hold the variable's value.
+            axis: The axis along which they are joined.
         """
         self.parts, self.axis = tuple(parts), axis
         self.sizes = tuple(shapes.defined(part)[axis] for part in parts)
@@ -82,24 +82,24 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
 
     @property
     def key(self) -> str:
-        """What tells the variable from all others, whatever they are called."""
+        """A key that is unique to the variable, whatever its name."""
         return f"{self.parts[0].key}, and what belongs to it"
 
     @property
     def policy(self) -> OperandPolicy:
-        """How what is reduced for the whole is communicated."""
+        """How values reduced for the whole are communicated."""
         return NO_POLICY
 
     @property
     def handle(self) -> tf.Tensor:
-        """Stands for the whole; there is no value behind it."""
+        """The handle of the whole, which has no value behind it."""
         if context.current() is None:
             if _tf.v1_optimizer_applying() or _tf.older_optimizer_asks():
                 self._refuse_update()
         return self._handle
 
     def _refuse_update(self) -> NoReturn:
-        """Raises where an optimizer is about to write what is behind the handle."""
+        """Raises because an optimizer is about to write to the handle."""
         raise errors.ContextError(
             errors.compose(
                 f"an optimizer of tf.compat.v1.train or legacy Keras updates variable "
@@ -110,7 +110,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         )
 
     def split(self, value: Any) -> list[tf.Tensor]:
-        """Returns what of a value, which has the variable's shape, is of each part."""
+        """Splits a value of the variable's shape into a slice for each part."""
         value = tf.convert_to_tensor(arguments.native(value), self.dtype)
         if not self.shape.is_compatible_with(value.shape):
             raise ValueError(
@@ -130,7 +130,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
 
     @_tf.not_converted
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Gathers rows `indices`, each from the parts that have it."""
+        """Gathers rows `indices`, each from the part that has it."""
         if _tf.in_save_context():
             return _tf.HandleVariable.sparse_read(self, indices, name)
         with self._afterwards():
@@ -150,7 +150,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         return np.concatenate([part.numpy() for part in self.parts], self.axis)
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
-        """Whether all parts are."""
+        """Whether all parts are initialized."""
         return tf.reduce_all([part.is_initialized() for part in self.parts], name=name)
 
     # --- Writing ----------------------------------------------------------------------
@@ -159,9 +159,9 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
         with self._afterwards():
-            own = self.split(value)
+            slices = self.split(value)
             return self.write_parts(
-                lambda part, k: getattr(part, method)(own[k], read_value=False),
+                lambda part, k: getattr(part, method)(slices[k], read_value=False),
                 read_value,
                 method,
             )
@@ -175,19 +175,19 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         """Writes each part.
 
         Args:
-            write: Writes part k; returns what has to be waited for.
-            read_value: Whether the variable is returned, or an op.
-            method: Of the whole, for messages.
+            write: Writes part k and returns the op to wait for, if any.
+            read_value: Whether to return the variable instead of an op.
+            method: The method called on the whole, for messages.
         """
         replica = context.current()
         agreeing: Any = contextlib.nullcontext()
         if replica is not None:
             agreeing = replica.agreeing_on(self.name, method, self.key)
         with self._exclusively(), agreeing:
-            done = [write(part, k) for k, part in enumerate(self.parts)]
+            writes = [write(part, k) for k, part in enumerate(self.parts)]
         if tf.executing_eagerly():
             return self if read_value else None
-        group = tf.group(*(one for one in done if one is not None))
+        group = tf.group(*(op for op in writes if op is not None))
         return _Written(self, group) if read_value else group
 
     def _assign_all(
@@ -200,33 +200,33 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         return self._write(method, value, name, read_value)
 
     def _settle_in_graph(self) -> None:
-        """Each part does so itself."""
+        """Does nothing: each part settles itself when it is written."""
 
     def settle_if_undecided(self) -> None:
-        """Each part does so itself."""
+        """Settles each part that is undecided."""
         for part in self.parts:
             part.settle_if_undecided()
 
     # --- Saving -----------------------------------------------------------------------
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        """Has each part saved as a slice of one tensor, as checkpoints allow."""
+        """Has each part saved as a slice of one tensor, which checkpoints allow."""
         name = self._shared_name
         return {saving.VALUE_KEY: lambda name=name: saving.InSlices(self, name)}
 
     def read_on_host(self) -> tf.Tensor:
-        """Returns the whole value, joined where no device has to hold it."""
+        """Returns the whole value, joined on the host so that no device holds it."""
         with tf.device(None), tf.device(drawing.HOST):
             return self.read_value()
 
     @_tf.not_converted
     def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
-        """Sets the value in a session, as tf.compat.v1.Variable.load."""
+        """Sets the value in a session, like tf.compat.v1.Variable.load."""
         bounds = offsets_of(self.sizes)[1:]
-        split = np.split(np.asarray(value), bounds, self.axis)
-        for part, own in zip(self.parts, split, strict=True):
-            part.load(own, session)
+        slices = np.split(np.asarray(value), bounds, self.axis)
+        for part, part_value in zip(self.parts, slices, strict=True):
+            part.load(part_value, session)
 
 
 class _Written(seen_as_one.Written, PartitionedVariable):
-    """One that has been written."""
+    """A PartitionedVariable as an assignment returns it."""

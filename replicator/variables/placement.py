@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the components of a variable are and what they hold: its placement.
+"""A variable's placement: where its components are and what they hold.
 
-Everything in which variables differ from one another is a consequence of it: how the
-components are created, which handle a replica uses in a step, how a variable is read
-and written outside of one, what a checkpoint holds, and whom gradients are reduced for.
+Every difference between variables follows from it: how the components are created,
+which handle a replica uses in a step, how the variable is read and written outside a
+step, what a checkpoint holds, and which replicas its gradients are reduced to.
 
 | placement | components | handle in a step | read outside | written outside |
 |---|---|---|---|---|
 | Mirrored | equal, one per replica | its own | the first | all |
 | Owned | one for all replicas | an alias of it | it | it |
-| Aggregated | one per replica | its own | aggregated | as it is read |
+| Aggregated | one per replica | its own | aggregated | to match the read |
 | Seeded | a seed for each replica | its own | the first | all, offset |
-| Rows | rows for each replica | its own | concatenated | all to the first |
-| Owed | a row for each replica | its own | concatenated | one to each, or the sum |
+| Rows | rows for each replica | its own | concatenated | all rows to the first |
+| Owed | a row for each replica | its own | concatenated | a row each, or the sum |
 
 Rows and Owed, which optimizers and compressors collect, are in collected.py.
 
@@ -42,12 +42,12 @@ _MEAN = tf.VariableAggregation.MEAN
 
 @dataclasses.dataclass(frozen=True)
 class Write:
-    """A component that is about to be written.
+    """One write to one component.
 
     Attributes:
         variable: The variable, or its first component.
-        replica_id: Whose component.
-        method: By which it is written.
+        replica_id: The replica whose component is written.
+        method: The method that writes it.
     """
 
     variable: Any
@@ -55,17 +55,17 @@ class Write:
     method: str = "assign"
 
     def as_tensor(self, value: Any) -> tf.Tensor:
-        """Returns a value as a tensor of the variable's type."""
+        """Converts a value to a tensor of the variable's dtype."""
         return tf.convert_to_tensor(value, self.variable.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """What a variable is like, as long as a subclass does not say otherwise."""
+    """Base class of placements: the defaults that subclasses override."""
 
     @property
     def owner(self) -> int | None:
-        """The replica that what is reduced for the variable goes to; None: to all."""
+        """The replica that gradients and the like are reduced to; None: to all."""
         return None
 
     @property
@@ -75,41 +75,41 @@ class Placement:
 
     @property
     def slot(self) -> Placement:
-        """The placement of what optimizers create to go with the variable."""
+        """The placement of the slots that optimizers create for the variable."""
         return Mirrored()
 
     @property
     def has_copies(self) -> bool:
-        """Whether replicas have copies of what one of them owns."""
+        """Whether replicas have copies of a variable that one of them owns."""
         return False
 
     @property
     def is_copied(self) -> bool:
-        """Whether there are several components, and any is as good as another."""
+        """Whether there are several components with one value."""
         return self.owner is None and not self.differs
 
     @property
     def is_aggregated(self) -> bool:
-        """Whether what is read outside is no component's value."""
+        """Whether reads outside a step return something other than a component."""
         return False
 
     @property
     def adds_up(self) -> bool:
-        """Whether what is read outside is the sum of the components."""
+        """Whether reads outside a step return the sum of the components."""
         return False
 
     @property
     def shared(self) -> bool:
-        """Whether other programs write the variable, too."""
+        """Whether other programs write the variable too."""
         return False
 
     @property
     def grows(self) -> bool:
-        """Whether what is read outside may have any number of rows."""
+        """Whether reads outside a step may return any number of rows."""
         return False
 
     def device(self, world: World) -> str:
-        """Returns where the first component is created."""
+        """Returns the device on which the first component is created."""
         return world.devices[0]
 
     def components(
@@ -118,14 +118,14 @@ class Placement:
         """Returns the component of each local replica.
 
         Args:
-            first: The one that was made first, where `device` says.
-            on: Returns the one on a replica's device.
+            first: The component that was created first, on `device(world)`.
+            on: Returns a component on a replica's device.
             world: The replicas.
         """
         return [on(r) for r in world.local]
 
     def first(self, components: Sequence[tf.Variable], world: World) -> tf.Variable:
-        """Returns the component whose handle a variable has outside of steps."""
+        """Returns the component whose handle the variable has outside steps."""
         return components[0]
 
     def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:
@@ -142,7 +142,7 @@ class Placement:
         Args:
             variable: The ReplicatedVariable.
             replica_id: The replica.
-            aliases: Those of the build.
+            aliases: The build's aliases.
         """
         handle = variable.components[variable.world.place(replica_id)].handle
         aliases.note(handle, variable)
@@ -155,46 +155,46 @@ class Placement:
         return [self.handle_on(variable, replica_id, aliases)]
 
     def brought(self, value: tf.Tensor, replica: context.ReplicaContext) -> tf.Tensor:
-        """Returns what a replica has read, where its ops expect it."""
+        """Brings a value that a replica has read to where its ops expect it."""
         return value
 
     def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns what the components' values are together, outside a step."""
+        """Combines the components' values into the one that is read outside a step."""
         return values[0]
 
     def written(self, value: Any, write: Write) -> Any:
-        """Returns what a component gets of a value that is written outside a step.
+        """Returns a component's share of a value that is written outside a step.
 
         Args:
-            value: Is assigned, added or subtracted.
-            write: What is written of it, and how.
+            value: The value to assign, add or subtract.
+            write: Which component is written, and how.
         """
         return value
 
     def assigned(self, value: Any, write: Write) -> Any:
-        """Returns what a replica writes inside a step, where components may differ."""
+        """Returns what a replica writes in a step if the components may differ."""
         return value
 
 
 @dataclasses.dataclass(frozen=True)
 class Mirrored(Placement):
-    """One component per replica; all of them are equal."""
+    """One component per replica, all of them equal."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Owned(Placement):
-    """One component in place of all, on the device of one replica, or on another.
+    """One component in place of all, on one replica's device or on another.
 
-    The others reach it by aliases of its handle; of the writes of all replicas the
-    owner's is kept. See ZeRO (Rajbhandari et al., 2020), whose first two stages divide
-    the state of the optimizer and the gradients like this.
+    The other replicas reach it through aliases of its handle; of all replicas' writes,
+    only the owner's is kept. ZeRO (Rajbhandari et al., 2020) divides the optimizer's
+    state and the gradients like this in its first two stages.
 
     Attributes:
-        replica: The owner. On its device gradients are reduced, by its writes the
-            variable is updated, where that is.
-        on: Where the variable is, if that is no replica's device.
+        replica: The owner. Gradients are reduced to its device, and its writes update
+            the variable, wherever that is.
+        on: The device that holds the variable, if it is no replica's device.
         proxies: Whether each replica has a copy, which steps read; see copies.py.
-        shared: Whether other programs read and write it, too, at any time.
+        shared: Whether other programs also read and write it, at any time.
     """
 
     replica: int
@@ -204,49 +204,49 @@ class Owned(Placement):
 
     @property
     def owner(self) -> int | None:
-        """The replica that has it, or stands for the device that has."""
+        """The replica that holds the variable, or acts for the device that does."""
         return self.replica
 
     @property
     def slot(self) -> Placement:
-        """They are where it is."""
+        """Slots are placed with the variable, without copies."""
         return Owned(self.replica, self.on)
 
     @property
     def has_copies(self) -> bool:
-        """They may."""
+        """Whether each replica has a proxy."""
         return self.proxies
 
     def device(self, world: World) -> str:
-        """Returns where the one component is."""
+        """Returns the device of the one component."""
         return self.on or world.device(self.replica)
 
     def components(
         self, first: tf.Variable, on: Callable[[int], tf.Variable], world: World
     ) -> list[tf.Variable]:
-        """Returns the one for all replicas; or the copies of it.
+        """Returns the one component for all replicas, or the replicas' copies of it.
 
-        What they are copies of is one of them, or if it is apart, comes last.
+        The source of the copies is one of them, or comes last if it is on `on`.
         """
         if not self.proxies:
             return [first] * world.num_local
-        own = [on(r) for r in world.local]
-        return [*own, first] if self.on else own
+        copies = [on(r) for r in world.local]
+        return [*copies, first] if self.on else copies
 
     def first(self, components: Sequence[tf.Variable], world: World) -> tf.Variable:
-        """Returns the one that others are copies of."""
+        """Returns the component that others are copies of."""
         if not self.proxies:
             return components[0]
         return components[-1 if self.on else world.place(self.replica)]
 
     def outside(self, components: Sequence[tf.Variable]) -> tuple[tf.Variable, ...]:
-        """Returns the one component; all, if there are copies of it."""
+        """Returns the one component, or all of them if it has copies."""
         return tuple(components) if self.proxies else tuple(components[:1])
 
     def handle(self, variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
-        """Returns an alias; in a graph that stands in for the step's, the handle.
+        """Returns an alias, or in a graph that stands in for the step's, the handle.
 
-        Of a variable with copies, that is for updates; else the replica's own copy's.
+        With copies, only updates use these; other ops use the replica's own copy.
         """
         if self.proxies and not replica.updating:
             aliases = replica.build.aliases
@@ -271,10 +271,10 @@ class Owned(Placement):
         return handles
 
     def brought(self, value: tf.Tensor, replica: context.ReplicaContext) -> tf.Tensor:
-        """Brings what was read to the replica, if it has to be.
+        """Copies a value to the replica's device inside TensorFlow 1 control flow.
 
-        In the loops of TensorFlow 1 gradients keep values where they are read, and take
-        them from there on the replica's device.
+        In TensorFlow 1 loops, gradients keep values where they are read, but fetch
+        them from the replica's device.
         """
         if _tf.control_flow_context(tf.compat.v1.get_default_graph()) != "v1":
             return value
@@ -284,10 +284,10 @@ class Owned(Placement):
 
 @dataclasses.dataclass(frozen=True)
 class Aggregated(Placement):
-    """Each replica's own, as of metrics: tf.VariableSynchronization.ON_READ.
+    """Each replica keeps its own value, e.g. metrics: VariableSynchronization.ON_READ.
 
     Attributes:
-        aggregation: What is read outside: the sum, the mean, or the first component.
+        aggregation: What reads outside return: the sum, the mean or the first value.
     """
 
     aggregation: tf.VariableAggregation
@@ -296,12 +296,12 @@ class Aggregated(Placement):
 
     @property
     def is_aggregated(self) -> bool:
-        """The sum and the mean are."""
+        """Whether the aggregation is the sum or the mean."""
         return self.aggregation in (_SUM, _MEAN)
 
     @property
     def adds_up(self) -> bool:
-        """The sum is."""
+        """Whether the aggregation is the sum."""
         return self.aggregation == _SUM
 
     def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -312,7 +312,7 @@ class Aggregated(Placement):
         return total if self.adds_up else tf.cast(total / len(values), total.dtype)
 
     def written(self, value: Any, write: Write) -> Any:
-        """Returns zeros for all but the first where the sum shall be the value."""
+        """Gives the whole value to the first component where values add up."""
         if write.replica_id and self.adds_up:
             return tf.zeros_like(write.as_tensor(value))
         return value
@@ -323,7 +323,7 @@ class Seeded(Placement):
     """The state of a random generator: every replica draws other numbers.
 
     Attributes:
-        seed: Where the state holds its seed, which is offset by the replica.
+        seed: Where the state holds its seed, which is offset by the replica id.
     """
 
     seed: Seed
@@ -331,12 +331,12 @@ class Seeded(Placement):
     differs = True
 
     def written(self, value: Any, write: Write) -> Any:
-        """Returns a state with the replica's seed."""
+        """Offsets the seed of a newly assigned state for the replica."""
         if not write.replica_id or write.method != "assign":
             return value
         offset = self.seed.offset(write.variable, write.replica_id)
         return write.as_tensor(value) + offset
 
     def assigned(self, value: Any, write: Write) -> Any:
-        """Returns a new state with the replica's seed; what goes on has it already."""
+        """Offsets the seed of a new state; an advanced one has its offset already."""
         return self.written(value, write) if self.seed.resets else value

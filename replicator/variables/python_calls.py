@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python functions that a step calls while it runs: tf.py_function, numpy_function.
 
-Each replica calls its own, in a thread of TensorFlow's where no replica is being built:
-there a variable looks as it does outside of steps, and a write would reach all of its
-components, once per replica. The graph does not show it, so it is refused when it
-happens; the error passes through the step.
+Each replica calls its own function, in a TensorFlow thread where no replica is being
+built. There a variable behaves as outside a step, and a write would reach all of its
+components, once per replica. The graph does not show such a write, so it is refused
+when it happens; the step raises the error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TYPES = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 
 def note(replicas: Sequence[Iterable[tf.Operation]]) -> None:
-    """Marks the Python functions that the ops of a step call, in functions too.
+    """Marks the Python functions that a step's ops call, also inside functions.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r.
@@ -42,7 +42,7 @@ def refuse_write(variable: Any) -> None:
     """Raises ContextError if a Python function that a step calls writes a variable.
 
     Args:
-        variable: The ReplicatedVariable that is about to be written, in no step.
+        variable: The ReplicatedVariable that is about to be written outside a step.
     """
     replicas, line = _tf.python_call()
     if replicas < 2:
@@ -74,10 +74,10 @@ def refuse_step() -> None:
 
 
 def _sites(line: str) -> list[str]:
-    """Returns the running line and the one that calls the function, as far as known.
+    """Returns the running line, if known, and the line that calls the function.
 
-    The running line is unknown where autograph has converted the function: how its
-    lines map to the user's is known in the thread that built the step only.
+    The running line is unknown if autograph has converted the function: only the thread
+    that built the step knows how its lines map to the user's.
     """
     running = errors.user_line()
     sites = [] if running == errors.UNKNOWN else [f"at {running}"]

@@ -3,19 +3,20 @@
 
 Inside a step its `handle` is the component of the replica being built; that one
 override makes layers, tapes and optimizers of every family work. Outside a step it
-reads as one variable and `assign` writes every component. Which values the components
-may take is decided here, so that replicas cannot drift apart unseen:
+reads as one variable and `assign` writes every component. This module also decides
+which values the components may take, so that replicas cannot drift apart unseen:
 
-- mirrored (the default): equal on all replicas. What a step assigns is made equal
-  first: by the variable's `aggregation`, else by the mean (floats); integers and
-  bools must be equal, which is proven once the step is built, or compared in each step;
-  strings are taken as equal (and compared under `Replicator(check=True)`). Updates by
-  an optimizer of equal gradients are equal by construction, which is proven as well,
-  and cost nothing. A part that is written (scatter, v[i].assign) makes the
-  whole value be assigned.
-- ON_READ (metrics, counters): each replica keeps its own; aggregated when read outside.
-- seeds of random generators: as given on replica 0, offset on the others, so that every
-  replica draws different numbers.
+- mirrored (the default): equal on all replicas. A value assigned in a step is first
+  made equal: by the variable's `aggregation`, else by the mean (floats). Integers and
+  bools must be equal already, which is proven once the step is built or else compared
+  in each step; strings are assumed to be equal (and compared under
+  `Replicator(check=True)`). Optimizer updates from equal gradients are equal by
+  construction, which is also proven, and cost nothing. Writing a part (scatter,
+  v[i].assign) assigns the whole value.
+- ON_READ (metrics, counters): each replica keeps its own value; reads outside a step
+  aggregate them.
+- seeds of random generators: unchanged on replica 0 and offset on the others, so that
+  every replica draws different numbers.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class ReplicatedVariable(
 ):
     """A tf.Variable with one component per replica.
 
-    Made by creating any variable under `Replicator.context()` or inside a step_fn.
+    Creating any variable under `Replicator.context()` or inside a step_fn makes one.
 
     Example:
         >>> with repl.context():
@@ -63,10 +64,10 @@ class ReplicatedVariable(
         [2.5, 2.5]
 
     Attributes:
-        storage: Where its components are.
-        world: The replicas that use it; those that are built here have components.
-        unbuilt: The error of steps that use the variable, if it lacks what it was to be
-            assigned; else None.
+        storage: Holds the components.
+        world: The replicas that use the variable; those built here have components.
+        unbuilt: The error that steps using the variable raise while an assignment to it
+            is missing; else None.
     """
 
     def __init__(
@@ -82,45 +83,45 @@ class ReplicatedVariable(
         super().__init__(like=storage.first, **facts)
         self._key, self._peers = key, peers
         self.storage, self.world = storage, world
-        self._lock = lock  # no step runs amid an assignment
+        self._lock = lock  # keeps steps from running during an assignment
         self.unbuilt: tuple[str, Sequence[str], str] | None = None
         if self._in_graph_mode and storage.placement.differs:
             self._graph_element = self._aggregated()
 
     @property
     def components(self) -> tuple[tf.Variable, ...]:
-        """Replica r's plain variable is `components[r]`, for inspection.
+        """The plain variables, for inspection: `components[r]` is replica r's.
 
-        All are the same one where a replica owns the variable for all.
+        If one replica owns the variable, every entry is that same component.
         """
         return self.storage.components
 
     @property
     def placement(self) -> Placement:
-        """What the components hold, and all that follows from it."""
+        """How the components are placed and what they hold."""
         return self.storage.placement
 
     @property
     def lock(self) -> locks.StepLock:
-        """What is held while components are written."""
+        """The lock that is held while components are written."""
         return self._lock
 
     @property
     def policy(self) -> OperandPolicy:
-        """How what is reduced for the variable is communicated."""
+        """How values reduced for this variable are communicated."""
         how = self.storage.synchronizer
         return OperandPolicy(self.key, self.owner, how.algorithm, how.bucket)
 
     @property
     def owner(self) -> int | None:
-        """The replica that has the variable for all; None if each has a component."""
+        """The replica that owns the only component; None if each replica has one."""
         return self.placement.owner
 
     # --- Which component --------------------------------------------------------------
 
     @property
     def handle(self) -> tf.Tensor:
-        """The handle of the built replica's component; outside a step, number 0's."""
+        """The built replica's component's handle; outside a step, component 0's."""
         replica = context.current()
         if replica is None:
             if len(self.outside) > 1:
@@ -132,8 +133,8 @@ class ReplicatedVariable(
                 python_calls.refuse_write(self)
                 self._settle_in_graph()
             self.settle_if_undecided()
-            compiled_for = compiled.outside_handle(self)
-            return self._handle if compiled_for is None else compiled_for
+            compiled_handle = compiled.outside_handle(self)
+            return self._handle if compiled_handle is None else compiled_handle
         if replica.build.world != self.world:
             raise errors.ContextError(
                 errors.compose(
@@ -149,11 +150,11 @@ class ReplicatedVariable(
         function = compiled.function_around()
         if function is not None:
             return compiled.handle_by_call(function, self, self._unique_id)
-        own = replica.reading.get(self.key)
-        return self.placement.handle(self, replica) if own is None else own
+        handle = replica.reading.get(self.key)
+        return self.placement.handle(self, replica) if handle is None else handle
 
     def _refuse_update(self, family: str) -> NoReturn:
-        """Raises where an optimizer is about to write one component alone."""
+        """Raises because an optimizer is about to write a single component."""
         raise errors.ContextError(
             errors.compose(
                 f"an optimizer of {family} updates variable {self.name} outside a "
@@ -165,20 +166,20 @@ class ReplicatedVariable(
 
     @property
     def op(self) -> tf.Operation:
-        """Component 0's op, also inside a step: v1 optimizers key their slots by it."""
+        """Component 0's op, even inside a step: v1 optimizers key their slots by it."""
         return self._handle.op
 
     @property
     def key(self) -> str:
-        """What tells the variable from all others, whatever they are called."""
+        """A key that is unique to the variable, whatever its name."""
         return self._key or self._unique_id
 
     @property
     def outside(self) -> tuple[tf.Variable, ...]:
         """The components that exist where code outside a step will run.
 
-        A SavedModel has one plain variable in place of all; TensorFlow traces all
-        tf.functions anew for it.
+        A SavedModel has one plain variable instead of the components; TensorFlow
+        retraces all tf.functions for it.
         """
         if _tf.in_save_context():
             return (self.storage.first,)
@@ -193,7 +194,7 @@ class ReplicatedVariable(
             return self._read_once(no_copy)
 
     def _read_once(self, no_copy: bool) -> tf.Tensor:
-        """Reads, unless what a replica has read before is still the value."""
+        """Reads the variable, reusing the replica's earlier read if it still holds."""
         replica = context.current()
         if replica is None or no_copy or replica.reading or tf.executing_eagerly():
             return _tf.HandleVariable._read_variable_op(self, no_copy)
@@ -207,7 +208,7 @@ class ReplicatedVariable(
         return self._brought(value)
 
     def _brought(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns what was read where the ops of the replica being built expect it."""
+        """Brings a read value to where the built replica's ops expect it."""
         replica = context.current()
         if replica is None or tf.executing_eagerly():
             return value
@@ -215,7 +216,7 @@ class ReplicatedVariable(
 
     @_tf.not_converted
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Gathers rows `indices` of the value."""
+        """Gathers the rows `indices` of the value."""
         with self._afterwards(), synchronized.read(self):
             if context.current() is None and self.placement.differs:
                 return tf.gather(self._aggregated(), indices, name=name)
@@ -223,14 +224,14 @@ class ReplicatedVariable(
 
     @_tf.not_converted
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Gathers slices `indices` of the value."""
+        """Gathers the slices `indices` of the value."""
         with self._afterwards(), synchronized.read(self):
             if context.current() is None and self.placement.differs:
                 return tf.gather_nd(self._aggregated(), indices, name=name)
             return self._brought(_tf.HandleVariable.gather_nd(self, indices, name))
 
     def _aggregated(self) -> tf.Tensor:
-        """What the components are together, read outside a step."""
+        """Returns the components' aggregated value, for reads outside a step."""
         return self.placement.read(elsewhere.all_values(self, self._peers))
 
     # --- Writing ----------------------------------------------------------------------
@@ -239,14 +240,14 @@ class ReplicatedVariable(
         self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
         if method == "assign" and self.placement.shared:
-            added = additions.addend(self, value)
-            if added is not None:
-                method, value = "assign_add", added
+            delta = additions.addend(self, value)
+            if delta is not None:
+                method, value = "assign_add", delta
         replica = context.current()
-        done = None if replica is None else unbuilt.is_done(self, replica)
-        if done:
+        is_done = None if replica is None else unbuilt.is_done(self, replica)
+        if is_done:
             return self if read_value else None
-        if replica is None or done is not None:
+        if replica is None or is_done is not None:
             python_calls.refuse_write(self)
             with self._afterwards():
                 return self._assign_all(value, method, name, read_value)
@@ -269,7 +270,7 @@ class ReplicatedVariable(
     def _entered(
         self, replica: context.ReplicaContext, claim: effects.Claim | None
     ) -> contextlib.AbstractContextManager[None]:
-        """Returns a block in which writes are entered as agreed on, or to be proven."""
+        """Returns a block that marks writes as agreed on, or as to be proven equal."""
         if agreement.is_equal(self, replica):
             return contextlib.nullcontext()
         return replica.build.ledger.agreed(claim)
@@ -291,7 +292,7 @@ class ReplicatedVariable(
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Gives every component, outside a step, what is its own of a value."""
+        """Writes every component's share of `value`, outside a step."""
         written = self.placement.written
         return self._write_all(
             lambda component, r: getattr(component, method)(
@@ -306,29 +307,29 @@ class ReplicatedVariable(
         """Writes every component, outside a step."""
         self._settle_in_graph()
         with self._exclusively():
-            # The first stands for an owner, and for what there are copies of.
+            # The first id also serves an owner's component, and the source of copies.
             ids = [*self.world.local, self.world.local[0]]
-            done = [write(*own) for own in zip(self.outside, ids, strict=False)]
+            writes = [write(*target) for target in zip(self.outside, ids, strict=False)]
         self.unbuilt = None
         if tf.executing_eagerly():
             return self if read_value else None
-        done = tf.group(*done)
-        return _Written(self, done) if read_value else done
+        writes = tf.group(*writes)
+        return _Written(self, writes) if read_value else writes
 
     def _lazy_read(self, op: tf.Operation) -> ReplicatedVariable:
-        """Called after `op` has written what is behind `handle`."""
+        """Returns the written variable; called after `op` wrote to `handle`."""
         if context.current() is None:
-            # TensorFlow's own code wrote component 0, tf.compat.v1.scatter_add say.
+            # TensorFlow's own code wrote component 0: tf.compat.v1.scatter_add, say.
             with tf.control_dependencies(None if tf.executing_eagerly() else [op]):
                 return self._assign_all(self._read_once(no_copy=False))
         return self if tf.executing_eagerly() else _Written(self, op)
 
 
 class _Written(seen_as_one.Written, ReplicatedVariable):
-    """One that has been written."""
+    """A ReplicatedVariable as an assignment returns it."""
 
 
 def plain(variable: Any) -> Any:
     """Returns the tf.Variable inside a Keras variable, or the variable itself."""
-    inside = getattr(variable, "value", variable)
-    return variable if callable(inside) else inside
+    inner = getattr(variable, "value", variable)
+    return variable if callable(inner) else inner

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How TensorFlow knows a replicated variable: in the v1 Saver, and in traces."""
+"""How TensorFlow saves replicated variables, and tells them apart in traces."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 
-VALUE_KEY = "VARIABLE_VALUE"  # what tf.train.Checkpoint calls a variable's value
+VALUE_KEY = "VARIABLE_VALUE"  # tf.train.Checkpoint's name for a variable's value
 
 
 class ThisVariable(tf.types.experimental.TraceType):
-    """Keys the traces of a tf.function by which variable it is given.
+    """Makes the variable itself the key under which a tf.function caches its trace.
 
-    A plain variable would be passed as its handle; a replicated one has several.
+    A plain variable is passed as its handle, but a replicated one has several handles.
     """
 
     def __init__(self, variable: Any) -> None:
@@ -29,11 +29,11 @@ class ThisVariable(tf.types.experimental.TraceType):
         return self == other
 
     def most_specific_common_supertype(self, others: Sequence[Any]) -> Any:
-        """Returns itself, if all are the same variable."""
+        """Returns itself if all are the same variable."""
         return self if all(self == other for other in others) else None
 
     def placeholder_value(self, placeholder_context: Any) -> Any:
-        """Returns the variable, which stands for itself in a trace."""
+        """Returns the variable, which represents itself in a trace."""
         return self._variable()
 
     def __eq__(self, other: object) -> bool:
@@ -44,7 +44,7 @@ class ThisVariable(tf.types.experimental.TraceType):
 
 
 class Saveable(_tf.SaveableObject):
-    """How the v1 Saver saves and restores a ReplicatedVariable: as a plain one."""
+    """Saves and restores a ReplicatedVariable for the v1 Saver, as a plain variable."""
 
     def __init__(self, variable: Any, name: str) -> None:
         self._variable = variable
@@ -61,7 +61,7 @@ class Saveable(_tf.SaveableObject):
     def restore(
         self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any
     ) -> Any:
-        """Writes what was saved into every component."""
+        """Writes the saved value into every component."""
         value = restored_tensors[0]
         if restored_shapes is not None:
             value = tf.reshape(value, restored_shapes[0])
@@ -72,13 +72,13 @@ def slice_specs(shape: tf.TensorShape, axis: int, sizes: Sequence[int]) -> list[
     """Returns how files describe the parts of one tensor.
 
     Args:
-        shape: Of the whole.
-        axis: Along which it is in parts.
-        sizes: Of the parts, along the axis.
+        shape: The shape of the whole.
+        axis: The axis along which it is in parts.
+        sizes: The sizes of the parts along the axis.
 
     Returns:
-        For each part the shape of the whole, and from where to where it goes:
-        "9 4 3,1:-" for row 3 of 9.
+        For each part the shape of the whole, and the part's offset and size on each
+        axis: "9 4 3,1:-" for row 3 of 9.
     """
     whole = " ".join(map(str, shape.as_list()))
     specs, offset = [], 0
@@ -91,18 +91,18 @@ def slice_specs(shape: tf.TensorShape, axis: int, sizes: Sequence[int]) -> list[
 
 
 class InSlices(_tf.SaveableObject):
-    """How a PartitionedVariable is saved and restored: its parts as slices of one."""
+    """Saves and restores a PartitionedVariable, its parts as slices of one tensor."""
 
     def __init__(self, variable: Any, name: str) -> None:
         self._variable = variable
         eager = tf.executing_eagerly()
-        described = slice_specs(variable.shape, variable.axis, variable.sizes)
-        # A v1 Saver that is sharded, as that of monitored sessions, takes one device.
+        slices = slice_specs(variable.shape, variable.axis, variable.sizes)
+        # A sharded v1 Saver, like that of monitored sessions, takes only one device.
         first = variable.parts[0]._handle.device
         specs = [
             _tf.SaveSpec(
                 part.read_value if eager else part._graph_element,
-                described[k],
+                slices[k],
                 name,
                 dtype=part.dtype,
                 device=part._handle.device if eager else first,
@@ -114,25 +114,25 @@ class InSlices(_tf.SaveableObject):
     def restore(
         self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any
     ) -> Any:
-        """Writes to each part what was saved of it, however that was divided."""
+        """Writes to each part what was saved of it, in whatever parts it was saved."""
         pairs = zip(self._variable.parts, restored_tensors, strict=True)
-        done = [part.restore(value) for part, value in pairs]
-        return None if tf.executing_eagerly() else tf.group(*done)
+        writes = [part.restore(value) for part, value in pairs]
+        return None if tf.executing_eagerly() else tf.group(*writes)
 
 
 class SavedAsOne(_tf.HandleVariable):
-    """What ReplicatedVariable adds to how variables are saved: one value for all."""
+    """Lets ReplicatedVariable and PartitionedVariable be saved as one value."""
 
     unbuilt: Any
     storage: Any
 
     def _settle_in_graph(self) -> None:
-        """Called where code that is there for good is about to reach all components."""
+        """Settles the placement, as permanent code is about to use all components."""
         if not tf.executing_eagerly():
             self.storage.settle()
 
     def settle_if_undecided(self) -> None:
-        """Called where code that is there for good is about to read the value."""
+        """Settles an undecided placement, as permanent code is about to read it."""
         if not tf.executing_eagerly() and self.storage.undecided:
             self.storage.settle()
 
@@ -140,7 +140,7 @@ class SavedAsOne(_tf.HandleVariable):
         return {VALUE_KEY: self.read_on_host()}
 
     def read_on_host(self) -> tf.Tensor:
-        """Returns the value to be saved."""
+        """Returns the value to save."""
         return self.read_value()
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
@@ -150,10 +150,10 @@ class SavedAsOne(_tf.HandleVariable):
         """Writes a checkpoint's value into every component.
 
         Args:
-            value: Of the variable's shape and dtype.
+            value: The value, of the variable's shape and dtype.
 
         Returns:
-            The op that does it, in a graph; None when executing eagerly.
+            The op that writes it, in a graph; None when executing eagerly.
 
         Raises:
             ValueError: The shape does not fit.
@@ -167,12 +167,12 @@ class SavedAsOne(_tf.HandleVariable):
             return self._assign_all(value, read_value=False)
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        """Asked by the v1 Saver, which would otherwise restore component 0 only."""
+        """Gives the v1 Saver a Saveable; it would restore only component 0 itself."""
         return {VALUE_KEY: lambda name=self._shared_name: Saveable(self, name)}
 
     @_tf.not_converted
     def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
-        """Sets the value in a session, as tf.compat.v1.Variable.load."""
+        """Sets the value in a session, like tf.compat.v1.Variable.load."""
         if self.placement.differs:
             raise errors.ReplicatorError(
                 errors.compose(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a ReplicatedVariable and a PartitionedVariable share: several, seen as one."""
+"""The base of ReplicatedVariable and PartitionedVariable: several, seen as one."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from replicator.variables import locks, saving
 
 
 class SeenAsOne(saving.SavedAsOne):
-    """A tf.Variable made of others.
+    """A tf.Variable made of other variables.
 
-    A subclass says how it is written: as a whole by `_write`, a piece of it by
-    `_write_piece`.
+    Subclasses implement `_write`, which writes the whole value, and `_write_piece`.
     """
 
     _lock: locks.StepLock
 
     def _distributed_container(self) -> SeenAsOne:
-        """The variable that optimizers shall key their slots by."""
+        """The variable that optimizers are to key their slots by."""
         return self
 
     def _afterwards(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a block in which ops come after what this object stands for."""
+        """Returns a block whose ops run after the write that this object represents."""
         return contextlib.nullcontext()
 
     def _exclusively(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a block in which no other thread writes it, when eager."""
+        """Returns a block that keeps other threads from writing it, when eager."""
         return self._lock if tf.executing_eagerly() else contextlib.nullcontext()
 
     @_tf.not_converted
@@ -70,16 +69,16 @@ class SeenAsOne(saving.SavedAsOne):
     def _write(
         self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
-        """Writes the value as `method` does, which is assign or one like it."""
+        """Writes the value by `method`: assign, assign_add or assign_sub."""
         raise NotImplementedError
 
     def _write_piece(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Writes a piece of the value, as the method of a tf.Variable does."""
+        """Writes a piece of the value, like tf.Variable's method of that name."""
         raise NotImplementedError
 
 
 class Written(SeenAsOne):
-    """A variable as an assignment in a graph returns it: used after it is written."""
+    """A variable as an assignment in a graph returns it: reads come after the write."""
 
     def __init__(self, variable: SeenAsOne, done: tf.Operation) -> None:
         self.__dict__.update(variable.__dict__)
@@ -89,7 +88,7 @@ class Written(SeenAsOne):
 
     @property
     def op(self) -> tf.Operation:
-        """The op that has written it."""
+        """The op that wrote the variable."""
         return self._done
 
     def _afterwards(self) -> contextlib.AbstractContextManager[None]:
@@ -123,7 +122,7 @@ def _to_tensor(
     as_ref: bool = False,
 ) -> Any:
     """Reads the variable where a tensor is expected."""
-    if as_ref:  # only the v1 Saver asks so, if it was given {name: variable}
+    if as_ref:  # only the v1 Saver passes this, if it was given {name: variable}
         raise errors.ReplicatorError(
             errors.compose(
                 f"a Saver cannot rename the replicated variable {variable.name}.",

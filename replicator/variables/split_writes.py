@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of a variable in parts that write a piece of it: scatters, v[i].assign.
+"""Writes to a piece of a variable in parts: scatters and v[i].assign.
 
-Rows go to the parts that have them. What is written by more than rows, slices of any
-kind, is written as a whole value: what the variable holds then is computed of what it
-holds now, and assigned to all parts.
+Rows go to the parts that hold them. Writes to anything but rows, slices of any kind,
+assign the whole: the new value is computed from the current one and assigned to all
+parts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _BY_ROWS = frozenset(
 
 
 class SplitWriter(_tf.HandleVariable):
-    """What PartitionedVariable adds to the methods that write a piece."""
+    """Gives PartitionedVariable the methods that write a piece."""
 
     parts: tuple[Any, ...]
     axis: int
     sizes: tuple[int, ...]
 
     def _write_piece(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Writes rows, or assigns the value that there is once a piece is written."""
+        """Writes rows to their parts, or assigns the whole value with a new piece."""
         if method in _BY_ROWS:
             return self._write_rows(method, *args, **kwargs)
         return self.assign(part_values.written(self, method, *args, **kwargs))
@@ -43,23 +43,23 @@ class SplitWriter(_tf.HandleVariable):
         use_locking: bool = False,
         name: str | None = None,
     ) -> Any:
-        """Writes rows, each to the part that has it."""
+        """Writes rows, each to the part that holds it."""
         if not isinstance(sparse_delta, tf.IndexedSlices):
             raise base.bad_argument(
                 f"{method} of variable {self.name}",
                 f"was given {errors.shown(sparse_delta)}",
                 "it takes tf.IndexedSlices(values, indices).",
             )
-        own = cut(sparse_delta, self.parts, self.axis, self.sizes, self.dtype)
+        part_slices = cut(sparse_delta, self.parts, self.axis, self.sizes, self.dtype)
         return self.write_parts(
-            lambda part, k: _done(getattr(part, method)(own[k])), True, method
+            lambda part, k: _done(getattr(part, method)(part_slices[k])), True, method
         )
 
     @_tf.not_converted
     def batch_scatter_update(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Assigns rows of each matrix of a batch."""
+        """Assigns rows of each matrix in a batch."""
         indices = tf.convert_to_tensor(sparse_delta.indices)
         batches = tf.meshgrid(
             *(
@@ -73,7 +73,7 @@ class SplitWriter(_tf.HandleVariable):
 
 
 def _done(written: Any) -> Any:
-    """Returns what has to be waited for, of what a variable's method returns."""
+    """Returns the op to wait for, from what a variable's method returns."""
     return None if tf.executing_eagerly() else getattr(written, "op", written)
 
 
@@ -84,33 +84,36 @@ def cut(
     sizes: tuple[int, ...],
     dtype: tf.DType,
 ) -> list[tf.IndexedSlices]:
-    """Returns what of some rows is of each part.
+    """Divides the given rows among the parts.
 
     Args:
-        slices: Rows of the whole; their values may be one number for all.
+        slices: Rows of the whole; their values may be a single number for all.
         parts: The parts.
-        axis: Along which they are joined.
-        sizes: Of the parts.
-        dtype: Of the variable.
+        axis: The axis along which they are joined.
+        sizes: The sizes of the parts along the axis.
+        dtype: The variable's dtype.
     """
     values = tf.convert_to_tensor(slices.values, dtype)
     indices = tf.convert_to_tensor(slices.indices)
     shapes = [tf.constant(part.shape.as_list(), tf.int32) for part in parts]
     if axis:
         if values.shape.rank == 0:
-            own = [values] * len(sizes)
-        else:  # which have the axes of the indices in place of the first one
-            own = tf.split(values, sizes, axis - 1 + (indices.shape.rank or 1))
-        places = [indices] * len(sizes)
+            part_values = [values] * len(sizes)
+        else:  # the axes of the indices replace the first one of the variable
+            part_values = tf.split(values, sizes, axis - 1 + (indices.shape.rank or 1))
+        part_indices = [indices] * len(sizes)
     else:
         flat = indices if indices.shape.rank == 1 else rows.vector(indices)[0]
         owners = rows.owners_of(flat, sizes)
         if values.shape.rank == 0:
-            own = [values] * len(sizes)
+            part_values = [values] * len(sizes)
         else:
             row = parts[0].shape.as_list()[1:]
             if values.shape.rank != 1 + len(row):
                 values = tf.reshape(values, [-1, *row])
-            own = rows.split(values, flat, owners, len(sizes))
-        places = rows.local_rows(flat, owners, sizes)
-    return [tf.IndexedSlices(*one) for one in zip(own, places, shapes, strict=True)]
+            part_values = rows.split(values, flat, owners, len(sizes))
+        part_indices = rows.local_rows(flat, owners, sizes)
+    return [
+        tf.IndexedSlices(*fields)
+        for fields in zip(part_values, part_indices, shapes, strict=True)
+    ]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the components of a variable are, and how that changes when it has to.
+"""Holds a variable's components and moves them when a step needs another placement.
 
-What one replica owns for all cannot be used everywhere: XLA reaches only what is on the
-device that it compiles for, say. Whoever finds that out while a step is built calls
-`need_components`; each replica gets a component then, and the build starts over. So the
-placement of a variable is settled by the steps that use it, not when it is created.
-Eager steps that were traced before are traced again at their next call; what was built
-into a user's own tf.function or tf.Graph cannot be, and settles it for good.
+A variable that one replica owns cannot be used everywhere: XLA, for one, reaches only
+what is on the device that it compiles for. Code that discovers this while building a
+step calls `need_components`; each replica then gets a component, and the build starts
+over. So a variable's placement is settled by the steps that use it, not at creation.
+Eager steps traced earlier are retraced at their next call; code built into a user's own
+tf.function or tf.Graph cannot be, and therefore settles the placement for good.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from replicator.variables import locks
 from replicator.variables.placement import Mirrored, Placement
 from replicator.variables.synchronizer import AllReduce, Synchronizer
 
-_MOST_NAMES = 3  # that a note lists
-_NEEDS = "components needed"  # a finding of builds
+_MOST_NAMES = 3  # listed in one note
+_NEEDS = "components needed"  # a key of a build's findings
 
 
 class User(Protocol):
-    """What was traced with a variable's components, and can be traced again."""
+    """Code that was traced with a variable's components and can be retraced."""
 
     @property
     def lock(self) -> locks.StepLock:
-        """What is held while it runs."""
+        """The lock that is held while it runs."""
 
     def trace_again(self) -> None:
-        """Forgets what was traced."""
+        """Discards the trace, so that the next call retraces."""
 
 
 class Settlement(NamedTuple):
-    """That code of the user's reaches a variable's components as they are.
+    """Records that user code was built with a variable's current components.
 
     Attributes:
         line: The user's line at which it was built.
-        graph: Returns the graph that it was built into, as long as that is there: what
-            Keras builds to find out a shape is gone at once.
+        graph: Returns the graph it was built into while that exists: the graphs that
+            Keras builds to infer shapes vanish at once.
     """
 
     line: str
@@ -57,21 +57,21 @@ class Storage:
     """The components of one variable, and their placement.
 
     Args:
-        components: `components[r]` is replica r's plain variable. What they are copies
-            of comes last, if it is on another device than theirs.
-        placement: What they hold, and all that follows from it.
-        move: Makes the components of another placement, and says which is the first.
+        components: `components[r]` is replica r's plain variable. The variable they are
+            copies of comes last if it is on a device of its own.
+        placement: How the components are placed and what they hold.
+        move: Creates the components for a new placement and says which is the first.
         first: The component that was created first, by default number 0's.
 
     Attributes:
-        synchronizer: How gradients, and what is assigned in steps, are made equal.
-        path: By which a strategy knows the variable; "" if it was not asked.
+        synchronizer: How gradients and values assigned in steps are made equal.
+        path: The path by which a strategy knows the variable; "" if none was asked.
         undecided: Whether a strategy will decide on it when a step is built.
-        first: The component that the variable was created with, and whose handle it has
-            outside of steps, wherever others are.
-        why_mirrored: For a variable that was to have one owner: what has been found to
-            need a component on each replica, and where; else None.
-        settlement: Where it was built into code of the user's; None if it was not.
+        first: The component that the variable was created with; the variable has its
+            handle outside steps, wherever other components are.
+        why_mirrored: For a variable that was to have one owner: what was found to need
+            a component on each replica, and where; else None.
+        settlement: Where user code was built with the components; None if none was.
     """
 
     def __init__(
@@ -94,20 +94,20 @@ class Storage:
         self._slots: list[weakref.ref[Any]] = []
 
     def add_slot(self, slot: Any) -> None:
-        """Notes what an optimizer has created to go with the variable."""
+        """Notes a variable that an optimizer created as a slot of this one."""
         self._slots.append(weakref.ref(slot))
 
     def slots(self) -> list[Any]:
-        """Returns what optimizers have created to go with the variable."""
+        """Returns the slots that optimizers have created for the variable."""
         return [slot for ref in self._slots if (slot := ref()) is not None]
 
     def add_user(self, user: User) -> None:
-        """Notes what has to be traced again if the components move."""
+        """Notes code that must be retraced if the components move."""
         if self.placement.owner is not None or self.undecided:
             self._users.add(user)
 
     def settle(self) -> None:
-        """Notes that code of the user's reaches the components as they are now."""
+        """Notes that user code is being built with the current components."""
         may_move = self.placement.owner is not None or self.undecided
         if may_move and self.settled_at is None:
             graph = tf.compat.v1.get_default_graph()
@@ -115,33 +115,33 @@ class Storage:
 
     @property
     def settled_at(self) -> str | None:
-        """The user's line at which it was built into code that is still there."""
+        """The line of user code that was built with the components and still exists."""
         if self.settlement is None or self.settlement.graph() is None:
             return None
         return self.settlement.line
 
     def relied_on(self) -> str | None:
-        """Returns that line after Python has let go of what nobody can reach."""
+        """Returns `settled_at`, after collecting graphs that nothing can reach."""
         if self.settled_at is not None:
-            gc.collect()  # graphs are in circles of references
+            gc.collect()  # graphs are part of reference cycles
         return self.settled_at
 
     def mirror(self, variable: Any, why: str) -> None:
-        """Gives each replica a component, which begins with what the one holds now.
+        """Gives each replica a component that starts with the owned one's value.
 
         Args:
-            variable: The variable that this is the storage of.
-            why: What needs it, and where, for plans.
+            variable: The variable whose storage this is.
+            why: What needs the components, and where; plans show it.
         """
         self.move(variable, Mirrored())
         self.why_mirrored = why
 
     def move(self, variable: Any, placement: Placement) -> None:
-        """Makes the components of another placement, which begin with what is held now.
+        """Creates components for a new placement, which start with the current value.
 
         Args:
-            variable: The variable that this is the storage of.
-            placement: Where it will be.
+            variable: The variable whose storage this is.
+            placement: The new placement.
         """
         with self.moving(variable.lock):
             components, first = self._move(variable, placement)
@@ -152,15 +152,15 @@ class Storage:
 
     @contextlib.contextmanager
     def moving(self, lock: locks.StepLock) -> Iterator[None]:
-        """In this block, no step runs that uses it; behind it, they are traced again.
+        """Keeps steps that use the variable from running, and then retraces them.
 
         Args:
-            lock: The variable's.
+            lock: The variable's lock.
         """
         users = list(self._users)
         with contextlib.ExitStack() as stack:  # steps of other Replicators, too
-            for held in dict.fromkeys([lock, *(user.lock for user in users)]):
-                stack.enter_context(held.also_held())
+            for lock_held in dict.fromkeys([lock, *(user.lock for user in users)]):
+                stack.enter_context(lock_held.also_held())
             yield
             for user in users:
                 user.trace_again()
@@ -169,11 +169,11 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """That each replica needs a component of a variable which one of them owns.
+    """Records that each replica needs a component of a variable that one owns.
 
     Attributes:
         variable: The ReplicatedVariable.
-        why: What needs it, e.g. "used in a function with jit_compile=True".
+        why: What needs them, e.g. "used in a function with jit_compile=True".
         line: The user's line.
     """
 
@@ -183,7 +183,7 @@ class Need:
 
 
 def need_of(variable: Any, why: str, op: tf.Operation) -> Need:
-    """Returns the need of a variable that an op was found to write.
+    """Returns the need that arises because an op writes a variable.
 
     Args:
         variable: The variable.
@@ -194,9 +194,9 @@ def need_of(variable: Any, why: str, op: tf.Operation) -> Need:
 
 
 def need_components(variable: Any, why: str) -> None:
-    """Notes that each replica needs a component of a variable which one of them owns.
+    """Notes that each replica needs a component of a variable that one of them owns.
 
-    The build goes on, to find out what else it needs; what comes of it is discarded.
+    The build goes on, to find what else it needs; its result is discarded.
 
     Args:
         variable: The variable.
@@ -209,11 +209,11 @@ def need_components(variable: Any, why: str) -> None:
 
 
 def meet_needs(build: context.Build) -> None:
-    """Gives each replica the components that were found to be needed in a build.
+    """Gives each replica the components that the build was found to need.
 
     Raises:
-        BuildAgain: There were such.
-        UnsupportedError: What was built before reaches the one component there is.
+        BuildAgain: Some were needed, so the build starts over with them.
+        UnsupportedError: Code that was built before relies on the owner's component.
     """
     needs = build.findings.get(_NEEDS)
     if needs:
@@ -221,11 +221,11 @@ def meet_needs(build: context.Build) -> None:
 
 
 def mirror(build: context.Build, needs: Iterable[Need]) -> NoReturn:
-    """Gives each replica a component of some variables, for a build that needs them.
+    """Gives each replica components of some variables and restarts the build.
 
     Raises:
-        BuildAgain: To build with these.
-        UnsupportedError: What was built before reaches the one component there is.
+        BuildAgain: Always, so that the step is built with them.
+        UnsupportedError: Code that was built before relies on the owner's component.
     """
     for variable in mirror_all(needs):
         build.knowledge["mirrored", variable.key] = True
@@ -236,26 +236,26 @@ def mirror_all(needs: Iterable[Need]) -> list[Any]:
     """Gives each replica a component of some variables, and of their slots.
 
     Returns:
-        Those that had an owner.
+        The variables that had an owner until now.
 
     Raises:
-        UnsupportedError: What was built before reaches the one component there is.
+        UnsupportedError: Code that was built before relies on the owner's component.
     """
     owned = {
-        one.key: (one, need)
+        variable.key: (variable, need)
         for need in needs
-        for one in (need.variable, *need.variable.storage.slots())
-        if one.placement.owner is not None
+        for variable in (need.variable, *need.variable.storage.slots())
+        if variable.placement.owner is not None
     }
     for variable, need in owned.values():
-        settled = variable.storage.relied_on()
-        if settled is not None:
+        settled_at = variable.storage.relied_on()
+        if settled_at is not None:
             raise errors.UnsupportedError(
                 errors.compose(
                     f"variable {variable.name} is {need.why}, for which each replica "
                     f"needs a component. But replica {variable.placement.owner} owns "
                     "it, and code that was built before relies on that.",
-                    [f"at {need.line}", f"built before at {settled}"],
+                    [f"at {need.line}", f"built before at {settled_at}"],
                     'build this step first, or use variables="mirrored".',
                 )
             )
@@ -265,14 +265,15 @@ def mirror_all(needs: Iterable[Need]) -> list[Any]:
 
 
 def notes(variables: Iterable[Any]) -> tuple[str, ...]:
-    """Returns which variables are mirrored that were to have an owner, and why."""
+    """Returns a note per reason why variables meant to have an owner are mirrored."""
     names: dict[str, list[str]] = {}
     for variable in variables:
         why = variable.storage.why_mirrored
         if why is not None:
             names.setdefault(why, []).append(variable.name)
     return tuple(
-        f"Not sharded, as {why}: {_listed(found)}." for why, found in names.items()
+        f"Not sharded, as {why}: {_listed(variable_names)}."
+        for why, variable_names in names.items()
     )
 
 

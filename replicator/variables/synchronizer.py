@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How what is computed for a variable is made equal on all replicas: its synchronizer.
+"""A variable's synchronizer: how its gradients are made equal on all replicas.
 
-The second half of what a variable is like; the other is its placement. It goes with
+A variable is described by its placement and its synchronizer. The latter goes with
 every call that reduces for the variable, in the call's OperandPolicy.
 """
 
@@ -16,11 +16,11 @@ class AllReduce:
     """Gradients are reduced over all replicas in the step that computes them.
 
     Attributes:
-        algorithm: How, one of ALGORITHM_NAMES; None: as the Replicator's options say.
-            Not for variables with an owner, whose gradients go to one device.
+        algorithm: One of ALGORITHM_NAMES; None: as the Replicator's options say. Not
+            for variables with an owner, whose gradients go to one device.
         bucket: Small gradients travel together with those of the same bucket.
-        compressor: What makes gradients smaller on their way: its name, with options,
-            or the compressor itself; "" for none.
+        compressor: Makes gradients smaller for the transfer: its name, with options, or
+            the compressor itself; "" for none.
     """
 
     algorithm: str | None = None
@@ -30,11 +30,11 @@ class AllReduce:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterServer:
-    """Gradients are reduced on the device that has the variable, for it alone.
+    """Gradients are reduced only on the device that holds the variable.
 
     Attributes:
-        sync: Whether all replicas' gradients are waited for in each step.
-        staleness: By how many steps the fastest may be ahead of the slowest.
+        sync: Whether each step waits for all replicas' gradients.
+        staleness: By how many steps the fastest replica may be ahead of the slowest.
         compressor: As for AllReduce.
     """
 
@@ -44,12 +44,12 @@ class ParameterServer:
 
     @property
     def algorithm(self) -> None:
-        """None: what goes to one device has none."""
+        """None: a reduction to one device has no choice of algorithm."""
         return None
 
     @property
     def bucket(self) -> str:
-        """Those of one owner travel together."""
+        """The empty name: gradients for one owner travel together."""
         return ""
 
 

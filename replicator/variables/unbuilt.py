@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What assigns to its variables while it is built, once, is not built inside a step.
+"""Refuses assignments that layers and optimizers make while a step builds them.
 
 A layer or an optimizer that is first called in a step creates its variables there,
-which is fine: they exist from then on. What it assigns to them then is another matter.
-If all replicas share the object, only the first of them assigns; in a graph, every step
-would assign again; and once a build has failed, the object takes itself for built, and
-would never assign again.
+which is fine: they exist from then on. What it assigns to them at the same time must
+not become part of the step. If all replicas share the object, only the first would
+assign; in a graph, every step would assign again; and after a failed build the object
+takes itself for built and would never assign again.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from replicator.graph.order.effects import find_writes
 
 
 def is_done(variable: Any, replica: context.ReplicaContext) -> bool | None:
-    """Looks at a write in a step, of what may be created there.
+    """Classifies a write, in a step, to a variable that the step may have created.
 
     Args:
         variable: The ReplicatedVariable that is about to be written.
         replica: The replica being built.
 
     Returns:
-        None for a write that is part of the step. Legacy Keras builds layers outside of
-        the function being traced: what they assign then, they do at once. False where
-        that is to be done, True where it was when the variable was new.
+        None for a write that is part of the step. Otherwise legacy Keras is building a
+        layer outside the function being traced, so its assignments run eagerly: True if
+        this one ran when the variable was new, False if it has yet to run.
 
     Raises:
-        ContextError: The build() of a layer or an optimizer makes the write a part of
-            the step.
+        ContextError: The build() of a layer or an optimizer would make the write part
+            of the step.
     """
     created = replica.build.created.get(variable.key)
     if created is None:
@@ -50,29 +50,29 @@ def is_done(variable: Any, replica: context.ReplicaContext) -> bool | None:
 
 
 def check(build: context.Build) -> None:
-    """Raises ContextError if variables were written where they were created only.
+    """Raises ContextError if replicas wrote a variable unequally where it was created.
 
     Args:
-        build: The build, once step_fn was called for all replicas.
+        build: The build, after step_fn was called for all replicas.
     """
     for created in build.created.values():
         if created.variable.placement.differs or created.line is None:
             continue
-        own = [created.writes[build.number, r] for r in build.traced]
-        if min(own) and min(own) == max(own):
+        counts = [created.writes[build.number, r] for r in build.traced]
+        if min(counts) and min(counts) == max(counts):
             continue
         sites = [f"at {created.line}"]
         sites += [
             f"replica {r}: {count} writes"
-            for r, count in zip(build.traced, own, strict=True)
+            for r, count in zip(build.traced, counts, strict=True)
         ]
         _refuse(created.variable, "a replica", sites)
 
 
 def _refuse(variable: Any, who: str, sites: Sequence[str]) -> None:
-    """Raises ContextError, now and whenever a step uses a variable from now on.
+    """Raises ContextError, now and whenever a step uses the variable.
 
-    That ends where the variable is assigned to outside of a step.
+    Assigning to the variable outside a step ends that.
     """
     variable.unbuilt = (
         f"{who} assigns to variable {variable.name} where the variable is created, in "
@@ -86,7 +86,7 @@ def _refuse(variable: Any, who: str, sites: Sequence[str]) -> None:
 
 
 def refuse_use(variable: Any) -> None:
-    """Raises ContextError if a variable was never assigned what it was meant to be.
+    """Raises ContextError if a variable still lacks the value it was to be assigned.
 
     Args:
         variable: The ReplicatedVariable that a step uses.
@@ -96,14 +96,14 @@ def refuse_use(variable: Any) -> None:
 
 
 def refuse_graph_writes(who: str, ops: Sequence[tf.Operation]) -> None:
-    """Raises ContextError if an optimizer writes variables while a graph builds it.
+    """Raises ContextError if building an optimizer in a tf.Graph writes variables.
 
-    A function is traced once, and what is outside of it runs at once. In a tf.Graph
-    nobody would run it, or each step would.
+    Code outside a tf.function runs at once, while the function is traced once. In a
+    tf.Graph, nothing would run the write, or each step would.
 
     Args:
         who: The class of the optimizer.
-        ops: What was added to the tf.Graph while it was built.
+        ops: The ops added to the tf.Graph while the optimizer was built.
     """
     added, initialized = set(ops), set()
     for op, handle in find_writes(ops):
