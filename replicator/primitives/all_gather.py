@@ -49,8 +49,8 @@ def all_gather(value: Any, axis: int | None = None, group: Any = None) -> Any:
             except for the size along `axis`, which may differ (and be zero).
         axis: None to stack along a new leading axis; else the axis along which to
             concatenate, counted from the end if negative.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         A nest like `value`, on this replica's device. A leaf of shape [...] becomes

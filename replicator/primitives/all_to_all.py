@@ -55,8 +55,8 @@ def all_to_all(
         splits: None for slices of equal size. Else a list of ints, or an integer tensor
             [len(group)]: the sizes along `split_axis` of the slices that this replica
             sends. Sizes may be zero, and replicas may split differently.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         A nest like `value`, on this replica's device: for the n-th replica of the

@@ -38,8 +38,8 @@ def barrier(group: Any = None) -> None:
         ['before', 'before', 'after', 'after']
 
     Args:
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Raises:
         ArgumentError: `group` is no group, or one without the calling replica.

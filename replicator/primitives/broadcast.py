@@ -34,8 +34,8 @@ def broadcast(value: Any, root: int = 0, group: Any = None) -> Any:
             like the root's: their values are not used and their gradients are zeros,
             but only replicas that pass a tensor send gradients back to the root.
         root: The replica whose value is sent, a member of the group.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         A nest like `value` with the root's tensors, on this replica's device.

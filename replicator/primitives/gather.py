@@ -51,8 +51,8 @@ def gather(
         root: The replica that receives them, a member of the group.
         axis: None to stack along a new leading axis; else the axis along which to
             concatenate, counted from the end if negative.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         On the root a nest like `value`, as `all_gather` would return; None on the

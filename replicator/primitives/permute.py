@@ -39,8 +39,8 @@ def permute(value: Any, pairs: Pairs, group: Any = None) -> Any:
         pairs: (source, destination), the ids of members of the group; the same pairs on
             all replicas. A replica is the source of one pair at most, and the
             destination of one at most; source and destination may be the same.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         A nest like `value` with the tensors of this replica's source, on its device;
@@ -67,8 +67,8 @@ def shift(value: Any, offset: int = 1, group: Any = None) -> Any:
         value: As for `permute`.
         offset: How far: the n-th replica of the group sends its tensors to the one at
             place n + offset, modulo the size of the group. May be negative.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         A nest like `value` with the tensors of the replica `offset` places before this

@@ -50,8 +50,8 @@ def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any
         value: A nest of tensors, as for `all_reduce`.
         root: The replica that receives the result, a member of the group.
         op: As for `all_reduce`.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         On the root a nest like `value`, as `all_reduce` would return; None on the

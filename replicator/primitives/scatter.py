@@ -45,8 +45,8 @@ def scatter(
         axis: None to give the n-th replica of the group `value[n]`; else the axis to
             split, counted from the end if negative. If its size is no multiple of the
             number of replicas, the first ones receive one row more.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         A nest like `value` of this replica's slices, on its device: [...] without an
