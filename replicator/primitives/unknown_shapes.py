@@ -104,10 +104,10 @@ def check(
     of = f"shapes{' and splits' if also else ''} on {_replicas(calls)}:"
     message = [f"{calls[0].primitive}: {problem}.", *_sites(matched.calls), of]
     with tf.device(hosts.cpu_of(matched.devices[0])):
-        required = list(conditions(seen))
-        if not required:  # a single replica has nothing to compare
+        checks = list(conditions(seen))
+        if not checks:  # a single replica has nothing to compare
             return list(tensors)
-        asserted = fail_unless(required, message, [*seen, *also], fix)
+        asserted = fail_unless(checks, message, [*seen, *also], fix)
     checked = []
     for x, device in zip(tensors, devices, strict=True):
         with tf.device(device), tf.control_dependencies([asserted]):

@@ -221,7 +221,7 @@ def _relative_weight(replica: context.ReplicaContext) -> tf.Tensor:
 
 
 def _times(gradient: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Returns the product, which is 0 if the factor is, even for a gradient of inf."""
+    """Returns the product; 0 where the factor is 0, whatever the gradient."""
     if not (gradient.dtype.is_floating or gradient.dtype.is_complex):
         return gradient
     factor = tf.cast(factor, gradient.dtype)
