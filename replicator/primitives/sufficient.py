@@ -122,7 +122,7 @@ class _Joiner:
             self._rows[_key(side)] = counts
 
     def devices(self, products: Sequence[Product], owner: int | None) -> Sequence[str]:
-        """Returns the devices that multiply: the holders of a factor, if it has any."""
+        """Returns the devices that multiply: the holders of a factor, if any."""
         sides = [[p.left for p in products], [p.right for p in products]]
         size = cost.work(products)
         if owner is not None:
