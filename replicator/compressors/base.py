@@ -27,7 +27,7 @@ class Sums:
 
     Attributes:
         totals: The sums as the replicas receive them; the same on all.
-        sent: This replica's contribution: those of all replicas add up to `totals`.
+        sent: This replica's contribution; all contributions add up to `totals`.
             Error feedback keeps the difference from what it was asked to send.
     """
 

@@ -4,7 +4,8 @@
 Without error feedback this is an all_reduce of 16-bit floats, which sums in float32 and
 rounds the sum once more. With error feedback nothing may get lost: tensors needed only
 by a variable's owner are gathered there and summed in float32; tensors needed by all
-replicas are summed in slices, one per replica, which keeps its sum's rounding error.
+replicas are summed in slices, one per replica, and each replica keeps the rounding
+error of its sum.
 """
 
 from __future__ import annotations

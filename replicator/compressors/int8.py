@@ -63,12 +63,12 @@ class Int8(Compressor):
             quantized.append(tf.cast(multiples, tf.int8))
             sizes.append(size)
         totals = [
-            tf.cast(whole, size.dtype) * size
-            for whole, size in zip(link.sum(quantized), sizes, strict=True)
+            tf.cast(multiples, size.dtype) * size
+            for multiples, size in zip(link.sum(quantized), sizes, strict=True)
         ]
         sent = [
-            tf.cast(whole, size.dtype) * size
-            for whole, size in zip(quantized, sizes, strict=True)
+            tf.cast(multiples, size.dtype) * size
+            for multiples, size in zip(quantized, sizes, strict=True)
         ]
         return Sums(totals, sent)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """State that compressors keep from step to step: variables, saved in checkpoints.
 
-Residuals differ between replicas and are saved per replica: on as many replicas they
-are restored to the bit; on any other number, the first replica gets the sum of all. A
-variable that is equal on all replicas is saved once.
+Residuals differ between replicas and are saved per replica. With the same number of
+replicas they are restored bit for bit; with another, the first replica gets the sum of
+all. A variable that is equal on all replicas is saved once.
 
 The variables of a wrapped optimizer are found by the signature of its gradients, as the
 sums of optimizers/accumulators.py are; so nothing depends on which gradients travel
@@ -93,7 +93,7 @@ class Place:
         return Residual(self._recall(name, make), like.shape)
 
     def factor(self, name: str, initial: Callable[[], tf.Tensor]) -> tf.Variable:
-        """Returns a variable of which each replica has a copy that it writes equally.
+        """Returns a variable that all replicas write equally, each on its own copy.
 
         Args:
             name: Its name within the call.

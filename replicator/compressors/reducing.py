@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduces tensors by compressors: turns sums and means into what they handle.
+"""Reduces tensors by compressors: scales them for a mean and groups them.
 
 Called where all_reduce is, while the user's step_fn runs. Tensors that cannot be
 compressed go to all_reduce: integers, complex numbers, and rows of sparse gradients
@@ -38,7 +38,7 @@ class Call:
         place: Where compressors keep their state.
         algorithm: How sums are computed; None: the cheapest.
         scale: The loss scale by which gradients are multiplied, or None.
-        differentiable: Whether results have gradients: those of exact sums.
+        differentiable: Whether results have gradients, as if the sums were exact.
     """
 
     op: str
@@ -218,7 +218,7 @@ def _with_exact_gradients(
 def _reduce_rows(
     compressor: Compressor, rows: tf.IndexedSlices, link: Link
 ) -> tf.IndexedSlices:
-    """Gathers the cast rows of all replicas and sums those of equal index."""
+    """Gathers the cast rows of all replicas and sums rows of the same index."""
     values, indices = all_gather.gather_dense(
         [tf.cast(rows.values, compressor.rows), rows.indices],
         axis=0,

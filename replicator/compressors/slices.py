@@ -40,9 +40,9 @@ def add_up(
         link: Communicates.
 
     Returns:
-        What all replicas receive, in the dtype of the tensors; and, in float32, the
-        rounding errors of this replica's slice, zeros elsewhere: those of all replicas
-        add up to the whole error.
+        The totals that all replicas receive, in the dtype of the tensors; and, in
+        float32, the rounding errors of this replica's slice, with zeros elsewhere. Over
+        all replicas they add up to the whole error.
     """
     buckets = _together(tensors, link)
     packs = [_Pack([tensors[k] for k in bucket]) for bucket in buckets]
@@ -64,7 +64,7 @@ def add_up(
 
 
 def _together(tensors: Sequence[tf.Tensor], link: Link) -> list[list[int]]:
-    """Returns which tensors travel together: small ones of one bucket."""
+    """Returns which tensors travel together: small ones of the same bucket."""
     flat = [[tf.reshape(tensor, [-1])] for tensor in tensors]
     fusion = context.require("a compressor").build.options.fusion
     buckets = [policy.bucket for policy in link.policies]

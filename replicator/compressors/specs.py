@@ -39,8 +39,8 @@ def parse(spec: str) -> Compressor | None:
         ErrorFeedback(compressor=PowerSGD(rank=2, warm_start=True, start_step=0))
 
     Args:
-        spec: A name, followed by non-default options in parentheses; those of "ef" are
-            the text of another compressor. "none" and "" stand for None.
+        spec: A name, followed by non-default options in parentheses; "ef" takes the
+            text of another compressor there. "none" and "" stand for None.
 
     Raises:
         ArgumentError: The compressor or an option does not exist.

@@ -21,11 +21,11 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Rehearsal:
-    """How a program is run differently from what it says.
+    """The differences between how a program runs and what it says.
 
     Attributes:
-        replicas: The number of replicas; None: that of the program.
-        named: The number of replicas that the program names, by which shares of a
+        replicas: The number of replicas; None: as many as the program names.
+        named: The number of replicas that the program names, from which shares of a
             global batch are computed.
         strategy: Replaces the program's strategy; None: the program's own.
         once: Collects the names of ops that one replica runs for all.

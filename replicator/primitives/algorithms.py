@@ -238,7 +238,7 @@ def _slices(job: Job) -> list[list[tf.Tensor]]:
     Returns:
         `slices[n][k]` is the k-th slice of participant n. All have one size but the
         last ones, which may be smaller, or empty if the size is statically unknown.
-        There are as many as participants, or fewer for a tensor of few elements.
+        There is one per participant, or fewer for a tensor of few elements.
     """
     slices = []
     sizes = {x.shape.num_elements() for x in job.column} - {None}

@@ -59,7 +59,7 @@ def all_reduce(
 ) -> Any:
     """Reduces over all replicas and gives every replica the result.
 
-    The public method is that of compressors/all_reduce.py, which documents it in full.
+    Users call the function in compressors/all_reduce.py, which documents it in full.
 
     Args:
         value: A nest of tensors, of the same dtypes and shapes on all replicas.
@@ -191,8 +191,7 @@ def reduce_dense(
         of: Inside a gradient: the call being differentiated.
         group: The participating replicas; by default all, or those of `of`.
         policies: The variable of each tensor, and how it is communicated.
-        algorithm: As for `all_reduce`; inside a gradient, that of the call being
-            differentiated.
+        algorithm: As for `all_reduce`; a gradient uses its call's algorithm.
         together: Whether the call may be merged with adjacent calls of this kind.
 
     Returns:
@@ -312,16 +311,16 @@ def gradient(
         return [None] * len(operands)
     result_gradients = [upstream[k] for k in flowing]
     if op in ("sum", "mean"):
-        back = reduce_dense(result_gradients, op, of=placed.call)
+        gradients = reduce_dense(result_gradients, op, of=placed.call)
     else:
-        back = reductions.share(
+        gradients = reductions.share(
             op,
             [operands[k] for k in flowing],
             reductions.of_leaves(placed.results, flowing, len(operands)),
             reduce_dense(result_gradients, "sum", of=placed.call),
             placed.call,
         )
-    return flows.spread(back, flowing, len(operands))
+    return flows.spread(gradients, flowing, len(operands))
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:

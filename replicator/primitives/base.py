@@ -196,10 +196,10 @@ def communicate(
             gradients of their calls in different orders, so gradients are paired by
             their calls.
         group: The participating replicas, in order. By default all of them, or inside
-            a gradient those of the call being differentiated.
+            a gradient the group of the call being differentiated.
         channel: The sequence in which this call is counted; its group's by default.
         receipt: Whether the operands affect only the losses of other replicas. The
-            call then returns a scalar zero, the receipt, through which `linked` makes
+            call then makes a scalar zero, the receipt, through which `linked` makes
             this replica's loss depend on the call, so that gradients come back.
         differentiable: Whether gradients flow through it, by its dual in table.py.
         policies: One per operand, if any operand belongs to a variable.
@@ -241,12 +241,12 @@ def communicate(
         policies=tuple(policies or ()),
         states=states,
     )
-    outputs_of_op = [*results, Value("float32", ())] if receipt else results
+    op_results = [*results, Value("float32", ())] if receipt else results
     if graph.building_function:
         # Before recording stops: a tape in a function has to see the captures.
         operands = [graph.capture(tensor) for tensor in operands]
     with _tf.stop_recording():
-        op = placeholder.put(call, operands, outputs_of_op)
+        op = placeholder.put(call, operands, op_results)
     if differentiable:
         forward = placeholder.Placeholder(op, call)
         gradient = replica.build.gradients[primitive]

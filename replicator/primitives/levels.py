@@ -5,8 +5,8 @@ All devices of a host share its link to the other hosts, and TensorFlow sends a 
 once to each device that reads it. So where hosts have several replicas, their operands
 are combined into one tensor on one device of the host (the leader) before it crosses
 the link; the leader alone reads what arrives, and the others read it from the leader.
-Each tensor, or bucket, crosses from one host to another in one message, or in as many
-slices as the algorithm between hosts makes of it.
+Each tensor, or bucket, crosses from one host to another in one message, or in one per
+slice if the algorithm between hosts slices it.
 
 For a communication on one host, or if no host has several of its replicas, there is one
 level and this module adds no op.
@@ -111,7 +111,7 @@ def join(
         matched: The communication.
         column: `column[n]` is the tensor of the n-th participant.
         axis: The axis to concatenate along; None: a new leading axis.
-        at: The device, that of a participant.
+        at: The device of a participant.
     """
     return join_each(matched, column, axis, [at])[at]
 

@@ -14,10 +14,10 @@ from replicator.primitives import base, flows
 def linked(loss: Any) -> tf.Tensor:
     """Returns the loss, made to depend on everything this replica has sent so far.
 
-    Gradients are those of the sum of all replicas' losses, but a tape visits only what
-    the replica's own loss depends on. That excludes every `send`, and every `reduce` or
+    The sum of all replicas' losses is differentiated, but a tape visits only what the
+    replica's own loss depends on. That excludes every `send`, and every `reduce` or
     `gather` whose root is another replica, so no gradient would come back from them.
-    Differentiating the linked loss brings it back.
+    Through the linked loss, it does.
 
     It covers sends in the graph where it is called and in the enclosing graphs. A
     branch, loop body or function that sends must return a linked tensor of its own, on

@@ -215,8 +215,8 @@ def send_gradient(
     count = len(placed.call.agreed)
     flowing = flows.places(placed.operands[:count])
     sent = [placed.operands[k] for k in flowing]
-    back = _answer("recv", placed, sent, sent)
-    return flows.spread(back, flowing, len(placed.operands))
+    gradients = _answer("recv", placed, sent, sent)
+    return flows.spread(gradients, flowing, len(placed.operands))
 
 
 def recv_gradient(
@@ -249,9 +249,9 @@ def _answer(
 ) -> list[tf.Tensor]:
     """Places the message in the reverse direction, unless it would be empty."""
     route = placed.call.options
-    back = {**route, "source": route["destination"], "destination": route["source"]}
+    reverse = {**route, "source": route["destination"], "destination": route["source"]}
     values = [Value.of(tensor) for tensor in like]
-    return _place(primitive, back, operands, values, of=placed.call) if like else []
+    return _place(primitive, reverse, operands, values, of=placed.call) if like else []
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:

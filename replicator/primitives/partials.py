@@ -2,9 +2,9 @@
 """Reductions in two levels: within each host, then between hosts.
 
 Sums are added up in this order: within each host, in replica order; then between hosts,
-in the algorithm's order, which for hub and shuffled is that of the hosts' first
-replicas. 16-bit floats travel between hosts as float32 sums; the results of hub and
-shuffled come back in 16 bits.
+in the algorithm's order. Hub and shuffled order the hosts by their first replicas.
+16-bit floats travel between hosts as float32 sums; the results of hub and shuffled come
+back in 16 bits.
 
 For a reduction on one host, or if no host has several of its replicas, this module adds
 no op.
@@ -89,7 +89,7 @@ def combine(matched: Matched, column: Sequence[tf.Tensor], at: str) -> list[tf.T
     Args:
         matched: The communication; its option "op" is the reduction.
         column: `column[n]` is the tensor of the n-th participant.
-        at: The device, that of a participant.
+        at: The device of a participant.
 
     Returns:
         The result of `reductions.combine`.

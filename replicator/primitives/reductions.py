@@ -233,7 +233,7 @@ def settle(
 
 
 def steps_of(op: str, dtype: tf.DType, count: int) -> Steps:
-    """Returns the steps of a reduction; for "argmin" and "argmax" those of the value.
+    """Returns the steps of a reduction; for "argmin" and "argmax" those of their value.
 
     Args:
         op: One of REDUCTIONS, defined for the dtype.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse gradients: gathers the rows of all replicas and sums those of equal index."""
+"""Sparse gradients: gathers all replicas' rows and sums rows of the same index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIX = "give each row its index: tf.IndexedSlices(values, indices, dense_shape).
 def reduce(
     slices: tf.IndexedSlices, op: str, group: tuple[int, ...], policy: OperandPolicy
 ) -> tf.IndexedSlices:
-    """Gathers the rows of all replicas and sums those of equal index.
+    """Gathers the rows of all replicas and sums rows of the same index.
 
     Args:
         slices: This replica's rows.

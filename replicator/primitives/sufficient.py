@@ -10,7 +10,7 @@ Where devices share a memory, one of them (the hub, or the owner of the result) 
 the product and all read it; otherwise each device concatenates and multiplies for
 itself, and only factors travel. Each of several hosts does so as if it were alone, and
 its replicas' factors are concatenated before they go to the others. All replicas get
-the same bits if their processors multiply alike: where hosts differ in kind, pass
+the same bits if their processors multiply alike; where hosts differ in kind, pass
 factors=False.
 """
 
@@ -56,7 +56,7 @@ def reduce(
                 results[k] = joiner.for_all(devices, joiner.multiply, terms)
     for k, terms in candidates.items():
         if terms and isinstance(terms[0], RowSum):
-            devices = joiner.holders([Factor(one.rows, 0) for one in terms])
+            devices = joiner.holders([Factor(term.rows, 0) for term in terms])
             if devices:
                 results[k] = joiner.for_all(devices, joiner.add_rows, terms)
     if crossing and set(results) != set(crossing.factors):
@@ -140,11 +140,11 @@ class _Joiner:
 
     def _of_hosts(self) -> Sequence[str]:
         """Returns the devices that multiply on several hosts: one per shared memory."""
-        chosen: list[str] = []
+        multipliers: list[str] = []
         for members in hosts.by_host(self._matched.devices):
             devices = [self._matched.devices[n] for n in members]
-            chosen += devices[:1] if cost.share_memory(devices) else devices
-        return chosen
+            multipliers += devices[:1] if cost.share_memory(devices) else devices
+        return multipliers
 
     def for_all(
         self,
@@ -184,7 +184,7 @@ class _Joiner:
         """
         left, right = [p.left for p in products], [p.right for p in products]
         after = [p.after for p in products]
-        # A bias' gradient, which sums the right factor's rows, shares the scaled one.
+        # A bias' gradient sums the right factor's rows and can reuse it once scaled.
         if products[0].right.width <= 4 * products[0].left.width:
             sides = self._join(left, places), self._scaled(right, after, places)
         else:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weighs gradients that pass through communication by replicas' numbers of examples.
 
-Gradients are those of the sum of all replicas' losses. A mean that weighs each replica
+A tape differentiates the sum of all replicas' losses. A mean that weighs each replica
 by its examples needs the weighted sum instead. For a replica's own loss, that is a
 factor of its gradients. Gradients that arrive from other replicas, through the forward
 pass's communication, must be weighed by the replica whose loss they are of, not by the
