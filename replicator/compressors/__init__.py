@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressors: gradients that are smaller on their way from replica to replica."""
+"""Compressors: shrink gradients while they travel between replicas."""
 
 from replicator.compressors.base import Compressor, Sums
 from replicator.compressors.cast import BF16, FP16

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_reduce, by a compressor where one is given.
+"""The public all_reduce, which takes an optional compressor.
 
-Its gradient is that of the exact all_reduce, and is not compressed: rounding has a
-derivative of zero almost everywhere, by which nothing could be trained, so it counts as
-the identity (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432); and
-a residual that is fed back to the next step has no dual in this one. Gradients that
-are to travel compressed are those that a wrapped optimizer is given.
+Its gradient is that of the exact all_reduce and is not compressed. Rounding has a
+derivative of zero almost everywhere, with which nothing could be trained, so it counts
+as the identity (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432);
+and a residual that is fed back into the next step has no dual in this one. To send
+gradients compressed, give a compressor to the wrapped optimizer.
 """
 
 from __future__ import annotations
@@ -38,28 +38,31 @@ def all_reduce(
         tf.Tensor(3.0, shape=(), dtype=float32)
 
     Args:
-        value: A nest of tensors, alike in dtype and shape on all replicas.
-            IndexedSlices stay sparse, for "sum" and "mean": each row that any replica
-            has is there once. 16-bit floats are added up and multiplied in float32.
-        op: "sum" or "prod", for numbers; "mean", for floating and complex ones; "min",
-            "max", "argmin" or "argmax", for floating ones and integers; "bitwise_and",
-            "bitwise_or" or "bitwise_xor", for integers and booleans; "logical_and" or
-            "logical_or", for booleans, where "min" and "max" are synonyms.
+        value: A nest of tensors, of the same dtypes and shapes on all replicas.
+            IndexedSlices, allowed for "sum" and "mean", stay sparse: each row that any
+            replica has appears once. 16-bit floats are summed and multiplied in
+            float32.
+        op: "sum" or "prod" for numbers; "mean" for floating and complex numbers; "min",
+            "max", "argmin" or "argmax" for floating numbers and integers;
+            "bitwise_and", "bitwise_or" or "bitwise_xor" for integers and booleans;
+            "logical_and" or "logical_or" for booleans, with the synonyms "min" and
+            "max".
         weight: For "mean": a scalar per replica, e.g. its number of examples. The
-            result is sum(weight_r * x_r) / sum(weight_r); a replica of weight 0 does
-            not contribute, whatever its value (NaN included); if all weigh 0, it is 0.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
-        algorithm: "hub", "shuffled", "tree", "ring" or "nccl", see `Replicator`; None:
-            that of the Replicator, else the cheapest, which may be to send the factors
-            of a matrix product instead of the product. Gradients use the same one.
-            IndexedSlices, whose rows are gathered, use none.
-        compressor: Makes floating numbers smaller on their way, for "sum" and "mean": a
+            result is sum(weight_r * x_r) / sum(weight_r). A replica of weight 0 does
+            not contribute, whatever its value (NaN included); if all weights are 0, the
+            result is 0.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
+        algorithm: "hub", "shuffled", "tree", "ring" or "nccl", see `Replicator`. None:
+            that of the Replicator, or else the cheapest, which may be to send the
+            factors of a matrix product instead of the product. Gradients use the same
+            one. IndexedSlices, whose rows are gathered, use none.
+        compressor: Shrinks floating tensors while they travel, for "sum" and "mean": a
             Compressor, or its text, see `replicator.compressors`. Integers and complex
-            numbers travel as they are; of IndexedSlices, rows are cast at most. What it
-            keeps from step to step belongs to the place of the call; a
-            `compressors.Kept` holds it for checkpoints. The gradient is that of the
-            exact sum, and is not compressed. None: all travels as it is.
+            numbers are sent unchanged; rows of IndexedSlices are at most cast. Its
+            state between steps belongs to this call; a `compressors.Kept` holds it for
+            checkpoints. The gradient is that of the exact sum and is not compressed.
+            None: everything is sent unchanged.
 
     Returns:
         A nest like `value`, the same bits on every replica, on this replica's device.
@@ -67,13 +70,13 @@ def all_reduce(
         of `value` goes to the owner alone.
 
     Raises:
-        ArgumentError: `op` is unknown or has no meaning for a dtype; or the algorithm
-            or the compressor is unknown, or cannot do it.
+        ArgumentError: `op` is unknown or undefined for a dtype; or the algorithm or the
+            compressor is unknown or does not support it.
         ContextError: Called outside a step.
     """
     kept = compressor if isinstance(compressor, Kept) else None
-    chosen = kept.compressor if kept else specs.compressor("all_reduce", compressor)
-    if chosen is None:
+    active = kept.compressor if kept else specs.compressor("all_reduce", compressor)
+    if active is None:
         return exact.all_reduce(value, op, weight, group, algorithm)
     members = groups.members("all_reduce", group)
     reductions.check_op("all_reduce", op)
@@ -102,5 +105,5 @@ def all_reduce(
     else:
         place = Place(tf.Module(name="all_reduce"), "all_reduce")
     call = reducing.Call(*(op, members, weight, place, algorithm), differentiable=True)
-    reduced = reducing.reduce(call, leaves, [chosen] * len(leaves))
+    reduced = reducing.reduce(call, leaves, [active] * len(leaves))
     return tf.nest.pack_sequence_as(value, reduced)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compressor is: the base class, for those here and for users' own.
+"""The base class of compressors, ours and users' own.
 
-A compressor is asked to add up tensors over the replicas, for a sum: what is to be a
-mean is scaled beforehand, each replica's share of it, with weights or without. It
-builds its communication from the primitives that its Link offers, in the step of one
-replica at a time, as a user would in step_fn; so it works wherever these do.
+A compressor sums tensors over the replicas. For a mean, each replica's tensors are
+scaled to its share beforehand, with weights or without. A compressor builds its
+communication from the primitives that its Link offers, in the step of one replica at a
+time, as a user would in step_fn; so it works wherever they do.
 
-Floating numbers are compressed; anything else is reduced as without a compressor.
+Only floating tensors are compressed; others are reduced without a compressor.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from replicator.compressors.link import Link
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """What comes of a compressed sum.
+    """The result of a compressed sum.
 
     Attributes:
-        totals: What the replicas receive in place of the sums; the same on all.
-        sent: This replica's part of it: those of all replicas add up to `totals`. What
-            it differs by from what was to be sent is what error feedback keeps.
+        totals: The sums as the replicas receive them; the same on all.
+        sent: This replica's contribution; all contributions add up to `totals`.
+            Error feedback keeps the difference from what it was asked to send.
     """
 
     totals: Sequence[tf.Tensor]
@@ -36,12 +36,12 @@ class Sums:
 
 
 class Compressor:
-    """Makes what replicas add up smaller on its way: the base class.
+    """Shrinks the tensors that replicas sum while they travel: the base class.
 
-    One of your own is a class with `compress` and `decompress`. What they make of a
-    tensor goes to all replicas, which add up what comes out. A compressor whose sums
-    can be made of less has `reduce` in place of both. It keeps nothing in itself: what
-    there is from step to step is in variables, which a Link makes.
+    To write a compressor, subclass this and define `compress` and `decompress`. The
+    compressed tensor goes to all replicas, which decompress and sum. A compressor that
+    can sum with less communication defines `reduce` instead of both. It holds no state
+    itself: what must last from step to step is in variables, which a Link creates.
 
     Example:
         >>> from replicator import compressors
@@ -57,7 +57,7 @@ class Compressor:
         array([ 4., -4.], dtype=float32)
 
     Attributes:
-        rows: The dtype in which the rows of sparse gradients travel; None: theirs.
+        rows: The dtype in which rows of sparse gradients are sent; None: their own.
         owes: Whether it keeps what it has not sent.
     """
 
@@ -65,10 +65,10 @@ class Compressor:
     owes: ClassVar[bool] = False
 
     def compress(self, tensor: tf.Tensor) -> Any:
-        """Returns what is sent of a tensor.
+        """Returns the payload to send for a tensor.
 
         Args:
-            tensor: Floating numbers, of this replica.
+            tensor: A floating tensor of this replica.
 
         Returns:
             A nest of tensors, of the same dtypes and shapes on all replicas.
@@ -76,55 +76,55 @@ class Compressor:
         raise NotImplementedError
 
     def decompress(self, payload: Any, shape: tf.Tensor) -> tf.Tensor:
-        """Returns what is made of what a replica sent.
+        """Restores a tensor from a replica's payload.
 
-        By ops whose results depend on nothing but the payload: all replicas make the
-        same of it.
+        The ops' results must depend on nothing but the payload, so that all replicas
+        restore the same tensor.
 
         Args:
-            payload: What `compress` returned there.
-            shape: That of the tensor, a vector of integers.
+            payload: What `compress` returned on that replica.
+            shape: The tensor's shape, a vector of integers.
         """
         raise NotImplementedError
 
     def reduce(self, tensors: Sequence[tf.Tensor], link: Link) -> Sums:
-        """Adds up tensors over the replicas.
+        """Sums tensors over the replicas.
 
         Args:
-            tensors: At least one, dense, of floating numbers of at least 32 bits.
-            link: By which it communicates and remembers.
+            tensors: At least one dense floating tensor, of at least 32 bits.
+            link: Communicates and holds state for the compressor.
         """
         payloads = [self.compress(tensor) for tensor in tensors]
         gathered = link.gather(payloads)
         totals, sent = [], []
-        for tensor, own, everyone in zip(tensors, payloads, gathered, strict=True):
+        for tensor, payload, stacked in zip(tensors, payloads, gathered, strict=True):
             parts = [
                 self._restored(
-                    tf.nest.map_structure(lambda t, n=n: t[n], everyone), tensor
+                    tf.nest.map_structure(lambda t, n=n: t[n], stacked), tensor
                 )
                 for n in range(link.size)
             ]
-            # Not a chain of additions, which TensorFlow would order as it likes.
+            # Not a chain of additions: TensorFlow would reorder it.
             totals.append(tf.reduce_sum(tf.stack(parts), 0))
-            sent.append(self._restored(own, tensor))
+            sent.append(self._restored(payload, tensor))
         return Sums(totals, sent)
 
     def _restored(self, payload: Any, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns what comes out of a payload, of the tensor's dtype and shape."""
-        made = tf.cast(self.decompress(payload, shape_of(tensor)), tensor.dtype)
-        if not made.shape.is_compatible_with(tensor.shape):
+        """Decompresses a payload to the tensor's dtype; checks the shape."""
+        restored = tf.cast(self.decompress(payload, shape_of(tensor)), tensor.dtype)
+        if not restored.shape.is_compatible_with(tensor.shape):
             raise errors.ArgumentError(
                 errors.compose(
                     f"decompress of {type(self).__name__} returned a tensor of shape "
-                    f"{made.shape} for one of shape {tensor.shape}.",
+                    f"{restored.shape} for one of shape {tensor.shape}.",
                     fix="return what has the shape that it is given.",
                 )
             )
-        return made
+        return restored
 
 
 def shape_of(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor's shape, a constant if it is known."""
+    """Returns a tensor's shape, as a constant if it is static."""
     if tensor.shape.is_fully_defined():
         return tf.constant(tensor.shape.as_list(), tf.int32)
     return tf.shape(tensor)

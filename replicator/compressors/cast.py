@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts: numbers travel as 16-bit floats.
+"""Casts: tensors are sent as 16-bit floats.
 
-Without error feedback that is an all_reduce of 16-bit floats, which adds them up in
-float32 and rounds the sum once more. With it, nothing may get lost: what is for the
-owner of a variable is gathered there, and added up in float32; what all replicas need
-is added up in slices, one on each replica, which keeps what rounding takes of its sum.
+Without error feedback this is an all_reduce of 16-bit floats, which sums in float32 and
+rounds the sum once more. With error feedback nothing may get lost: tensors needed only
+by a variable's owner are gathered there and summed in float32; tensors needed by all
+replicas are summed in slices, one per replica, and each replica keeps the rounding
+error of its sum.
 """
 
 from __future__ import annotations
@@ -21,44 +22,46 @@ from replicator.compressors.link import Link
 
 
 class Cast(Compressor):
-    """Numbers travel as 16-bit floats.
+    """Sends tensors as 16-bit floats.
 
     Attributes:
-        rows: As which.
+        rows: The 16-bit dtype.
     """
 
     rows: ClassVar[tf.DType]
 
     def reduce(self, tensors: Sequence[tf.Tensor], link: Link) -> Sums:
-        """Adds up tensors; see the module's docstring."""
+        """Sums tensors; see the module's docstring."""
         if not link.keeps_rest:
             small = [tf.cast(tensor, self.rows) for tensor in tensors]
             return Sums(_as(tensors, link.sum(small)), _as(tensors, small))
         small = [slices.narrow(tensor, self.rows) for tensor in tensors]
         sent = _as(tensors, small)
-        totals = list(sent)  # each takes the place of one of these
-        owned = [k for k, one in enumerate(link.policies) if one.owner is not None]
+        totals = list(sent)  # all entries are replaced below
+        owned = [
+            k for k, policy in enumerate(link.policies) if policy.owner is not None
+        ]
         common = [k for k in range(len(tensors)) if k not in owned]
         if owned:
             gathered = link.of(owned).gather([small[k] for k in owned])
             for k, stacked in zip(owned, gathered, strict=True):
                 totals[k] = tf.reduce_sum(tf.cast(stacked, tensors[k].dtype), 0)
         if common:
-            made = slices.add_up([small[k] for k in common], link.of(common))
-            for k, total, rest in zip(common, *made, strict=True):
+            slice_results = slices.add_up([small[k] for k in common], link.of(common))
+            for k, total, error in zip(common, *slice_results, strict=True):
                 totals[k] = tf.cast(total, tensors[k].dtype)
-                sent[k] -= tf.cast(rest, tensors[k].dtype)
+                sent[k] -= tf.cast(error, tensors[k].dtype)
         return Sums(totals, sent)
 
 
 def _as(tensors: Sequence[tf.Tensor], small: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns small tensors in the dtypes of others."""
+    """Casts each small tensor to the dtype of the corresponding tensor."""
     return [tf.cast(x, like.dtype) for x, like in zip(small, tensors, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
 class BF16(Cast):
-    """Numbers travel as bfloat16: half the bytes of float32, and its range.
+    """Sends tensors as bfloat16: half the bytes of float32, and its range.
 
     Example:
         >>> from replicator import compressors
@@ -73,10 +76,10 @@ class BF16(Cast):
 
 @dataclasses.dataclass(frozen=True)
 class FP16(Cast):
-    """Numbers travel as float16: half the bytes of float32, and 8 times as precise.
+    """Sends tensors as float16: half the bytes of float32, 8 times as precise as BF16.
 
-    Than bfloat16, within 6e-8 and 65504: what is smaller becomes 0; what is larger
-    becomes infinite, or 65504 with error feedback, which sends the rest later.
+    Its range is 6e-8 to 65504: smaller numbers become 0; larger ones become infinite,
+    or 65504 with error feedback, which sends the rest later.
 
     Example:
         >>> from replicator import compressors

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused of the options of compressors."""
+"""Checks of the options of compressors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def number(what: str, name: str, value: Any, above: float, most: float) -> None:
     Args:
         what: The compressor.
         name: The option.
-        value: As the user gave it.
-        above: It is larger.
-        most: It is not larger.
+        value: The user's argument.
+        above: The exclusive lower bound.
+        most: The inclusive upper bound.
     """
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not real or not above < value <= most:
@@ -25,7 +25,7 @@ def number(what: str, name: str, value: Any, above: float, most: float) -> None:
 
 
 def whole(what: str, name: str, value: Any, least: int) -> None:
-    """Raises ArgumentError unless a value is an int, and not too small."""
+    """Raises ArgumentError unless a value is an int of at least `least`."""
     if not arguments.is_whole(value, least):
         raise bad(what, name, value, f"a Python int of at least {least}")
 
@@ -37,7 +37,7 @@ def truth(what: str, name: str, value: Any) -> None:
 
 
 def bad(what: str, name: str, value: Any, wanted: str) -> errors.ArgumentError:
-    """Returns the error for an option that a compressor cannot have."""
+    """Returns the error for an invalid option of a compressor."""
     return errors.ArgumentError(
         errors.compose(
             f"the compressor {what} was given {name}={errors.shown(value)}.",

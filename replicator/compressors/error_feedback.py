@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error feedback: what is not sent now is sent later.
+"""Error feedback: what is not sent in one step is sent later.
 
 Each replica keeps what its compressor did not send, the residual, and adds it to what
-it is to send in the next step. So the sum over all steps of what was sent, plus what
-the replicas still owe, is the sum of what was to be sent.
+it sends in the next step. So the sum over all steps of what was sent, plus the
+replicas' residuals, is the sum of what was to be sent.
 
 Sources: Seide et al. 2014, 1-bit stochastic gradient descent; Karimireddy et al. 2019,
 Error feedback fixes SignSGD (arXiv:1901.09847).
@@ -24,12 +24,11 @@ from replicator.compressors.link import Link
 
 @dataclasses.dataclass(frozen=True)
 class ErrorFeedback(Compressor):
-    """Adds what a compressor has not sent to what it sends next.
+    """Adds what a compressor did not send to what it sends next.
 
-    What is kept is in units of the sum or the mean that is made: it stays right where
-    replicas weigh more or less from step to step. A step in which a replica has
-    infinities, or no numbers, or in which compressing makes such of large ones, leaves
-    what is owed as it was.
+    Residuals are in units of the resulting sum or mean, so they stay right when
+    replicas' weights change from step to step. A step leaves the residuals unchanged if
+    a replica has inf or NaN, or if compression overflows.
 
     Example:
         >>> from replicator import compressors
@@ -47,7 +46,7 @@ class ErrorFeedback(Compressor):
         [4. 3.]
 
     Attributes:
-        compressor: What it is the feedback of.
+        compressor: The compressor whose errors are fed back.
     """
 
     compressor: Compressor
@@ -66,18 +65,22 @@ class ErrorFeedback(Compressor):
         )
 
     def reduce(self, tensors: Sequence[tf.Tensor], link: Link) -> Sums:
-        """Adds up tensors, and what is owed of them."""
+        """Sums tensors plus their residuals."""
         residuals = [link.residual(k, tensor) for k, tensor in enumerate(tensors)]
-        owed = [link.scaled(residual.read()) for residual in residuals]
-        wanted = [tensor + rest for tensor, rest in zip(tensors, owed, strict=True)]
+        fed_back = [link.scaled(residual.read()) for residual in residuals]
+        targets = [
+            tensor + error for tensor, error in zip(tensors, fed_back, strict=True)
+        ]
         if link.size == 1:
-            made = Sums(wanted, wanted)
+            sums = Sums(targets, targets)
         else:
-            made = self.compressor.reduce(wanted, link.feeding_back())
-        rests = [want - sent for want, sent in zip(wanted, made.sent, strict=True)]
-        # What is finite may be too large for its sum with the rest, or for products.
-        finite = tf.stack([tf.reduce_all(tf.math.is_finite(rest)) for rest in rests])
+            sums = self.compressor.reduce(targets, link.feeding_back())
+        errors = [
+            target - sent for target, sent in zip(targets, sums.sent, strict=True)
+        ]
+        # Finite tensors may overflow in the sum with the residual, or in products.
+        finite = tf.stack([tf.reduce_all(tf.math.is_finite(error)) for error in errors])
         is_spoilt = link.is_spoilt | ~tf.reduce_all(finite)
-        for residual, before, rest in zip(residuals, owed, rests, strict=True):
-            residual.write(link.unscaled(tf.where(is_spoilt, before, rest)))
-        return made
+        for residual, previous, error in zip(residuals, fed_back, errors, strict=True):
+            residual.write(link.unscaled(tf.where(is_spoilt, previous, error)))
+        return sums

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""int8: numbers travel as whole multiples of a step, one for each tensor.
+"""int8: tensors are sent as integer multiples of a step size, one per tensor.
 
-The step is the same on all replicas, so that multiples can be added up as they are: it
-is chosen so that their sum fits into 8 bits, too. Rounding is stochastic, up as often
-as it takes for the mean to be right.
+The step size is the same on all replicas, so that multiples can be summed as they are,
+and is chosen so that their sum fits into 8 bits as well. Rounding is stochastic and
+unbiased.
 
 Source: Alistarh et al. 2017, QSGD (arXiv:1610.02132), for stochastic rounding; a step
-that replicas share is from Wen et al. 2017, TernGrad.
+size that replicas share is from Wen et al. 2017, TernGrad.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _MOST_REPLICAS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Int8(Compressor):
-    """Numbers travel as 8-bit integers: a quarter of the bytes of float32.
+    """Sends tensors as 8-bit integers: a quarter of the bytes of float32.
 
-    The step is the sum of the replicas' largest numbers, by 127 less one for each
-    replica. A mean is as precise on many replicas as on few; there are 64 at most.
+    The step size is the sum of the replicas' largest absolute values, divided by 127
+    minus the number of replicas. A mean is as precise on many replicas as on few; at
+    most 64 replicas are supported.
 
     Example:
         >>> from replicator import compressors
@@ -41,7 +42,7 @@ class Int8(Compressor):
     """
 
     def reduce(self, tensors: Sequence[tf.Tensor], link: Link) -> Sums:
-        """Adds up tensors; see the module's docstring."""
+        """Sums tensors; see the module's docstring."""
         if link.size > _MOST_REPLICAS:
             raise errors.ArgumentError(
                 errors.compose(
@@ -54,28 +55,28 @@ class Int8(Compressor):
         peaks = tf.stack([_peak(tensor) for tensor in tensors])
         (total,) = link.sum([peaks], of=[None])
         steps = tf.unstack(total / (_LARGEST - link.size), len(tensors))
-        wholes, sizes = [], []
+        quantized, sizes = [], []
         for tensor, step in zip(tensors, steps, strict=True):
             size = tf.cast(step, tensor.dtype)
             noise = link.uniform(tf.shape(tensor), tensor.dtype)
             multiples = tf.floor(tf.math.divide_no_nan(tensor, size) + noise)
-            wholes.append(tf.cast(multiples, tf.int8))
+            quantized.append(tf.cast(multiples, tf.int8))
             sizes.append(size)
         totals = [
-            tf.cast(whole, size.dtype) * size
-            for whole, size in zip(link.sum(wholes), sizes, strict=True)
+            tf.cast(multiples, size.dtype) * size
+            for multiples, size in zip(link.sum(quantized), sizes, strict=True)
         ]
         sent = [
-            tf.cast(whole, size.dtype) * size
-            for whole, size in zip(wholes, sizes, strict=True)
+            tf.cast(multiples, size.dtype) * size
+            for multiples, size in zip(quantized, sizes, strict=True)
         ]
         return Sums(totals, sent)
 
 
 def _peak(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the largest absolute value; infinity, if not all are finite.
+    """Returns the largest absolute value; infinity if any value is not finite.
 
-    All sums are infinite then, or no numbers, as they would be uncompressed.
+    All sums are then inf or NaN, as they would be uncompressed.
     """
     infinity = tf.constant(float("inf"), tensor.dtype)
     sizes = tf.where(tf.math.is_finite(tensor), tf.abs(tensor), infinity)

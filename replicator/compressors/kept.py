@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressors of all_reduce that remember in checkpoints: Kept.
+"""Kept: a compressor for all_reduce whose state is saved in checkpoints.
 
-A compressor that is passed to all_reduce as it is remembers by the place of the call,
-in variables of the step, which are in no checkpoint.
+A compressor passed to all_reduce directly keeps its state per call, in variables of the
+step, which are in no checkpoint.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from replicator.compressors.memory import Memory, Place
 
 
 class Kept(tf.Module):
-    """A compressor for all_reduce, with what it remembers, for checkpoints.
+    """A compressor for all_reduce, with its state, for checkpoints.
 
-    Each call in a step remembers by itself: the n-th that is given it, in each step.
+    The state is kept per call: the n-th call that uses it, in each step.
 
     Example:
         >>> from replicator import compressors
@@ -38,13 +38,13 @@ class Kept(tf.Module):
         compressor: The Compressor.
 
     Raises:
-        ArgumentError: There is no such compressor.
+        ArgumentError: `compressor` is not a compressor.
     """
 
     def __init__(self, compressor: Any) -> None:
         super().__init__(name="kept")
-        made = specs.compressor("Kept", compressor)
-        if made is None:
+        parsed = specs.compressor("Kept", compressor)
+        if parsed is None:
             raise errors.ArgumentError(
                 errors.compose(
                     f"Kept was given compressor={errors.shown(compressor)}, which "
@@ -52,12 +52,12 @@ class Kept(tf.Module):
                     fix='name a compressor: Kept("ef(topk(ratio=0.01))").',
                 )
             )
-        self.compressor: Compressor = made
+        self.compressor: Compressor = parsed
         self._memory = Memory()
         self._places: dict[Any, Place] = {}
 
     def place(self) -> Place:
-        """Returns where the call at hand remembers, in the step of one replica."""
+        """Returns where the current call keeps its state, in one replica's step."""
         replica = context.require("all_reduce")
         number = replica.count(("kept", id(self)))
         graph = replica.build.graph

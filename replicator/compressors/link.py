@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By what a compressor communicates, and where it remembers, in one call of a replica.
+"""Link: a compressor's communication and state, in one call of a replica.
 
-All that is sent goes through the primitives, with the policies of the variables that it
-is for: what only the owner of a variable needs is sent to the owner.
+Everything is sent through the primitives, with the policies of the variables concerned:
+what only the owner of a variable needs is sent to the owner.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from replicator.primitives import all_gather, all_reduce, all_to_all, base, root
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """By what a compressor communicates and remembers, on the replica being built.
+    """Communicates and holds state for a compressor, on the replica being built.
 
     Attributes:
-        members: The replicas that take part, in order.
-        policies: Of which variable each tensor is, and which replica needs it.
-        names: One for each tensor, which tells it from the others of the call.
+        members: The participating replicas, in order.
+        policies: The variable of each tensor, and the replica that needs it.
+        names: One name per tensor, unique within the call.
         place: Where variables are kept.
-        algorithm: How sums are made, one of ALGORITHM_NAMES; None: the cheapest.
-        keeps_rest: Whether what is not sent is kept. Then all that is received has to
-            be the sum of what the replicas say they sent, rounding included.
-        scale: What the tensors are multiplied by for a while, a loss scale; or None.
-        is_spoilt: Whether any replica was given what is not finite: no update will be
-            made of this step, or none that is of use.
+        algorithm: How sums are computed, one of ALGORITHM_NAMES; None: the cheapest.
+        keeps_rest: Whether the part that is not sent is kept. The received totals must
+            then equal the sum of what the replicas report as sent, rounding included.
+        scale: The loss scale by which the tensors are multiplied, or None.
+        is_spoilt: Whether any replica's tensors are not finite: the step will make no
+            update, or none of use.
     """
 
     members: tuple[int, ...]
@@ -48,7 +48,7 @@ class Link:
 
     @property
     def size(self) -> int:
-        """How many replicas take part."""
+        """The number of participating replicas."""
         return len(self.members)
 
     def of(self, places: Sequence[int]) -> Link:
@@ -60,7 +60,7 @@ class Link:
         )
 
     def feeding_back(self) -> Link:
-        """Returns the link for a compressor whose rest is kept."""
+        """Returns the link for a compressor under error feedback."""
         return dataclasses.replace(self, keeps_rest=True)
 
     # --- Communication ----------------------------------------------------------------
@@ -68,14 +68,14 @@ class Link:
     def sum(
         self, tensors: Sequence[tf.Tensor], of: Sequence[int | None] | None = None
     ) -> list[tf.Tensor]:
-        """Returns the sums of tensors over the replicas.
+        """Sums tensors over the replicas.
 
-        16-bit floats are added up in float32, and rounded once more.
+        16-bit floats are summed in float32, and the sum is rounded.
 
         Args:
-            tensors: Any of them may be smaller than what it stands for.
-            of: Which tensor each is sent for; None for what all replicas need. One
-                after the other, unless given.
+            tensors: Any number of them; each may be a smaller stand-in for its tensor.
+            of: The index of the tensor that each stands for, in order by default; None
+                for what all replicas need.
         """
         return all_reduce.reduce_dense(
             list(tensors),
@@ -86,27 +86,27 @@ class Link:
         )
 
     def gather(self, payloads: Sequence[Any]) -> list[Any]:
-        """Returns what the replicas send of each tensor, stacked in replica order.
+        """Returns the replicas' payloads of each tensor, stacked in replica order.
 
         Args:
             payloads: A nest of tensors for each tensor of the call.
         """
         leaves = [tf.nest.flatten(payload) for payload in payloads]
-        policies = [self._policy(k) for k, own in enumerate(leaves) for _ in own]
-        flat = base.flatten([leaf for own in leaves for leaf in own], "a compressor")
+        policies = [self._policy(k) for k, nest in enumerate(leaves) for _ in nest]
+        flat = base.flatten([leaf for nest in leaves for leaf in nest], "a compressor")
         gathered = iter(
             all_gather.gather_dense(flat, None, group=self.members, policies=policies)
         )
         return [
-            tf.nest.pack_sequence_as(payload, [next(gathered) for _ in own])
-            for payload, own in zip(payloads, leaves, strict=True)
+            tf.nest.pack_sequence_as(payload, [next(gathered) for _ in nest])
+            for payload, nest in zip(payloads, leaves, strict=True)
         ]
 
     def exchange(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sends the n-th row of each tensor to the n-th replica.
 
         Args:
-            tensors: As many rows as there are replicas.
+            tensors: Tensors with as many rows as there are replicas.
 
         Returns:
             The rows that the replicas sent to this one, in replica order.
@@ -114,13 +114,13 @@ class Link:
         return all_to_all.exchange(list(tensors), 0, 0, None, group=self.members)
 
     def collect(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns what all replicas pass, stacked in replica order, for all of them.
+        """Returns all replicas' tensors, stacked in replica order, on all of them.
 
-        Each replica sends its tensors to the others, once. Copies of replicas cannot
-        be told apart as the roots of that: theirs are gathered.
+        Each replica broadcasts its tensors once. Replicas built as copies cannot be the
+        roots of different broadcasts, so theirs are gathered.
 
         Args:
-            tensors: Alike on all replicas.
+            tensors: Of the same dtypes and shapes on all replicas.
         """
         build = context.require("a compressor").build
         if not build.all_traced:
@@ -147,14 +147,14 @@ class Link:
     def _policy(self, k: int | None) -> OperandPolicy:
         return NO_POLICY if k is None else self.policies[k]
 
-    # --- Memory -----------------------------------------------------------------------
+    # --- State ------------------------------------------------------------------------
 
     def residual(self, k: int, like: tf.Tensor) -> Residual:
-        """Returns what this replica owes of the k-th tensor.
+        """Returns this replica's residual of the k-th tensor.
 
         Args:
-            k: Which tensor.
-            like: Has its dtype and shape.
+            k: The index of the tensor.
+            like: A tensor of its dtype and shape.
         """
         return self.place.residual(f"residual_{self.names[k]}", like)
 
@@ -162,28 +162,28 @@ class Link:
         """Returns a variable for the k-th tensor, of which each replica has a copy.
 
         Args:
-            k: Which tensor.
-            initial: Returns what it begins with, the same in each run.
+            k: The index of the tensor.
+            initial: Returns the initial value, the same in every run.
         """
         return self.place.factor(f"factor_{self.names[k]}", initial)
 
     def count(self) -> tf.Tensor:
-        """Returns how often this was called in the steps before."""
+        """Returns how many times this was called in earlier steps."""
         counter = self.place.counter(f"calls_{self.names[0]}")
         before = counter.read_value()
         self.write(counter, before + 1)
         return before
 
     def write(self, variable: tf.Variable, value: tf.Tensor) -> None:
-        """Assigns what is equal on all replicas."""
+        """Assigns a value that is equal on all replicas."""
         replica = context.require("a compressor")
         with replica.equal_updates(self.place.owner):
             variable.assign(value, read_value=False)
 
     def uniform(self, shape: Any, dtype: tf.DType) -> tf.Tensor:
-        """Returns random numbers between 0 and 1, others on each replica.
+        """Returns random numbers between 0 and 1, different on each replica.
 
-        A run that is restored from a checkpoint goes on with the same.
+        A run restored from a checkpoint continues the same sequence.
 
         Args:
             shape: Their shape.
@@ -194,9 +194,9 @@ class Link:
         return self.place.generator(name, seed).uniform(shape, dtype=dtype)
 
     def scaled(self, owed: tf.Tensor) -> tf.Tensor:
-        """Returns what is kept, multiplied as the tensors are for now."""
+        """Multiplies a residual by the loss scale of the tensors."""
         return owed if self.scale is None else owed * tf.cast(self.scale, owed.dtype)
 
     def unscaled(self, owed: tf.Tensor) -> tf.Tensor:
-        """Returns what is to be kept, whatever tensors are multiplied by later."""
+        """Divides a residual by the loss scale, which may be another in later steps."""
         return owed if self.scale is None else owed / tf.cast(self.scale, owed.dtype)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compressors keep from step to step: variables, in checkpoints.
+"""State that compressors keep from step to step: variables, saved in checkpoints.
 
-Residuals are each replica's own, and are saved as such: on as many replicas they are
-restored to the bit, on any other number the first one owes what all of them did. What
-is equal on all replicas is saved once.
+Residuals differ between replicas and are saved per replica. With the same number of
+replicas they are restored bit for bit; with another, the first replica gets the sum of
+all. A variable that is equal on all replicas is saved once.
 
-Of a wrapped optimizer they are found by what its gradients look like, as the sums of
-optimizers/accumulators.py; so nothing depends on which of them travel together.
+The variables of a wrapped optimizer are found by the signature of its gradients, as the
+sums of optimizers/accumulators.py are; so nothing depends on which gradients travel
+together.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ _FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 class Memory(Numbered):
-    """All that compressors keep for one optimizer, for its checkpoints."""
+    """All state that compressors keep for one optimizer, for its checkpoints."""
 
     def __init__(self) -> None:
         super().__init__(name="compression")
 
 
 class Place:
-    """Where one call of an optimizer, or of all_reduce, keeps what it remembers.
+    """Where one call of an optimizer, or of all_reduce, keeps its state.
 
     Args:
-        group: Has the variables, and is in checkpoints.
-        owner: Who keeps them, for names.
-        creating: Returns a block in which variables are created, each once for all
-            replicas; None: in the step, where those of all replicas are one.
+        group: Holds the variables, and is in checkpoints.
+        owner: The name of the optimizer or function that keeps them.
+        creating: Returns a context in which variables are created, each once for all
+            replicas. None: in the step, where the replicas' variables are one.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class Place:
         self._creating = creating or contextlib.nullcontext
 
     def residual(self, name: str, like: tf.Tensor) -> Residual:
-        """Returns what a replica still owes of a tensor: nothing, at first.
+        """Returns this replica's residual of a tensor, zeros at first.
 
         Args:
-            name: Within the call.
-            like: Has its dtype and shape.
+            name: Its name within the call.
+            like: A tensor of its dtype and shape.
 
         Raises:
-            ArgumentError: The shape is not known.
+            ArgumentError: The shape is not static.
         """
         if not like.shape.is_fully_defined():
             raise errors.ArgumentError(
@@ -92,11 +93,11 @@ class Place:
         return Residual(self._recall(name, make), like.shape)
 
     def factor(self, name: str, initial: Callable[[], tf.Tensor]) -> tf.Variable:
-        """Returns a variable that each replica writes alike, and has a copy of.
+        """Returns a variable that all replicas write equally, each on its own copy.
 
         Args:
-            name: Within the call.
-            initial: Returns what it begins with.
+            name: Its name within the call.
+            initial: Returns the initial value.
         """
         return self._recall(
             name,
@@ -106,25 +107,25 @@ class Place:
         )
 
     def counter(self, name: str) -> tf.Variable:
-        """Returns a variable that counts, alike on all replicas."""
+        """Returns a variable that counts, equal on all replicas."""
         zero = functools.partial(tf.zeros, [], tf.int64)
-        if self._in_step:  # where a function may write what it creates on one replica
+        if self._in_step:  # there, a function may write its variables on one replica
             return self.factor(name, zero)
         return self._recall(name, lambda: self._variable(name, zero))
 
     def generator(self, name: str, seed: int) -> tf.random.Generator:
-        """Returns a generator of random numbers, others on each replica."""
+        """Returns a random number generator that differs between replicas."""
         return self._recall(
             name, lambda: tf.random.Generator.from_seed(seed, alg="philox")
         )
 
     def _recall(self, name: str, make: Callable[[], Any]) -> Any:
-        """Returns what is kept by a name; creates it, or restores it, if need be."""
+        """Returns the object kept under a name; creates or restores it if needed."""
         if not hasattr(self._group, name):
             with self._creating(), tf.init_scope():
-                made = make()
+                created = make()
                 with context.building(None):
-                    setattr(self._group, name, made)
+                    setattr(self._group, name, created)
         return getattr(self._group, name)
 
     def _variable(
@@ -148,11 +149,11 @@ class Place:
 
 
 class Residual:
-    """What a replica still owes of one tensor: the row of a variable of all replicas'.
+    """A replica's residual of one tensor: its row of a variable with a row per replica.
 
     Args:
-        variable: Has the rows.
-        shape: The tensor's.
+        variable: The variable.
+        shape: The tensor's shape.
     """
 
     def __init__(self, variable: tf.Variable, shape: tf.TensorShape) -> None:
@@ -160,9 +161,9 @@ class Residual:
         self._shape = shape
 
     def read(self) -> tf.Tensor:
-        """Returns what this replica owes."""
+        """Returns this replica's residual."""
         return tf.ensure_shape(tf.squeeze(self._variable.read_value(), 0), self._shape)
 
     def write(self, owed: tf.Tensor) -> None:
-        """Notes what this replica owes from now on."""
+        """Assigns this replica's residual."""
         self._variable.assign(owed[tf.newaxis], read_value=False)

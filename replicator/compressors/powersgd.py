@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PowerSGD: of each matrix, a product of two thin ones.
+"""PowerSGD: each matrix is sent as the product of two thin ones.
 
-One step of a power iteration per sum, from where that of the step before has ended
-(the warm start): with M the replicas' sum, P = M Q is added up and made orthonormal,
-then Q = M^T P is, and all replicas receive P Q^T, the part of M that lies in the space
-of P. The two sums are of thin matrices.
+Each sum is one step of a power iteration, which starts from the result of the previous
+step (the warm start). With M the replicas' sum, P = M Q is summed and orthonormalized,
+then Q = M^T P is summed, and all replicas receive P Q^T, the part of M that lies in the
+space of P. Both sums are of thin matrices.
 
-What a replica has sent is P Q'^T, with its own part Q' of Q: the same space, so that
-the parts add up to what was received, and error feedback keeps the rest.
+A replica's contribution is P Q'^T, with its own summand Q' of Q: in the same space, so
+that the contributions add up to the total, and error feedback keeps the rest.
 
 Source: Vogels, Karimireddy and Jaggi 2019, PowerSGD: practical low-rank gradient
-compression for distributed optimization (arXiv:1905.13727), algorithm 1. It makes P
-orthonormal by Gram-Schmidt; here it is by Householder reflections, which stay so where
-columns are alike, or zero. Of Q only the directions of its columns are kept: multiplied
-by a Q as large as the gradients, these would leave float32's range as their squares do.
+compression for distributed optimization (arXiv:1905.13727), algorithm 1. It
+orthonormalizes P by Gram-Schmidt; this module uses Householder reflections, whose
+result stays orthonormal for columns that are equal or zero. Of Q only the directions of
+the columns are kept: a product of gradients with a Q of their own magnitude would leave
+float32's range as their squares do.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from replicator.compressors.link import Link
 
 @dataclasses.dataclass(frozen=True)
 class PowerSGD(Compressor):
-    """Of each matrix, a product of two thin ones travels: two vectors per rank.
+    """Sends each matrix as the product of two thin ones: two vectors per rank.
 
-    Tensors of more dimensions are matrices whose columns are the last one, as layers
-    have their outputs. Vectors, and matrices that would be no smaller, travel as they
-    are. To be of use it needs error feedback: "ef(powersgd)".
+    Tensors of more dimensions count as matrices whose columns are the last dimension,
+    where layers have their outputs. Vectors, and matrices that would not shrink, are
+    sent unchanged. It is only useful with error feedback: "ef(powersgd)".
 
     Example:
         >>> from replicator import compressors
@@ -47,9 +48,9 @@ class PowerSGD(Compressor):
         array([2., 4., 6.], dtype=float32)
 
     Attributes:
-        rank: How many vectors each of the two matrices has.
-        warm_start: Whether each step goes on from what the one before has found.
-        start_step: How many steps travel uncompressed first.
+        rank: The number of vectors in each of the two matrices.
+        warm_start: Whether each step starts from the result of the previous one.
+        start_step: The number of initial steps that are sent uncompressed.
     """
 
     rank: int = 4
@@ -62,35 +63,35 @@ class PowerSGD(Compressor):
         checks.whole("powersgd", "start_step", self.start_step, 0)
 
     def reduce(self, tensors: Sequence[tf.Tensor], link: Link) -> Sums:
-        """Adds up tensors; see the module's docstring."""
+        """Sums tensors; see the module's docstring."""
         if self.warm_start and not self.start_step:
             return self._compressed(tensors, link, None)
-        turn = link.count()
+        step = link.count()
         if not self.start_step:
-            return self._compressed(tensors, link, turn)
+            return self._compressed(tensors, link, step)
         for k in self._thick(tensors):
-            self._factor(k, tensors[k], link)  # outside of the conditional
+            self._factor(k, tensors[k], link)  # create it outside the conditional
         count = len(tensors)
 
         def compressed() -> list[tf.Tensor]:
-            made = self._compressed(tensors, link, turn)
-            return [*made.totals, *made.sent]
+            results = self._compressed(tensors, link, step)
+            return [*results.totals, *results.sent]
 
-        def whole() -> list[tf.Tensor]:
+        def uncompressed() -> list[tf.Tensor]:
             return [*link.sum(tensors), *map(tf.identity, tensors)]
 
-        made = _tf.cond(turn >= self.start_step, compressed, whole)
-        return Sums(made[:count], made[count:])
+        results = _tf.cond(step >= self.start_step, compressed, uncompressed)
+        return Sums(results[:count], results[count:])
 
     def _compressed(
         self, tensors: Sequence[tf.Tensor], link: Link, turn: tf.Tensor | None
     ) -> Sums:
-        """Adds up tensors by their factors.
+        """Sums tensors by their factors.
 
         Args:
             tensors: The tensors.
-            link: By which they travel.
-            turn: How often that was done before; None if nothing depends on it.
+            link: Communicates and holds state.
+            turn: How many times this was done before; None if nothing depends on it.
         """
         thick = self._thick(tensors)
         thin = [k for k in range(len(tensors)) if k not in thick]
@@ -101,23 +102,23 @@ class PowerSGD(Compressor):
             [*left, *(tensors[k] for k in thin)], [*[None] * len(thick), *thin]
         )
         bases = [tf.linalg.qr(_directions(p)).q for p in received[: len(thick)]]
-        own = [
+        q_parts = [
             tf.linalg.matmul(m, p, transpose_a=True)
             for m, p in zip(matrices, bases, strict=True)
         ]
-        sums = link.sum(own, [None] * len(own)) if own else []
+        sums = link.sum(q_parts, [None] * len(q_parts)) if q_parts else []
         totals, sent = list(tensors), list(tensors)
         for k, total in zip(thin, received[len(thick) :], strict=True):
             totals[k] = total
-        for k, p, q, mine in zip(thick, bases, sums, own, strict=True):
+        for k, p, q, q_part in zip(thick, bases, sums, q_parts, strict=True):
             like = tensors[k]
-            totals[k], sent[k] = _product(p, q, like), _product(p, mine, like)
+            totals[k], sent[k] = _product(p, q, like), _product(p, q_part, like)
             if self.warm_start:
                 self._keep(k, like, q, link)
         return Sums(totals, sent)
 
     def _thick(self, tensors: Sequence[tf.Tensor]) -> list[int]:
-        """Returns which tensors are larger than their factors."""
+        """Returns the indices of the tensors that are larger than their factors."""
         return [
             k
             for k, tensor in enumerate(tensors)
@@ -129,7 +130,7 @@ class PowerSGD(Compressor):
     def _right(
         self, k: int, tensor: tf.Tensor, link: Link, turn: tf.Tensor | None
     ) -> tf.Tensor:
-        """Returns Q, with which a step begins."""
+        """Returns the Q that a step starts with."""
         if self.warm_start:
             return self._factor(k, tensor, link).read_value()
         shape = [_sizes(tensor)[1], self.rank]
@@ -137,16 +138,17 @@ class PowerSGD(Compressor):
         return tf.random.stateless_normal(shape, seed, dtype=tensor.dtype)
 
     def _factor(self, k: int, tensor: tf.Tensor, link: Link) -> tf.Variable:
-        """Returns where Q is kept."""
+        """Returns the variable that keeps Q."""
         shape, dtype = [_sizes(tensor)[1], self.rank], tensor.dtype
         return link.factor(
             k, lambda: tf.random.stateless_normal(shape, [k, self.rank], dtype=dtype)
         )
 
     def _keep(self, k: int, tensor: tf.Tensor, q: tf.Tensor, link: Link) -> None:
-        """Keeps the directions of Q for the next step, unless they are of no use there.
+        """Keeps the directions of Q for the next step, except columns unusable there.
 
-        A direction in which there was nothing is one in which there may be something.
+        For a column that is zero or not finite, the previous direction stays: the next
+        gradients may have something in it.
         """
         factor = self._factor(k, tensor, link)
         finite = tf.reduce_all(tf.math.is_finite(q), 0, keepdims=True)
@@ -155,7 +157,7 @@ class PowerSGD(Compressor):
 
 
 def _sizes(tensor: tf.Tensor) -> tuple[int, int]:
-    """Returns how many rows and columns a tensor has as a matrix."""
+    """Returns the numbers of rows and columns of a tensor as a matrix."""
     *rows, columns = tensor.shape.as_list()
     return math.prod(rows), columns
 
@@ -165,11 +167,11 @@ def _matrix(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _directions(columns: tf.Tensor) -> tf.Tensor:
-    """Returns columns by their largest numbers, so that squares are in range."""
+    """Divides each column by its largest absolute value, to keep squares in range."""
     largest = tf.reduce_max(tf.abs(columns), 0, keepdims=True)
     return tf.math.divide_no_nan(columns, largest)
 
 
 def _product(p: tf.Tensor, q: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Returns P Q^T, in the shape of a tensor."""
+    """Returns P Q^T in the shape of a tensor."""
     return tf.reshape(tf.linalg.matmul(p, q, transpose_b=True), like.shape)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduces by compressors: what is made of a sum or a mean before they see it.
+"""Reduces tensors by compressors: scales them for a mean and groups them.
 
-Called where all_reduce is, while the user's step_fn runs. What cannot be compressed
-goes on to all_reduce: what is of integers or complex numbers, and rows of sparse
-gradients, unless they are only cast.
+Called where all_reduce is, while the user's step_fn runs. Tensors that cannot be
+compressed go to all_reduce: integers, complex numbers, and rows of sparse gradients
+unless the compressor is a cast.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Call:
 
     Attributes:
         op: "sum" or "mean".
-        members: The replicas that take part.
-        weight: What this one weighs in a mean; None: as much as the others.
-        place: Where compressors keep what they remember.
-        algorithm: How sums are made; None: the cheapest.
-        scale: What gradients are multiplied by for a while, a loss scale; or None.
-        differentiable: Whether results have gradients: those of exact sums.
+        members: The participating replicas.
+        weight: This replica's weight in a mean; None: all weigh the same.
+        place: Where compressors keep their state.
+        algorithm: How sums are computed; None: the cheapest.
+        scale: The loss scale by which gradients are multiplied, or None.
+        differentiable: Whether results have gradients, as if the sums were exact.
     """
 
     op: str
@@ -51,7 +51,7 @@ class Call:
 
 
 def can_compress(compressor: Compressor | None, leaf: Leaf) -> bool:
-    """Whether a compressor can do something about a tensor."""
+    """Whether a compressor applies to a tensor."""
     if compressor is None or leaf.dtype not in _DTYPES:
         return False
     return not isinstance(leaf, tf.IndexedSlices) or compressor.rows is not None
@@ -63,52 +63,54 @@ def reduce(
     compressors: Sequence[Compressor | None],
     policies: Sequence[OperandPolicy] | None = None,
 ) -> list[Leaf]:
-    """Reduces tensors, each by its compressor, or as it is.
+    """Reduces tensors, each by its compressor or uncompressed.
 
     Args:
-        call: What is common to all of them.
-        leaves: Any number of them, dense and sparse.
-        compressors: One for each; None where it travels as it is.
-        policies: Of which variable each is, and how it is communicated.
+        call: What is common to all tensors.
+        leaves: Any number of dense and sparse tensors.
+        compressors: One per tensor; None: uncompressed.
+        policies: The variable of each tensor, and how it is communicated.
     """
-    known = list(policies or [NO_POLICY] * len(leaves))
+    all_policies = list(policies or [NO_POLICY] * len(leaves))
     results: list[Any] = [None] * len(leaves)
-    chosen = [
-        one
-        if one is not None
-        and can_compress(one, leaf)
-        and (len(call.members) > 1 or one.owes)
+    applied = [
+        compressor
+        if compressor is not None
+        and can_compress(compressor, leaf)
+        and (len(call.members) > 1 or compressor.owes)
         else None
-        for one, leaf in zip(compressors, leaves, strict=True)
+        for compressor, leaf in zip(compressors, leaves, strict=True)
     ]
-    plain = [k for k, one in enumerate(chosen) if one is None]
-    if plain:
+    uncompressed = [k for k, compressor in enumerate(applied) if compressor is None]
+    if uncompressed:
         reduced = all_reduce.combine(
-            *([leaves[k] for k in plain], call.op, call.weight),
-            policies=[known[k] for k in plain],
+            *([leaves[k] for k in uncompressed], call.op, call.weight),
+            policies=[all_policies[k] for k in uncompressed],
             group=call.members,
             algorithm=call.algorithm,
         )
-        for k, leaf in zip(plain, reduced, strict=True):
+        for k, leaf in zip(uncompressed, reduced, strict=True):
             results[k] = leaf
-    if len(plain) == len(leaves):
+    if len(uncompressed) == len(leaves):
         return results
     share = functools.partial(_scaled, by=_share(call))
-    owing = any(one is not None and one.owes for one in chosen)
-    is_spoilt = _is_spoilt(call, leaves) if owing else False
-    for compressor, places in _by_compressor(chosen):
+    feeds_back = any(
+        compressor is not None and compressor.owes for compressor in applied
+    )
+    is_spoilt = _is_spoilt(call, leaves) if feeds_back else False
+    for compressor, indices in _by_compressor(applied):
         link = Link(
             members=call.members,
-            policies=tuple(known[k] for k in places),
-            names=tuple(map(str, places)),
+            policies=tuple(all_policies[k] for k in indices),
+            names=tuple(map(str, indices)),
             place=call.place,
             algorithm=call.algorithm,
             scale=call.scale,
             is_spoilt=is_spoilt,
         )
-        own = [share(leaves[k]) for k in places]
-        reduced = _reduced(compressor, link, own, call.differentiable)
-        for k, leaf in zip(places, reduced, strict=True):
+        shares = [share(leaves[k]) for k in indices]
+        reduced = _reduced(compressor, link, shares, call.differentiable)
+        for k, leaf in zip(indices, reduced, strict=True):
             results[k] = _cast(leaf, leaves[k].dtype)
     return results
 
@@ -116,16 +118,16 @@ def reduce(
 def _by_compressor(
     chosen: Sequence[Compressor | None],
 ) -> list[tuple[Compressor, list[int]]]:
-    """Returns which tensors have the same compressor."""
+    """Groups the indices of tensors by their compressor."""
     groups: list[tuple[Compressor, list[int]]] = []
     for k, compressor in enumerate(chosen):
         if compressor is None:
             continue
-        for known, places in groups:
-            if known is compressor or (
-                type(known) is type(compressor) and known == compressor
+        for other, indices in groups:
+            if other is compressor or (
+                type(other) is type(compressor) and other == compressor
             ):
-                places.append(k)
+                indices.append(k)
                 break
         else:
             groups.append((compressor, [k]))
@@ -133,7 +135,7 @@ def _by_compressor(
 
 
 def _is_spoilt(call: Call, leaves: Sequence[Leaf]) -> tf.Tensor:
-    """Returns whether any replica has what is not finite, and counts with it."""
+    """Returns whether any replica that does not weigh 0 has inf or NaN."""
     values = [x.values if isinstance(x, tf.IndexedSlices) else x for x in leaves]
     finite = [tf.reduce_all(tf.math.is_finite(x)) for x in values if x.dtype in _DTYPES]
     spoilt = tf.logical_not(tf.reduce_all(tf.stack(finite)))
@@ -146,9 +148,9 @@ def _is_spoilt(call: Call, leaves: Sequence[Leaf]) -> tf.Tensor:
 
 
 def _share(call: Call) -> tf.Tensor | None:
-    """Returns what a replica's tensors are multiplied by to be its share of the result.
+    """Returns the factor that scales a replica's tensors to its share of the result.
 
-    Residuals are of such shares: they stay right where weights change.
+    Residuals are parts of such shares, so they stay right when weights change.
     """
     if call.op == "sum":
         return None
@@ -160,7 +162,7 @@ def _share(call: Call) -> tf.Tensor | None:
 
 
 def _scaled(leaf: Leaf, by: tf.Tensor | None) -> Leaf:
-    """Returns a replica's share of a tensor, in float32 at least."""
+    """Returns a replica's share of a tensor, in at least 32 bits."""
     if isinstance(leaf, tf.IndexedSlices):
         values = _scaled(leaf.values, by)
         return tf.IndexedSlices(values, leaf.indices, leaf.dense_shape)
@@ -168,15 +170,15 @@ def _scaled(leaf: Leaf, by: tf.Tensor | None) -> Leaf:
     if by is None:
         return tf.identity(wide)
     factor = tf.cast(by, wide.dtype)
-    # What is not finite would come through a factor of 0, and back by the gradient.
-    spoils = tf.equal(factor, 0) & ~tf.math.is_finite(wide)
-    return tf.where(spoils, tf.zeros_like(wide), wide) * factor
+    # Inf and NaN would survive a factor of 0, here and in the gradient.
+    masked = tf.equal(factor, 0) & ~tf.math.is_finite(wide)
+    return tf.where(masked, tf.zeros_like(wide), wide) * factor
 
 
 def _reduced(
     compressor: Compressor, link: Link, shares: Sequence[Leaf], differentiable: bool
 ) -> list[Leaf]:
-    """Reduces what has one compressor."""
+    """Reduces the tensors of one compressor."""
     results = list(shares)
     dense = []
     for n, leaf in enumerate(shares):
@@ -185,11 +187,13 @@ def _reduced(
         else:
             dense.append(n)
     if dense:
-        given = [shares[n] for n in dense]
-        made = compressor.reduce([tf.stop_gradient(x) for x in given], link.of(dense))
-        totals = _checked(compressor, given, made)
+        dense_shares = [shares[n] for n in dense]
+        sums = compressor.reduce(
+            [tf.stop_gradient(x) for x in dense_shares], link.of(dense)
+        )
+        totals = _checked(compressor, dense_shares, sums)
         if differentiable:
-            totals = _with_exact_gradients(given, totals, link)
+            totals = _with_exact_gradients(dense_shares, totals, link)
         for n, total in zip(dense, totals, strict=True):
             results[n] = total
     return results
@@ -198,7 +202,7 @@ def _reduced(
 def _with_exact_gradients(
     shares: Sequence[tf.Tensor], totals: Sequence[tf.Tensor], link: Link
 ) -> Sequence[tf.Tensor]:
-    """Returns totals whose gradients are those of the exact sums of the shares."""
+    """Returns the totals, with the gradients of the exact sums of the shares."""
 
     @tf.custom_gradient
     def made(*_: tf.Tensor) -> Any:
@@ -214,7 +218,7 @@ def _with_exact_gradients(
 def _reduce_rows(
     compressor: Compressor, rows: tf.IndexedSlices, link: Link
 ) -> tf.IndexedSlices:
-    """Gathers the rows of all replicas, cast, and adds up those of one index."""
+    """Gathers the cast rows of all replicas and sums rows of the same index."""
     values, indices = all_gather.gather_dense(
         [tf.cast(rows.values, compressor.rows), rows.indices],
         axis=0,
@@ -232,7 +236,7 @@ def _cast(leaf: Leaf, dtype: tf.DType) -> Leaf:
 def _checked(
     compressor: Compressor, shares: Sequence[tf.Tensor], made: Any
 ) -> Sequence[tf.Tensor]:
-    """Returns the totals that a compressor has made; it may be a user's own."""
+    """Returns the totals that a compressor, which may be a user's class, returned."""
     totals = list(getattr(made, "totals", ()))
     if len(totals) == len(list(getattr(made, "sent", ()))) == len(shares) and all(
         total.dtype == share.dtype and total.shape.is_compatible_with(share.shape)

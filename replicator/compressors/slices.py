@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of 16-bit floats of which nothing gets lost.
+"""Sums of 16-bit floats whose rounding errors are all kept.
 
-Each replica adds up one slice of all numbers, in float32, and sends what it makes of
-that to all: twice as many messages as an all_reduce, and as many bytes. What rounding
-takes of a sum is known where the slice is added up, and only there.
+Each replica sums one slice in float32 and sends the rounded result to all: twice as
+many messages as an all_reduce, and as many bytes. The rounding error of a sum is known
+only where the slice is summed.
 
 Source: the reduce-scatter and all-gather of Thakur, Rabenseifner and Gropp 2005,
-Optimization of collective communication operations in MPICH; that what is sent back
-can be compressed, too, with an error of its own, is from Tang et al. 2019,
-DoubleSqueeze.
+Optimization of collective communication operations in MPICH; compressing the result
+too, with an error of its own, is from Tang et al. 2019, DoubleSqueeze.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from replicator.graph.ir import shapes
 
 
 def narrow(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Casts to a smaller dtype; what is finite stays so."""
+    """Casts to a smaller dtype; finite values stay finite."""
     most = tf.constant(dtype.max, tensor.dtype)
     within = tf.clip_by_value(tensor, -most, most)
     return tf.cast(tf.where(tf.math.is_finite(tensor), within, tensor), dtype)
@@ -34,37 +33,38 @@ def narrow(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 def add_up(
     tensors: Sequence[tf.Tensor], link: Link
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Adds up tensors over the replicas.
+    """Sums tensors over the replicas.
 
     Args:
-        tensors: Of 16-bit floats.
-        link: By which they travel.
+        tensors: Tensors of 16-bit floats.
+        link: Communicates.
 
     Returns:
-        What all replicas receive, in the dtype of the tensors; and, in float32, what
-        this replica's slices lack: those of all replicas add up to all that is lacking.
+        The totals that all replicas receive, in the dtype of the tensors; and, in
+        float32, the rounding errors of this replica's slice, with zeros elsewhere. Over
+        all replicas they add up to the whole error.
     """
-    together = _together(tensors, link)
-    packs = [_Pack([tensors[k] for k in own]) for own in together]
+    buckets = _together(tensors, link)
+    packs = [_Pack([tensors[k] for k in bucket]) for bucket in buckets]
     rows = [pack.rows(link.size) for pack in packs]
-    turns = tf.range(link.size)[:, tf.newaxis]  # by which a replica knows its slice
-    *received, turn = link.exchange([*rows, turns])
+    slice_ids = tf.range(link.size)[:, tf.newaxis]  # tells each replica its slice
+    *received, slice_id = link.exchange([*rows, slice_ids])
     sums = [tf.reduce_sum(tf.cast(parts, tf.float32), 0) for parts in received]
     small = [narrow(total, tensors[0].dtype) for total in sums]
-    is_mine = tf.equal(tf.range(link.size), turn[0])[:, tf.newaxis]
-    totals, rests = list(tensors), list(tensors)
-    for own, pack, exact, whole in zip(
-        together, packs, sums, link.collect(small), strict=True
+    is_mine = tf.equal(tf.range(link.size), slice_id[0])[:, tf.newaxis]
+    totals, rounding_errors = list(tensors), list(tensors)
+    for bucket, pack, exact, rounded in zip(
+        buckets, packs, sums, link.collect(small), strict=True
     ):
-        lacking = exact - tf.cast(whole, tf.float32)
-        made = pack.apart(whole), pack.apart(tf.where(is_mine, lacking, 0.0))
-        for k, total, rest in zip(own, *made, strict=True):
-            totals[k], rests[k] = total, rest
-    return totals, rests
+        error = exact - tf.cast(rounded, tf.float32)
+        split = pack.apart(rounded), pack.apart(tf.where(is_mine, error, 0.0))
+        for k, total, error_part in zip(bucket, *split, strict=True):
+            totals[k], rounding_errors[k] = total, error_part
+    return totals, rounding_errors
 
 
 def _together(tensors: Sequence[tf.Tensor], link: Link) -> list[list[int]]:
-    """Returns which tensors travel together: small ones of one bucket."""
+    """Returns which tensors travel together: small ones of the same bucket."""
     flat = [[tf.reshape(tensor, [-1])] for tensor in tensors]
     fusion = context.require("a compressor").build.options.fusion
     buckets = [policy.bucket for policy in link.policies]
@@ -72,23 +72,23 @@ def _together(tensors: Sequence[tf.Tensor], link: Link) -> list[list[int]]:
 
 
 class _Pack:
-    """Tensors one behind the other, in rows of one length, one for each replica."""
+    """Concatenated tensors as a matrix of one row per replica."""
 
     def __init__(self, tensors: Sequence[tf.Tensor]) -> None:
         self._tensors = tensors
 
     def rows(self, count: int) -> tf.Tensor:
-        """Returns all numbers in so many rows, the last filled up with zeros."""
+        """Returns all numbers in `count` rows, the last one padded with zeros."""
         flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in self._tensors], 0)
         (size,) = shapes.sizes(flat)
         if size is None:
-            filled = tf.pad(flat, [[0, -tf.size(flat) % count]])
+            padded = tf.pad(flat, [[0, -tf.size(flat) % count]])
         else:
-            filled = tf.pad(flat, [[0, -size % count]])
-        return tf.reshape(filled, [count, -1])
+            padded = tf.pad(flat, [[0, -size % count]])
+        return tf.reshape(padded, [count, -1])
 
     def apart(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what is in the places of the tensors, of their shapes."""
+        """Splits the rows into tensors of the original shapes."""
         flat = tf.reshape(rows, [-1])
         sizes = [
             math.prod(tensor.shape.as_list())
@@ -96,9 +96,9 @@ class _Pack:
             else tf.size(tensor)
             for tensor in self._tensors
         ]
-        made, begin = [], 0
+        parts, begin = [], 0
         for tensor, size in zip(self._tensors, sizes, strict=True):
             part = tf.reshape(flat[begin : begin + size], tf.shape(tensor))
-            made.append(tf.ensure_shape(part, tensor.shape))
+            parts.append(tf.ensure_shape(part, tensor.shape))
             begin += size
-        return made
+        return parts

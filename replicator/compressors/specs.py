@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressors as texts: "bf16", "powersgd(rank=4)", "ef(topk(ratio=0.01))"."""
+"""Compressors as text: "bf16", "powersgd(rank=4)", "ef(topk(ratio=0.01))"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replicator.compressors.int8 import Int8
 from replicator.compressors.powersgd import PowerSGD
 from replicator.compressors.topk import TopK
 
-# By their names in texts.
+# By name in the text form.
 CLASSES: dict[str, type[Compressor]] = {
     "fp16": FP16,
     "bf16": BF16,
@@ -39,11 +39,11 @@ def parse(spec: str) -> Compressor | None:
         ErrorFeedback(compressor=PowerSGD(rank=2, warm_start=True, start_step=0))
 
     Args:
-        spec: A name, with options in brackets where they are others than usual; "ef"
-            has the text of another compressor in them. "none" and "" are none.
+        spec: A name, followed by non-default options in parentheses; "ef" takes the
+            text of another compressor there. "none" and "" stand for None.
 
     Raises:
-        ArgumentError: There is no such compressor, or it has no such option.
+        ArgumentError: The compressor or an option does not exist.
     """
     if not isinstance(spec, str):
         raise _bad(spec, "is no text")
@@ -53,10 +53,10 @@ def parse(spec: str) -> Compressor | None:
         node = ast.parse(spec.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise _bad(spec, "cannot be read") from None
-    made = _made(spec, node)
-    if not isinstance(made, Compressor):
+    value = _made(spec, node)
+    if not isinstance(value, Compressor):
         raise _bad(spec, "is no compressor")
-    return made
+    return value
 
 
 def text(compressor: Compressor | None) -> str:
@@ -68,7 +68,7 @@ def text(compressor: Compressor | None) -> str:
         'ef(topk)'
 
     Raises:
-        ArgumentError: It is a class of the user's, of which no text is known.
+        ArgumentError: It is of a user's class, which has no text form.
     """
     if compressor is None:
         return ""
@@ -92,11 +92,11 @@ def text(compressor: Compressor | None) -> str:
 
 
 def compressor(what: str, given: Any) -> Compressor | None:
-    """Returns what a user passes as a compressor: one, its text, or None.
+    """Returns a user's compressor argument: a Compressor, its text, or None.
 
     Args:
-        what: Who is given it, for messages.
-        given: As the user gave it.
+        what: The object it is passed to, for messages.
+        given: The user's argument.
 
     Raises:
         ArgumentError: It is none of these.
@@ -105,7 +105,7 @@ def compressor(what: str, given: Any) -> Compressor | None:
         return given
     if isinstance(given, str):
         return parse(given)
-    passed = errors.shown(given)
+    shown = errors.shown(given)
     hint = ""
     if isinstance(given, tf.Module):
         hint = " A Kept is for all_reduce; optimizers keep what there is themselves."
@@ -113,7 +113,7 @@ def compressor(what: str, given: Any) -> Compressor | None:
         hint = f" Make one of the class: {given.__name__}()."
     raise errors.ArgumentError(
         errors.compose(
-            f"{what} was given compressor={passed}.",
+            f"{what} was given compressor={shown}.",
             [f"at {errors.user_line()}"],
             f"pass a Compressor, or a text: {_listed()}.{hint}",
         )
@@ -121,7 +121,7 @@ def compressor(what: str, given: Any) -> Compressor | None:
 
 
 def _made(spec: str, node: ast.expr) -> Any:
-    """Returns what a part of a text stands for."""
+    """Evaluates one node of a text."""
     if isinstance(node, ast.Name | ast.Call):
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
         return _called(spec, call)
@@ -132,13 +132,13 @@ def _made(spec: str, node: ast.expr) -> Any:
 
 
 def _called(spec: str, call: ast.Call) -> Compressor:
-    """Returns the compressor that a name, or a name with options, stands for."""
+    """Returns the compressor of a name with or without options."""
     name = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)
     cls = CLASSES.get(name)
     if cls is None:
         raise _bad(spec, f"names {errors.shown(name)}, which is no compressor")
     fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    options = {one.arg: one.value for one in call.keywords}
+    options = {keyword.arg: keyword.value for keyword in call.keywords}
     if call.args and (fields != ["compressor"] or len(call.args) + len(options) > 1):
         raise _bad(spec, f"has options without names, of {_signature(cls, name)}")
     if call.args:
@@ -168,7 +168,7 @@ def _listed() -> str:
 
 
 def _signature(cls: type[Compressor], name: str) -> str:
-    """Returns how a compressor is written, with all of its options."""
+    """Returns a compressor's text with all of its options."""
     options = [
         "topk" if field.name == "compressor" else f"{field.name}={field.default}"
         for field in dataclasses.fields(cls)  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""topk: of each tensor, the numbers that are largest, and where they are.
+"""topk: each tensor's numbers of largest absolute value are sent, with their indices.
 
 Sources: Aji and Heafield 2017, Sparse communication for distributed gradient descent;
-Stich et al. 2018, Sparsified SGD with memory (arXiv:1809.07599): with error feedback,
-which this needs to be of use.
+Stich et al. 2018, Sparsified SGD with memory (arXiv:1809.07599), with error feedback,
+without which this is of little use.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from replicator.compressors.link import Link
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Compressor):
-    """Of each tensor, the numbers of largest absolute value travel, with their places.
+    """Sends each tensor's numbers of largest absolute value, with their indices.
 
-    Each takes 8 bytes in place of 4, from each replica to all: less in all where the
-    ratio is well below a half, by the number of replicas.
+    Each takes 8 bytes instead of 4 and goes from every replica to all: fewer bytes in
+    total if the ratio is well below a half divided by the number of replicas.
 
     Example:
         >>> from replicator import compressors
@@ -35,7 +35,7 @@ class TopK(Compressor):
         array([ 0., -6.,  4.,  0.], dtype=float32)
 
     Attributes:
-        ratio: Which share of the numbers, at least one; 0 < ratio <= 1.
+        ratio: The fraction of the numbers to send, at least one; 0 < ratio <= 1.
     """
 
     ratio: float = 0.01
@@ -45,23 +45,23 @@ class TopK(Compressor):
         object.__setattr__(self, "ratio", float(self.ratio))
 
     def reduce(self, tensors: Sequence[tf.Tensor], link: Link) -> Sums:
-        """Adds up tensors; see the module's docstring."""
-        chosen = [self._choose(tensor) for tensor in tensors]
+        """Sums tensors; see the module's docstring."""
+        payloads = [self._choose(tensor) for tensor in tensors]
         totals, sent = [], []
-        gathered = link.gather(chosen)
-        for tensor, own, everyone in zip(tensors, chosen, gathered, strict=True):
+        gathered = link.gather(payloads)
+        for tensor, payload, stacked in zip(tensors, payloads, gathered, strict=True):
             total = tf.zeros([_size(tensor)], tensor.dtype)
-            mine = _added(total, *own)
-            # One replica after the other: within one, no place is there twice, and the
-            # order of the additions is one on all devices.
-            for values, places in zip(*map(tf.unstack, everyone), strict=True):
-                total = _added(total, values, places)
+            contribution = _added(total, *payload)
+            # One replica after another: within one, no index occurs twice, so the
+            # order of the additions is the same on all devices.
+            for values, indices in zip(*map(tf.unstack, stacked), strict=True):
+                total = _added(total, values, indices)
             totals.append(tf.reshape(total, shape_of(tensor)))
-            sent.append(tf.reshape(mine, shape_of(tensor)))
+            sent.append(tf.reshape(contribution, shape_of(tensor)))
         return Sums(totals, sent)
 
     def _choose(self, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the largest numbers and where they are in the flat tensor."""
+        """Returns the largest numbers and their indices in the flat tensor."""
         flat = tf.reshape(tensor, [-1])
         size = _size(tensor)
         if isinstance(size, int):
@@ -69,16 +69,16 @@ class TopK(Compressor):
         else:
             share = tf.math.ceil(self.ratio * tf.cast(size, tf.float64))
             count = tf.minimum(size, tf.maximum(1, tf.cast(share, tf.int32)))
-        # What is no number comes first, so that whoever looks for it finds it.
+        # Inf and NaN rank first, so that a check of the result finds them.
         infinity = tf.constant(float("inf"), tensor.dtype)
         sizes = tf.where(tf.math.is_finite(flat), tf.abs(flat), infinity)
-        _, places = tf.math.top_k(sizes, count, sorted=False)
-        return tf.gather(flat, places), places
+        _, indices = tf.math.top_k(sizes, count, sorted=False)
+        return tf.gather(flat, indices), indices
 
 
 def _size(tensor: tf.Tensor) -> int | tf.Tensor:
-    known = tensor.shape.num_elements()
-    return tf.size(tensor) if known is None else known
+    static_size = tensor.shape.num_elements()
+    return tf.size(tensor) if static_size is None else static_size
 
 
 def _added(total: tf.Tensor, values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What communication costs, and what is chosen for it."""
+"""Models the cost of communication, and chooses by it."""

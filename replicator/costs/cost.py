@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where and how a communication is computed.
+"""Decides where and how a communication is computed.
 
-Which device adds up a matched set of tensors (the hub), which small tensors travel
-together (a bucket), and by which algorithm they are reduced: the one that is cheapest
-by a small model (costs/rates.py), whose constants `python -m replicator.calibrate`
-measures.
+This covers which device sums a matched set of tensors (the hub), which small tensors
+travel together (a bucket), and which algorithm reduces them: the cheapest by a small
+model (costs/rates.py), whose constants `python -m replicator.calibrate` measures.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import tensorflow as tf
 from replicator.costs import hosts, rates
 from replicator.graph.ir import shapes
 
-# Each tensor that is sent costs some time, however small it is. Measured on CPUs with
-# 100 layers of 64 units, buckets of 64 and of 256 KiB were slower than these. The
-# reason may be that glibc's malloc asks the system for each buffer from 128 KiB on.
+# Every tensor sent takes some time, however small it is. Measured on CPUs with 100
+# layers of 64 units, buckets of 64 and of 256 KiB were slower than this size, perhaps
+# because glibc's malloc asks the system for every buffer of 128 KiB or more.
 _BUCKET_BYTES = 120_000
 
-_WIDEST = 8  # bytes of a number in a matrix product
+_WIDEST = 8  # the most bytes of a number in a matrix product
 
 _UNKNOWN_BYTES = 1 << 10  # tensors of unknown size are mostly small: losses, counts
 
@@ -34,14 +33,14 @@ ALGORITHM_NAMES = ("hub", "shuffled", "tree", "ring", "nccl")
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What the user leaves to be decided here, and what not.
+    """The user's constraints on the choices made here, and the costs they are based on.
 
     Attributes:
-        algorithm: How all_reduce is done, one of ALGORITHM_NAMES; None: the cheapest
-            for each.
+        algorithm: The algorithm of all_reduce, one of ALGORITHM_NAMES; None: the
+            cheapest for each tensor.
         fusion: Whether small tensors that are reduced together travel together.
         factors: Whether sums of matrix products may move the factors instead.
-        calibration: What work costs on each kind of device.
+        calibration: The costs of work on each kind of device.
     """
 
     algorithm: str | None = None
@@ -54,16 +53,16 @@ def shards(variables: str, devices: Sequence[str]) -> bool:
     """Decides whether each variable gets one owner.
 
     Args:
-        variables: What the user says: "mirrored", "sharded", or "auto".
-        devices: Where the replicas run.
+        variables: The user's option: "mirrored", "sharded", or "auto".
+        devices: The replicas' devices.
 
     Returns:
         For "auto": whether all devices are CPUs of one process, where a read from
         another device costs no copy. Measured with 2 cores and 2 replicas, as a share
         of one device's time with the whole batch, mirrored and sharded: perceptrons of
         32-64-64-10 units 0.79 and 0.75, of 1024-2048x3-10 units 1.38 and 1.17, of 100
-        layers 1.18 and 0.94; so it is so for all sizes. On accelerators, which were not
-        measured, each read of a variable would be a transfer.
+        layers 1.18 and 0.94; so the answer holds for all sizes. On accelerators, which
+        were not measured, each read of a variable would be a transfer.
     """
     if variables == "auto":
         return share_memory(devices)
@@ -71,13 +70,13 @@ def shards(variables: str, devices: Sequence[str]) -> bool:
 
 
 def tensor_bytes(tensor: tf.Tensor) -> int:
-    """Returns the size of a tensor in bytes, or a guess where that is unknown."""
+    """Returns the size of a tensor in bytes, or an estimate if it is unknown."""
     nbytes = known_bytes(tensor)
     return _UNKNOWN_BYTES if nbytes is None else nbytes
 
 
 def known_bytes(tensor: tf.Tensor) -> int | None:
-    """Returns the size of a tensor in bytes, or None where that is unknown."""
+    """Returns the size of a tensor in bytes, or None if it is unknown."""
     if not tensor.shape.is_fully_defined() or not tensor.dtype.size:
         return None
     return math.prod(tensor.shape.as_list()) * tensor.dtype.size
@@ -90,19 +89,19 @@ def choose(
     nbytes: int | None,
     devices: Sequence[str],
 ) -> str:
-    """Says by which algorithm one tensor per participant is reduced.
+    """Chooses the algorithm that reduces one tensor per participant.
 
     Args:
-        policy: Holds what work costs.
-        asked: What the call or the user asks for, if anything.
-        able: The algorithms that can do it; "hub" always can.
-        nbytes: The size of the tensor; None if it is only known when the step runs.
-        devices: Where the participants run.
+        policy: Holds the costs of work.
+        asked: The algorithm that the call or the user requests, if any.
+        able: The algorithms that support the reduction; "hub" always does.
+        nbytes: The size of the tensor; None if it is known only at run time.
+        devices: The participants' devices.
 
     Returns:
-        What was asked for, if that can do it, else the hub; and if nothing was, the
-        cheapest. A tensor of unknown size is taken for a small one. NCCL has to be
-        asked for, unless what GPUs cost was measured, and so NCCL found to work.
+        The requested algorithm, or the hub if that is not supported; without a request,
+        the cheapest. A tensor of unknown size is assumed to be small. NCCL must be
+        requested, unless GPUs' costs were measured, which shows that NCCL works.
     """
     if len(devices) == 1:
         return "hub"
@@ -129,14 +128,14 @@ def buckets(
 
     Args:
         columns: `columns[k][r]` is the k-th operand of replica r.
-        policy: Whether any of them may.
-        apart: Tensors for which `apart[k]` differs never travel together: those that
-            different replicas need, say.
+        policy: Whether any may travel together.
+        apart: Tensors with different `apart[k]` never travel together, e.g. those that
+            different replicas need.
 
     Returns:
-        The indices k, each once, in groups of one dtype and one shape of their rows, so
-        that they can be joined as they are. A group of several holds at most
-        _BUCKET_BYTES; a tensor of unknown size is alone.
+        The indices k, each once, in groups of one dtype and one row shape, so that the
+        tensors can be concatenated as they are. A group of several tensors holds at
+        most _BUCKET_BYTES; a tensor of unknown size is alone.
     """
     if not policy.fusion:
         return [[k] for k in range(len(columns))]
@@ -146,25 +145,25 @@ def buckets(
         nbytes = tensor_bytes(column[0])
         shape = shapes.static(column[0]) or ()
         kind = (column[0].dtype, shape[1:], apart[k] if apart else None)
-        group, filled = open_groups.get(kind, ([], 0))
-        known = all(tensor.shape.is_fully_defined() for tensor in column)
-        if group and known and filled + nbytes <= _BUCKET_BYTES:
+        group, group_bytes = open_groups.get(kind, ([], 0))
+        is_static = all(tensor.shape.is_fully_defined() for tensor in column)
+        if group and is_static and group_bytes + nbytes <= _BUCKET_BYTES:
             group.append(k)
-            open_groups[kind] = (group, filled + nbytes)
+            open_groups[kind] = (group, group_bytes + nbytes)
         else:
             groups.append([k])
-            if known and nbytes < _BUCKET_BYTES:
+            if is_static and nbytes < _BUCKET_BYTES:
                 open_groups[kind] = (groups[-1], nbytes)
     return groups
 
 
 def filled(nbytes: int) -> float:
-    """Returns what share of a message a tensor takes that travels with others."""
+    """Returns a tensor's share of the message in which it travels with others."""
     return min(1.0, nbytes / _BUCKET_BYTES)
 
 
 class Hubs:
-    """Deals hubs so that each host, and each device of it, adds up about as much.
+    """Assigns hubs so that all hosts, and all devices of a host, sum equally much.
 
     Hosts come first: what a hub receives and returns crosses the link of its host.
     """
@@ -174,30 +173,30 @@ class Hubs:
         self._on_host = {hosts.host_of(device): 0 for device in devices}
 
     def next(self, nbytes: int, among: Sequence[str] | None = None) -> str:
-        """Returns the device with the least load so far and gives it `nbytes` more.
+        """Returns the device with the least load so far and adds `nbytes` to its load.
 
         Args:
-            nbytes: How much it will have to do.
-            among: The devices to choose from; all, unless given.
+            nbytes: How many bytes it will process.
+            among: The devices to choose from; all by default.
         """
-        least = min(among or self._load, key=self._loads)
-        self._load[least] += nbytes + 1
-        self._on_host[hosts.host_of(least)] += nbytes + 1
-        return least
+        device = min(among or self._load, key=self._loads)
+        self._load[device] += nbytes + 1
+        self._on_host[hosts.host_of(device)] += nbytes + 1
+        return device
 
     def _loads(self, device: str) -> tuple[int, int]:
         return self._on_host[hosts.host_of(device)], self._load[device]
 
 
 def share_memory(devices: Sequence[str]) -> bool:
-    """Whether tensors are handed from device to device without being copied."""
+    """Whether tensors pass from device to device without a copy."""
     return rates.kind_of(devices) == "cpu"
 
 
 def is_small(tensor: tf.Tensor, policy: Policy) -> bool:
-    """Whether a tensor travels with others, whatever it is cast from.
+    """Whether a tensor is small enough for a bucket, whatever it is cast from.
 
-    Then its factors do not pay; to find them takes longer than to ask this.
+    If so, its factors do not pay, and finding them would take longer than this check.
     """
     if not policy.fusion or not tensor.shape.is_fully_defined():
         return False
@@ -207,12 +206,12 @@ def is_small(tensor: tf.Tensor, policy: Policy) -> bool:
 def factors_pay(
     products: Sequence[Any], policy: Policy, devices: Sequence[str]
 ) -> bool:
-    """Decides whether to move the factors of matrix products, and not the products.
+    """Decides whether to move the factors of matrix products instead of the products.
 
     Args:
         products: One per replica, of graph/matching/factors.py.
         policy: Whether small products would travel together, which is cheaper still.
-        devices: Where the replicas run.
+        devices: The replicas' devices.
     """
     left, right = products[0].left, products[0].right
     return rows_pay(
@@ -233,13 +232,13 @@ def rows_pay(
     policy: Policy,
     crosses: bool,
 ) -> bool:
-    """Decides whether to move the factors of products, and not the products.
+    """Decides whether to move the factors of products instead of the products.
 
     Args:
-        rows: How many rows they have, of all replicas.
-        widths: Those of both factors.
-        size: Bytes of a number.
-        count: How many products there are.
+        rows: The number of rows of the factors, over all replicas.
+        widths: The widths of both factors.
+        size: The bytes of a number.
+        count: The number of products.
         policy: Whether small products would travel together.
         crosses: Whether they go to other hosts.
     """
@@ -247,14 +246,14 @@ def rows_pay(
     if policy.fusion and m * n * size < _BUCKET_BYTES:
         return False
     if crosses and rows * (m + n) >= 2 * m * n:
-        return False  # a host receives all others' rows; of products, two at most
-    # Joining writes the factors and scaling one of them, where without it each replica
-    # writes a product of its own and the hub passes over all of them.
+        return False  # a host receives all others' rows, but at most two products
+    # Concatenation writes the factors, and scaling one of them. Without factors, each
+    # replica writes a product of its own and the hub reads all of them.
     return 2 * rows * (m + n) < count * m * n
 
 
 def work(products: Sequence[Any]) -> int:
-    """Returns how many bytes pass through the device that joins and multiplies."""
+    """Returns the bytes that the device that concatenates and multiplies processes."""
     left, right = products[0].left, products[0].right
     rows = sum(product.left.rows for product in products)
     numbers = rows * (left.width + right.width) + left.width * right.width

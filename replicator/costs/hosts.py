@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices are on which host: what the two levels of communication are made of.
+"""Groups devices by host, for the two levels of communication.
 
 A host is a process that runs devices: a job, a replica and a task of TensorFlow.
-Devices of one host hand tensors to one another at once, or over its own bus; what
+Devices of one host pass tensors to one another directly or over its own bus; what
 leaves a host crosses the link that all of its devices share.
 """
 
@@ -21,28 +21,28 @@ def host_of(device: str) -> str:
 
 
 def cpu_of(device: str) -> str:
-    """Returns a CPU of a device's host: itself if it is one, else the first.
+    """Returns a CPU on a device's host: the device itself if it is one, else the first.
 
     Args:
         device: A full name.
     """
-    host, _, own = device.rpartition("/device:")
-    return device if own.startswith("CPU:") else f"{host}/device:CPU:0"
+    host, _, device_on_host = device.rpartition("/device:")
+    return device if device_on_host.startswith("CPU:") else f"{host}/device:CPU:0"
 
 
 def by_host(devices: Sequence[str]) -> list[list[int]]:
-    """Returns the places of the devices of each host.
+    """Returns the indices of the devices of each host.
 
     Args:
-        devices: `devices[n]` is where participant n runs.
+        devices: `devices[n]` is the device of participant n.
 
     Returns:
-        A list per host, in the order in which they come first; each place once.
+        A list per host, in order of first occurrence; each index once.
     """
-    places: dict[str, list[int]] = {}
+    indices: dict[str, list[int]] = {}
     for n, device in enumerate(devices):
-        places.setdefault(host_of(device), []).append(n)
-    return list(places.values())
+        indices.setdefault(host_of(device), []).append(n)
+    return list(indices.values())
 
 
 def are_several(devices: Sequence[str]) -> bool:
@@ -51,8 +51,8 @@ def are_several(devices: Sequence[str]) -> bool:
 
 
 def in_levels(devices: Sequence[str]) -> bool:
-    """Whether there is a level within hosts, and one between them.
+    """Whether communication has two levels: within hosts, and between them.
 
-    So it is on several hosts if any of them has more than one of the devices.
+    It does on several hosts if any of them has more than one of the devices.
     """
     return 1 < len({host_of(device) for device in devices}) < len(devices)

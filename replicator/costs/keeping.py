@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step costs for one variable: its gradient's way, its update, its readers.
+"""The cost of a variable in a step: reducing its gradient, updating it and reading it.
 
-By the model of rates.py, whose constants are all there are: what is counted here are
-ops, messages and bytes. On devices that share cores, work adds up, and values are read
-where they are; on others, what counts is the longest chain.
+By the model and the constants of rates.py; this module counts the ops, messages and
+bytes. On devices that share cores all work adds up, and values are read in place; on
+others the longest chain counts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from replicator.costs.rates import Calibration, Rates, Work
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What a step does with a variable, or with a part of it.
+    """What a step does with a variable, or with a part of one.
 
     Attributes:
         nbytes: Its size.
-        slots: How many numbers an optimizer keeps for each of the variable's.
-        rows: Of a sparse gradient, what share of the rows a replica's has; None: the
-            gradient is dense.
+        slots: How many numbers an optimizer keeps per number of the variable.
+        rows: For a sparse gradient, the share of the rows that a replica's gradient
+            has; None: the gradient is dense.
     """
 
     nbytes: int
@@ -33,16 +33,16 @@ class Load:
 
     @property
     def travels(self) -> int:
-        """How many bytes the gradient of a replica has."""
+        """The number of bytes of a replica's gradient."""
         if self.rows is None:
             return self.nbytes
         return min(self.nbytes, math.ceil(self.rows * self.nbytes))
 
     def update(self, replicas: int) -> Work:
-        """Returns the work of one update: it reads gradient, variable and slots.
+        """Returns the work of one update, which reads gradient, variable and slots.
 
         Args:
-            replicas: Of how many the gradient is.
+            replicas: The number of replicas whose gradients are combined.
         """
         touched = self.nbytes
         if self.rows is not None:
@@ -56,12 +56,12 @@ def mirrored(
     calibration: Calibration,
     algorithm: str | None = None,
 ) -> float:
-    """Returns the seconds for a variable that all replicas have, and all update.
+    """Returns the seconds for a variable that all replicas hold and update.
 
     Args:
         load: The variable.
-        devices: Where the replicas run, by full names.
-        calibration: What work costs.
+        devices: The replicas' devices, by full names.
+        calibration: The costs of work.
         algorithm: How its gradients are reduced; None: the cheapest way.
     """
     update = _by_each(load.update(len(devices)), devices, calibration)
@@ -70,14 +70,14 @@ def mirrored(
     if load.rows is not None:
         return update + _in_levels(_gathered, load, devices, calibration)
     names = [algorithm] if algorithm else _able(devices, calibration)
-    # A small tensor waits for a message with others, and pays its share of it.
-    alone = cost.filled(load.nbytes)
-    reduced = []
+    # A small tensor shares a message with others and pays its part of it.
+    fill = cost.filled(load.nbytes)
+    costs = []
     for name in names:
         message = all_reduce(name, 0, devices, calibration)
-        all_of_it = all_reduce(name, load.nbytes, devices, calibration)
-        reduced.append(all_of_it - (1 - alone) * message)
-    return update + min(reduced)
+        whole = all_reduce(name, load.nbytes, devices, calibration)
+        costs.append(whole - (1 - fill) * message)
+    return update + min(costs)
 
 
 def owned(
@@ -87,26 +87,26 @@ def owned(
     calibration: Calibration,
     copies: bool = False,
 ) -> float:
-    """Returns the seconds for a variable that is on one device, and updated there.
+    """Returns the seconds for a variable that one device holds and updates.
 
     Args:
         load: The variable.
-        devices: Where the replicas run, by full names.
-        owner: Where the variable is.
-        calibration: What work costs.
+        devices: The replicas' devices, by full names.
+        owner: The variable's device.
+        calibration: The costs of work.
         copies: Whether each replica has a copy, refreshed after each update.
     """
-    own = calibration.of(rates.kind_of([owner]))
-    seconds = load.update(len(devices)).seconds(own)
-    away = [name for name in devices if name != owner]
-    if not away:
+    owner_rates = calibration.of(rates.kind_of([owner]))
+    seconds = load.update(len(devices)).seconds(owner_rates)
+    others = [name for name in devices if name != owner]
+    if not others:
         return seconds
-    seconds += _in_levels(_to_one, load, [*away, owner], calibration)
+    seconds += _in_levels(_to_one, load, [*others, owner], calibration)
     if copies:
-        refreshed = Work(ops=1, copied=load.nbytes)
-        seconds += _by_each(refreshed, devices, calibration)
+        refresh = Work(ops=1, copied=load.nbytes)
+        seconds += _by_each(refresh, devices, calibration)
     read = load.nbytes if copies else load.travels
-    return seconds + _reads(read, away, owner, calibration)
+    return seconds + _reads(read, others, owner, calibration)
 
 
 def in_parts(
@@ -115,26 +115,26 @@ def in_parts(
     devices: Sequence[str],
     calibration: Calibration,
 ) -> float:
-    """Returns the seconds for a variable in parts, which all replicas read joined.
+    """Returns the seconds for a partitioned variable, which all replicas read whole.
 
     Args:
         loads: The parts.
-        owners: `owners[k]` is where part k is; "": all replicas have it.
-        devices: Where the replicas run, by full names.
-        calibration: What work costs.
+        owners: `owners[k]` is the device of part k; "": all replicas hold it.
+        devices: The replicas' devices, by full names.
+        calibration: The costs of work.
     """
-    apart = _within(devices, calibration)[0].apart or hosts.are_several(devices)
-    busy: dict[str, float] = {}
+    in_parallel = _within(devices, calibration)[0].apart or hosts.are_several(devices)
+    seconds_of: dict[str, float] = {}
     for load, owner in zip(loads, owners, strict=True):
         if owner:
             seconds = owned(load, devices, owner, calibration)
         else:
             seconds = mirrored(load, devices, calibration)
-        busy[owner] = busy.get(owner, 0.0) + seconds
-    everywhere = busy.pop("", 0.0)
-    longest = max(busy.values(), default=0.0)
-    total = everywhere + (longest if apart else sum(busy.values()))
-    # Each replica joins the parts, and cuts its gradient.
+        seconds_of[owner] = seconds_of.get(owner, 0.0) + seconds
+    everywhere = seconds_of.pop("", 0.0)
+    longest = max(seconds_of.values(), default=0.0)
+    total = everywhere + (longest if in_parallel else sum(seconds_of.values()))
+    # Each replica concatenates the parts, and splits its gradient.
     travels = sum(load.travels for load in loads)
     joins = Work(ops=1 + len(loads), copied=2 * travels)
     return total + _by_each(joins, devices, calibration)
@@ -143,27 +143,27 @@ def in_parts(
 def all_reduce(
     algorithm: str, nbytes: int, devices: Sequence[str], calibration: Calibration
 ) -> float:
-    """Returns how long an all_reduce takes: in two levels, where hosts have several.
+    """Returns the seconds of an all_reduce, in two levels where hosts have several.
 
     Args:
         algorithm: One of cost.ALGORITHM_NAMES.
         nbytes: The size of each replica's tensor.
-        devices: Where the replicas run, by full names.
-        calibration: What work costs.
+        devices: The replicas' devices, by full names.
+        calibration: The costs of work.
     """
     if not hosts.in_levels(devices):
         kind = rates.kind_of(devices)
         return calibration.seconds(algorithm, kind, len(devices), nbytes)
     members = hosts.by_host(devices)
-    most = max(members, key=len)
-    within = rates.kind_of([devices[n] for n in most])
+    largest = max(members, key=len)
+    within = rates.kind_of([devices[n] for n in largest])
     return calibration.seconds_in_levels(
-        algorithm, within, len(most), len(members), nbytes
+        algorithm, within, len(largest), len(members), nbytes
     )
 
 
 def _able(devices: Sequence[str], calibration: Calibration) -> list[str]:
-    """Returns the algorithms that may be taken unasked; see `cost.choose`."""
+    """Returns the algorithms that may be chosen unrequested; see `cost.choose`."""
     nccl = rates.are_gpus(devices) and "gpu" in calibration.rates
     return [name for name in cost.ALGORITHM_NAMES if name != "nccl" or nccl]
 
@@ -182,7 +182,7 @@ def _to_one(replicas: int, nbytes: int, load: Load) -> Work:
 
 
 def _gathered(replicas: int, nbytes: int, load: Load) -> Work:
-    """Returns the work of joining rows on one device, which hands them to all."""
+    """Returns the work of concatenating rows on one device, for all replicas."""
     joined = _to_one(replicas, nbytes, load)
     messages = replicas - 1
     return dataclasses.replace(
@@ -198,13 +198,13 @@ def _in_levels(
     devices: Sequence[str],
     calibration: Calibration,
 ) -> float:
-    """Returns the seconds of what goes through one device, within hosts, then between.
+    """Returns the seconds of work done on one device, within hosts, then between them.
 
-    What is small waits for a message with others, and pays its share of it.
+    A small tensor shares a message with others and pays its part of it.
     """
     members = hosts.by_host(devices)
-    most = [devices[n] for n in max(members, key=len)]
-    levels = [(len(most), rates.kind_of(most)), (len(members), "hosts")]
+    largest = [devices[n] for n in max(members, key=len)]
+    levels = [(len(largest), rates.kind_of(largest)), (len(members), "hosts")]
     nbytes, seconds = load.travels, 0.0
     for count, kind in levels:
         if count > 1:
@@ -222,7 +222,7 @@ def _in_levels(
 def _reads(
     nbytes: int, away: Sequence[str], owner: str, calibration: Calibration
 ) -> float:
-    """Returns the seconds in which a value reaches those who are elsewhere."""
+    """Returns the seconds in which a value reaches the replicas on other devices."""
     near = [name for name in away if hosts.host_of(name) == hosts.host_of(owner)]
     far = len(away) - len(near)
     seconds = Work(messages=far, sent=far * nbytes).seconds(calibration.of("hosts"))
@@ -234,13 +234,13 @@ def _reads(
 
 
 def _within(devices: Sequence[str], calibration: Calibration) -> tuple[Rates, int]:
-    """Returns the rates of the host with the most replicas, and how many it has."""
+    """Returns the rates of the host with the most replicas, and their number."""
     members = max(hosts.by_host(devices), key=len)
     kind = rates.kind_of([devices[n] for n in members])
     return calibration.of(kind), len(members)
 
 
 def _by_each(work: Work, devices: Sequence[str], calibration: Calibration) -> float:
-    """Returns the seconds of work that each replica does."""
-    own, count = _within(devices, calibration)
-    return work.seconds(own) * (1 if own.apart else count)
+    """Returns the seconds of work that every replica does."""
+    host_rates, count = _within(devices, calibration)
+    return work.seconds(host_rates) * (1 if host_rates.apart else count)

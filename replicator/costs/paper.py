@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts on paper: devices that need not exist, for graphs that are built and never run.
+"""Hosts on paper: devices that need not exist, for graphs that are built but never run.
 
-`python -m replicator.plan --simulate-hosts` builds a step for more hosts than there
-are, and tests build for several on one.
+`python -m replicator.plan --simulate-hosts` builds a step for more hosts than exist,
+and tests build for several hosts on one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _HOSTS: contextvars.ContextVar[int | None] = contextvars.ContextVar("hosts on pa
 
 @contextlib.contextmanager
 def on_paper(count: int) -> Iterator[None]:
-    """In this block, Replicators of graphs are made for hosts that need not exist.
+    """In this block, Replicators build graphs for hosts that need not exist.
 
     Args:
-        count: How many stand for this one, each with the devices that are named.
+        count: The number of hosts that replace this one, each with the named devices.
     """
     token = _HOSTS.set(count)
     try:
@@ -39,12 +39,12 @@ def spread(devices: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     """Returns the devices of all hosts.
 
     Args:
-        devices: Those of each replica, by their full names: of this process, which
-            each host shall have, or of another, which are as they are.
+        devices: The devices of each replica, by their full names. Devices of this
+            process are repeated on each host; others are returned as they are.
     """
     count = _HOSTS.get()
     assert count is not None, "no hosts on paper"
-    specs = [[tf.DeviceSpec.from_string(name) for name in own] for own in devices]
+    specs = [[tf.DeviceSpec.from_string(name) for name in names] for names in devices]
     local = [own for own in specs if all(spec.job == "localhost" for spec in own)]
     if len(local) < len(specs):
         return tuple(devices)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What work costs, and from that, what each algorithm of all_reduce costs.
+"""The costs of work, and from these the cost of each all_reduce algorithm.
 
-The model: an algorithm runs ops, hands tensors from device to device, and touches
-bytes: sent over a link, added up, concatenated. Devices that share the cores of one
-process work one after the other, so what counts is all of the work; and handing over a
-tensor copies nothing. Devices that work at the same time wait for the longest chain.
+The model: an algorithm runs ops, passes tensors from device to device, and touches
+bytes, which are sent over a link, summed or concatenated. Devices that share the cores
+of one process work one after another, so the cost is that of all work; and passing a
+tensor copies nothing. Devices that work in parallel wait for the longest chain.
 
 Source: the linear model of latency and bandwidth is that of Thakur, Rabenseifner and
 Gropp 2005, Optimization of collective communication operations in MPICH.
@@ -31,15 +31,15 @@ KINDS = ("cpu", "gpu", "hosts")
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What work costs on one kind of device, in seconds, or seconds per byte.
+    """The costs of work on one kind of device, in seconds, or seconds per byte.
 
     Attributes:
-        op: To run an op.
-        message: To hand a tensor to another device, however small.
-        link: A byte that is sent to another device.
-        add: A byte that is added up: of each operand.
-        copy: A byte that is copied, when slices are concatenated.
-        apart: Whether devices work at the same time.
+        op: Running an op.
+        message: Passing a tensor to another device, however small.
+        link: Per byte sent to another device.
+        add: Per byte summed, of each operand.
+        copy: Per byte copied when slices are concatenated.
+        apart: Whether devices work in parallel.
     """
 
     op: float
@@ -52,7 +52,7 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What is done: numbers of ops and messages, and bytes."""
+    """An amount of work: numbers of ops and messages, and bytes."""
 
     ops: float = 0
     messages: float = 0
@@ -61,7 +61,7 @@ class Work:
     copied: float = 0
 
     def seconds(self, rates: Rates) -> float:
-        """Returns how long it takes, one thing after the other."""
+        """Returns the time it takes, one thing after another."""
         return (
             self.ops * rates.op
             + self.messages * rates.message
@@ -72,38 +72,38 @@ class Work:
 
 
 def _hub(r: int, n: int) -> tuple[Work, Work]:
-    whole = Work(1, 2 * (r - 1), 2 * (r - 1) * n, r * n)
-    return whole, whole  # all of it goes through the hub
+    work = Work(1, 2 * (r - 1), 2 * (r - 1) * n, r * n)
+    return work, work  # all work goes through the hub
 
 
 def _shuffled(r: int, n: int) -> tuple[Work, Work]:
-    own = Work(r + 2, 2 * (r - 1), 2 * (r - 1) * n / r, n, n)
-    return _times(own, r), own
+    work = Work(r + 2, 2 * (r - 1), 2 * (r - 1) * n / r, n, n)
+    return _times(work, r), work
 
 
 def _tree(r: int, n: int) -> tuple[Work, Work]:
     steps = math.ceil(math.log2(r))
-    whole = Work(4 * (r - 1), 2 * (r - 1), 2 * (r - 1) * n, 2 * (r - 1) * n)
-    return whole, Work(3 * steps, 2 * steps, 2 * steps * n, 2 * steps * n)
+    total = Work(4 * (r - 1), 2 * (r - 1), 2 * (r - 1) * n, 2 * (r - 1) * n)
+    return total, Work(3 * steps, 2 * steps, 2 * steps * n, 2 * steps * n)
 
 
 def _ring(r: int, n: int) -> tuple[Work, Work]:
     steps = r - 1
-    own = Work(r + 1 + 3 * steps, 2 * steps, 2 * steps * n / r, 2 * steps * n / r, n)
-    return _times(own, r), own
+    work = Work(r + 1 + 3 * steps, 2 * steps, 2 * steps * n / r, 2 * steps * n / r, n)
+    return _times(work, r), work
 
 
 def _nccl(r: int, n: int) -> tuple[Work, Work]:
-    own = Work(1, 2, 2 * (r - 1) * n / r, 2 * (r - 1) * n / r)  # in one kernel
-    return _times(own, r), own
+    work = Work(1, 2, 2 * (r - 1) * n / r, 2 * (r - 1) * n / r)  # in one kernel
+    return _times(work, r), work
 
 
 def _times(work: Work, count: int) -> Work:
     return Work(*(count * amount for amount in dataclasses.astuple(work)))
 
 
-# For each algorithm: takes the number of replicas and of bytes, returns all of the work
-# and the longest chain of it.
+# For each algorithm: takes the numbers of replicas and bytes, and returns all work and
+# the longest chain of it.
 _WORK: Mapping[str, Callable[[int, int], tuple[Work, Work]]] = {
     "hub": _hub,
     "shuffled": _shuffled,
@@ -112,20 +112,20 @@ _WORK: Mapping[str, Callable[[int, int], tuple[Work, Work]]] = {
     "nccl": _nccl,
 }
 
-# Those of "cpu" were measured by `python -m replicator.calibrate` with logical devices
-# on 2 cores of an AMD EPYC with 32 MiB of L3, which others used too; most of "copy" is
-# for memory that is new. In the same program all_reduce alone took, in multiples of the
-# hub's time:
+# The rates of "cpu" were measured by `python -m replicator.calibrate` with logical
+# devices on 2 shared cores of an AMD EPYC with 32 MiB of L3; most of "copy" is the cost
+# of fresh memory. In the same program all_reduce alone took, in multiples of the hub's
+# time:
 #
 #            4 MiB, 2, 4, 8 replicas    64 MiB, 2, 4, 8 replicas
 #   shuffled      4.2   4.0    9.3            3.9   3.0   4.1
 #   tree          1.3   2.6    8.7            1.2   1.3   1.9
 #   ring         13.0   5.9   16.7            3.9   3.0   4.3
 #
-# At 256 KiB and less, differences were below 1.4 ms, and mostly noise. Those of "gpu"
-# were not measured: they stand for launches of some microseconds, PCIe 4 and the memory
-# of a recent card. Those of "hosts" are from two processes on one machine over gRPC:
-# 3 ms for a small all_reduce by a hub, 204 ms for one of 64 MiB.
+# At 256 KiB and below, differences were under 1.4 ms and mostly noise. The rates of
+# "gpu" were not measured: they assume launches of some microseconds, PCIe 4 and the
+# memory of a recent card. The rates of "hosts" are from two processes on one machine
+# over gRPC: 3 ms for a small all_reduce by a hub, 204 ms for one of 64 MiB.
 _DEFAULTS = {
     "cpu": Rates(1e-7, 2.5e-6, 0.0, 5e-11, 5.5e-10, False),
     "gpu": Rates(1e-5, 1.5e-5, 5e-11, 2e-12, 2e-12, True),
@@ -135,13 +135,12 @@ _DEFAULTS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)  # a mapping has no hash
 class Calibration:
-    """What work costs on each kind of device.
+    """The costs of work on each kind of device.
 
     Attributes:
-        rates: For some of KINDS, as measured; the others are as by default. Those of
+        rates: Measured rates of some of KINDS; the others have default rates. Those of
             "hosts" are of the slowest link, for which all wait.
-        links: Of links between two hosts that were measured: what they cost, by the
-            names of the hosts.
+        links: The rates of measured links between two hosts, by the names of the hosts.
     """
 
     rates: Mapping[str, Rates] = dataclasses.field(default_factory=dict)
@@ -152,51 +151,54 @@ class Calibration:
         return self.rates.get(kind, _DEFAULTS[kind])
 
     def between(self, one: str, other: str) -> Rates:
-        """Returns the rates between two hosts, by their names of `hosts.host_of`."""
+        """Returns the rates between two hosts, named as by `hosts.host_of`."""
         return self.links.get(frozenset((one, other)), self.of("hosts"))
 
     def seconds(self, algorithm: str, kind: str, replicas: int, nbytes: int) -> float:
-        """Returns how long an all_reduce takes by an algorithm.
+        """Returns the time that an all_reduce takes.
 
         Args:
             algorithm: One of cost.ALGORITHM_NAMES.
             kind: One of KINDS.
-            replicas: How many take part.
+            replicas: The number of participants.
             nbytes: The size of the tensor.
         """
         rates = self.of(kind)
-        everything, chain = _WORK[algorithm](replicas, nbytes)
-        return (chain if rates.apart else everything).seconds(rates)
+        total, chain = _WORK[algorithm](replicas, nbytes)
+        return (chain if rates.apart else total).seconds(rates)
 
     def seconds_in_levels(
         self, algorithm: str, within: str, replicas: int, count: int, nbytes: int
     ) -> float:
-        """Returns how long it takes within hosts, and then between them.
+        """Returns the time that an all_reduce takes within hosts, then between them.
 
         Args:
-            algorithm: That between hosts; within each, a hub reduces and distributes.
-            within: Which of KINDS describes the devices of a host.
-            replicas: How many each host has.
-            count: How many hosts there are.
+            algorithm: The algorithm between hosts; within each, a hub reduces and
+                distributes.
+            within: The kind, of KINDS, of the devices of a host.
+            replicas: The number of replicas per host.
+            count: The number of hosts.
             nbytes: The size of the tensor.
         """
-        own = self.seconds("hub", within, replicas, nbytes) if replicas > 1 else 0.0
-        return own + self.seconds(algorithm, "hosts", count, nbytes)
+        within_hosts = (
+            self.seconds("hub", within, replicas, nbytes) if replicas > 1 else 0.0
+        )
+        return within_hosts + self.seconds(algorithm, "hosts", count, nbytes)
 
     def to_json(self) -> str:
         """Returns the JSON text of the rates."""
-        kinds = {kind: dataclasses.asdict(own) for kind, own in self.rates.items()}
+        kinds = {kind: dataclasses.asdict(rates) for kind, rates in self.rates.items()}
         facts: dict[str, Any] = {"rates": kinds}
         if self.links:
             facts["links"] = [
-                {"hosts": sorted(ends), **dataclasses.asdict(own)}
-                for ends, own in self.links.items()
+                {"hosts": sorted(ends), **dataclasses.asdict(rates)}
+                for ends, rates in self.links.items()
             ]
         return json.dumps(facts, indent=1)
 
 
 def kind_of(devices: Sequence[str]) -> str:
-    """Returns which of KINDS describes communication between devices."""
+    """Returns the kind, of KINDS, of communication between devices."""
     if hosts.are_several(devices):
         return "hosts"
     types = {tf.DeviceSpec.from_string(device).device_type for device in devices}
@@ -210,25 +212,25 @@ def are_gpus(devices: Sequence[str]) -> bool:
 
 
 def load(path: str | os.PathLike[str] | None) -> Calibration:
-    """Reads what `python -m replicator.calibrate` wrote.
+    """Reads a file that `python -m replicator.calibrate` wrote.
 
     Args:
-        path: The file; None: the one that the environment variable names, and if that
-            is not set, the defaults.
+        path: The file; None: the one that the environment variable names, or the
+            defaults if it is not set.
 
     Raises:
-        ArgumentError: There is no such file, or it holds something else.
+        ArgumentError: The file does not exist or holds something else.
     """
-    named = path if path is not None else os.environ.get(VARIABLE) or None
-    if named is None:
+    source = path if path is not None else os.environ.get(VARIABLE) or None
+    if source is None:
         return Calibration()
     try:
-        return _read(named)
+        return _read(source)
     except _UNREADABLE as error:
-        by = "" if path is not None else f", which {VARIABLE} names,"
+        origin = "" if path is not None else f", which {VARIABLE} names,"
         raise errors.ArgumentError(
             errors.compose(
-                f"cannot read a calibration from {errors.shown(named)}{by}: "
+                f"cannot read a calibration from {errors.shown(source)}{origin}: "
                 f"{errors.told(error)}.",
                 fix="name a file that `python -m replicator.calibrate --output=FILE` "
                 "has written.",
@@ -243,10 +245,10 @@ _UNREADABLE = (
 
 
 def _read(path: str | os.PathLike[str]) -> Calibration:
-    """Returns the rates that a file says; raises one of several errors if it does not.
+    """Reads rates from a file; raises one of _UNREADABLE if there are none.
 
-    An int would be a file that is open already, of which closing it takes it from
-    somebody else; and a pipe or a device may have no end.
+    Not from an int, which is somebody else's open file that reading would close; nor
+    from a pipe or a device, which may never end.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError("a path is a str or a PathLike")
@@ -259,18 +261,18 @@ def _read(path: str | os.PathLike[str]) -> Calibration:
     if unknown:
         raise ValueError(f"there are rates of {', '.join(KINDS)}, none of {unknown}")
     return Calibration(
-        {kind: _rates(own) for kind, own in kinds.items()},
-        dict(_link(own) for own in facts.get("links", ())),  # of clusters only
+        {kind: _rates(costs) for kind, costs in kinds.items()},
+        dict(_link(link) for link in facts.get("links", ())),  # of clusters only
     )
 
 
 def _link(facts: Mapping[str, Any]) -> tuple[frozenset[str], Rates]:
-    """Returns the hosts of a link, and what it costs."""
+    """Returns the hosts of a link, and its rates."""
     one, other = facts["hosts"]
     if not (isinstance(one, str) and isinstance(other, str)) or one == other:
         raise ValueError("the hosts of a link are two names")
-    own = {name: cost for name, cost in facts.items() if name != "hosts"}
-    return frozenset((one, other)), _rates(own)
+    costs = {name: cost for name, cost in facts.items() if name != "hosts"}
+    return frozenset((one, other)), _rates(costs)
 
 
 def _rates(facts: Mapping[str, Any]) -> Rates:
@@ -282,7 +284,7 @@ def _rates(facts: Mapping[str, Any]) -> Rates:
 
 
 def _rate(value: Any) -> float:
-    """Returns a number of JSON as a rate; one that is too large overflows."""
+    """Returns a JSON number as a rate; raises an error if it overflows a float."""
     if type(value) not in (int, float) or not 0 <= float(value) < math.inf:
         raise ValueError(f"a rate is 0 or more, and no {errors.shown(value)}")
     return float(value)

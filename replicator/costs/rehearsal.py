@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program on other devices than it names: for `python -m replicator.profile`.
+"""Rehearsal: a program run on other devices than it names, for the profiler.
 
-What a step costs on one replica, or on four, is measured by making the program anew on
-so many, where each replica's batch is as large as it was. A Replicator that is made in
-a rehearsal has so many replicas and, where one is given, another strategy; of the steps
-that are built in it, it notes what is done once for all replicas.
+`python -m replicator.profile` measures what a step costs on one replica, or on four, by
+building the program anew on that many replicas, each with the original batch size. A
+Replicator created in a rehearsal has that many replicas and, if one is given, another
+strategy; of the steps built in it, the rehearsal notes the ops that run once for all
+replicas.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Rehearsal:
-    """What is otherwise than the program says.
+    """The differences between how a program runs and what it says.
 
     Attributes:
-        replicas: How many there are; None: as many as the program names.
-        named: How many it names: what shares of a global batch are told.
-        strategy: In place of the program's; None: its own.
-        once: Is given the names of ops that one replica runs for all.
+        replicas: The number of replicas; None: as many as the program names.
+        named: The number of replicas that the program names, from which shares of a
+            global batch are computed.
+        strategy: Replaces the program's strategy; None: the program's own.
+        once: Collects the names of ops that one replica runs for all.
     """
 
     replicas: int | None = None
@@ -43,7 +45,7 @@ _REHEARSAL: contextvars.ContextVar[Rehearsal] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def on(rehearsal: Rehearsal) -> Iterator[None]:
-    """In this block, programs are made, built and run otherwise than they say."""
+    """In this block, programs are built and run as the rehearsal says."""
     token = _REHEARSAL.set(rehearsal)
     try:
         yield
@@ -52,7 +54,7 @@ def on(rehearsal: Rehearsal) -> Iterator[None]:
 
 
 def is_on() -> bool:
-    """Whether a program is rehearsed: one replica owns what one of several would."""
+    """Whether a program is rehearsed: one replica then owns what one of many would."""
     return _REHEARSAL.get() is not _NONE
 
 
@@ -60,46 +62,46 @@ def strategy(own: Any) -> Any:
     """Returns the strategy of a Replicator.
 
     Args:
-        own: That which the program gave it.
+        own: The strategy that the program passed.
     """
     other = _REHEARSAL.get().strategy
     return own if other is None else other
 
 
 def spread(devices: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """Returns the devices of a Replicator: the first of the program's, or more of them.
+    """Returns the devices of a Replicator: the program's first ones, or more of them.
 
     Args:
-        devices: Those of each replica, by their full names.
+        devices: The devices of each replica, by their full names.
     """
     count = _REHEARSAL.get().replicas
     if count is None or count == len(devices):
         return tuple(devices)
     if count < len(devices):
         return tuple(devices[:count])
-    taken = [tf.DeviceSpec.from_string(name) for own in devices for name in own]
-    more = max(spec.device_index for spec in taken) + 1
+    specs = [tf.DeviceSpec.from_string(name) for own in devices for name in own]
+    first_free = max(spec.device_index for spec in specs) + 1
     return (
         *devices,
         *(
-            (taken[0].replace(device_index=more + n).to_string(),)
+            (specs[0].replace(device_index=first_free + n).to_string(),)
             for n in range(count - len(devices))
         ),
     )
 
 
 def shares(replicas: int) -> int:
-    """Returns into how many parts a global batch is cut.
+    """Returns the number of parts into which a global batch is split.
 
     Args:
-        replicas: How many there are.
+        replicas: The number of replicas.
     """
     rehearsal = _REHEARSAL.get()
     return rehearsal.named if rehearsal.named is not None else replicas
 
 
 def note_once(names: Callable[[], Iterable[str]]) -> None:
-    """Notes what of a step is done once for all replicas, if this is a rehearsal.
+    """Notes the ops that run once for all replicas, if this is a rehearsal.
 
     Args:
         names: Returns the names of those ops.

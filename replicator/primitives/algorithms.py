@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways to reduce one tensor per replica and give all of them the result.
+"""Algorithms that reduce one tensor per replica and give all replicas the result.
 
-Each gives all replicas the same bits, the same from run to run: an element is combined
-once, in an order that only the algorithm and the replicas' hosts decide. Hub and
-shuffled combine in replica order, and so give the same bits as one another. Where hosts
-have several replicas, each host's are combined first, in replica order, and then the
-algorithm combines what came of that, one tensor per host (partials.py).
+Each gives all replicas the same bits, and the same from run to run: every element is
+combined once, in an order that depends only on the algorithm and the replicas' hosts.
+Hub and shuffled combine in replica order, so their results are bitwise equal. Where
+hosts have several replicas, each host's replicas are reduced first, in replica order,
+and the algorithm then combines one tensor per host (partials.py).
 
-costs/cost.py chooses between them. What an algorithm cannot do is done by the hub:
-tree, ring and nccl do no "argmin" or "argmax", and nccl only the sum, mean, min, max
-and prod of floating numbers and of int32 and int64.
+costs/cost.py chooses among them. The hub does what the chosen algorithm does not
+support: tree, ring and nccl do no "argmin" or "argmax", and nccl only the sum, mean,
+min, max and prod of floating-point numbers, int32 and int64.
 
 Sources: the ring is that of Patarasuk and Yuan 2009, Bandwidth optimal all-reduce
 algorithms for clusters of workstations; "shuffled" is the name in Google's
@@ -31,7 +31,7 @@ from replicator.primitives import arithmetic, base, levels, partials, reductions
 from replicator.primitives.job import Job
 from replicator.primitives.levels import Received
 
-# TensorFlow cuts a tensor without a copy where the cut falls on a multiple of these.
+# TensorFlow slices a tensor without a copy if the slice starts at a multiple of this.
 _ALIGNED_BYTES = 64
 
 _NCCL_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -39,7 +39,7 @@ _NCCL_OPS = {"sum": "sum", "mean": "sum", "min": "min", "max": "max", "prod": "p
 
 
 def check(what: str, algorithm: Any) -> None:
-    """Raises ArgumentError unless `algorithm` names one, or is None."""
+    """Raises ArgumentError unless `algorithm` is the name of an algorithm, or None."""
     if not arguments.is_choice(algorithm, (None, *cost.ALGORITHM_NAMES)):
         raise base.bad_argument(
             what,
@@ -49,42 +49,51 @@ def check(what: str, algorithm: Any) -> None:
 
 
 def reduce(matched: Matched, column: Sequence[tf.Tensor], k: int = 0) -> Received:
-    """Reduces one tensor per participant by the algorithm that is cheapest or named.
+    """Reduces one tensor per participant by the named or the cheapest algorithm.
 
     Args:
-        matched: The communication, whose option "op" says what to do.
+        matched: The communication; its option "op" is the reduction.
         column: `column[n]` is the tensor of the n-th participant.
-        k: Which operand it is, or the first of those that are packed in it.
+        k: The index of the operand, or of the first operand packed into it.
 
     Raises:
-        ArgumentError: The algorithm that the call names cannot do it.
+        ArgumentError: The algorithm named by the call does not support the reduction.
     """
     op, dtype = matched.options["op"], column[0].dtype
     named, owner = matched.algorithm(k), matched.owner(k)
-    asked = named or matched.policy.algorithm
-    if asked == "nccl":
+    requested = named or matched.policy.algorithm
+    if requested == "nccl":
         _check_gpus(matched)
     if named and not supports(named, op, dtype):
         raise _unsupported(matched, named, f"cannot do the {op} of {dtype.name}")
-    able = [name for name in ALGORITHMS if supports(name, op, dtype)]
+    supported = [name for name in ALGORITHMS if supports(name, op, dtype)]
     hub = matched.hub(cost.tensor_bytes(column[0]), owner)
     leaders = levels.leaders(matched, hub, cost.tensor_bytes(column[0]))
     name = "hub"
     if owner is None:
-        ends = [matched.devices[n] for n in leaders]
+        leader_devices = [matched.devices[n] for n in leaders]
         name = cost.choose(
-            matched.policy, asked, able, cost.known_bytes(column[0]), ends
+            matched.policy,
+            requested,
+            supported,
+            cost.known_bytes(column[0]),
+            leader_devices,
         )
     matched.notes.algorithms.append(levels.said(matched, name))
-    unique = f"{matched.calls[0].key}:{column[0].name}"
+    unique_name = f"{matched.calls[0].key}:{column[0].name}"
     job = Job(
-        op, column, matched.devices, matched.group, matched.devices.index(hub), unique
+        op,
+        column,
+        matched.devices,
+        matched.group,
+        matched.devices.index(hub),
+        unique_name,
     )
     return partials.all_reduce(job, leaders, ALGORITHMS[name])
 
 
 def supports(name: str, op: str, dtype: tf.DType) -> bool:
-    """Whether an algorithm can do a reduction of tensors of a dtype."""
+    """Whether an algorithm supports a reduction of tensors of a dtype."""
     if name in ("hub", "shuffled"):
         return True
     if name == "nccl":
@@ -93,9 +102,9 @@ def supports(name: str, op: str, dtype: tf.DType) -> bool:
 
 
 def hub(job: Job) -> Received:
-    """One device reduces in replica order, and all read the result from it.
+    """Reduces on one device, in replica order; all replicas read its result.
 
-    Moves 2 * (replicas - 1) * bytes(value): in to the hub, and out again.
+    Moves 2 * (replicas - 1) * bytes(value): in to the hub and out again.
     """
     with tf.device(job.devices[job.hub]):
         parts = reductions.combine(job.op, job.column, job.group, job.steps)
@@ -103,7 +112,7 @@ def hub(job: Job) -> Received:
 
 
 def shuffled(job: Job) -> Received:
-    """Each device reduces one slice in replica order, and all set the slices together.
+    """Reduces one slice per device, in replica order; every device joins all slices.
 
     A reduce-scatter and an all-gather. Moves 2 * (replicas - 1) * bytes(value), as the
     hub does, but no device sends or receives more than the others.
@@ -121,7 +130,7 @@ def shuffled(job: Job) -> Received:
 
 
 def tree(job: Job) -> Received:
-    """Neighbours combine, then pairs of neighbours; results go back the same way.
+    """Combines pairs of neighbours, then pairs of pairs; results return the same way.
 
     Moves 2 * (replicas - 1) * bytes(value), in 2 * log2(replicas) steps.
     """
@@ -146,11 +155,11 @@ def tree(job: Job) -> Received:
             return
         middle = _middle(low, high)
         for part in ((low, middle), (middle, high)):
-            at = leader(*part)
-            if at == leader(low, high):
+            part_leader = leader(*part)
+            if part_leader == leader(low, high):
                 down(*part, result)
                 continue
-            with tf.device(job.devices[at]):
+            with tf.device(job.devices[part_leader]):
                 down(*part, arithmetic.hop(result))
 
     combined = up(0, job.count)
@@ -160,15 +169,15 @@ def tree(job: Job) -> Received:
 
 
 def _middle(low: int, high: int) -> int:
-    """Returns where a range is halved: the first half is the largest power of two."""
+    """Returns where to halve a range: the first half is the largest power of two."""
     return low + (1 << (high - low - 1).bit_length() - 1)
 
 
 def ring(job: Job) -> Received:
-    """Slices travel around a ring: once to be combined, once to be handed out.
+    """Passes slices around a ring twice: to combine them, then to distribute them.
 
-    Each device sends to the next one only, in 2 * (replicas - 1) steps a slice each.
-    Moves 2 * (replicas - 1) * bytes(value). Slice k is combined in the order
+    Each device sends only to the next one, one slice in each of 2 * (replicas - 1)
+    steps. Moves 2 * (replicas - 1) * bytes(value). Slice k is combined in the order
     k, k + 1, ..., k - 1.
     """
     steps, count = job.steps, job.count
@@ -177,29 +186,29 @@ def ring(job: Job) -> Received:
     for k in range(len(slices[0])):
         order = [(k + step) % count for step in range(count)]
         with tf.device(job.devices[order[0]]):
-            travelling = steps.widen(slices[order[0]][k])
+            partial = steps.widen(slices[order[0]][k])
         for n in order[1:]:
             with tf.device(job.devices[n]):
-                own = steps.widen(slices[n][k])
-                travelling = arithmetic.fold(steps.pair, [travelling, own])
+                operand = steps.widen(slices[n][k])
+                partial = arithmetic.fold(steps.pair, [partial, operand])
         with tf.device(job.devices[order[-1]]):
-            travelling = steps.finish(travelling)
-        gathered[order[-1]].append(travelling)
+            partial = steps.finish(partial)
+        gathered[order[-1]].append(partial)
         for n in order[:-1]:
             with tf.device(job.devices[n]):
-                travelling = arithmetic.hop(travelling)
-            gathered[n].append(travelling)
+                partial = arithmetic.hop(partial)
+            gathered[n].append(partial)
     return [
-        [_whole(own, x, device)]
-        for own, x, device in zip(gathered, job.column, job.devices, strict=True)
+        [_whole(pieces, x, device)]
+        for pieces, x, device in zip(gathered, job.column, job.devices, strict=True)
     ]
 
 
 def nccl(job: Job) -> Received:
-    """NVIDIA's library does it, among the GPUs of one host.
+    """Reduces with NVIDIA's NCCL, among the GPUs of one host.
 
-    Which order it adds up in is up to the library; the same on all GPUs, and from run
-    to run on the same machine. No CPU can run it.
+    The library chooses the order of summation; it is the same on all GPUs, and from run
+    to run on the same machine. NCCL has no CPU kernel.
     """
     steps, results = job.steps, []
     for x, device in zip(job.column, job.devices, strict=True):
@@ -224,16 +233,16 @@ ALGORITHMS: dict[str, Callable[[Job], Received]] = {
 
 
 def _slices(job: Job) -> list[list[tf.Tensor]]:
-    """Cuts the tensor of each participant, flattened, on its device.
+    """Slices each participant's flattened tensor, on its device.
 
     Returns:
-        `slices[n][k]` is the k-th slice of participant n: of one size but for the last
-        ones, which may be smaller, or empty where the size is not known. There are as
-        many as participants, or fewer of a tensor with few elements.
+        `slices[n][k]` is the k-th slice of participant n. All have one size but the
+        last ones, which may be smaller, or empty if the size is statically unknown.
+        There is one per participant, or fewer for a tensor of few elements.
     """
     slices = []
     sizes = {x.shape.num_elements() for x in job.column} - {None}
-    size = sizes.pop() if len(sizes) == 1 else None  # some may not know their own
+    size = sizes.pop() if len(sizes) == 1 else None  # unknown sizes are left out
     for x, device in zip(job.column, job.devices, strict=True):
         with tf.device(device):
             flat = tf.reshape(x, [-1])
@@ -257,12 +266,12 @@ def _slices(job: Job) -> list[list[tf.Tensor]]:
 
 
 def _whole(slices: Sequence[tf.Tensor], like: tf.Tensor, device: str) -> tf.Tensor:
-    """Sets slices together to a tensor of the shape of `like`, on a device."""
+    """Concatenates slices to a tensor of the shape of `like`, on a device."""
     with tf.device(device):
         flat = tf.concat(slices, 0) if len(slices) > 1 else arithmetic.hop(slices[0])
-        known = like.shape.is_fully_defined()
-        whole = tf.reshape(flat, like.shape if known else tf.shape(like))
-        return whole if known else arithmetic.ensure_shape(whole, like.shape)
+        is_static = like.shape.is_fully_defined()
+        whole = tf.reshape(flat, like.shape if is_static else tf.shape(like))
+        return whole if is_static else arithmetic.ensure_shape(whole, like.shape)
 
 
 def _check_gpus(matched: Matched) -> None:

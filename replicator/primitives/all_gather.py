@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """all_gather: every replica receives the tensors of all replicas.
 
-Meaning: the replicas' tensors stacked along a new leading axis, or set behind one
-another along an existing one, where their sizes may differ. Dual: each replica's slice
-of the summed gradients, a reduce_scatter. Lowering: one device (the hub) joins the
-tensors, every device reads the result.
+Meaning: the replicas' tensors are stacked along a new leading axis, or concatenated
+along an existing one, where their sizes may differ. Dual: each replica's slice of the
+summed gradients, a reduce_scatter. Lowering: one device (the hub) concatenates the
+tensors, and every device reads the result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def all_gather(value: Any, axis: int | None = None, group: Any = None) -> Any:
         tf.Tensor([1 2], shape=(2,), dtype=int32)
         tf.Tensor([1 2], shape=(2,), dtype=int32)
 
-        Along an axis, sizes may differ: replica 0 has [0], replica 1 has [0, 1].
+        Along an axis, sizes may differ: replica 0 passes [0], replica 1 passes [0, 1].
 
         >>> def step_fn():
         ...     return repl.all_gather(tf.range(repl.replica_id + 1), axis=0)
@@ -45,20 +45,20 @@ def all_gather(value: Any, axis: int | None = None, group: Any = None) -> Any:
         tf.Tensor([0 0 1], shape=(3,), dtype=int32)
 
     Args:
-        value: A nest of tensors of any dtype, alike in dtype and shape on all replicas
-            except for the size along `axis`, which may differ (and be zero).
+        value: A nest of tensors of any dtype. Dtypes and shapes are the same on all
+            replicas, but sizes along `axis` may differ (and be zero).
         axis: None to stack along a new leading axis; else the axis along which to
             concatenate, counted from the end if negative.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         A nest like `value`, on this replica's device. A leaf of shape [...] becomes
-        [len(group), ...] without an axis; else [..., sum of the replicas' sizes, ...],
-        a size that is statically unknown, since replicas may differ.
+        [len(group), ...] without an axis, else [..., sum of the replicas' sizes, ...],
+        where the sum is statically unknown, since sizes may differ.
 
     Raises:
-        ArgumentError: `axis` does not exist, or a leaf is no dense tensor.
+        ArgumentError: `axis` does not exist, or a leaf is not a dense tensor.
         ContextError: Called outside a step.
     """
     members = groups.members("all_gather", group)
@@ -87,9 +87,9 @@ def gather_dense(
     Args:
         tensors: At least one dense tensor.
         axis: As for `all_gather`.
-        of: Inside a gradient: the call that is differentiated.
-        group: The replicas that take part; needed unless inside a gradient.
-        policies: Of which variable each tensor is, and which replica needs it.
+        of: Inside a gradient: the call being differentiated.
+        group: The participating replicas; required except inside a gradient.
+        policies: The variable of each tensor, and the replica that needs it.
 
     Returns:
         The gathered tensors.
@@ -111,13 +111,13 @@ def gradient(
     flowing = flows.places(upstream)
     if not flowing:
         return [None] * len(upstream)
-    back = _sum_slices(
+    gradients = _sum_slices(
         [upstream[k] for k in flowing],
         like=[placed.operands[k] for k in flowing],
         axis=placed.call.options["axis"],
         of=placed.call,
     )
-    return flows.spread(back, flowing, len(upstream))
+    return flows.spread(gradients, flowing, len(upstream))
 
 
 def _sum_slices(
@@ -126,10 +126,10 @@ def _sum_slices(
     """Puts the reduce_scatter call of a gradient into the graph.
 
     Args:
-        tensors: Shaped as all_gather's results, [R, ...] or joined along `axis`.
+        tensors: Shaped as all_gather's results, [R, ...] or concatenated along `axis`.
         like: `like[k]` has the shape of this replica's slice of `tensors[k]`.
-        axis: As it was given to all_gather.
-        of: The call that is differentiated.
+        axis: As for all_gather.
+        of: The call being differentiated.
 
     Returns:
         One tensor per entry of `like`, of its shape.
@@ -151,10 +151,10 @@ def _sum_slices(
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Joins each tensor on a hub, in replica order; all devices read the result.
+    """Concatenates on a hub, in replica order; all devices read the result.
 
-    Moves bytes(result) in to the hub and (replicas - 1) * bytes(result) out again;
-    between hosts, from each to each other what its replicas pass.
+    Moves bytes(result) in to the hub and (replicas - 1) * bytes(result) out again.
+    Between hosts, each host sends its replicas' operands to each other host.
     """
     axis = matched.options["axis"]
     matched = unknown_shapes.alike(matched, axis)
@@ -170,4 +170,4 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
             joined = levels.join(matched, column, axis, hub)
             received = levels.hand_out(matched, [joined], hub)
             results.append([part for (part,) in received])
-    return [list(own) for own in zip(*results, strict=True)]
+    return [list(row) for row in zip(*results, strict=True)]

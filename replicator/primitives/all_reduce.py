@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_reduce: one reduction over all replicas, its result on every replica.
+"""all_reduce: one reduction over all replicas, with the result on every replica.
 
 Meaning: every replica receives op(x_0, x_1, ..., x_{R-1}), element by element.
-Dual: the gradients of all replicas are summed, and each one takes its share of them
-(reductions.py); sum and mean are their own duals.
-Lowering: by one of several algorithms (algorithms.py), each of which gives all replicas
+Dual: the gradients of all replicas are summed, and each replica takes its share of the
+sum (reductions.py); sum and mean are their own duals.
+Lowering: one of several algorithms (algorithms.py), each of which gives all replicas
 the same bits.
 
-Source: the convention that what is differentiated is the sum of all replicas' losses is
-that of JAX's psum and torch's functional collectives; Horovod averages some.
+Source: differentiating the sum of all replicas' losses is the convention of JAX's psum
+and of torch's functional collectives; Horovod averages some gradients.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ def all_reduce(
 ) -> Any:
     """Reduces over all replicas and gives every replica the result.
 
-    What users call is that of compressors/all_reduce.py, which says more.
+    Users call the function in compressors/all_reduce.py, which documents it in full.
 
     Args:
-        value: A nest of tensors, alike in dtype and shape on all replicas.
+        value: A nest of tensors, of the same dtypes and shapes on all replicas.
         op: One of REDUCTIONS.
         weight: For "mean": a scalar per replica.
-        group: The replicas that take part, as for all primitives.
+        group: The participating replicas, as for all primitives.
         algorithm: One of ALGORITHM_NAMES; None: the cheapest.
 
     Returns:
         A nest like `value`, the same bits on every replica, on this replica's device.
 
     Raises:
-        ArgumentError: `op` is unknown or has no meaning for a dtype; or the algorithm
-            is unknown, or cannot do it.
+        ArgumentError: `op` is unknown or undefined for a dtype; or the algorithm is
+            unknown or does not support it.
         ContextError: Called outside a step.
     """
     members = groups.members("all_reduce", group)
@@ -91,7 +91,7 @@ def all_reduce(
 
 
 def _warn_of_uneven_shards() -> None:
-    """Warns once of a mean over replicas that do not have as many examples each."""
+    """Warns once about a mean over replicas whose numbers of examples may differ."""
     replica = context.require("all_reduce")
     if replica.examples is None or replica.writing is not None:
         return
@@ -113,18 +113,19 @@ def combine(
     group: tuple[int, ...] | None = None,
     algorithm: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Reduces gradients over all replicas, each where it is needed.
+    """Reduces gradients over all replicas, each to where it is needed.
 
     Args:
-        gradients: Any number of them, dense and sparse.
+        gradients: Any number of dense and sparse gradients.
         op: "sum" or "mean".
         weight: As for `all_reduce`.
-        policies: Of which variable each gradient is, and how it is communicated.
-        group: The replicas that take part, by their ids; all, unless given.
+        policies: The variable of each gradient, and how it is communicated.
+        group: The ids of the participating replicas; all by default.
         algorithm: As for `all_reduce`.
 
     Returns:
-        The reduced gradients, on every replica: what nothing reads is not sent.
+        The reduced gradients, on every replica; unread copies are pruned, so they cost
+        no transfer.
     """
     return _reduce_leaves(
         base.flatten(list(gradients), "all_reduce"),
@@ -163,8 +164,10 @@ def _reduce_leaves(
     )
     results = iter(reductions.as_leaves(op, reduced))
     return [
-        sparse.reduce(leaf, op, group, policy) if own else next(results)
-        for leaf, own, policy in zip(leaves, is_sparse, policies, strict=True)
+        sparse.reduce(leaf, op, group, policy) if leaf_is_sparse else next(results)
+        for leaf, leaf_is_sparse, policy in zip(
+            leaves, is_sparse, policies, strict=True
+        )
     ]
 
 
@@ -182,18 +185,17 @@ def reduce_dense(
 
     Args:
         tensors: At least one dense tensor.
-        op: One of REDUCTIONS, with a meaning for every dtype.
+        op: One of REDUCTIONS, defined for every dtype.
         when: A bool scalar, equal on all replicas by construction. Where it is False at
-            run time nothing is reduced, and zeros come back.
-        of: Inside a gradient: the call that is differentiated.
-        group: The replicas that take part; all, unless given, or those of `of`.
-        policies: Of which variable each tensor is, and how it is communicated.
-        algorithm: As for `all_reduce`; inside a gradient, that of the call which is
-            differentiated.
-        together: Whether it may become one with such calls beside it.
+            run time nothing is reduced, and the results are zeros.
+        of: Inside a gradient: the call being differentiated.
+        group: The participating replicas; by default all, or those of `of`.
+        policies: The variable of each tensor, and how it is communicated.
+        algorithm: As for `all_reduce`; a gradient uses its call's algorithm.
+        together: Whether the call may be merged with adjacent calls of this kind.
 
     Returns:
-        The reduced tensors; for "argmin" and "argmax" all owners behind all values.
+        The reduced tensors; for "argmin" and "argmax" all values, then all owners.
     """
     results = reductions.results(op, tensors)
     options = base.all_reduce_options(op, algorithm, of)
@@ -223,7 +225,7 @@ def _weighted_mean(
     policies: Sequence[OperandPolicy] | None,
     algorithm: str | None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Sums the weighted values and the weights in one call, and divides."""
+    """Sums the weighted values and the weights in one call, then divides."""
     if op != "mean":
         raise base.bad_argument(
             "all_reduce",
@@ -236,9 +238,9 @@ def _weighted_mean(
         if x.dtype in base.HALF:
             x = tf.cast(x, tf.float32)
         factor = tf.cast(weight, x.dtype)
-        # What is not finite would come through a factor of 0, and back by the gradient.
-        spoils = tf.equal(factor, 0) & ~tf.math.is_finite(tf.abs(x))
-        return tf.where(spoils, tf.zeros_like(x), x) * factor
+        # Inf and NaN would survive a factor of 0, here and in the gradient.
+        masked = tf.equal(factor, 0) & ~tf.math.is_finite(tf.abs(x))
+        return tf.where(masked, tf.zeros_like(x), x) * factor
 
     scaled = [_map_values(weighted, leaf) for leaf in leaves]
     if policies is not None:
@@ -260,18 +262,18 @@ def as_weight(what: str, weight: Any) -> tf.Tensor:
     """Returns a weight as a scalar, wide enough to add up counts exactly.
 
     Args:
-        what: What was called, for messages.
-        weight: As the user gave it.
+        what: The name of the call, for messages.
+        weight: The user's argument.
 
     Raises:
-        ArgumentError: It is no real number.
+        ArgumentError: It is not a real number.
     """
-    given = base.flatten(weight, what)
+    leaves = base.flatten(weight, what)
     fix = "the weight is one real number per replica, e.g. its number of examples."
-    if len(given) != 1 or not _is_real_scalar(given[0]):
+    if len(leaves) != 1 or not _is_real_scalar(leaves[0]):
         problem = f"was given weight={errors.shown(weight)}"
         raise base.bad_argument(what, problem, fix)
-    number = unknown_shapes.of_shape(what, given[0], [], "weight", fix)
+    number = unknown_shapes.of_shape(what, leaves[0], [], "weight", fix)
     return tf.cast(number, tf.float64)
 
 
@@ -290,7 +292,7 @@ def _map_values(
 
 
 def sum_floating(tensors: Sequence[tf.Tensor], of: Call) -> list[tf.Tensor | None]:
-    """Sums the tensors through which gradients flow; None for the others."""
+    """Sums the tensors through which gradients flow; None in place of the others."""
     flowing = flows.places(tensors)
     if not flowing:
         return [None] * len(tensors)
@@ -301,31 +303,31 @@ def sum_floating(tensors: Sequence[tf.Tensor], of: Call) -> list[tf.Tensor | Non
 def gradient(
     placed: Placeholder, upstream: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor | None]:
-    """Builds the dual of an all_reduce; see the module's docstring."""
+    """Builds the dual of an all_reduce, as the module's docstring defines it."""
     op = placed.call.options["op"]
     operands = placed.operands
     flowing = flows.places(operands)
     if not flowing:
         return [None] * len(operands)
-    arrived = [upstream[k] for k in flowing]
+    result_gradients = [upstream[k] for k in flowing]
     if op in ("sum", "mean"):
-        back = reduce_dense(arrived, op, of=placed.call)
+        gradients = reduce_dense(result_gradients, op, of=placed.call)
     else:
-        back = reductions.share(
+        gradients = reductions.share(
             op,
             [operands[k] for k in flowing],
             reductions.of_leaves(placed.results, flowing, len(operands)),
-            reduce_dense(arrived, "sum", of=placed.call),
+            reduce_dense(result_gradients, "sum", of=placed.call),
             placed.call,
         )
-    return flows.spread(back, flowing, len(operands))
+    return flows.spread(gradients, flowing, len(operands))
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     """Reduces each bucket of tensors by one of the algorithms.
 
-    Small tensors are packed into buckets first. With the hub that leaves the order of
-    each element's sum as it is; see algorithms.py for the order of the others.
+    Small tensors are first packed into buckets. With the hub this does not change the
+    order in which an element is summed; algorithms.py gives the others' orders.
     """
     matched = unknown_shapes.alike(matched)
     count = len(matched.operands[0])
@@ -333,31 +335,34 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     if matched.options.get("when"):
         count -= 1
         when = matched.operands[0][count]
-    # made[n][k] is what participant n receives for its k-th tensor: value, and owner.
-    made: list[list[Any]] = [[None] * count for _ in matched.operands]
+    # results[n][k] is what participant n receives for its k-th tensor: value, owner.
+    results: list[list[Any]] = [[None] * count for _ in matched.operands]
     columns = [matched.column(k) for k in range(count)]
-    plain = list(range(count))
+    remaining = list(range(count))
     if matched.options["op"] in ("sum", "mean") and when is None:
-        done = sufficient.reduce(matched, columns) if matched.policy.factors else {}
-        done |= zeros.reduce(matched, columns, set(plain) - set(done))
-        for k, received in done.items():
-            plain.remove(k)
-            for own, tensor in zip(made, received, strict=True):
-                own[k] = [tensor]
-    apart = [matched.calls[0].policy(k)._replace(variable="") for k in plain]
-    places = cost.buckets([columns[k] for k in plain], matched.policy, apart)
-    buckets = [[plain[place] for place in bucket] for bucket in places]
+        shortcuts = (
+            sufficient.reduce(matched, columns) if matched.policy.factors else {}
+        )
+        shortcuts |= zeros.reduce(matched, columns, set(remaining) - set(shortcuts))
+        for k, received in shortcuts.items():
+            remaining.remove(k)
+            for row, tensor in zip(results, received, strict=True):
+                row[k] = [tensor]
+    policies = [matched.calls[0].policy(k)._replace(variable="") for k in remaining]
+    places = cost.buckets([columns[k] for k in remaining], matched.policy, policies)
+    buckets = [[remaining[place] for place in bucket] for bucket in places]
     reduced = [
         _reduce_one(matched, packs, when, bucket[0])
         for bucket, packs in zip(buckets, packing.pack(matched, buckets), strict=True)
     ]
     unpacked = packing.unpack(matched, buckets, reduced)
     for bucket, received in zip(buckets, unpacked, strict=True):
-        for own, parts in zip(made, received, strict=True):
+        for row, parts in zip(results, received, strict=True):
             for k, tensors in zip(bucket, zip(*parts, strict=True), strict=True):
-                own[k] = tensors
+                row[k] = tensors
     return [
-        [tensor for part in zip(*own, strict=True) for tensor in part] for own in made
+        [tensor for part in zip(*row, strict=True) for tensor in part]
+        for row in results
     ]
 
 
@@ -367,13 +372,13 @@ def _reduce_one(
     when: tf.Tensor | None,
     k: int,
 ) -> Received:
-    """Reduces one tensor per replica; what may not be due is reduced on a hub.
+    """Reduces one tensor per replica; a conditional reduction is done on a hub.
 
     Args:
         matched: The communication.
         column: `column[n]` is the tensor of the n-th participant.
-        when: Whether it is due; None: it always is.
-        k: Which operand it is, or the first of those that are packed in it.
+        when: Whether to reduce at run time; None: always.
+        k: The index of the operand, or of the first operand packed into it.
     """
     if matched.crossing is not None:
         return partials.across(matched, column, when, matched.owner(k))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_to_all: each replica hands a slice to every replica.
+"""all_to_all: every replica sends a slice to every replica.
 
-Meaning: a replica cuts its tensor along one axis, hands the n-th slice to the n-th
-replica, and sets what it receives together along another axis, in replica order. Dual:
-all_to_all with the axes exchanged, in slices of the sizes that were received. Lowering:
-every device cuts its tensor up, every device joins what it receives.
+Meaning: a replica splits its tensor along one axis, sends the n-th slice to the n-th
+replica, and concatenates the slices it receives along another axis, in replica order.
+Dual: all_to_all with the axes exchanged, in slices of the received sizes. Lowering:
+every device splits its tensor, and every device concatenates the slices it receives.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def all_to_all(
     splits: Any = None,
     group: Any = None,
 ) -> Any:
-    """Sends each replica a slice, and concatenates the slices that are received.
+    """Sends each replica a slice, and concatenates the slices it receives.
 
     Example:
         >>> def step_fn():
@@ -48,15 +48,15 @@ def all_to_all(
         tf.Tensor([ 1 11], shape=(2,), dtype=int32)
 
     Args:
-        value: A nest of tensors of any dtype. Without `splits`, alike on all replicas
-            in dtype and shape; with them, the sizes along both axes may differ.
+        value: A nest of tensors of any dtype. Dtypes and shapes are the same on all
+            replicas, but with `splits` the sizes along both axes may differ.
         split_axis: The axis to split, counted from the end if negative.
-        concat_axis: The axis along which to concatenate, counted likewise.
-        splits: None for slices of equal size. Else a list of ints, or an integer tensor
-            [len(group)]: the sizes along `split_axis` of the slices that this replica
-            sends. Sizes may be zero, and replicas may split differently.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        concat_axis: The axis along which to concatenate, counted in the same way.
+        splits: None for slices of equal size; else a list of ints, or an integer tensor
+            [len(group)], with the sizes along `split_axis` of the slices that this
+            replica sends. Sizes may be zero, and replicas may split differently.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         A nest like `value`, on this replica's device: for the n-th replica of the
@@ -64,11 +64,11 @@ def all_to_all(
         `splits`, the size along `concat_axis` is statically unknown.
 
     Raises:
-        ArgumentError: An axis does not exist, its size cannot be split so, or a leaf is
-            no dense tensor.
+        ArgumentError: An axis does not exist, its size does not fit the split, or a
+            leaf is not a dense tensor.
         ContextError: Called outside a step.
-        tf.errors.InvalidArgumentError: When the step runs: a size that was unknown
-            cannot be split so, or slices to be concatenated differ in shape.
+        tf.errors.InvalidArgumentError: When the step runs: a statically unknown size
+            does not fit the split, or slices to be concatenated differ in shape.
     """
     members = groups.members("all_to_all", group)
     axes.check("all_to_all", split_axis, "split_axis")
@@ -80,8 +80,8 @@ def all_to_all(
         _check(leaf, split_axis, concat_axis, sizes, len(members))
     if not leaves:
         return value
-    given = None if sizes is None else [sizes] * len(leaves)
-    received = exchange(leaves, split_axis, concat_axis, given, group=members)
+    sizes_per_leaf = None if sizes is None else [sizes] * len(leaves)
+    received = exchange(leaves, split_axis, concat_axis, sizes_per_leaf, group=members)
     return tf.nest.pack_sequence_as(value, received)
 
 
@@ -100,11 +100,11 @@ def exchange(
         split_axis: As for `all_to_all`.
         concat_axis: As for `all_to_all`.
         sizes: None for slices of one size, else int32 [len(group)] for each tensor.
-        of: Inside a gradient: the call that is differentiated.
-        group: The replicas that take part; needed unless inside a gradient.
+        of: Inside a gradient: the call being differentiated.
+        group: The participating replicas; required except inside a gradient.
 
     Returns:
-        What was received and joined.
+        The received slices, concatenated.
     """
     if group is None:
         assert of is not None, "a call says who takes part, or whose gradient it is"
@@ -118,17 +118,17 @@ def exchange(
         )
     index = group.index(context.require("all_to_all").replica_id)
     results = [
-        _uneven(value, split_axis, concat_axis, tf.get_static_value(own), index)
-        for value, own in zip(values, sizes, strict=True)
+        _uneven(value, split_axis, concat_axis, tf.get_static_value(own_sizes), index)
+        for value, own_sizes in zip(values, sizes, strict=True)
     ]
     agreed = [_uneven(value, split_axis, concat_axis, None, index) for value in values]
-    # How much came from each replica is received too: the gradient goes back so.
-    came = [Value("int32", (count,))] * len(tensors)
+    # The sizes received from each replica are results too: the gradient's splits.
+    received_sizes = [Value("int32", (count,))] * len(tensors)
     received = base.communicate(
         "all_to_all",
         {**options, "splits": "given"},
         [*tensors, *sizes],
-        [*results, *came],
+        [*results, *received_sizes],
         agreed,
         of,
         group,
@@ -142,7 +142,7 @@ def _as_sizes(splits: Any, count: int) -> tf.Tensor:
         sizes = tf.convert_to_tensor(splits)
     except (TypeError, ValueError):
         sizes = None
-    known = None if sizes is None else tf.get_static_value(sizes)
+    static_sizes = None if sizes is None else tf.get_static_value(sizes)
     fix = (
         f"splits are {count} integers, one for each replica that takes part, none "
         "below zero."
@@ -151,12 +151,12 @@ def _as_sizes(splits: Any, count: int) -> tf.Tensor:
         sizes is None
         or not sizes.dtype.is_integer
         or not sizes.shape.is_compatible_with([count])
-        or (known is not None and (known < 0).any())
+        or (static_sizes is not None and (static_sizes < 0).any())
     ):
         problem = f"was given splits={errors.shown(splits)}"
         raise base.bad_argument("all_to_all", problem, fix)
-    if known is not None:
-        return tf.constant(known, tf.int32)
+    if static_sizes is not None:
+        return tf.constant(static_sizes, tf.int32)
     sizes = unknown_shapes.of_shape("all_to_all", sizes, [count], "splits", fix)
     return tf.cast(sizes, tf.int32)
 
@@ -168,7 +168,7 @@ def _check(
     sizes: tf.Tensor | None,
     count: int,
 ) -> None:
-    """Raises ArgumentError unless the leaf can be cut and joined so."""
+    """Raises ArgumentError unless the leaf can be split and concatenated as asked."""
     value = Value.of(leaf)
     where = axes.position("all_to_all", split_axis, value, "split_axis")
     axes.position("all_to_all", concat_axis, value, "concat_axis")
@@ -185,17 +185,17 @@ def _check(
                 "splits=[...] how much each one is handed.",
             )
         return
-    known = tf.get_static_value(sizes)
-    if known is not None and known.sum() != size:
+    static_sizes = tf.get_static_value(sizes)
+    if static_sizes is not None and static_sizes.sum() != size:
         raise base.bad_argument(
             "all_to_all",
-            f"was given splits={known.tolist()} for {value}",
+            f"was given splits={static_sizes.tolist()} for {value}",
             f"the splits add up to {size}, the size along split_axis={split_axis}.",
         )
 
 
 def _even(value: Value, split_axis: int, concat_axis: int, count: int) -> Value:
-    """Returns what slices of one size become: as much in all, shaped otherwise."""
+    """Returns dtype and shape after an exchange of equal slices."""
     if value.shape is None:
         return value
     shape = list(value.shape)
@@ -209,10 +209,10 @@ def _even(value: Value, split_axis: int, concat_axis: int, count: int) -> Value:
 def _uneven(
     value: Value, split_axis: int, concat_axis: int, sizes: Any, index: int
 ) -> Value:
-    """Returns what slices of different sizes become.
+    """Returns dtype and shape after an exchange of slices of different sizes.
 
-    All slices that a replica joins have one size along the other axes: that of the
-    slice that it keeps.
+    All slices that a replica concatenates have the same sizes along the other axes:
+    those of the slice that it keeps.
     """
     if value.shape is None:
         return value
@@ -225,38 +225,38 @@ def _uneven(
 def gradient(
     placed: Placeholder, upstream: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor | None]:
-    """Hands each slice of the gradients back to where the slice came from."""
+    """Sends each slice of the gradients back to the slice's source."""
     call, operands = placed.call, placed.operands
-    given = "splits" in call.options
-    count = len(placed.results) // (2 if given else 1)
+    is_uneven = "splits" in call.options
+    count = len(placed.results) // (2 if is_uneven else 1)
     flowing = flows.places(upstream[:count])
     if not flowing:
         return [None] * len(operands)
-    back = exchange(
+    gradients = exchange(
         [upstream[k] for k in flowing],
         split_axis=call.options["concat_axis"],
         concat_axis=call.options["split_axis"],
-        sizes=[placed.results[count + k] for k in flowing] if given else None,
+        sizes=[placed.results[count + k] for k in flowing] if is_uneven else None,
         of=call,
     )
-    back = [
+    gradients = [
         arithmetic.ensure_shape(d, operands[k].shape)
-        for k, d in zip(flowing, back, strict=True)
+        for k, d in zip(flowing, gradients, strict=True)
     ]
-    return flows.spread(back, flowing, len(operands))
+    return flows.spread(gradients, flowing, len(operands))
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Cuts on the sender, joins on the receiver, in replica order.
+    """Splits on the sender and concatenates on the receiver, in replica order.
 
     Moves (replicas - 1) / replicas * bytes(value) per replica.
     """
     options, replicas = matched.options, range(len(matched.operands))
-    given = "splits" in options
-    count = len(matched.operands[0]) // (2 if given else 1)
-    matched = _compared(matched, count, given)
+    is_uneven = "splits" in options
+    count = len(matched.operands[0]) // (2 if is_uneven else 1)
+    matched = _compared(matched, count, is_uneven)
     results: list[list[tf.Tensor]] = [[] for _ in replicas]
-    came: list[list[tf.Tensor]] = [[] for _ in replicas]
+    received_sizes: list[list[tf.Tensor]] = [[] for _ in replicas]
     for k in range(count):
         pieces = []
         for own, device in zip(matched.operands, matched.devices, strict=True):
@@ -264,31 +264,33 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
                 pieces.append(
                     axes.split(
                         own[k],
-                        own[count + k] if given else None,
+                        own[count + k] if is_uneven else None,
                         options["split_axis"],
                         len(replicas),
                     )
                 )
         for n in replicas:
             with tf.device(matched.devices[n]):
-                column = [own[n] for own in pieces]
+                column = [slices[n] for slices in pieces]
                 axis = options["concat_axis"]
-                if given:
-                    came[n].append(tf.stack([tf.shape(x)[axis] for x in column]))
+                if is_uneven:
+                    received_sizes[n].append(
+                        tf.stack([tf.shape(x)[axis] for x in column])
+                    )
                 _check_joinable(matched, n, column)
                 results[n].append(tf.concat(column, axis))
-    return [[*own, *sizes] for own, sizes in zip(results, came, strict=True)]
+    return [[*row, *sizes] for row, sizes in zip(results, received_sizes, strict=True)]
 
 
 def _compared(matched: Matched, count: int, given: bool) -> Matched:
-    """Returns a communication whose tensors wait until they are known to fit."""
+    """Returns the communication with operands that wait until they are checked."""
     columns = [matched.column(k) for k in range(len(matched.operands[0]))]
     for k in range(count):
         splits = columns[count + k] if given else []
-        told = [tf.get_static_value(own) is not None for own in splits]
-        known = all(map(unknown_shapes.is_known, columns[k])) and all(told)
-        # Those of a gradient are as they came.
-        if not known and not (given and matched.calls[0].backward):
+        is_static = [tf.get_static_value(sizes) is not None for sizes in splits]
+        all_known = all(map(unknown_shapes.is_known, columns[k])) and all(is_static)
+        # A gradient's slices have the sizes in which they were received.
+        if not all_known and not (given and matched.calls[0].backward):
             columns[k] = _check_shapes(matched, columns[k], splits)
     return matched.passing(list(zip(*columns, strict=True)))
 
@@ -296,31 +298,38 @@ def _compared(matched: Matched, count: int, given: bool) -> Matched:
 def _check_shapes(
     matched: Matched, column: Sequence[tf.Tensor], splits: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Returns tensors that wait until they have been found to fit.
+    """Returns tensors that wait until they and their splits are checked.
 
     Args:
         matched: The communication.
-        column: One of each participant.
-        splits: How each splits it, if they say so.
+        column: One tensor per participant.
+        splits: Each participant's splits; empty for slices of one size.
     """
     cut, join = (matched.options[name] for name in ("split_axis", "concat_axis"))
     count = len(column)
 
     def conditions(seen: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         sizes = [unknown_shapes.size_along(shape, cut) for shape in seen]
-        needs = [unknown_shapes.has_axis(seen[0], axis) for axis in (cut, join)]
+        checks = [unknown_shapes.has_axis(seen[0], axis) for axis in (cut, join)]
         if not splits:
-            return [*unknown_shapes.equal(seen), tf.equal(sizes[0] % count, 0), *needs]
-        for own, size in zip(splits, sizes, strict=True):
-            needs += [tf.equal(tf.reduce_sum(own), size), tf.reduce_all(own >= 0)]
+            return [
+                *unknown_shapes.equal(seen),
+                tf.equal(sizes[0] % count, 0),
+                *checks,
+            ]
+        for split, size in zip(splits, sizes, strict=True):
+            checks += [
+                tf.equal(tf.reduce_sum(split), size),
+                tf.reduce_all(split >= 0),
+            ]
         rank = tf.size(seen[0])
         along_one = tf.equal((cut - join) % tf.maximum(rank, 1), 0)
-        needs += [along_one | same for same in unknown_shapes.equal(splits)]
+        checks += [along_one | same for same in unknown_shapes.equal(splits)]
         rest = [
             unknown_shapes.without(unknown_shapes.without(shape, cut), join)
             for shape in seen
         ]
-        return [*needs, *unknown_shapes.equal(rest)]
+        return [*checks, *unknown_shapes.equal(rest)]
 
     if splits:
         problem = "the tensors of the replicas do not fit, or not to their splits"
@@ -341,7 +350,7 @@ def _check_shapes(
 
 
 def _check_joinable(matched: Matched, n: int, column: Sequence[tf.Tensor]) -> None:
-    """Raises MismatchError if slices are known not to fit together."""
+    """Raises MismatchError if the slices are known not to fit together."""
     axis = matched.options["concat_axis"]
     first = None
     for piece, call in zip(column, matched.calls, strict=True):

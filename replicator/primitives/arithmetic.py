@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums and folds whose order nothing can change, and shapes compared when they run."""
+"""Sums and folds in an order that TensorFlow keeps, and shapes checked at run time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from replicator import _tf
 
 
 def add_in_order(column: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Adds up one tensor per replica, in replica order, as `fold` does.
+    """Sums one tensor per replica, in replica order, as `fold` would.
 
-    A chain of sums of two, each of which adds to the buffer of the one before. An AddN
-    of three or more would begin with whichever operand has a buffer that it may reuse,
-    which is known only when it runs; of two, it can only exchange the two.
+    A chain of sums of two, each of which adds in place to the previous result. An AddN
+    of three or more would start with whichever operand has a reusable buffer, which is
+    known only at run time; an AddN of two can only swap its operands.
 
-    Shapes that differ when it runs are an InvalidArgumentError.
+    Shapes that differ at run time raise an InvalidArgumentError.
     """
     if len(column) == 1:
         return tf.identity(column[0])
@@ -35,15 +35,15 @@ def add_in_order(column: Sequence[tf.Tensor]) -> tf.Tensor:
         total = shielded(nodes.add("AddN", [total, operand], N=2, T=dtype), shape)
     ops = nodes.finish("add_in_order")
     result = ops[total].outputs[0]
-    added = [ops[operand].inputs[0] for operand in operands]
-    _tf.record_gradient("AddInOrder", [result], added, lambda d: [d] * len(added))
+    inputs = [ops[operand].inputs[0] for operand in operands]
+    _tf.record_gradient("AddInOrder", [result], inputs, lambda d: [d] * len(inputs))
     return result
 
 
 def fold(
     combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], column: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Combines one tensor per replica from left to right, so that the order holds."""
+    """Combines one tensor per replica from left to right, in an order that is kept."""
     if len(column) == 1:
         return tf.identity(column[0])
     result, *others = map(shield, column)
@@ -53,31 +53,31 @@ def fold(
 
 
 def shield(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor behind which TensorFlow's graph optimizer does not look.
+    """Returns a tensor that TensorFlow's graph optimizer does not look through.
 
-    Grappler joins additions, the user's with ours, into one AddN whose operands it
-    sorts by name; takes out common factors; multiplies and adds up constants
-    beforehand; and makes x + x a product with a constant, whose control edge from
-    another device makes a loop hang (TensorFlow 2.21; seen with a broadcast that is
-    reduced). So each operand of a reduction is shielded, and each result.
+    Grappler merges additions, the user's with ours, into one AddN whose operands it
+    sorts by name; factors out common factors; folds constants of products and sums;
+    and turns x + x into a product with a constant, whose control edge from another
+    device makes a loop hang (TensorFlow 2.21; seen with a broadcast that is reduced).
+    So each operand of a reduction is shielded, and each result.
     """
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
 
 
 def hop(tensor: tf.Tensor) -> tf.Tensor:
-    """Reads a tensor on the current device, and keeps the order of a sum.
+    """Reads a tensor on the current device and keeps the order of a sum.
 
-    Grappler takes an identity away, and lets the tensor travel from where it was made.
+    Grappler would prune an identity, and the tensor would be sent from its origin.
     """
     return shield(tensor)
 
 
 def ensure_shape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
-    """Compares a shape when it runs.
+    """Checks a shape at run time.
 
-    tf.ensure_shape of an unknown rank fails if TensorFlow finds the rank, as it does
-    where a function is called with tensors of which more is known. An unknown rank is
-    compared with nothing.
+    tf.ensure_shape with an unknown rank fails if TensorFlow infers the rank, as it does
+    where a function is called with tensors of more specific shapes. An unknown rank is
+    therefore not checked at all.
     """
     if tf.TensorShape(shape).rank is None:
         return tf.raw_ops.PlaceholderWithDefault(
@@ -89,8 +89,8 @@ def ensure_shape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
 def divide(total: tf.Tensor, count: int) -> tf.Tensor:
     """Divides by a number that is not 0.
 
-    Grappler makes a plain division by a constant a multiplication by its reciprocal.
-    By a power of two, that gives the same bits, in two thirds of the time.
+    Grappler would turn a plain division by a constant into a multiplication by its
+    reciprocal. For a power of two that gives the same bits, in two thirds of the time.
     """
     if total.dtype.is_floating and count & (count - 1) == 0:
         return total * tf.cast(1 / count, total.dtype)

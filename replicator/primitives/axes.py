@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Axes: checked, joined along and cut along.
+"""Checks axes, and concatenates and splits along them.
 
 Shared by the primitives that gather, scatter or exchange slices. An axis of None is a
 new leading one, with one entry per participant.
@@ -17,7 +17,7 @@ from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import Value
 from replicator.primitives import base
 
-_MOST_AXES = 254  # of a tensor of TensorFlow
+_MOST_AXES = 254  # the most axes of a TensorFlow tensor
 
 
 def check(what: str, axis: Any, name: str = "axis", optional: bool = False) -> None:
@@ -45,15 +45,15 @@ def position(
     if -rank <= axis < rank:
         return axis % rank
     if rank:
-        fix = f"{name} lies between {-rank} and {rank - 1}"
-        fix += ", or is None for a new axis." if optional else "."
+        hint = f"{name} lies between {-rank} and {rank - 1}"
+        hint += ", or is None for a new axis." if optional else "."
     else:
-        fix = f"a scalar has no axis; {'use axis=None' if optional else 'reshape it'}."
-    raise base.bad_argument(what, f"was given {name}={axis} for {value}", fix)
+        hint = f"a scalar has no axis; {'use axis=None' if optional else 'reshape it'}."
+    raise base.bad_argument(what, f"was given {name}={axis} for {value}", hint)
 
 
 def joined(what: str, value: Value, axis: int | None, count: int) -> Value:
-    """Returns dtype and shape of `count` such values, concatenated along an axis."""
+    """Returns dtype and shape of `count` such values concatenated along an axis."""
     if axis is not None:
         where = position(what, axis, value, optional=True)
         return resized(value, where, None)
@@ -68,8 +68,8 @@ def slice_of(
     """Returns dtype and shape of one of the `count` slices that `cut` makes.
 
     Raises:
-        ArgumentError: The value has no such axis, or not `count` entries along a new
-            one.
+        ArgumentError: The value has no such axis, or, without an axis, not `count`
+            entries.
     """
     if axis is not None:
         where = position(what, axis, value, optional=True)
@@ -97,21 +97,21 @@ def resized(value: Value, axis: int, size: int | None) -> Value:
 
 
 def share(size: int, index: int, count: int) -> int:
-    """Returns how much of `size` the index-th of `count` gets: the first one more."""
+    """Returns the index-th of `count` shares of `size`; the first ones get one more."""
     return size // count + (index < size % count)
 
 
 def cut(
     tensor: tf.Tensor, axis: int | None, count: int, sizes: Any = None
 ) -> list[tf.Tensor]:
-    """Cuts a tensor into `count` slices.
+    """Splits a tensor into `count` slices.
 
     Args:
-        tensor: Of any shape with this axis.
-        axis: None to take the entries of the first axis apart.
-        count: How many slices.
-        sizes: int32 [count], the size of each along `axis`; the shares of it, unless
-            given.
+        tensor: A tensor that has this axis.
+        axis: The axis; None: take the entries along the first axis.
+        count: The number of slices.
+        sizes: int32 [count], the size of each slice along `axis`; equal shares by
+            default.
     """
     if axis is None:
         return tf.unstack(tensor, num=count)
@@ -121,10 +121,10 @@ def cut(
 
 
 def split(tensor: tf.Tensor, sizes: Any, axis: int, count: int) -> list[tf.Tensor]:
-    """Returns `count` slices, of one size if `sizes` is None; it must fit when it runs.
+    """Splits a tensor into `count` slices: of `sizes`, or of one size.
 
-    In TensorFlow 2.21 a tf.split into one slice gives an empty float32 inside of
-    control flow: grappler takes the split away.
+    The sizes must add up at run time. A tf.split into one slice gives an empty float32
+    inside control flow (TensorFlow 2.21): grappler prunes the split.
     """
     if count > 1:
         return tf.split(tensor, count if sizes is None else sizes, axis, num=count)
@@ -136,8 +136,8 @@ def split(tensor: tf.Tensor, sizes: Any, axis: int, count: int) -> list[tf.Tenso
 
 def _shares(tensor: tf.Tensor, axis: int, count: int) -> Any:
     """Returns the sizes of all shares along an axis."""
-    known = shapes.static(tensor)
-    size = None if known is None else known[axis]
+    static_shape = shapes.static(tensor)
+    size = None if static_shape is None else static_shape[axis]
     if size is not None:
         return [share(size, index, count) for index in range(count)]
     size = tf.shape(tensor)[axis]
@@ -145,5 +145,5 @@ def _shares(tensor: tf.Tensor, axis: int, count: int) -> Any:
 
 
 def join(tensors: Sequence[tf.Tensor], axis: int | None) -> tf.Tensor:
-    """Sets tensors together along an axis; the other sizes are alike."""
+    """Concatenates tensors along an axis; their other sizes are equal."""
     return tf.stack(tensors) if axis is None else tf.concat(tensors, axis)

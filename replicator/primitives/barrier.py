@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""barrier: what is before it happens before what is behind it, everywhere.
+"""barrier: effects before it precede effects after it, on all replicas.
 
 Meaning: all effects (writes and reads of variables, prints, Python calls) that any
-replica's code has before its barrier happen before all that any replica's code has
-behind it. Dual: none, nothing flows. Lowering: nothing is computed;
-graph/lowering/fence.py puts the effects in order.
+replica's code has before its barrier happen before all effects that any replica's code
+has after it. Dual: none, since no tensor flows. Lowering: nothing is computed;
+graph/lowering/fence.py orders the effects.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FACTS = Facts(algorithm="order", orders_effects=True)
 def barrier(group: Any = None) -> None:
     """Orders effects: those before it, on any replica, come before those after it.
 
-    Effects are writes and reads of variables, prints, assertions and Python calls. What
-    only computes is ordered by its data alone.
+    Effects are writes and reads of variables, prints, assertions and Python calls. Pure
+    computation is ordered by its data alone.
 
     Example:
         >>> order = []
@@ -38,11 +38,11 @@ def barrier(group: Any = None) -> None:
         ['before', 'before', 'after', 'after']
 
     Args:
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Raises:
-        ArgumentError: `group` is no group, or one without the calling replica.
+        ArgumentError: `group` is invalid or lacks the calling replica.
         ContextError: Called outside a step.
         MismatchError: When the step is built: not all replicas of the group call it.
     """
@@ -53,11 +53,11 @@ def barrier(group: Any = None) -> None:
 def gradient(
     placed: Placeholder, upstream: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor | None]:
-    """Returns nothing: no operand, no gradient."""
+    """Returns no gradients, since there are no operands."""
     del placed, upstream
     return []
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Hands nothing to anyone."""
+    """Returns no results for any replica."""
     return [[] for _ in matched.calls]

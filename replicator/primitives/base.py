@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all primitives share: checking operands and placing the placeholder.
+"""Checks operands and places placeholders: the part that all primitives share.
 
 A primitive is one file with three parts: the function a user calls (its meaning), a
-`gradient` (its dual) and a `lower` (its real ops). `broadcast.py` is the shortest one
-to read first. A new primitive is such a file, one line in `table.py`, and a method of
-Replicator.
+`gradient` (its dual) and a `lower` (its real ops). `broadcast.py` is the shortest and
+the best to read first. A new primitive is such a file, one line in `table.py`, and a
+method of Replicator.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from replicator.graph.matching import control_flow
 from replicator.primitives import weighing
 
 HALF = (tf.float16, tf.bfloat16)
-# What TensorFlow, NumPy and Python raise for what is no tensor, or no nest.
+# What TensorFlow, NumPy and Python raise for a value that is not a tensor or a nest.
 UNCONVERTED = (
     *(TypeError, ValueError, OverflowError, AttributeError, NotImplementedError),
     *(RuntimeError, tf.errors.OpError),
 )
-_MANY = 8  # results of one call: from here on they are worth adding at once
+_MANY = 8  # results of one call from which adding their identities in bulk pays
 
 
 def flatten(value: Any, what: str) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Returns the leaves of a nest as tensors; IndexedSlices stay what they are.
+    """Flattens a nest into tensors; IndexedSlices are passed through.
 
     Args:
-        value: A nest of whatever converts to tensors.
+        value: A nest of values that convert to tensors.
         what: The primitive, for the message.
 
     Raises:
-        ArgumentError: A leaf is no tensor, or of a composite type without a meaning
-            here.
+        ArgumentError: A leaf is not a tensor, or is of a composite type that has no
+            meaning here.
     """
     leaves = []
     for leaf in _flat(value, what):
@@ -55,7 +55,7 @@ def flatten(value: Any, what: str) -> list[tf.Tensor | tf.IndexedSlices]:
         try:
             leaves.append(usable(leaf))
         except errors.ReplicatorError:
-            raise  # of a variable that cannot be read here
+            raise  # from a variable that cannot be read here
         except UNCONVERTED as error:
             shown = f"{type(leaf).__name__} {errors.shown(leaf)}"
             raise bad_argument(
@@ -80,9 +80,9 @@ def _flat(value: Any, what: str) -> list[Any]:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """Returns the leaves of a nest; raises one of UNCONVERTED if it is none.
+    """Returns the leaves of a nest; raises one of UNCONVERTED if it is not a nest.
 
-    Some sequences can be flattened, but not be made of tensors: a bytearray, say.
+    Some sequences can be flattened but not rebuilt from tensors, e.g. a bytearray.
     """
     leaves: list[Any] = tf.nest.flatten(value)
     tf.nest.pack_sequence_as(value, [object()] * len(leaves))
@@ -90,7 +90,7 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def usable(leaf: Any) -> tf.Tensor:
-    """Returns a leaf as a tensor; raises one of UNCONVERTED if it is none here."""
+    """Converts a leaf to a tensor; raises one of UNCONVERTED if it is unusable here."""
     tensor = tf.convert_to_tensor(arguments.native(leaf))
     if tf.is_symbolic_tensor(tensor):
         graph = tf.compat.v1.get_default_graph()
@@ -102,7 +102,7 @@ def usable(leaf: Any) -> tf.Tensor:
 
 
 def _checked_slices(slices: tf.IndexedSlices, what: str) -> tf.IndexedSlices:
-    """Returns IndexedSlices; raises ArgumentError if they are not of tensors."""
+    """Returns the IndexedSlices; raises ArgumentError if their parts are no tensors."""
     try:
         values, indices = usable(slices.values), usable(slices.indices)
     except UNCONVERTED as error:
@@ -117,7 +117,7 @@ def _checked_slices(slices: tf.IndexedSlices, what: str) -> tf.IndexedSlices:
 
 
 def bad_argument(what: str, problem: str, fix: str) -> errors.ArgumentError:
-    """Returns the error for a call with an argument that makes no sense."""
+    """Returns the error for a call with an invalid argument."""
     replica = context.current()
     where = "" if replica is None else f" on replica {replica.replica_id}"
     return errors.ArgumentError(
@@ -126,7 +126,7 @@ def bad_argument(what: str, problem: str, fix: str) -> errors.ArgumentError:
 
 
 def check_replica(what: str, name: str, replica_id: Any, num_replicas: int) -> int:
-    """Returns `replica_id` if it names a replica, as root, source or destination."""
+    """Returns `replica_id` if it is a valid root, source or destination."""
     if not arguments.is_whole(replica_id, -arguments.LARGEST):
         raise bad_argument(
             what,
@@ -158,7 +158,7 @@ def check_place(what: str, line: str) -> None:
     """Raises ReplicatorError unless the other replicas can join a call made here.
 
     Args:
-        what: What was called.
+        what: The call.
         line: The user's line.
     """
     replica = context.require(what)
@@ -184,40 +184,41 @@ def communicate(
     policies: Sequence[OperandPolicy] | None = None,
     states: int = 0,
 ) -> list[tf.Tensor]:
-    """Puts one communication call of the replica being built into its sub-graph.
+    """Puts one communication call into the sub-graph of the replica being built.
 
     Args:
-        primitive: The name under which table.py knows it.
+        primitive: Its name in table.py.
         options: JSON values on which the replicas must agree.
-        operands: What this replica passes.
-        results: Dtype and static shape of what it receives.
-        agreed: What must be alike on all replicas; the operands, unless given.
-        of: Inside a gradient: the call that is differentiated. Replicas may reach the
-            gradients of their calls in different orders, so these pair by their calls.
-        group: The replicas that take part, in order; all, unless given, and inside a
-            gradient those of the call that is differentiated.
-        channel: Among which calls this one is counted, if not among its group's.
-        receipt: Whether what is passed changes the losses of other replicas only.
-            The call then makes a scalar zero, the receipt, by which `linked` lets this
-            replica's loss depend on it, so that gradients come back.
-        differentiable: Whether gradients go through it, as table.py says how.
-        policies: One per operand that is of a variable, if any are.
-        states: How many of the last operands, and results, are states; as in `Call`.
+        operands: The tensors that this replica passes.
+        results: Dtype and static shape of the tensors that it receives.
+        agreed: What must match on all replicas; the operands by default.
+        of: Inside a gradient: the call being differentiated. Replicas may reach the
+            gradients of their calls in different orders, so gradients are paired by
+            their calls.
+        group: The participating replicas, in order. By default all of them, or inside
+            a gradient the group of the call being differentiated.
+        channel: The sequence in which this call is counted; its group's by default.
+        receipt: Whether the operands affect only the losses of other replicas. The
+            call then makes a scalar zero, the receipt, through which `linked` makes
+            this replica's loss depend on the call, so that gradients come back.
+        differentiable: Whether gradients flow through it, by its dual in table.py.
+        policies: One per operand, if any operand belongs to a variable.
+        states: How many trailing operands, and results, are states; see `Call`.
 
     Returns:
         One tensor per entry of `results`, on this replica's device.
 
     Raises:
         ContextError: No step is being built.
-        ReplicatorError: The call is where the other replicas cannot join.
+        ReplicatorError: The other replicas cannot join a call made here.
     """
     replica = context.require(primitive)
     line = errors.user_line()
     check_place(primitive, line)
     graph = tf.compat.v1.get_default_graph()
     if graph is not replica.build.graph:
-        # A function that is called twice communicates twice; from one trace, nobody
-        # could tell the gradients of the two calls apart.
+        # A function that is called twice communicates twice; with a single trace, the
+        # gradients of the two calls would be indistinguishable.
         replica.trace_anew()
         replica.build.in_functions = True
     values = tuple(Value.of(t) for t in operands)
@@ -240,23 +241,23 @@ def communicate(
         policies=tuple(policies or ()),
         states=states,
     )
-    made = [*results, Value("float32", ())] if receipt else results
+    op_results = [*results, Value("float32", ())] if receipt else results
     if graph.building_function:
-        # Before recording stops: a tape in a function has to see what comes in.
+        # Before recording stops: a tape in a function has to see the captures.
         operands = [graph.capture(tensor) for tensor in operands]
     with _tf.stop_recording():
-        op = placeholder.put(call, operands, made)
+        op = placeholder.put(call, operands, op_results)
     if differentiable:
-        placed = placeholder.Placeholder(op, call)
+        forward = placeholder.Placeholder(op, call)
         gradient = replica.build.gradients[primitive]
         _tf.record_gradient(
             primitive,
             op.outputs,
             op.inputs,
-            lambda *d: differentiate(gradient, placed, d),
+            lambda *d: differentiate(gradient, forward, d),
         )
-    # The identities stay when the placeholder goes: whatever the user does with a
-    # result (return it, keep it, fetch it, wait for it) is done to an op that remains.
+    # The identities outlive the placeholder: whatever the user does with a result
+    # (return it, keep it, fetch it, wait for it) is done to an op that remains.
     outputs = _identities(op)
     if receipt:
         replica.receipts.append(outputs.pop())
@@ -264,7 +265,7 @@ def communicate(
 
 
 def _identities(op: tf.Operation) -> list[tf.Tensor]:
-    """Returns an identity of each result of an op, where the op is."""
+    """Returns an identity of each output of an op, on the op's device."""
     if len(op.outputs) < _MANY or _tf.place_of_reads() is None:
         return [tf.identity(output) for output in op.outputs]
     nodes = _tf.Nodes()
@@ -276,7 +277,7 @@ def _identities(op: tf.Operation) -> list[tf.Tensor]:
 def _members(
     replica: context.ReplicaContext, group: Sequence[int] | None, of: Call | None
 ) -> tuple[int, ...]:
-    """Returns the replicas that take part in a call."""
+    """Returns the replicas that participate in a call."""
     if group is not None:
         return tuple(group)
     return replica.build.world.everyone if of is None else of.group
@@ -288,7 +289,7 @@ def _next_key(
     group: Sequence[int] | None,
     channel: str | None,
 ) -> str:
-    """Returns the key of the replica's next call, or of the next in a gradient."""
+    """Returns the key of the replica's next call, or of the next call in a gradient."""
     assert replica.backward == (of is not None), (
         "a dual says what it is the gradient of"
     )
@@ -329,7 +330,7 @@ def differentiate(
 
 
 def without(shape: Sequence[int | None], axis: int) -> Shape:
-    """Returns a static shape whose size along `axis` is unknown."""
+    """Returns a static shape with the size along `axis` unknown."""
     return tuple(None if k == axis else size for k, size in enumerate(shape))
 
 
@@ -341,8 +342,8 @@ def all_reduce_options(
     Args:
         op: The reduction.
         algorithm: As for `all_reduce`.
-        of: Inside a gradient: the call that is differentiated, whose algorithm it has
-            if that is an all_reduce.
+        of: Inside a gradient: the call being differentiated. If it is an all_reduce,
+            its algorithm is used.
     """
     if of is not None and of.primitive == "all_reduce":
         algorithm = of.options.get("algorithm")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""broadcast: the root's value goes to every replica.
+"""broadcast: every replica receives the root's value.
 
-Meaning: every replica receives replica `root`'s tensor. Dual: the sum of all replicas'
-gradients goes to the root, zeros to the others. Lowering: the root's tensor is read by
-every device.
+Meaning: every replica receives replica `root`'s tensor. Dual: the root receives the sum
+of all replicas' gradients; the others get zeros. Lowering: every device reads the
+root's tensor.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def broadcast(value: Any, root: int = 0, group: Any = None) -> Any:
     Args:
         value: On the root a nest of tensors of any dtype and shape. On the others a
             nest of `tf.TensorSpec` with the root's dtypes and shapes, or of tensors
-            like the root's: their values are not used and their gradients are zeros,
-            but only replicas that pass a tensor send gradients back to the root.
+            like the root's. Such tensors' values are not used and their gradients are
+            zeros, but only replicas that pass tensors send gradients back to the root.
         root: The replica whose value is sent, a member of the group.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         A nest like `value` with the root's tensors, on this replica's device.
 
     Raises:
-        ArgumentError: `root` names no replica, or a leaf is no dense tensor.
+        ArgumentError: `root` is not a replica, or a leaf is not a dense tensor.
         ContextError: Called outside a step.
     """
     members = groups.members("broadcast", group)
@@ -70,12 +70,12 @@ def send(
     """Puts the broadcast call of a gradient into the graph.
 
     Args:
-        tensors: On the root, what is sent; not used elsewhere.
+        tensors: On the root, the tensors to send; unused elsewhere.
         results: Dtype and static shape of each.
-        witnesses: None, or one per result, of its dtype and shape: tensors whose values
-            are not used, which put the call on the tapes that watch them.
+        witnesses: Empty, or one tensor per result, of its dtype and shape. Their values
+            are never used; they make the tapes that watch them record the call.
         root: The replica that sends.
-        of: The call that is differentiated.
+        of: The call being differentiated.
 
     Returns:
         The root's tensors.
@@ -95,10 +95,9 @@ def send(
 def gradient(
     placed: Placeholder, upstream: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor | None]:
-    """Sums the gradients to the root; the same ops are built on every replica.
+    """Sums the gradients on the root; every replica builds the same ops.
 
-    Replicas must build alike, the root too: otherwise second derivatives would
-    communicate on some replicas only.
+    The root too: otherwise second derivatives would communicate on some replicas only.
     """
     totals = all_reduce.sum_floating(upstream, of=placed.call)
     count = len(totals)
@@ -113,7 +112,7 @@ def gradient(
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Hands the root's tensors to all replicas.
+    """Passes the root's tensors to all replicas.
 
     Moves (replicas - 1) * bytes(value); between hosts, once to each.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Through which tensors of a call gradients flow, for the primitives' gradients."""
+"""Selects the tensors of a call through which gradients flow, for its gradient."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ def is_differentiable(tensor: tf.Tensor) -> bool:
 
 
 def places(tensors: Sequence[tf.Tensor]) -> list[int]:
-    """Returns at which places there are tensors through which gradients flow."""
+    """Returns the indices of the tensors through which gradients flow."""
     return [k for k, tensor in enumerate(tensors) if is_differentiable(tensor)]
 
 
 def spread(
     gradients: Sequence[tf.Tensor], at: Sequence[int], count: int
 ) -> list[tf.Tensor | None]:
-    """Returns gradients in a list with None at all other places.
+    """Returns `count` gradients: the given ones at their indices, None elsewhere.
 
     Args:
         gradients: The gradients.
-        at: Their places.
-        count: How many places there are.
+        at: The index of each.
+        count: The length of the list.
     """
-    found = dict(zip(at, gradients, strict=True))
-    return [found.get(k) for k in range(count)]
+    gradient_at = dict(zip(at, gradients, strict=True))
+    return [gradient_at.get(k) for k in range(count)]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """gather: the root receives the tensors of all replicas.
 
-Meaning: the replicas' tensors stacked along a new leading axis, or set behind one
-another along an existing one, where their sizes may differ; the other replicas receive
-nothing. Dual: scatter, in slices of the sizes that were gathered. Lowering: the root's
-device joins the tensors.
+Meaning: the replicas' tensors are stacked along a new leading axis, or concatenated
+along an existing one, where their sizes may differ; the other replicas receive nothing.
+Dual: scatter, in slices of the gathered sizes. Lowering: the root's device concatenates
+the tensors.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def gather(
 ) -> Any:
     """Gives the root the tensors of all replicas.
 
-    The other replicas' losses do not depend on what the root computes from them: for
-    gradients to come back, they differentiate `Replicator.linked(loss)`.
+    The other replicas' losses do not depend on what the root computes from the tensors.
+    For gradients to come back, differentiate `Replicator.linked(loss)` there.
 
     Example:
         >>> def step_fn():
@@ -46,21 +46,21 @@ def gather(
         tf.Tensor([0. 0.], shape=(2,), dtype=float32)
 
     Args:
-        value: A nest of tensors of any dtype, alike in dtype and shape on all replicas
-            except for the size along `axis`, which may differ (and be zero).
+        value: A nest of tensors of any dtype. Dtypes and shapes are the same on all
+            replicas, but sizes along `axis` may differ (and be zero).
         root: The replica that receives them, a member of the group.
         axis: None to stack along a new leading axis; else the axis along which to
             concatenate, counted from the end if negative.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         On the root a nest like `value`, as `all_gather` would return; None on the
         others.
 
     Raises:
-        ArgumentError: `root` names no replica, `axis` does not exist, or a leaf is no
-            dense tensor.
+        ArgumentError: `root` is not a replica, `axis` does not exist, or a leaf is not
+            a dense tensor.
         ContextError: Called outside a step.
     """
     members = groups.members("gather", group)
@@ -85,8 +85,8 @@ def gather_dense(
         tensors: At least one dense tensor.
         root: The replica that receives them.
         axis: As for `gather`.
-        of: Inside a gradient: the call that is differentiated.
-        group: The replicas that take part; needed unless inside a gradient.
+        of: Inside a gradient: the call being differentiated.
+        group: The participating replicas; required except inside a gradient.
 
     Returns:
         The gathered tensors on the root, nothing elsewhere.
@@ -119,20 +119,20 @@ def gradient(
     flowing = flows.places(operands)
     if not flowing:
         return [None] * len(operands)
-    own = [operands[k] for k in flowing]
-    wholes, witnesses = [], own
+    own_operands = [operands[k] for k in flowing]
+    wholes, witnesses = [], own_operands
     if rooted.is_root(options["root"]):
         wholes = [upstream[k] for k in flowing]
         witnesses = [placed.results[k] for k in flowing]
-    back = _send_slices(
+    gradients = _send_slices(
         wholes,
-        like=own,
+        like=own_operands,
         witnesses=witnesses,
         root=options["root"],
         axis=options["axis"],
         of=placed.call,
     )
-    return flows.spread(back, flowing, len(operands))
+    return flows.spread(gradients, flowing, len(operands))
 
 
 def _send_slices(
@@ -146,13 +146,14 @@ def _send_slices(
     """Puts the scatter call of a gradient into the graph.
 
     Args:
-        wholes: On the root, what is cut up: joined from all replicas along `axis`.
+        wholes: On the root, the tensors to split: concatenated over replicas along
+            `axis`.
         like: `like[k]` has the shape of this replica's slice of `wholes[k]`.
-        witnesses: One per result: tensors whose values are not used, which put the call
-            on the tapes that watch them.
+        witnesses: One tensor per result. Their values are never used; they make the
+            tapes that watch them record the call.
         root: The replica that sends.
-        axis: As it was given to gather.
-        of: The call that is differentiated.
+        axis: As for gather.
+        of: The call being differentiated.
 
     Returns:
         One tensor per entry of `like`, of its shape.
@@ -170,7 +171,7 @@ def _send_slices(
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Joins on the root's device, in replica order. Moves all other operands to it."""
+    """Concatenates on the root's device, in replica order; moves all other operands."""
     root = matched.group.index(matched.options["root"])
     axis = matched.options["axis"]
     matched = unknown_shapes.alike(matched, axis)

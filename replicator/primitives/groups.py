@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups: some of the replicas, which communicate among themselves.
+"""Groups of replicas that communicate among themselves.
 
-Every collective takes `group=`: a Group, or a Partition of all replicas from which each
-replica takes its own group. Calls are counted per group, so that groups may make
-different numbers of calls.
+Every collective takes `group=`: a Group, or a Partition of all replicas, of which each
+replica uses the group that contains it. Calls are counted per group, so that groups may
+make different numbers of calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from replicator.primitives import base
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Group:
-    """Some of the replicas; made by `Replicator.group`.
+    """A subset of the replicas; created by `Replicator.group`.
 
     Example:
         >>> group = repl.group([1, 0])
@@ -28,7 +28,7 @@ class Group:
         (Group([0, 1]), 2, True)
 
     Attributes:
-        members: Their ids, in ascending order, which is the order of reductions.
+        members: The replicas' ids in ascending order, the order of reductions.
     """
 
     members: tuple[int, ...]
@@ -46,14 +46,14 @@ class Group:
         return f"Group({list(self.members)})"
 
     def index(self, replica_id: int) -> int:
-        """Returns the place of a replica in the group, counted from 0.
+        """Returns the index of a replica in the group.
 
         Example:
             >>> repl.group([1]).index(1)
             0
 
         Raises:
-            ArgumentError: The group has no such replica.
+            ArgumentError: The replica is not in the group.
         """
         if not arguments.is_whole(replica_id) or replica_id not in self.members:
             raise base.bad_argument(
@@ -66,7 +66,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Partition:
-    """Groups that hold each replica exactly once; made by `Replicator.groups`.
+    """Groups that contain each replica exactly once; created by `Replicator.groups`.
 
     Example:
         >>> repl.groups([[0], [1]])
@@ -92,7 +92,7 @@ class Partition:
             tf.Tensor([1], shape=(1,), dtype=int32)
 
         Raises:
-            ArgumentError: The partition is of another number of replicas.
+            ArgumentError: The partition is for another number of replicas.
             ContextError: Read outside a step.
         """
         return self._own("Partition.own")
@@ -113,15 +113,16 @@ class Partition:
 
 
 def make_group(members: Any, num_replicas: int, what: str = "group") -> Group:
-    """Returns the group of these replicas.
+    """Returns the group of the given replicas.
 
     Args:
         members: Their ids, in any order.
-        num_replicas: How many replicas there are.
-        what: Who asks, for messages.
+        num_replicas: The number of replicas.
+        what: The caller, for messages.
 
     Raises:
-        ArgumentError: A replica does not exist, or is listed twice; or there is none.
+        ArgumentError: A replica does not exist or is listed twice, or `members` is
+            empty.
     """
     ids: list[int] = []
     for replica_id in _entries(what, members, "a group", "[0, 2]"):
@@ -140,29 +141,31 @@ def make_group(members: Any, num_replicas: int, what: str = "group") -> Group:
 
 
 def make_partition(groups: Any, num_replicas: int) -> Partition:
-    """Returns the partition of all replicas into these groups.
+    """Returns the partition of all replicas into the given groups.
 
     Args:
         groups: The ids of each group's replicas.
-        num_replicas: How many replicas there are.
+        num_replicas: The number of replicas.
 
     Raises:
         ArgumentError: A replica is in no group, or in two.
     """
     entries = _entries("groups", groups, "groups", "[[0, 1], [2, 3]]")
-    made = tuple(make_group(members, num_replicas, "groups") for members in entries)
-    everyone = sorted(replica_id for group in made for replica_id in group)
+    partition = tuple(
+        make_group(members, num_replicas, "groups") for members in entries
+    )
+    everyone = sorted(replica_id for group in partition for replica_id in group)
     if everyone != list(range(num_replicas)):
         raise base.bad_argument(
             "groups",
-            f"was given {[list(group) for group in made]}",
+            f"was given {[list(group) for group in partition]}",
             f"each of the {num_replicas} replicas is in exactly one group.",
         )
-    return Partition(made)
+    return Partition(partition)
 
 
 def _entries(what: str, listed: Any, role: str, example: str) -> Iterator[Any]:
-    """Yields the entries of a list, or of whatever else has entries to go through."""
+    """Yields the entries of an iterable; raises ArgumentError if it is not one."""
     try:
         if isinstance(listed, str) or tf.is_tensor(listed):
             raise TypeError("no list")
@@ -178,15 +181,15 @@ def _entries(what: str, listed: Any, role: str, example: str) -> Iterator[Any]:
 
 
 def members(what: str, group: Any) -> tuple[int, ...]:
-    """Returns the replicas that take part in a call of the replica being built.
+    """Returns the replicas that participate in a call of the replica being built.
 
     Args:
         what: The primitive, for messages.
-        group: As the user gave it: a Group, a Partition, the ids of replicas, or None
+        group: The user's argument: a Group, a Partition, the ids of replicas, or None
             for all.
 
     Raises:
-        ArgumentError: The replica is not in the group, or it is no group.
+        ArgumentError: The replica is not in the group, or `group` is invalid.
         ContextError: Called outside a step.
     """
     replica = context.require(what)
@@ -194,15 +197,15 @@ def members(what: str, group: Any) -> tuple[int, ...]:
         return replica.build.world.everyone
     if isinstance(group, Partition):
         return group._own(what).members
-    # A Group may be that of a Replicator with more replicas.
-    own = make_group(group, replica.num_replicas, what)
-    if len(own) < replica.num_replicas:
+    # A Group may come from a Replicator with more replicas.
+    checked = make_group(group, replica.num_replicas, what)
+    if len(checked) < replica.num_replicas:
         replica.build.refuse_copies("whether a replica is in the group")
-    if replica.replica_id not in own:
+    if replica.replica_id not in checked:
         raise base.bad_argument(
             what,
-            f"was given the group {list(own)}, in which it is not",
+            f"was given the group {list(checked)}, in which it is not",
             "let only members of a group call its collectives: "
             "`if repl.replica_id in group: ...`.",
         )
-    return own.members
+    return checked.members

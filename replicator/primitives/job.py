@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be reduced for all, and what comes of it: what algorithms are told."""
+"""Job: one reduction for all participants, as an algorithm is given it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from replicator.primitives import reductions
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is to be reduced.
+    """One reduction for all participants.
 
     Attributes:
-        op: One of REDUCTIONS, with a meaning for the dtype.
+        op: One of REDUCTIONS, defined for the dtype.
         column: `column[n]` is the tensor of the n-th participant.
-        devices: `devices[n]` is where that runs.
+        devices: `devices[n]` is its device.
         group: `group[n]` is its replica's id.
-        hub: Which participant does what is done once.
-        name: Names the communication, alike for nothing else in the graph.
-        whole: Where `column` are partial results, one per host: the steps of the whole
-            reduction. None: it is this one.
+        hub: The participant that does work which is done only once.
+        name: Unique per communication; used as NCCL's shared_name.
+        whole: If `column` holds partial results, one per host: the steps of the whole
+            reduction. None: this is the whole reduction.
     """
 
     op: str
@@ -36,12 +36,12 @@ class Job:
 
     @property
     def count(self) -> int:
-        """How many participants there are."""
+        """The number of participants."""
         return len(self.column)
 
     @property
     def steps(self) -> reductions.Steps:
-        """The reduction, as the steps that combine pairs."""
+        """The steps of the reduction, which combine pair by pair."""
         if self.whole is not None:
             return self.whole
         return reductions.steps_of(self.op, self.column[0].dtype, self.count)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communication in two levels: within each host, and between hosts.
 
-All devices of a host share its link to the others, and TensorFlow sends a tensor once
-to each device that reads it. So where hosts have several replicas, what they pass
-becomes one tensor on a device of their host (the leader), before that crosses the link;
-and what comes to a host, its leader reads, and the others read it there. Each tensor,
-or bucket, crosses from one host to another in one message, or in as many slices as the
-algorithm between hosts makes of it.
+All devices of a host share its link to the other hosts, and TensorFlow sends a tensor
+once to each device that reads it. So where hosts have several replicas, their operands
+are combined into one tensor on one device of the host (the leader) before it crosses
+the link; the leader alone reads what arrives, and the others read it from the leader.
+Each tensor, or bucket, crosses from one host to another in one message, or in one per
+slice if the algorithm between hosts slices it.
 
-Where a communication is on one host, or no host has several of its replicas, nothing
-here adds an op: all of it is one level.
+For a communication on one host, or if no host has several of its replicas, there is one
+level and this module adds no op.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from replicator.costs import cost, hosts
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import arithmetic, axes
 
-# `received[n]` are the parts of the result that participant n receives, on its device
-# or to be read by it: the value, and for "argmin" and "argmax" the owner.
+# `received[n]` holds the parts of participant n's result, on its device or for it to
+# read: the value, and for "argmin" and "argmax" the owner.
 Received = list[list[tf.Tensor]]
 
 
 def leaders(matched: Matched, hub: str, nbytes: int) -> list[int]:
-    """Returns who communicates between hosts: a participant of each host.
+    """Returns the participants that communicate between hosts, one per host.
 
     Args:
         matched: The communication.
-        hub: The device that is to be one of them.
-        nbytes: How much each will have to do.
+        hub: A device that must be one of them.
+        nbytes: How many bytes each will process.
 
     Returns:
-        Places of participants; all of them, if there are no levels.
+        Indices of participants; all of them if there is only one level.
     """
     if not hosts.in_levels(matched.devices):
         return list(range(len(matched.devices)))
@@ -48,7 +48,7 @@ def leaders(matched: Matched, hub: str, nbytes: int) -> list[int]:
 
 
 def leader(matched: Matched, members: Sequence[int], hub: str, nbytes: int) -> str:
-    """Returns the device of one host that works for it: the hub, if it is there."""
+    """Returns the device that works for its host: the hub if it is there."""
     devices = [matched.devices[n] for n in members]
     if hosts.host_of(devices[0]) == hosts.host_of(hub):
         return hub
@@ -56,14 +56,20 @@ def leader(matched: Matched, members: Sequence[int], hub: str, nbytes: int) -> s
 
 
 def said(matched: Matched, name: str) -> str:
-    """Returns how an algorithm is called in plans."""
+    """Returns an algorithm's name as plans show it."""
     return f"{name} of hosts" if hosts.in_levels(matched.devices) else name
 
 
 def spread(
     devices: Sequence[str], leaders: Sequence[int], received: Received
 ) -> Received:
-    """Has all participants read, of their leaders, what these received."""
+    """Has all participants read their leader's parts.
+
+    Args:
+        devices: The devices of the participants.
+        leaders: One participant per host.
+        received: The parts that each leader received.
+    """
     result: Received = [[] for _ in devices]
     for leader, members, parts in zip(
         leaders, hosts.by_host(devices), received, strict=True
@@ -84,14 +90,14 @@ def hand_out(matched: Matched, parts: Sequence[tf.Tensor], at: str) -> Received:
 
     Args:
         matched: The communication.
-        parts: What they read.
-        at: The device that has them.
+        parts: The tensors.
+        at: The device that holds them.
     """
     parts = list(parts)
     if not hosts.in_levels(matched.devices):
         return [parts for _ in matched.devices]
-    chosen = leaders(matched, at, sum(map(cost.tensor_bytes, parts)))
-    return spread(matched.devices, chosen, [parts for _ in chosen])
+    readers = leaders(matched, at, sum(map(cost.tensor_bytes, parts)))
+    return spread(matched.devices, readers, [parts for _ in readers])
 
 
 def join(
@@ -99,13 +105,13 @@ def join(
 ) -> tf.Tensor:
     """Concatenates one tensor per participant on a device, in replica order.
 
-    Replicas of a host that follow one another are concatenated there first.
+    Consecutive replicas of one host are concatenated on that host first.
 
     Args:
         matched: The communication.
         column: `column[n]` is the tensor of the n-th participant.
-        axis: Along which axis; None: along a new leading one.
-        at: Where; the device of a participant.
+        axis: The axis to concatenate along; None: a new leading axis.
+        at: The device of a participant.
     """
     return join_each(matched, column, axis, [at])[at]
 
@@ -113,27 +119,27 @@ def join(
 def join_for_all(
     matched: Matched, column: Sequence[tf.Tensor], axis: int | None, hub: str
 ) -> list[tf.Tensor]:
-    """Concatenates one tensor per participant, for all; returns one result for each.
+    """Concatenates one tensor per participant; returns a result for each participant.
 
-    On one host that is done on the hub. Of several, each receives what the others have,
-    and concatenates it itself: from a hub, it would receive what it sent there, too.
+    On one host, the hub does so for all. Among several, each host receives the others'
+    tensors and concatenates itself: from a hub it would receive its own tensors back.
 
     Args:
         matched: The communication.
         column: `column[n]` is the tensor of the n-th participant.
-        axis: Along which axis; None: along a new leading one.
-        hub: A device that does it.
+        axis: The axis to concatenate along; None: a new leading axis.
+        hub: The device to use on its host.
     """
     if not hosts.are_several(matched.devices):
         return [join(matched, column, axis, hub)] * len(matched.devices)
     nbytes = sum(map(cost.tensor_bytes, column))
-    places = [
+    host_devices = [
         leader(matched, members, hub, nbytes)
         for members in hosts.by_host(matched.devices)
     ]
-    joined = join_each(matched, column, axis, places)
-    of_host = {hosts.host_of(place): tensor for place, tensor in joined.items()}
-    return [of_host[hosts.host_of(device)] for device in matched.devices]
+    joined = join_each(matched, column, axis, host_devices)
+    joined_on = {hosts.host_of(place): tensor for place, tensor in joined.items()}
+    return [joined_on[hosts.host_of(device)] for device in matched.devices]
 
 
 def join_each(
@@ -142,26 +148,26 @@ def join_each(
     axis: int | None,
     places: Sequence[str],
 ) -> dict[str, tf.Tensor]:
-    """Concatenates one tensor per participant on each of some devices, as `join`.
+    """Concatenates one tensor per participant on each of some devices, as `join` does.
 
     Args:
         matched: The communication.
         column: `column[n]` is the tensor of the n-th participant.
-        axis: Along which axis; None: along a new leading one.
-        places: Where: devices of participants, at most one of each host.
+        axis: The axis to concatenate along; None: a new leading axis.
+        places: Devices of participants, at most one per host.
 
     Returns:
-        The results, by their devices.
+        The results, by device.
     """
     if hosts.in_levels(matched.devices):
         runs = _runs_of(matched, column, axis, places)
-        whole = functools.partial(tf.concat, runs, 0 if axis is None else axis)
+        concatenate = functools.partial(tf.concat, runs, 0 if axis is None else axis)
     else:
-        whole = functools.partial(axes.join, column, axis)
+        concatenate = functools.partial(axes.join, column, axis)
     joined = {}
     for place in places:
         with tf.device(place):
-            joined[place] = whole()
+            joined[place] = concatenate()
     return joined
 
 
@@ -171,23 +177,23 @@ def _runs_of(
     axis: int | None,
     places: Sequence[str],
 ) -> list[tf.Tensor]:
-    """Concatenates what consecutive replicas of a host pass, there."""
-    of_host = {hosts.host_of(place): place for place in places}
+    """Concatenates each run of consecutive replicas' tensors on their common host."""
+    place_on = {hosts.host_of(place): place for place in places}
     joined = []
     for run in _runs(matched.devices):
-        own = [column[n] for n in run]
+        tensors = [column[n] for n in run]
         if axis is not None and len(run) == 1:
-            joined += own
+            joined += tensors
             continue
-        home = hosts.host_of(matched.devices[run[0]])
-        nbytes = sum(map(cost.tensor_bytes, own))
-        with tf.device(of_host.get(home) or leader(matched, run, places[0], nbytes)):
-            joined.append(axes.join(own, axis))
+        host = hosts.host_of(matched.devices[run[0]])
+        nbytes = sum(map(cost.tensor_bytes, tensors))
+        with tf.device(place_on.get(host) or leader(matched, run, places[0], nbytes)):
+            joined.append(axes.join(tensors, axis))
     return joined
 
 
 def _runs(devices: Sequence[str]) -> list[list[int]]:
-    """Returns the places of devices of one host that follow one another."""
+    """Returns the indices of consecutive devices of one host, run by run."""
     runs: list[list[int]] = []
     for n, device in enumerate(devices):
         if n and hosts.host_of(device) == hosts.host_of(devices[n - 1]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""linked: a loss that depends on what was sent, so that gradients come back."""
+"""linked: a loss that depends on the replica's sends, so that gradients come back."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from replicator.primitives import base, flows
 
 
 def linked(loss: Any) -> tf.Tensor:
-    """Returns the loss, made to depend on all that this replica has sent so far.
+    """Returns the loss, made to depend on everything this replica has sent so far.
 
-    What is differentiated is the sum of all replicas' losses, but a tape only visits
-    what the replica's own loss depends on. That leaves out each `send`, and each
-    `reduce` or `gather` whose root is another replica: no gradient would come back from
-    there. Through the linked loss, it does.
+    The sum of all replicas' losses is differentiated, but a tape visits only what the
+    replica's own loss depends on. That excludes every `send`, and every `reduce` or
+    `gather` whose root is another replica, so no gradient would come back from them.
+    Through the linked loss, it does.
 
-    It covers what was sent in the graph where it is called and in those around. A
-    branch, a loop body or a function that sends returns a linked tensor of its own, on
-    which the loss depends.
+    It covers sends in the graph where it is called and in the enclosing graphs. A
+    branch, loop body or function that sends must return a linked tensor of its own, on
+    which the loss then depends.
 
     Example:
         >>> def step_fn():
@@ -41,7 +41,7 @@ def linked(loss: Any) -> tf.Tensor:
         The same value, of the loss's dtype and shape.
 
     Raises:
-        ArgumentError: The loss is no floating tensor.
+        ArgumentError: The loss is not a floating tensor.
         ContextError: Called outside a step.
     """
     replica = context.require("linked")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""send and recv: a message, which one replica hands to another.
+"""send and recv: a message from one replica to another.
 
-Meaning: the n-th `recv` from a source, under a tag, gives the n-th value that this
-source sends to the calling replica under the tag. A send waits for nobody. Dual: the
-gradient of what was received is sent back. Lowering: the destination reads the source's
-tensors.
+Meaning: the n-th `recv` from a source under a tag returns the n-th value that the
+source sends to the calling replica under that tag. A send never waits. Dual: the
+gradient of the received value is sent back. Lowering: the destination reads the
+source's tensors.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SEND, RECV = Facts(end="sends"), Facts(end="receives")
 def send(value: Any, destination: int, tag: int = 0) -> None:
     """Sends a value to another replica, which calls `recv`.
 
-    This replica's loss does not depend on what the other one computes from it. For
-    gradients to come back, differentiate `Replicator.linked(loss)`.
+    This replica's loss does not depend on what the other replica computes from the
+    value. For gradients to come back, differentiate `Replicator.linked(loss)`.
 
     Example:
         >>> def step_fn():
@@ -46,11 +46,11 @@ def send(value: Any, destination: int, tag: int = 0) -> None:
             more. The n-th `recv` under a tag receives the n-th `send` under it.
 
     Raises:
-        ArgumentError: There is no such replica, or it is the one that calls; a bad tag;
-            or a leaf is no dense tensor.
+        ArgumentError: `destination` does not exist or is the calling replica; the tag
+            is invalid; or a leaf is not a dense tensor.
         ContextError: Called outside a step.
-        MismatchError: When the step is built: the destination does not receive it, or
-            expects another dtype or shape.
+        MismatchError: When the step is built: the destination does not receive the
+            message, or expects another dtype or shape.
         DeadlockError: When the step is built: replicas wait for one another.
     """
     replica = context.require("send")
@@ -68,7 +68,7 @@ def send(value: Any, destination: int, tag: int = 0) -> None:
 
 
 def recv(spec: Any, source: int, tag: int = 0) -> Any:
-    """Receives what another replica sends to this one.
+    """Receives a value that another replica sends to this one.
 
     Example:
         >>> def step_fn():  # each replica sends its id to the other one
@@ -80,25 +80,25 @@ def recv(spec: Any, source: int, tag: int = 0) -> Any:
         tf.Tensor(0, shape=(), dtype=int32)
 
     Args:
-        spec: What is sent: a nest of `tf.TensorSpec`, whose sizes may be None, or of
-            tensors of the same dtypes and shapes. A tensor's values are not used and
-            its gradient is zeros, but it puts the call on a tape that watches it, so
-            that gradients go back to the source.
+        spec: The dtypes and shapes of the message: a nest of `tf.TensorSpec`, whose
+            sizes may be None, or of tensors. A tensor's values are not used and its
+            gradient is zeros, but a tape that watches it records the call, so that
+            gradients go back to the source.
         source: The replica that sends.
-        tag: As given to `send`.
+        tag: The tag passed to `send`.
 
     Returns:
         A nest like `spec` with the source's tensors, on this replica's device.
 
     Raises:
-        ArgumentError: There is no such replica, or it is the one that calls; a bad tag;
-            or a leaf of `spec` is neither a TensorSpec nor a dense tensor.
+        ArgumentError: `source` does not exist or is the calling replica; the tag is
+            invalid; or a leaf of `spec` is neither a TensorSpec nor a dense tensor.
         ContextError: Called outside a step.
-        MismatchError: When the step is built: the source does not send it, or sends
-            another dtype or shape.
+        MismatchError: When the step is built: the source does not send the message, or
+            sends another dtype or shape.
         DeadlockError: When the step is built: replicas wait for one another.
-        tf.errors.InvalidArgumentError: When the step runs: a shape that was unknown
-            differs from that of `spec`.
+        tf.errors.InvalidArgumentError: When the step runs: a shape that was statically
+            unknown differs from that of `spec`.
     """
     replica = context.require("recv")
     replica.build.refuse_copies("who receives")
@@ -113,12 +113,14 @@ def recv(spec: Any, source: int, tag: int = 0) -> Any:
         [leaf for leaf in leaves if not isinstance(leaf, tf.TensorSpec)],
         [Value.of(leaf) for leaf in leaves],
     )
-    checked = [_alike(new, leaf) for new, leaf in zip(received, leaves, strict=True)]
+    checked = [
+        _alike(tensor, leaf) for tensor, leaf in zip(received, leaves, strict=True)
+    ]
     return tf.nest.pack_sequence_as(spec, checked)
 
 
 def _check(what: str, name: str, other: Any, tag: Any) -> None:
-    """Raises ArgumentError unless there is such another replica, and such a tag."""
+    """Raises ArgumentError unless `other` is another replica and the tag is valid."""
     replica = context.require(what)
     base.check_replica(what, name, other, replica.num_replicas)
     if other == replica.replica_id:
@@ -136,7 +138,7 @@ def _check(what: str, name: str, other: Any, tag: Any) -> None:
 
 
 def _as_spec(leaf: Any) -> tf.TensorSpec | tf.Tensor:
-    """Returns what says what is to come: a leaf as it is, or as a tensor."""
+    """Returns a leaf of recv's `spec`: a TensorSpec as it is, or else a tensor."""
     if isinstance(leaf, tf.TensorSpec):
         return leaf
     (tensor,) = base.flatten(leaf, "recv")
@@ -148,9 +150,10 @@ def _as_spec(leaf: Any) -> tf.TensorSpec | tf.Tensor:
 
 
 def _alike(received: tf.Tensor, leaf: tf.TensorSpec | tf.Tensor) -> tf.Tensor:
-    """Returns what was received; compares its shape with the tensor it shall be like.
+    """Returns the received tensor, checked at run time against the shape of `leaf`.
 
-    Only where that is unknown while the step is built: the lowering compares the rest.
+    Adds a check only if the leaf is a tensor whose shape is unknown while the step is
+    built; the lowering checks everything else.
     """
     if isinstance(leaf, tf.TensorSpec) or unknown_shapes.is_known(leaf):
         return received
@@ -177,13 +180,13 @@ def _place(
     Args:
         primitive: "send" or "recv".
         route: Its source, destination and tag.
-        operands: First what is sent, if it is a send; then tensors that only put the
-            call on the tapes that watch them.
-        values: What is sent.
-        of: Inside a gradient: the call that is differentiated.
+        operands: For a send, first the tensors to send. Trailing operands are never
+            sent; they only make the tapes that watch them record the call.
+        values: Dtype and static shape of the tensors to send.
+        of: Inside a gradient: the call being differentiated.
 
     Returns:
-        What is received, if it is a recv.
+        The received tensors, for a recv.
     """
     sends = primitive == "send"
     source, destination = route["source"], route["destination"]
@@ -204,26 +207,26 @@ def _place(
 def send_gradient(
     placed: Placeholder, upstream: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor | None]:
-    """Receives the gradients of what was sent, from the replica that it was sent to.
+    """Receives the gradients of the sent tensors from the destination.
 
-    What was sent is passed, so that the gradient can be differentiated once more.
+    The sent tensors are operands of this recv, so that it can itself be differentiated.
     """
-    del upstream  # that of the receipt, which says nothing
+    del upstream  # the gradient of the receipt, which carries no information
     count = len(placed.call.agreed)
     flowing = flows.places(placed.operands[:count])
     sent = [placed.operands[k] for k in flowing]
-    back = _answer("recv", placed, sent, sent)
-    return flows.spread(back, flowing, len(placed.operands))
+    gradients = _answer("recv", placed, sent, sent)
+    return flows.spread(gradients, flowing, len(placed.operands))
 
 
 def recv_gradient(
     placed: Placeholder, upstream: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor | None]:
-    """Sends the gradients of what was received back to where it came from.
+    """Sends the gradients of the received tensors back to the source.
 
-    The operands go along, and are not sent: what has put the call on a tape does the
-    same for the gradient, be it a constant. Their own gradients, zeros, depend on the
-    receipt, so that second derivatives come back.
+    The operands follow them but are never sent: they make the tape that recorded the
+    call record the gradient too, even if that is a constant. Their own gradients are
+    zeros that depend on the receipt, so that second derivatives come back.
     """
     flowing = [d for d in upstream if flows.is_differentiable(d)]
     if not flowing:
@@ -244,15 +247,15 @@ def _answer(
     operands: Sequence[tf.Tensor],
     like: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """Places the message that goes the other way, unless there is nothing to send."""
+    """Places the message in the reverse direction, unless it would be empty."""
     route = placed.call.options
-    back = {**route, "source": route["destination"], "destination": route["source"]}
+    reverse = {**route, "source": route["destination"], "destination": route["source"]}
     values = [Value.of(tensor) for tensor in like]
-    return _place(primitive, back, operands, values, of=placed.call) if like else []
+    return _place(primitive, reverse, operands, values, of=placed.call) if like else []
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Hands the source's tensors to the destination. Moves bytes(value)."""
+    """Passes the source's tensors to the destination. Moves bytes(value)."""
     ends = {call.primitive: n for n, call in enumerate(matched.calls)}
     spec = matched.calls[ends["recv"]].agreed
     sent = matched.operands[ends["send"]][: len(spec)]
@@ -267,7 +270,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
 def _as_expected(
     matched: Matched, source: int, sent: tf.Tensor, spec: Shape
 ) -> tf.Tensor:
-    """Returns what was sent, compared with what is to come."""
+    """Returns the sent tensor, checked at run time against the shape recv expects."""
     if not unknown_shapes.is_known_to_fit(sent, spec):
         (sent,) = unknown_shapes.check(
             matched,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins the small tensors of a bucket into one, and takes it apart again.
+"""Concatenates the small tensors of a bucket into one, and splits it again.
 
-Tensors are joined by their rows, as they are: nothing is laid out anew. The ops of all
-replicas and buckets are added at once, since there are many.
+Tensors are concatenated along their first axis, in the layout that they have. The ops
+of all replicas and buckets are added in bulk, since there are many.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from replicator.graph.ir import shapes
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives.levels import Received
 
-Bucket = Sequence[int]  # the places of its tensors among the operands
+Bucket = Sequence[int]  # the indices of its tensors among the operands
 
 
 def pack(matched: Matched, buckets: Sequence[Bucket]) -> list[Sequence[tf.Tensor]]:
-    """Makes one tensor of those of a bucket, on each replica.
+    """Concatenates the tensors of each bucket, on each replica.
 
     Args:
         matched: The communication.
-        buckets: What is joined: tensors of one dtype, alike but for their first
-            dimensions; or a single tensor, which stays as it is.
+        buckets: Each names operands of one dtype whose shapes differ only in the first
+            size, or a single operand, which is left as it is.
 
     Returns:
-        `packs[b][n]` is what the n-th participant has of `buckets[b]`.
+        `packs[b][n]` is the n-th participant's tensor for `buckets[b]`.
     """
     nodes = _tf.Nodes()
-    made: dict[tuple[int, int], int] = {}  # by bucket and participant
-    for n, (device, own) in enumerate(
+    numbers: dict[tuple[int, int], int] = {}  # of nodes, by (bucket, participant)
+    for n, (device, operands) in enumerate(
         zip(matched.devices, matched.operands, strict=True)
     ):
         axis = _constant(nodes, 0, device)
         for b, bucket in enumerate(buckets):
             if len(bucket) > 1:
                 with tf.device(device):
-                    rows = [_as_rows(own[k]) for k in bucket]
-                made[b, n] = nodes.add(
+                    rows = [_as_rows(operands[k]) for k in bucket]
+                numbers[b, n] = nodes.add(
                     "ConcatV2",
                     [*rows, axis],
                     device,
@@ -48,9 +48,9 @@ def pack(matched: Matched, buckets: Sequence[Bucket]) -> list[Sequence[tf.Tensor
                     T=rows[0].dtype,
                     Tidx=tf.int32,
                 )
-    ops = nodes.finish("pack") if made else []
+    ops = nodes.finish("pack") if numbers else []
     return [
-        [ops[made[b, n]].outputs[0] for n in range(len(matched.devices))]
+        [ops[numbers[b, n]].outputs[0] for n in range(len(matched.devices))]
         if len(bucket) > 1
         else matched.column(bucket[0])
         for b, bucket in enumerate(buckets)
@@ -60,19 +60,19 @@ def pack(matched: Matched, buckets: Sequence[Bucket]) -> list[Sequence[tf.Tensor
 def unpack(
     matched: Matched, buckets: Sequence[Bucket], reduced: Sequence[Received]
 ) -> list[list[list[list[tf.Tensor]]]]:
-    """Splits what the replicas received in place of the packs of each bucket.
+    """Splits the reduced packs of each bucket.
 
     Args:
         matched: The communication.
-        buckets: What was joined.
-        reduced: `reduced[b][n]` are the parts that the n-th participant received.
+        buckets: The buckets that were packed.
+        reduced: `reduced[b][n]` holds the parts that the n-th participant received.
 
     Returns:
-        `pieces[b][n][part]` are tensors, one for each of `buckets[b]`.
+        `pieces[b][n][part]` is a list of tensors, one for each of `buckets[b]`.
     """
     nodes = _tf.Nodes()
     axes = {device: _constant(nodes, 0, device) for device in matched.devices}
-    made: dict[tuple[int, str], int] = {}  # by what is split, and where
+    numbers: dict[tuple[int, str], int] = {}  # of nodes, by (part's id, device)
     for bucket, received in zip(buckets, reduced, strict=True):
         if len(bucket) == 1:
             continue
@@ -80,8 +80,8 @@ def unpack(
         devices = _readers(matched, bucket, received)
         for device, parts in zip(devices, received, strict=True):
             for part in parts:
-                if (id(part), device) not in made:
-                    made[id(part), device] = nodes.add(
+                if (id(part), device) not in numbers:
+                    numbers[id(part), device] = nodes.add(
                         "SplitV",
                         [part, _constant(nodes, sizes, device), axes[device]],
                         device,
@@ -89,8 +89,8 @@ def unpack(
                         T=part.dtype,
                         Tlen=tf.int32,
                     )
-    ops = nodes.finish("unpack") if made else []
-    split = {key: ops[number].outputs for key, number in made.items()}
+    ops = nodes.finish("unpack") if numbers else []
+    split = {key: ops[number].outputs for key, number in numbers.items()}
 
     def pieces(part: tf.Tensor, bucket: Bucket, device: str) -> list[tf.Tensor]:
         if len(bucket) == 1:
@@ -114,10 +114,10 @@ def unpack(
 
 
 def _readers(matched: Matched, bucket: Bucket, received: Received) -> Sequence[str]:
-    """Returns where each participant's pack is split.
+    """Returns the device that splits each participant's pack.
 
-    If only one of them needs a pack, only that one splits it, where all received
-    the same: the others read it at most, as a norm of all gradients does.
+    If one replica owns the bucket and all received the same pack, only its device
+    splits it; the others at most read the pieces, as a norm of all gradients does.
     """
     owner = matched.owner(bucket[0])
     if owner is None or len({tuple(map(id, parts)) for parts in received}) > 1:
@@ -130,11 +130,11 @@ def _rows(tensor: tf.Tensor) -> int:
 
 
 def _as_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """Makes a scalar one row; any other tensor has rows that can be joined as it is."""
+    """Reshapes a scalar to one row; any other tensor can be concatenated as it is."""
     return tensor if tensor.shape.rank else tf.reshape(tensor, [1])
 
 
 def _constant(nodes: _tf.Nodes, value: int | list[int], device: str) -> int:
-    """Notes an int32 constant."""
+    """Adds an int32 constant to the nodes; returns its number."""
     proto = tf.make_tensor_proto(value, tf.int32)
     return nodes.add("Const", (), device, dtype=tf.int32, value=proto)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions in two levels: within each host, then of what came of that between hosts.
+"""Reductions in two levels: within each host, then between hosts.
 
 Sums are added up in this order: within each host, in replica order; then between hosts,
-as the algorithm does: hub and shuffled in the order in which hosts' first replicas
-come. 16-bit floats travel between hosts as sums in float32; of a hub and of shuffled
-slices, the result comes back in 16 bits.
+in the algorithm's order. Hub and shuffled order the hosts by their first replicas.
+16-bit floats travel between hosts as float32 sums; the results of hub and shuffled come
+back in 16 bits.
 
-Where a reduction is on one host, or no host has several of its replicas, nothing here
-adds an op.
+For a reduction on one host, or if no host has several of its replicas, this module adds
+no op.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from replicator.primitives import arithmetic, levels, reductions
 from replicator.primitives.job import Job
 from replicator.primitives.levels import Received
 
-# By which reduction the values of extrema come to be, of which the owners are asked.
+# The reduction that computes the value whose owner is sought.
 _VALUES = {"argmin": "min", "argmax": "max"}
 
 
@@ -33,9 +33,9 @@ def all_reduce(
     """Reduces within each host, then between the leaders, who distribute the result.
 
     Args:
-        job: What is to be reduced.
-        leaders: What `leaders` returned.
-        between: An algorithm, which is all there is if there are no levels.
+        job: The reduction.
+        leaders: The result of `levels.leaders`.
+        between: The algorithm between hosts, or of the whole job if it has one level.
     """
     if len(leaders) == job.count:
         return between(job)
@@ -44,11 +44,11 @@ def all_reduce(
     column = []
     for leader, members in zip(leaders, hosts.by_host(job.devices), strict=True):
         with tf.device(job.devices[leader]):
-            own = [job.column[n] for n in members]
+            host_tensors = [job.column[n] for n in members]
             column.append(
-                reductions.partial(job.op, own, job.steps)
-                if len(own) > 1
-                else job.steps.widen(own[0])
+                reductions.partial(job.op, host_tensors, job.steps)
+                if len(host_tensors) > 1
+                else job.steps.widen(host_tensors[0])
             )
     received = between(
         Job(
@@ -67,14 +67,16 @@ def all_reduce(
 def _extrema(
     job: Job, leaders: Sequence[int], between: Callable[[Job], Received]
 ) -> Received:
-    """Reduces the values, and then the ids of those that hold them."""
+    """Reduces the values, then the ids of the replicas that hold them."""
     value_job = dataclasses.replace(job, op=_VALUES[job.op])
     values = all_reduce(value_job, leaders, between)
     ids = []
     for n, (x, (value,)) in enumerate(zip(job.column, values, strict=True)):
         with tf.device(job.devices[n]):
-            own = tf.where(reductions.holds(x, value), job.group[n], tf.int32.max)
-            ids.append(arithmetic.ensure_shape(own, x.shape))
+            holder_ids = tf.where(
+                reductions.holds(x, value), job.group[n], tf.int32.max
+            )
+            ids.append(arithmetic.ensure_shape(holder_ids, x.shape))
     owners = all_reduce(
         dataclasses.replace(job, op="min", column=ids), leaders, between
     )
@@ -85,12 +87,12 @@ def combine(matched: Matched, column: Sequence[tf.Tensor], at: str) -> list[tf.T
     """Reduces one tensor per participant on a device.
 
     Args:
-        matched: The communication, whose option "op" says what to do.
+        matched: The communication; its option "op" is the reduction.
         column: `column[n]` is the tensor of the n-th participant.
-        at: Where; the device of a participant.
+        at: The device of a participant.
 
     Returns:
-        What `reductions.combine` returns.
+        The result of `reductions.combine`.
     """
     op = matched.options["op"]
     if not hosts.in_levels(matched.devices):
@@ -100,15 +102,17 @@ def combine(matched: Matched, column: Sequence[tf.Tensor], at: str) -> list[tf.T
     located = reductions.REDUCTIONS[op].located
     partials = []
     for members in hosts.by_host(matched.devices):
-        own = [column[n] for n in members]
-        with tf.device(levels.leader(matched, members, at, cost.tensor_bytes(own[0]))):
+        host_tensors = [column[n] for n in members]
+        with tf.device(
+            levels.leader(matched, members, at, cost.tensor_bytes(host_tensors[0]))
+        ):
             if located:
                 group = [matched.group[n] for n in members]
-                partials.append(reductions.combine(op, own, group))
-            elif len(own) > 1:
-                partials.append([reductions.partial(op, own, steps)])
+                partials.append(reductions.combine(op, host_tensors, group))
+            elif len(host_tensors) > 1:
+                partials.append([reductions.partial(op, host_tensors, steps)])
             else:
-                partials.append(own)
+                partials.append(host_tensors)
     with tf.device(at):
         if located:
             values, owners = zip(*partials, strict=True)
@@ -123,13 +127,13 @@ def across(
     when: tf.Tensor | None,
     owner: int | None,
 ) -> Received:
-    """Adds up what the local replicas have, and then that of all processes.
+    """Sums the local replicas' tensors, then these sums over all processes.
 
     Args:
-        matched: The communication, whose option "op" says "sum" or "mean".
+        matched: The communication; its option "op" is "sum" or "mean".
         column: `column[n]` is the tensor of the n-th local participant.
-        when: Whether it is due; None: it always is. What is not is added up all the
-            same: the processes would have to agree on it first.
+        when: Whether to reduce at run time; None: always. The sum is computed even if
+            it is False, since the processes would otherwise have to agree on it first.
         owner: The participant that needs the result, if only one does.
     """
     assert matched.crossing is not None
@@ -138,8 +142,8 @@ def across(
     steps = reductions.steps_of(op, column[0].dtype, len(group))
     hub = matched.hub(cost.tensor_bytes(column[0]), owner)
     with tf.device(hub):
-        own = reductions.partial(op, column, steps)
-    total = matched.crossing.reduce(own)
+        local_sum = reductions.partial(op, column, steps)
+    total = matched.crossing.reduce(local_sum)
     with tf.device(hub):
         result = arithmetic.ensure_shape(steps.finish(total), column[0].shape)
         if when is not None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""permute: tensors move from replica to replica, by pairs (source, destination).
+"""permute: tensors move between replicas, by pairs (source, destination).
 
-Meaning: the destination of each pair receives its source's tensor; who is no
-destination receives zeros, as in JAX's ppermute. `shift` moves them around the ring.
-Dual: permute with the pairs reversed. Lowering: the destination reads the source's
-tensor.
+Meaning: the destination of each pair receives its source's tensor; a replica that is no
+destination receives zeros, as in JAX's ppermute. `shift` moves tensors around the ring
+of replicas. Dual: permute with the pairs reversed. Lowering: the destination reads the
+source's tensor.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ def permute(value: Any, pairs: Pairs, group: Any = None) -> Any:
         tf.Tensor(5, shape=(), dtype=int32)
 
     Args:
-        value: A nest of tensors of any dtype, alike in dtype and shape on all replicas.
+        value: A nest of tensors of any dtype, of the same dtypes and shapes on all
+            replicas.
         pairs: (source, destination), the ids of members of the group; the same pairs on
-            all replicas. A replica is the source of one pair at most, and the
-            destination of one at most; source and destination may be the same.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+            all replicas. Each replica is the source of at most one pair and the
+            destination of at most one; source and destination may be the same.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
-        A nest like `value` with the tensors of this replica's source, on its device;
-        zeros if it is no pair's destination.
+        A nest like `value` with the tensors of this replica's source, on this replica's
+        device; zeros if it is not a destination.
 
     Raises:
-        ArgumentError: A pair names no member, a source or a destination is in two
-            pairs, or a leaf is no dense tensor.
+        ArgumentError: A pair names a replica outside the group, a replica is source or
+            destination twice, or a leaf is not a dense tensor.
         ContextError: Called outside a step.
     """
     members = groups.members("permute", group)
@@ -65,17 +66,17 @@ def shift(value: Any, offset: int = 1, group: Any = None) -> Any:
 
     Args:
         value: As for `permute`.
-        offset: How far: the n-th replica of the group sends its tensors to the one at
-            place n + offset, modulo the size of the group. May be negative.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        offset: The n-th replica of the group sends its tensors to the one at index
+            n + offset, modulo the size of the group. May be negative.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
-        A nest like `value` with the tensors of the replica `offset` places before this
-        one, on this replica's device.
+        A nest like `value` with the tensors of the replica `offset` positions before
+        this one, on this replica's device.
 
     Raises:
-        ArgumentError: `offset` is no Python int, or a leaf is no dense tensor.
+        ArgumentError: `offset` is not a Python int, or a leaf is not a dense tensor.
         ContextError: Called outside a step.
     """
     members = groups.members("shift", group)
@@ -86,12 +87,14 @@ def shift(value: Any, offset: int = 1, group: Any = None) -> Any:
             "offset is a Python int.",
         )
     count = len(members)
-    pairs = [(own, members[(n + offset) % count]) for n, own in enumerate(members)]
+    pairs = [
+        (source, members[(n + offset) % count]) for n, source in enumerate(members)
+    ]
     return _move("shift", value, pairs, members)
 
 
 def _checked(pairs: Any, members: Sequence[int]) -> Pairs:
-    """Returns the pairs as the user gave them, in the order of their sources."""
+    """Checks the user's pairs; returns them in the order of their sources."""
     problem = ""
     try:
         checked = sorted((source, destination) for source, destination in pairs)
@@ -136,11 +139,11 @@ def move(
     Args:
         tensors: At least one dense tensor.
         pairs: (source, destination), in the order of the sources.
-        of: Inside a gradient: the call that is differentiated.
-        group: The replicas that take part; all, unless given, or those of `of`.
+        of: Inside a gradient: the call being differentiated.
+        group: The participating replicas; by default all, or those of `of`.
 
     Returns:
-        The tensors of the source, or zeros.
+        The source's tensors, or zeros.
     """
     return base.communicate(
         "permute",
@@ -155,34 +158,36 @@ def move(
 def gradient(
     placed: Placeholder, upstream: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor | None]:
-    """Moves the gradients back."""
+    """Moves the gradients back to their sources."""
     flowing = flows.places(upstream)
     if not flowing:
         return [None] * len(upstream)
-    back = sorted((there, here) for here, there in placed.call.options["pairs"])
-    moved = move([upstream[k] for k in flowing], back, of=placed.call)
-    return flows.spread(moved, flowing, len(upstream))
+    reversed_pairs = sorted(
+        (there, here) for here, there in placed.call.options["pairs"]
+    )
+    gradients = move([upstream[k] for k in flowing], reversed_pairs, of=placed.call)
+    return flows.spread(gradients, flowing, len(upstream))
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Lets each destination read its source's tensors. Moves bytes(value) per pair."""
+    """Has each destination read its source's tensors. Moves bytes(value) per pair."""
     source_of = {there: here for here, there in matched.options["pairs"]}
     results = []
-    for n, (own, device) in enumerate(
+    for n, (operands, device) in enumerate(
         zip(matched.operands, matched.devices, strict=True)
     ):
         source = source_of.get(matched.group[n])
         with tf.device(device):
             if source is None:
-                results.append([tf.zeros_like(x) for x in own])
+                results.append([tf.zeros_like(x) for x in operands])
                 continue
             ends = matched.group.index(source), n
-            results.append([_sent(matched, ends, k) for k in range(len(own))])
+            results.append([_sent(matched, ends, k) for k in range(len(operands))])
     return results
 
 
 def _sent(matched: Matched, ends: tuple[int, int], k: int) -> tf.Tensor:
-    """Returns what a source sends, compared with the destination's own tensor."""
+    """Returns the source's tensor, checked to be of the shape of the destination's."""
     pair = [matched.operands[n][k] for n in ends]
     if not all(map(unknown_shapes.is_known, pair)):
         pair = unknown_shapes.check(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reduce: one reduction over all replicas, its result on the root.
+"""reduce: one reduction over all replicas, with the result on the root.
 
 Meaning: the root receives op(x_0, x_1, ..., x_{R-1}), element by element; the others
 receive nothing. Dual: the gradient of the result is broadcast from the root, and each
@@ -35,8 +35,8 @@ FACTS = Facts()
 def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any:
     """Reduces over all replicas and gives the root the result.
 
-    The other replicas' losses do not depend on what the root computes from it: for
-    gradients to come back, they differentiate `Replicator.linked(loss)`.
+    The other replicas' losses do not depend on what the root computes from the result.
+    For gradients to come back, differentiate `Replicator.linked(loss)` there.
 
     Example:
         >>> def step_fn():
@@ -50,16 +50,16 @@ def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any
         value: A nest of tensors, as for `all_reduce`.
         root: The replica that receives the result, a member of the group.
         op: As for `all_reduce`.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         On the root a nest like `value`, as `all_reduce` would return; None on the
         others.
 
     Raises:
-        ArgumentError: `root` names no replica, or `op` is unknown or has no meaning for
-            a dtype.
+        ArgumentError: `root` is not a replica, or `op` is unknown or undefined for a
+            dtype.
         ContextError: Called outside a step.
     """
     members = groups.members("reduce", group)
@@ -83,7 +83,7 @@ def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any
 def _reduce_dense(
     tensors: Sequence[tf.Tensor], root: int, op: str, group: tuple[int, ...]
 ) -> list[tf.Tensor]:
-    """Puts one reduce call into the graph; nothing is received but on the root."""
+    """Puts one reduce call into the graph; only the root receives results."""
     at_root = rooted.is_root(root)
     return base.communicate(
         "reduce",
@@ -98,7 +98,7 @@ def _reduce_dense(
 def _reduce_sparse(
     slices: tf.IndexedSlices, root: int, op: str, group: tuple[int, ...]
 ) -> tf.IndexedSlices | None:
-    """Puts the rows of all replicas behind one another, on the root."""
+    """Concatenates the rows of all replicas on the root, divided for a mean."""
     rows = gather.gather_dense([slices.values, slices.indices], root, 0, group=group)
     if not rows:
         return None
@@ -111,31 +111,33 @@ def _reduce_sparse(
 def gradient(
     placed: Placeholder, upstream: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor | None]:
-    """Sends the gradients of the results to all, which take their shares of them."""
+    """Broadcasts the gradients of the results; each replica takes its share of them."""
     call, operands = placed.call, placed.operands
     root, op = call.options["root"], call.options["op"]
     flowing = flows.places(operands)
     if not flowing:
         return [None] * len(operands)
-    own = [operands[k] for k in flowing]
-    arrived, witnesses = [], own
+    own_operands = [operands[k] for k in flowing]
+    result_gradients, witnesses = [], own_operands
     if rooted.is_root(root):
-        arrived = [upstream[k] for k in flowing]
+        result_gradients = [upstream[k] for k in flowing]
         witnesses = [placed.results[k] for k in flowing]
-    totals = broadcast.send(arrived, rooted.values(own), witnesses, root, of=call)
+    totals = broadcast.send(
+        result_gradients, rooted.values(own_operands), witnesses, root, of=call
+    )
     results: list[tf.Tensor] = []
     if op not in ("sum", "mean"):
-        kinds = reductions.results(op, own)
+        values = reductions.results(op, own_operands)
         received = reductions.of_leaves(placed.results, flowing, len(operands))
-        results = broadcast.send(received, kinds, [], root, of=call)
-    back = reductions.share(op, own, results, totals, call)
-    return flows.spread(back, flowing, len(operands))
+        results = broadcast.send(received, values, [], root, of=call)
+    gradients = reductions.share(op, own_operands, results, totals, call)
+    return flows.spread(gradients, flowing, len(operands))
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     """Reduces on the root's device. Moves (replicas - 1) * bytes(value) to it.
 
-    From each other host, that is bytes(value): its replicas' are reduced there first.
+    Each other host reduces its replicas' tensors first and sends bytes(value).
     """
     matched = unknown_shapes.alike(matched)
     root = matched.group.index(matched.options["root"])

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """reduce_scatter: each replica receives its slice of a reduction over all replicas.
 
-Meaning: op(x_0, x_1, ..., x_{R-1}), element by element, cut along an axis, the n-th
-slice for the n-th replica. Dual: the gradients of all slices are gathered, and each
-replica takes its share of them (reductions.py). Lowering: every device cuts its tensor
-up, and each replica reduces its slices; a replica receives no more than it keeps.
+Meaning: op(x_0, x_1, ..., x_{R-1}), element by element, is split along an axis; the
+n-th replica receives the n-th slice. Dual: the gradients of all slices are gathered,
+and each replica takes its share of them (reductions.py). Lowering: every device splits
+its tensor, and each replica reduces its slices; a replica receives no more than it
+keeps.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ def reduce_scatter(
         tf.Tensor([6 8], shape=(2,), dtype=int32)
 
     Args:
-        value: A nest of tensors, alike in dtype and shape on all replicas, of the
-            dtypes that `all_reduce` takes for `op`.
+        value: A nest of tensors, of the same dtypes and shapes on all replicas; the
+            dtypes are those that `all_reduce` takes for `op`.
         op: As for `all_reduce`.
-        axis: The axis to split, counted from the end if negative. If its size is no
+        axis: The axis to split, counted from the end if negative. If its size is not a
             multiple of the number of replicas, the first ones receive one row more.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         A nest like `value` of this replica's slices, on its device: the n-th replica
@@ -58,8 +59,8 @@ def reduce_scatter(
         `Extremum`.
 
     Raises:
-        ArgumentError: `op` is unknown or has no meaning for a dtype, `axis` does not
-            exist, or a leaf is no dense tensor.
+        ArgumentError: `op` is unknown or undefined for a dtype, `axis` does not exist,
+            or a leaf is not a dense tensor.
         ContextError: Called outside a step.
     """
     members = groups.members("reduce_scatter", group)
@@ -85,7 +86,7 @@ def reduce_scatter(
 
 
 def _check(leaf: tf.Tensor | tf.IndexedSlices, op: str, axis: int) -> None:
-    """Raises ArgumentError unless the leaf can be reduced and cut."""
+    """Raises ArgumentError unless the leaf can be reduced and split."""
     if isinstance(leaf, tf.IndexedSlices):
         raise base.bad_argument(
             "reduce_scatter",
@@ -105,32 +106,32 @@ def gradient(
     flowing = flows.places(operands)
     if not flowing:
         return [None] * len(operands)
-    own = [operands[k] for k in flowing]
-    arrived = [upstream[k] for k in flowing]
-    totals = all_gather.gather_dense(arrived, axis, of=call)
+    own_operands = [operands[k] for k in flowing]
+    slice_gradients = [upstream[k] for k in flowing]
+    totals = all_gather.gather_dense(slice_gradients, axis, of=call)
     results: list[tf.Tensor] = []
     if op not in ("sum", "mean"):
-        kept = reductions.of_leaves(placed.results, flowing, len(operands))
-        wholes = [tf.stop_gradient(tensor) for tensor in kept]
+        slices = reductions.of_leaves(placed.results, flowing, len(operands))
+        wholes = [tf.stop_gradient(tensor) for tensor in slices]
         results = all_gather.gather_dense(wholes, axis, of=call)
-    back = reductions.share(op, own, results, totals, call)
-    back = [
+    gradients = reductions.share(op, own_operands, results, totals, call)
+    gradients = [
         arithmetic.ensure_shape(d, operands[k].shape)
-        for k, d in zip(flowing, back, strict=True)
+        for k, d in zip(flowing, gradients, strict=True)
     ]
-    return flows.spread(back, flowing, len(operands))
+    return flows.spread(gradients, flowing, len(operands))
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Cuts on the sender, reduces on the receiver, in replica order.
+    """Splits on the sender and reduces on the receiver, in replica order.
 
     Moves (replicas - 1) / replicas * bytes(value) per replica. Between hosts, a replica
-    receives one slice from each, in which those of its replicas are reduced.
+    receives one slice from each, the reduction of that host's replicas' slices.
     """
     options, replicas = matched.options, range(len(matched.operands))
     matched = unknown_shapes.alike(matched, split=options["axis"])
-    # made[n][k] is what participant n receives for its k-th tensor: value, and owner.
-    made: list[list[list[tf.Tensor]]] = [[] for _ in replicas]
+    # results[n][k] is what participant n receives for its k-th tensor: value, owner.
+    results: list[list[list[tf.Tensor]]] = [[] for _ in replicas]
     count = len(matched.operands[0]) // (2 if options.get("sized") else 1)
     for k in range(count):
         sizes = tf.stack(matched.column(count + k)) if options.get("sized") else None
@@ -139,8 +140,9 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
             with tf.device(device):
                 pieces.append(axes.cut(value, options["axis"], len(replicas), sizes))
         for n in replicas:
-            column = [own[n] for own in pieces]
-            made[n].append(partials.combine(matched, column, matched.devices[n]))
+            column = [slices[n] for slices in pieces]
+            results[n].append(partials.combine(matched, column, matched.devices[n]))
     return [
-        [tensor for part in zip(*own, strict=True) for tensor in part] for own in made
+        [tensor for part in zip(*row, strict=True) for tensor in part]
+        for row in results
     ]

@@ -4,7 +4,7 @@
 Shared by all primitives that reduce: all_reduce, reduce and reduce_scatter. A reduction
 combines one tensor per replica, element by element and in replica order. Its gradient
 has two halves: the primitive brings the gradients of the result to every replica, and
-`share` says what the replica's own operand gets of them.
+`share` computes the replica's part of them for its own operand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Pair = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class Extremum(NamedTuple):
-    """What "argmin" and "argmax" return for a tensor.
+    """The result of "argmin" or "argmax" for one tensor.
 
     Example:
         >>> losses = [4.0, 2.0]
@@ -36,7 +36,8 @@ class Extremum(NamedTuple):
         (2.0, 1)
 
     Attributes:
-        value: The smallest or largest of the replicas' values, like the tensor.
+        value: The smallest or largest of the replicas' values, of the tensor's dtype
+            and shape.
         owner: int32 of the same shape: the id of the replica that holds it, the lowest
             if several do.
     """
@@ -47,17 +48,17 @@ class Extremum(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """One way to make one tensor of several.
+    """One way to combine several tensors into one.
 
     Attributes:
-        kinds: The kinds of dtypes for which it has a meaning.
-        fix: For other dtypes: the way out.
-        pair: Combines two tensors of numbers.
-        booleans: Combines two tensors of truth values; as `pair` unless given.
-        fold: Combines one tensor per replica, in order; pair after pair unless given.
-        share: The gradients of the operands; None where nothing is differentiable.
-        located: Whether the id of the replica that holds the result comes with it.
-        rounds: Whether 16-bit floats are combined in float32, and rounded at the end.
+        kinds: The kinds of dtypes for which it is defined.
+        fix: What to do instead for other dtypes.
+        pair: Combines two numeric tensors.
+        booleans: Combines two boolean tensors; `pair` by default.
+        fold: Combines one tensor per replica, in order; repeated `pair` by default.
+        share: The gradients of the operands; None if it is not differentiable.
+        located: Whether the result includes the id of the replica that holds it.
+        rounds: Whether 16-bit floats are combined in float32 and rounded at the end.
         mean: Whether the result is divided by the number of replicas.
     """
 
@@ -77,9 +78,9 @@ class Steps:
     """The steps of a reduction, for algorithms that combine pair by pair.
 
     Attributes:
-        widen: Makes of a replica's tensor what is combined.
-        pair: Combines two of those, of one shape.
-        finish: Makes of all of them combined the result.
+        widen: Converts a replica's tensor to the form that is combined.
+        pair: Combines two widened tensors of one shape.
+        finish: Converts the combination of all tensors to the result.
     """
 
     widen: Callable[[tf.Tensor], tf.Tensor]
@@ -91,12 +92,12 @@ _SMALL = ("int2", "int4", "uint2", "uint4", "float4", "float8")
 
 
 def check(what: str, leaf: tf.Tensor | tf.IndexedSlices, op: Any) -> None:
-    """Raises ArgumentError unless `op` has a meaning for the leaf.
+    """Raises ArgumentError unless `op` is defined for the leaf.
 
     Args:
         what: The primitive, for the message.
-        leaf: What is to be reduced.
-        op: As the user gave it.
+        leaf: The value to be reduced.
+        op: The user's argument.
     """
     check_op(what, op)
     if isinstance(leaf, tf.IndexedSlices) and op not in ("sum", "mean"):
@@ -127,17 +128,17 @@ def check_op(what: str, op: Any) -> None:
 
 
 def _kind(dtype: tf.DType) -> str:
-    """Returns the kind of a dtype, "" if it is none of numbers."""
+    """Returns the kind of a dtype; "" if it is not numeric."""
     if dtype == tf.bool:
         return "bool"
-    if dtype.name.startswith(_SMALL):  # which TensorFlow has no arithmetic for
+    if dtype.name.startswith(_SMALL):  # TensorFlow has no arithmetic for these
         return ""
     kinds = ("integer", "complex", "floating")
     return next((kind for kind in kinds if getattr(dtype, f"is_{kind}")), "")
 
 
 def results(op: str, tensors: Sequence[tf.Tensor]) -> list[Value]:
-    """Returns dtype and static shape of what reducing the tensors gives.
+    """Returns dtype and static shape of each result of reducing the tensors.
 
     For "argmin" and "argmax" all values come first, then all owners.
     """
@@ -148,7 +149,7 @@ def results(op: str, tensors: Sequence[tf.Tensor]) -> list[Value]:
 
 
 def as_leaves(op: str, received: Sequence[Any]) -> list[Any]:
-    """Returns what is in the user's nest, from what `results` describes."""
+    """Converts received tensors, ordered as in `results`, to the leaves users see."""
     if not REDUCTIONS[op].located:
         return list(received)
     count = len(received) // 2
@@ -173,33 +174,33 @@ def combine(
     """Reduces one tensor per replica, in replica order.
 
     Args:
-        op: One of REDUCTIONS, with a meaning for the dtype.
-        column: `column[n]` is the tensor of replica `group[n]`; of one shape, which
-            unknown_shapes.py has compared if it is unknown.
-        group: The replicas that take part.
-        steps: Where `column` holds partial results: the steps of the whole reduction.
+        op: One of REDUCTIONS, defined for the dtype.
+        column: `column[n]` is the tensor of replica `group[n]`; all have one shape,
+            which unknown_shapes.py has compared if it is statically unknown.
+        group: The participating replicas.
+        steps: If `column` holds partial results: the steps of the whole reduction.
 
     Returns:
-        The result; for "argmin" and "argmax" the owner too.
+        The result; for "argmin" and "argmax" also the owner.
     """
     steps = steps or steps_of(op, column[0].dtype, len(column))
     value = steps.finish(partial(op, column, steps))
     if not REDUCTIONS[op].located:
         return [value]
-    held = [holds(x, value) for x in column]
+    holders = [holds(x, value) for x in column]
     owner = tf.fill(tf.shape(value), tf.constant(group[-1], tf.int32))
-    for replica_id, where in reversed(list(zip(group[:-1], held[:-1], strict=True))):
-        owner = tf.where(where, replica_id, owner)
+    for replica_id, mask in reversed(list(zip(group[:-1], holders[:-1], strict=True))):
+        owner = tf.where(mask, replica_id, owner)
     return [value, arithmetic.ensure_shape(owner, value.shape)]
 
 
 def partial(op: str, column: Sequence[tf.Tensor], steps: Steps) -> tf.Tensor:
-    """Reduces some of the tensors of a reduction, in order, and does not finish it.
+    """Combines some of the tensors of a reduction, in order, without finishing it.
 
     Args:
-        op: One of REDUCTIONS, with a meaning for the dtype.
-        column: Tensors, or what this function made of tensors.
-        steps: Those of the whole reduction.
+        op: One of REDUCTIONS, defined for the dtype.
+        column: Tensors, or partial results of this function.
+        steps: The steps of the whole reduction.
     """
     wide = [steps.widen(x) for x in column]
     in_order = REDUCTIONS[op].fold
@@ -211,15 +212,15 @@ def partial(op: str, column: Sequence[tf.Tensor], steps: Steps) -> tf.Tensor:
 def settle(
     op: str, values: Sequence[tf.Tensor], owners: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Makes one of several results of "argmin", or of "argmax".
+    """Combines several partial results of "argmin" or "argmax" into one.
 
     Args:
-        op: Which of these.
+        op: "argmin" or "argmax".
         values: `values[h]` and
-        owners: `owners[h]` are what `combine` returned for some of the replicas.
+        owners: `owners[h]` are the results of `combine` for some of the replicas.
 
     Returns:
-        What it would return for all of them: of several owners, the lowest.
+        The result of `combine` for all of them; of several owners, the lowest.
     """
     steps = steps_of(op, values[0].dtype, len(values))
     value = partial(op, values, steps)
@@ -232,12 +233,12 @@ def settle(
 
 
 def steps_of(op: str, dtype: tf.DType, count: int) -> Steps:
-    """Returns the steps of a reduction; for "argmin" and "argmax" those of the value.
+    """Returns the steps of a reduction; for "argmin" and "argmax" those of their value.
 
     Args:
-        op: One of REDUCTIONS, with a meaning for the dtype.
-        dtype: That of the replicas' tensors.
-        count: How many replicas there are.
+        op: One of REDUCTIONS, defined for the dtype.
+        dtype: The dtype of the replicas' tensors.
+        count: The number of replicas.
     """
     reduction = REDUCTIONS[op]
     wide = reduction.rounds and dtype in base.HALF
@@ -246,8 +247,8 @@ def steps_of(op: str, dtype: tf.DType, count: int) -> Steps:
         return tf.cast(x, tf.float32) if wide else x
 
     def finish(x: tf.Tensor) -> tf.Tensor:
-        whole = arithmetic.divide(x, count) if reduction.mean else x
-        return tf.cast(whole, dtype) if wide else whole
+        scaled = arithmetic.divide(x, count) if reduction.mean else x
+        return tf.cast(scaled, dtype) if wide else scaled
 
     pair = reduction.pair
     if dtype == tf.bool and reduction.booleans is not None:
@@ -262,35 +263,35 @@ def share(
     totals: Sequence[tf.Tensor],
     of: Call,
 ) -> list[tf.Tensor]:
-    """Returns what the operands of a replica get of the gradients of a reduction.
+    """Returns the gradients of one replica's operands of a reduction.
 
-    Every replica that takes part has to call this: it may communicate.
+    Every participating replica must call this, since it may communicate.
 
     Args:
         op: The reduction.
-        operands: What the replica passed: floating or complex tensors.
-        results: What came of it, as `results` describes.
+        operands: The replica's floating or complex operands.
+        results: The reduction's results, ordered as in `results`.
         totals: The gradient of the sum of all losses by each value.
-        of: The call that is differentiated.
+        of: The call being differentiated.
 
     Returns:
         One gradient per operand.
     """
-    own_share = REDUCTIONS[op].share
-    assert own_share is not None, f"{op} has no gradient"
-    return own_share(shares.Reduced(operands, results, totals, of))
+    share_of = REDUCTIONS[op].share
+    assert share_of is not None, f"{op} has no gradient"
+    return share_of(shares.Reduced(operands, results, totals, of))
 
 
 # --- How they combine -----------------------------------------------------------------
 
 
 def _add(one: tf.Tensor, two: tf.Tensor) -> tf.Tensor:
-    """Adds two tensors, and fails where their shapes differ when it runs."""
+    """Adds two tensors; fails at run time if their shapes differ."""
     return tf.add_n([one, two])
 
 
 def holds(x: tf.Tensor, extremum: tf.Tensor) -> tf.Tensor:
-    """Where a replica's tensor holds the extremum; a NaN is one, and holds itself."""
+    """Where a replica's tensor equals the extremum; NaN counts as equal to NaN."""
     same = tf.equal(x, extremum)
     if not x.dtype.is_floating:
         return same

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the primitives with a root share: broadcast, scatter, reduce and gather.
+"""Shared by the primitives with a root: broadcast, scatter, reduce and gather.
 
-Where only the root hands something in, the other replicas say what is to come: by a
-tf.TensorSpec, or by a tensor like it, whose value is not used. Gradients flow where the
-tape watches something on every replica, so that every replica takes part in them:
-operands behind those that are communicated are only there to put a call on the tape,
-and a receipt stands for what a replica handed to the root.
+Where only the root passes a value, the other replicas describe it: by a tf.TensorSpec,
+or by a tensor like it whose values are not used. Gradients flow only if the tape
+watches something on every replica, since every replica takes part in them. Trailing
+operands are never sent; they only make the tape record the call. A receipt stands for
+what a replica passed to the root.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_dense(what: str, leaves: Sequence[Any], verb: str) -> None:
 
     Args:
         what: The primitive.
-        leaves: What `base.flatten` returned.
+        leaves: The result of `base.flatten`.
         verb: What the primitive does, e.g. "send".
     """
     if any(isinstance(leaf, tf.IndexedSlices) for leaf in leaves):
@@ -44,7 +44,7 @@ def check_dense(what: str, leaves: Sequence[Any], verb: str) -> None:
 def handed_in(
     what: str, value: Any, root: int
 ) -> tuple[list[tf.Tensor], list[tf.Tensor | tf.TensorSpec]]:
-    """Reads the argument of a primitive to which only the root's value matters.
+    """Reads the argument of a primitive that uses only the root's value.
 
     Args:
         what: The primitive, for messages.
@@ -52,21 +52,22 @@ def handed_in(
         root: The root.
 
     Returns:
-        What becomes operands, and what says dtype and shape of each leaf: the tensors,
-        and no operands and the specs.
+        The operands, and one description of dtype and shape per leaf. For tensors both
+        are the tensors; for specs there are no operands, and the specs.
 
     Raises:
-        ArgumentError: The root has specs, or another replica both; or a leaf is sparse.
+        ArgumentError: The root passes specs, another replica mixes specs and tensors,
+            or a leaf is sparse.
     """
-    given = tf.nest.flatten(value)
-    specs = [leaf for leaf in given if isinstance(leaf, tf.TensorSpec)]
+    inputs = tf.nest.flatten(value)
+    specs = [leaf for leaf in inputs if isinstance(leaf, tf.TensorSpec)]
     if specs and is_root(root):
         raise base.bad_argument(
             what,
             f"was given {errors.shown(specs[0])}, but it is the root",
             "the root passes tensors; the others may pass a tf.TensorSpec.",
         )
-    if specs and len(specs) < len(given):
+    if specs and len(specs) < len(inputs):
         raise base.bad_argument(
             what,
             "was given tensors and TensorSpecs in one nest",
@@ -80,12 +81,12 @@ def handed_in(
 
 
 def zeros(like: Sequence[tf.Tensor], tied: bool) -> list[tf.Tensor | None]:
-    """Returns the gradients of operands that only put a call on the tape.
+    """Returns the gradients of operands that only make the tape record a call.
 
     Args:
         like: The operands.
-        tied: Whether the communication made last gave a receipt. The zeros then
-            depend on it, so that they can be differentiated wherever the root's can.
+        tied: Whether the latest communication returned a receipt. The zeros then depend
+            on it, so that they can be differentiated wherever the root's gradients can.
     """
     receipt = context.require("a gradient").receipts[-1] if tied else None
     return [
@@ -99,47 +100,51 @@ def zeros(like: Sequence[tf.Tensor], tied: bool) -> list[tf.Tensor | None]:
 
 
 def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor:
-    """Returns the root's k-th operand, compared with what the others say of it.
+    """Returns the root's k-th operand, checked against what the other replicas expect.
 
-    Inside a lowering, on the root's device. Compares what is unknown while the step is
-    built: with the specs of the other replicas, and with their tensors.
+    Called in a lowering, on the root's device. Checks, at run time, shapes that are
+    unknown while the step is built: against the other replicas' specs and tensors.
 
     Args:
         matched: The communication.
-        k: Which operand.
-        entries: How many it has to have along its first axis, if that matters.
+        k: The index of the operand.
+        entries: The size that its first axis must have; None: any.
     """
     root = matched.group.index(matched.options["root"])
     value = matched.operands[root][k]
     specs = [call.agreed[k].shape for call in matched.calls]
-    alike = [
+    unknown = [
         n
-        for n, own in enumerate(matched.operands)
-        if n != root and k < len(own) and not unknown_shapes.is_known(own[k])
+        for n, operands in enumerate(matched.operands)
+        if n != root and k < len(operands) and not unknown_shapes.is_known(operands[k])
     ]
     fits = all(unknown_shapes.is_known_to_fit(value, spec) for spec in specs)
-    known = shapes.static(value)
-    counted = entries is None or (known is not None and known[0] is not None)
+    static_shape = shapes.static(value)
+    size_is_known = entries is None or (
+        static_shape is not None and static_shape[0] is not None
+    )
 
     def conditions(seen: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        needs = unknown_shapes.equal(seen)
+        checks = unknown_shapes.equal(seen)
         for spec in specs:
-            needs += unknown_shapes.fits(seen[0], spec)
-        if not counted:
-            needs.append(tf.equal(unknown_shapes.size_along(seen[0], 0), entries))
-        return needs
+            checks += unknown_shapes.fits(seen[0], spec)
+        if not size_is_known:
+            checks.append(tf.equal(unknown_shapes.size_along(seen[0], 0), entries))
+        return checks
 
-    if alike or not (fits and counted):
+    if unknown or not (fits and size_is_known):
         value, *_ = unknown_shapes.check(
             matched,
-            [value, *(matched.operands[n][k] for n in alike)],
+            [value, *(matched.operands[n][k] for n in unknown)],
             conditions,
             "the tensor of the root is not of the shape that the other replicas say"
             + _said(specs[:root] + specs[root + 1 :])
-            + ("" if counted else f", or has not {entries} entries, one for each"),
+            + (
+                "" if size_is_known else f", or has not {entries} entries, one for each"
+            ),
             "let all replicas pass tensors of the shape that the root has, or a "
             "tf.TensorSpec of it.",
-            [root, *alike],
+            [root, *unknown],
         )
         for spec in specs:
             value.set_shape(spec)
@@ -147,7 +152,7 @@ def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor
 
 
 def _said(specs: Sequence[shapes.Shape]) -> str:
-    """Returns the shapes that replicas say, for an error; "" if they say none."""
+    """Returns the shapes that replicas expect, for an error; "" if they expect none."""
     texts = [str(list(spec)).replace("None", "?") for spec in specs if spec is not None]
     return "".join(f", {text}" for text in dict.fromkeys(texts))
 

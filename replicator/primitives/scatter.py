@@ -3,7 +3,7 @@
 
 Meaning: the n-th replica of the group receives the n-th entry of the root's tensor, or
 the n-th of its slices along an axis. Dual: the root gathers the gradients. Lowering:
-the root's device cuts the tensor up, each device reads its slice.
+the root's device splits the tensor, and each device reads its slice.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ def scatter(
     Args:
         value: On the root a nest of tensors of any dtype, [len(group), ...] without an
             axis. On the others a nest of `tf.TensorSpec` with the dtypes and shapes of
-            the root's whole tensors, or of tensors like them: their values are not used
-            and their gradients are zeros, but only replicas that pass a tensor send
-            gradients back to the root.
+            the root's whole tensors, or of tensors like them. Such tensors' values are
+            not used and their gradients are zeros, but only replicas that pass tensors
+            send gradients back to the root.
         root: The replica whose value is split, a member of the group.
         axis: None to give the n-th replica of the group `value[n]`; else the axis to
-            split, counted from the end if negative. If its size is no multiple of the
-            number of replicas, the first ones receive one row more.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+            split, counted from the end if negative. If its size is not a multiple of
+            the number of replicas, the first ones receive one row more.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be a member.
 
     Returns:
         A nest like `value` of this replica's slices, on its device: [...] without an
         axis, else of `value`'s rank.
 
     Raises:
-        ArgumentError: `root` names no replica, `axis` does not exist, `value` does not
-            have one entry per replica, or a leaf is no dense tensor.
+        ArgumentError: `root` is not a replica, `axis` does not exist, `value` does not
+            have one entry per replica, or a leaf is not a dense tensor.
         ContextError: Called outside a step.
     """
     members = groups.members("scatter", group)
@@ -88,8 +88,8 @@ def gradient(
     flowing = flows.places(upstream)
     if not flowing:
         return [None] * len(operands)
-    arrived = [upstream[k] for k in flowing]
-    wholes = gather.gather_dense(arrived, root, axis, of=placed.call)
+    slice_gradients = [upstream[k] for k in flowing]
+    wholes = gather.gather_dense(slice_gradients, root, axis, of=placed.call)
     if not rooted.is_root(root):
         return rooted.zeros(operands, tied=True)
     gradients = rooted.zeros(operands, tied=False)
@@ -99,7 +99,7 @@ def gradient(
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Cuts on the root's device. Moves the slices of the others to them."""
+    """Splits on the root's device. Moves each other replica's slice to it."""
     options = matched.options
     root, axis = matched.group.index(options["root"]), options["axis"]
     count = len(matched.calls[root].agreed)
@@ -113,8 +113,8 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
             else:
                 whole = matched.operands[root][k]
                 if axis is not None:
-                    sizes = tf.stack([own[k - count] for own in matched.operands])
+                    sizes = tf.stack([row[k - count] for row in matched.operands])
             pieces = axes.cut(whole, axis, len(results), sizes)
-            for own, piece in zip(results, pieces, strict=True):
-                own.append(piece)
+            for row, piece in zip(results, pieces, strict=True):
+                row.append(piece)
     return results

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the gradient of each reduction goes: what each operand gets of it.
+"""The gradient of each reduction: the share of it that each operand gets.
 
-Functions of what was reduced, which return one gradient per operand. Every replica that
-takes part calls them: some communicate.
+Each function takes a differentiated reduction and returns one gradient per operand.
+Every participating replica must call it, since some communicate.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from replicator.primitives import all_gather, arithmetic, base
 
 
 class Reduced(NamedTuple):
-    """A reduction that is differentiated, on one replica that takes part.
+    """A reduction being differentiated, on one of the participating replicas.
 
     Attributes:
-        operands: What the replica passed: floating or complex tensors.
-        results: What came of it.
+        operands: The replica's floating or complex operands.
+        results: Its results.
         totals: The gradient of the sum of all losses by each result.
         of: The call.
     """
@@ -36,17 +36,17 @@ Share = Callable[[Reduced], list[tf.Tensor]]
 
 
 def to_all(done: Reduced) -> list[tf.Tensor]:
-    """All of it to each replica."""
+    """Gives each replica all of the gradient."""
     return list(done.totals)
 
 
 def in_equal_parts(done: Reduced) -> list[tf.Tensor]:
-    """The same part of it to each replica."""
+    """Gives each replica an equal part of the gradient."""
     return [arithmetic.divide(total, len(done.of.group)) for total in done.totals]
 
 
 def to_holders(done: Reduced) -> list[tf.Tensor]:
-    """To the replicas that hold the extremum; where several do, in equal shares."""
+    """Splits the gradient equally among the replicas that hold the extremum."""
     held = [
         tf.cast(tf.equal(x, y), x.dtype)
         for x, y in zip(done.operands, done.results, strict=True)
@@ -59,29 +59,29 @@ def to_holders(done: Reduced) -> list[tf.Tensor]:
         of=done.of,
     )
     return [
-        mine * tf.math.divide_no_nan(total, tf.stop_gradient(count))
-        for mine, total, count in zip(held, done.totals, holders, strict=True)
+        mask * tf.math.divide_no_nan(total, tf.stop_gradient(count))
+        for mask, total, count in zip(held, done.totals, holders, strict=True)
     ]
 
 
 def times_others(done: Reduced) -> list[tf.Tensor]:
-    """Times the product of the other replicas' values.
+    """Multiplies the gradient by the product of the other replicas' values.
 
-    Multiplied out rather than divided by the own value, which may be zero.
+    Dividing the result by the replica's own value would fail where that is zero.
     """
-    everyone = all_gather.gather_dense(done.operands, None, of=done.of)
+    gathered = all_gather.gather_dense(done.operands, None, of=done.of)
     count = len(done.of.group)
-    own = tf.one_hot(done.of.group.index(done.of.replica_id), count, True, False)
-    back = []
-    for total, values in zip(done.totals, everyone, strict=True):
+    is_own = tf.one_hot(done.of.group.index(done.of.replica_id), count, True, False)
+    gradients = []
+    for total, values in zip(done.totals, gathered, strict=True):
         rank = tf.concat([[count], tf.ones([tf.rank(total)], tf.int32)], 0)
-        others = tf.where(tf.reshape(own, rank), tf.ones_like(values), values)
-        back.append(total * tf.math.conj(tf.reduce_prod(others, axis=0)))
-    return back
+        others = tf.where(tf.reshape(is_own, rank), tf.ones_like(values), values)
+        gradients.append(total * tf.math.conj(tf.reduce_prod(others, axis=0)))
+    return gradients
 
 
 def to_owner(done: Reduced) -> list[tf.Tensor]:
-    """All of it to the owner."""
+    """Gives the owner all of the gradient."""
     owners = done.results[len(done.results) // 2 :]
     return [
         tf.where(tf.equal(owner, done.of.replica_id), total, tf.zeros_like(total))

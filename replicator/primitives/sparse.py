@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse gradients: rows of several replicas, added up by their indices."""
+"""Sparse gradients: gathers all replicas' rows and sums rows of the same index."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FIX = "give each row its index: tf.IndexedSlices(values, indices, dense_shape).
 def reduce(
     slices: tf.IndexedSlices, op: str, group: tuple[int, ...], policy: OperandPolicy
 ) -> tf.IndexedSlices:
-    """Gathers the rows of all replicas, and adds up equal ones.
+    """Gathers the rows of all replicas and sums rows of the same index.
 
     Args:
         slices: This replica's rows.
         op: "sum" or "mean" over the replicas.
-        group: The replicas that take part.
-        policy: Of which variable the rows are, and which replica needs them.
+        group: The participating replicas.
+        policy: The variable of the rows, and the replica that needs them.
     """
     values, indices = all_gather.gather_dense(
         _paired(slices),
@@ -35,12 +35,12 @@ def reduce(
 
 
 def _paired(slices: tf.IndexedSlices) -> list[tf.Tensor]:
-    """Returns values and indices, or those that wait until there are as many of each.
+    """Returns values and indices, checked to be equally many.
 
-    More rows on one replica and more indices on another would become rows of others.
+    Surplus rows of one replica would otherwise be paired with another's indices.
 
     Raises:
-        ArgumentError: There are not, or the indices are no vector.
+        ArgumentError: Their numbers differ, or the indices are not a vector.
     """
     values, indices = slices.values, slices.indices
     vector = indices.shape.rank in (1, None) and values.shape.rank != 0
@@ -64,23 +64,23 @@ def _paired(slices: tf.IndexedSlices) -> list[tf.Tensor]:
 
 
 def add_up(slices: tf.IndexedSlices, count: int = 1) -> tf.IndexedSlices:
-    """Adds up rows of one index, in their order, and divides the sums.
+    """Sums the rows of each index, in their order, and divides the sums.
 
-    An optimizer would square each of them by itself (Keras' Adam does), and TensorFlow
-    would add them up in the order in which its threads come to them.
+    Unsummed, an optimizer would square each row by itself (Keras' Adam does), and
+    TensorFlow would add them up in the order in which its threads reach them.
 
     Args:
-        slices: Rows, of several replicas one behind the other.
-        count: What the sums are divided by.
+        slices: The rows of all replicas, concatenated.
+        count: The divisor.
 
     Returns:
-        Each index once, where it was first.
+        Each index once, in the order of first occurrence.
     """
     indices, places = tf.unique(slices.indices)
     values, dtype = slices.values, slices.values.dtype
     if dtype in base.HALF:
         values = tf.cast(values, tf.float32)
-    # On CPUs each thread goes through all rows in order, and adds up some of the sums.
+    # On CPUs each thread computes some of the sums and scans all rows in order.
     sums = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     if count > 1:
         sums = arithmetic.divide(sums, count)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of matrix products, made from the products' thin factors.
+"""Sums of matrix products, computed from the products' thin factors.
 
-What graph/matching/factors.py has recognised, and costs/cost.py finds to pay, is put
-together here: the replicas' factors are joined in replica order, each once per device,
-and multiplied once. A mean divides one of the joined factors, so that nothing passes
-over the large product. Products of 16-bit floats are made in float32.
+graph/matching/factors.py recognises the factors and costs/cost.py decides whether they
+pay. This module concatenates the replicas' factors in replica order, each once per
+device, and multiplies once. A mean divides one of the concatenated factors, so that
+nothing passes over the large product. Products of 16-bit floats are made in float32.
 
-Where devices share a memory, the product is made on one of them (the hub, or the owner
-of what it is for) and read by all; else each device joins and multiplies for itself,
-and nothing but factors travels. Of several hosts, each does so as if it were alone, and
-the factors of its replicas are joined before they go to the others. All get the same
-bits if their processors multiply alike: where hosts differ in kind, say factors=False.
+Where devices share a memory, one of them (the hub, or the owner of the result) makes
+the product and all read it; otherwise each device concatenates and multiplies for
+itself, and only factors travel. Each of several hosts does so as if it were alone, and
+its replicas' factors are concatenated before they go to the others. All replicas get
+the same bits if their processors multiply alike; where hosts differ in kind, pass
+factors=False.
 """
 
 from __future__ import annotations
@@ -32,33 +33,33 @@ from replicator.primitives import base, levels
 def reduce(
     matched: Matched, columns: Sequence[Sequence[tf.Tensor]]
 ) -> dict[int, list[tf.Tensor]]:
-    """Reduces, by sum or mean, the operands whose factors are better moved.
+    """Reduces, by sum or mean, the operands whose factors are cheaper to move.
 
     Args:
         matched: The communication.
         columns: `columns[k][n]` is the k-th operand of participant n.
 
     Returns:
-        By k, what each participant receives. What is left out is to be reduced as it
-        is.
+        By k, what each participant receives. Operands left out must be reduced as
+        usual.
     """
-    way = matched.crossing
-    found = _find(matched, columns)
+    crossing = matched.crossing
+    candidates = _find(matched, columns)
     joiner = _Joiner(matched)
-    made: dict[int, list[tf.Tensor]] = {}
-    for k, own in found.items():
-        if own and isinstance(own[0], Product):
-            if way is not None:
-                joiner.note_rows(own, way.factors[k])
-            if way or cost.factors_pay(own, matched.policy, matched.devices):
-                devices = joiner.devices(own, matched.owner(k))
-                made[k] = joiner.for_all(devices, joiner.multiply, own)
-    for k, own in found.items():
-        if own and isinstance(own[0], RowSum):
-            devices = joiner.holders([Factor(one.rows, 0) for one in own])
+    results: dict[int, list[tf.Tensor]] = {}
+    for k, terms in candidates.items():
+        if terms and isinstance(terms[0], Product):
+            if crossing is not None:
+                joiner.note_rows(terms, crossing.factors[k])
+            if crossing or cost.factors_pay(terms, matched.policy, matched.devices):
+                devices = joiner.devices(terms, matched.owner(k))
+                results[k] = joiner.for_all(devices, joiner.multiply, terms)
+    for k, terms in candidates.items():
+        if terms and isinstance(terms[0], RowSum):
+            devices = joiner.holders([Factor(term.rows, 0) for term in terms])
             if devices:
-                made[k] = joiner.for_all(devices, joiner.add_rows, own)
-    if way and set(made) != set(way.factors):
+                results[k] = joiner.for_all(devices, joiner.add_rows, terms)
+    if crossing and set(results) != set(crossing.factors):
         raise errors.InternalError(
             errors.compose(
                 "what was told other processes of factors is not so.",
@@ -66,33 +67,40 @@ def reduce(
                 "say factors=False, and report this.",
             )
         )
-    if made:
+    if results:
         matched.notes.algorithms.append("factors")
-    return made
+    return results
 
 
 def _find(
     matched: Matched, columns: Sequence[Sequence[tf.Tensor]]
 ) -> dict[int, list[Any] | None]:
-    """Returns the factors of operands that may be made of some, if any pay."""
-    way, policy = matched.crossing, matched.policy
-    among = [
+    """Returns the factors of all eligible operands, or none if none has a product."""
+    crossing, policy = matched.crossing, matched.policy
+    eligible = [
         k
         for k in range(len(columns))
-        if (matched.algorithm(k) is None if way is None else k in way.factors)
+        if (matched.algorithm(k) is None if crossing is None else k in crossing.factors)
     ]
-    large = [k for k in among if way or not cost.is_small(columns[k][0], policy)]
-    found = {k: factors.find(columns[k]) for k in large}
-    if not any(own and isinstance(own[0], Product) for own in found.values()):
-        return {}  # what adds up rows, be it small, only goes with a product
-    return {k: found[k] if k in found else factors.find(columns[k]) for k in among}
+    large = [
+        k for k in eligible if crossing or not cost.is_small(columns[k][0], policy)
+    ]
+    factors_of = {k: factors.find(columns[k]) for k in large}
+    if not any(
+        terms and isinstance(terms[0], Product) for terms in factors_of.values()
+    ):
+        return {}  # sums of rows, small ones too, are only reduced along with a product
+    return {
+        k: factors_of[k] if k in factors_of else factors.find(columns[k])
+        for k in eligible
+    }
 
 
-_Joined = Mapping[str, tf.Tensor]  # by the device on which it was joined
+_Joined = Mapping[str, tf.Tensor]  # a concatenated factor, by device
 
 
 class _Joiner:
-    """Joins factors on devices, each once.
+    """Concatenates factors on devices, each once.
 
     Args:
         matched: The communication.
@@ -109,12 +117,12 @@ class _Joiner:
     def note_rows(
         self, products: Sequence[Product], counts: Sequence[int | None]
     ) -> None:
-        """Notes how many rows of factors each process has, where there are several."""
+        """Notes how many rows of the products' factors each process has."""
         for side in ([p.left for p in products], [p.right for p in products]):
             self._rows[_key(side)] = counts
 
     def devices(self, products: Sequence[Product], owner: int | None) -> Sequence[str]:
-        """Returns the devices that multiply: where a factor is already, if any is."""
+        """Returns the devices that multiply: the holders of a factor, if any."""
         sides = [[p.left for p in products], [p.right for p in products]]
         size = cost.work(products)
         if owner is not None:
@@ -131,12 +139,12 @@ class _Joiner:
         return devices
 
     def _of_hosts(self) -> Sequence[str]:
-        """Returns the devices that multiply: one of those that share a memory."""
-        chosen: list[str] = []
+        """Returns the devices that multiply on several hosts: one per shared memory."""
+        multipliers: list[str] = []
         for members in hosts.by_host(self._matched.devices):
-            own = [self._matched.devices[n] for n in members]
-            chosen += own[:1] if cost.share_memory(own) else own
-        return chosen
+            devices = [self._matched.devices[n] for n in members]
+            multipliers += devices[:1] if cost.share_memory(devices) else devices
+        return multipliers
 
     def for_all(
         self,
@@ -144,39 +152,39 @@ class _Joiner:
         make: Callable[[Sequence[Any], str, Sequence[str]], tf.Tensor],
         column: Sequence[Any],
     ) -> list[tf.Tensor]:
-        """Makes a result on some devices; returns what each participant receives."""
+        """Computes a result on some devices; returns what each participant receives."""
         places = _one_per_host(devices)
-        made = {
+        results = {
             device: make(column, device, places if len(places) > 1 else [device])
             for device in devices
         }
-        if len(made) == 1:
-            ((at, result),) = made.items()
+        if len(results) == 1:
+            ((at, result),) = results.items()
             received = levels.hand_out(self._matched, [result], at)
             return [part for (part,) in received]
-        of_host = {hosts.host_of(device): made[device] for device in made}
+        result_on = {hosts.host_of(device): results[device] for device in results}
         return [
-            made.get(device, of_host[hosts.host_of(device)])
+            results.get(device, result_on[hosts.host_of(device)])
             for device in self._matched.devices
         ]
 
     def holders(self, column: Sequence[Factor]) -> Sequence[str]:
-        """Returns the devices on which a factor of all replicas is joined, if any."""
+        """Returns the devices on which the replicas' factor is concatenated, if any."""
         return self._holders.get(_key(column), [])
 
     def multiply(
         self, products: Sequence[Product], device: str, places: Sequence[str]
     ) -> tf.Tensor:
-        """Makes the sum, or mean, of the replicas' products on a device.
+        """Computes the sum or mean of the replicas' products on a device.
 
         Args:
             products: One per participant.
-            device: Where.
-            places: Where factors are joined: the device, or one device of each host.
+            device: The device.
+            places: The devices that concatenate factors: this one, or one per host.
         """
         left, right = [p.left for p in products], [p.right for p in products]
         after = [p.after for p in products]
-        # What adds up the rows of the right factor, a bias' gradient, shares the scale.
+        # A bias' gradient sums the right factor's rows and can reuse it once scaled.
         if products[0].right.width <= 4 * products[0].left.width:
             sides = self._join(left, places), self._scaled(right, after, places)
         else:
@@ -192,20 +200,22 @@ class _Joiner:
     def add_rows(
         self, sums: Sequence[RowSum], device: str, places: Sequence[str]
     ) -> tf.Tensor:
-        """Makes the sum, or mean, of the sums of the replicas' rows on a device."""
-        after = [one.after for one in sums]
-        rows = self._scaled([Factor(one.rows, 0) for one in sums], after, places)
+        """Computes the sum or mean of the replicas' sums of rows on a device."""
+        after = [row_sum.after for row_sum in sums]
+        rows = self._scaled(
+            [Factor(row_sum.rows, 0) for row_sum in sums], after, places
+        )
         with tf.device(device):
             return _again(after[0], tf.reduce_sum(_near(device, rows), 0))
 
     def _scaled(
         self, column: Sequence[Factor], after: Sequence[After], places: Sequence[str]
     ) -> _Joined:
-        """Joins one factor per replica, multiplied by what scales the product."""
-        own = tuple(a.scales for a in after)
-        key = tuple(places), _key(column), tuple(_scale_key(scales) for scales in own)
+        """Concatenates one factor per replica, multiplied by the product's scales."""
+        scales = tuple(a.scales for a in after)
+        key = tuple(places), _key(column), tuple(_scale_key(own) for own in scales)
         if key not in self._joined:
-            joined = self._join(column, places, own)
+            joined = self._join(column, places, scales)
             if self._constant != 1.0:
                 for place, tensor in joined.items():
                     with tf.device(place):
@@ -220,14 +230,14 @@ class _Joiner:
         places: Sequence[str],
         scales: Sequence[Any] = (),
     ) -> _Joined:
-        """Joins one factor per replica, in replica order; its rows along its axis."""
+        """Concatenates one factor per replica along its axis, in replica order."""
         if not any(scales):
             scales = [()] * len(column)
         key = tuple(places), _key(column), "joined", tuple(map(_scale_key, scales))
         if key not in self._joined:
             parts = [
-                _multiplied(_matrix(factor), own, place)
-                for factor, own, place in zip(
+                _multiplied(_matrix(factor), factor_scales, place)
+                for factor, factor_scales, place in zip(
                     column, scales, self._matched.devices, strict=True
                 )
             ]
@@ -235,10 +245,10 @@ class _Joiner:
             axis = column[0].axis
             joined = levels.join_each(self._matched, parts, axis, places)
             if self._matched.crossing is not None:
-                here = joined[places[0]]
+                local = joined[places[0]]
                 counts = self._rows[_key(column)]
-                whole = self._matched.crossing.rows(here, axis, counts)
-                joined = dict.fromkeys(places, whole)
+                joined_rows = self._matched.crossing.rows(local, axis, counts)
+                joined = dict.fromkeys(places, joined_rows)
             for place, tensor in joined.items():
                 if tensor.dtype in base.HALF:
                     with tf.device(place):
@@ -252,17 +262,17 @@ def _one_per_host(devices: Sequence[str]) -> list[str]:
 
 
 def _near(device: str, joined: _Joined) -> tf.Tensor:
-    """Returns what was joined on the host of a device."""
-    (found,) = (
+    """Returns the concatenated factor on the host of a device."""
+    (tensor_on_host,) = (
         tensor
         for place, tensor in joined.items()
         if hosts.host_of(place) == hosts.host_of(device)
     )
-    return found
+    return tensor_on_host
 
 
 def _key(column: Sequence[Factor]) -> Any:
-    """Returns what is the same for factors that hold the same rows."""
+    """Returns a key that is equal for factors that hold the same rows."""
     axis = column[0].axis
     tensors = [factors.origin(f.tensor) if axis == 0 else f.tensor for f in column]
     return axis, tuple(map(id, tensors))
@@ -273,7 +283,7 @@ def _scale_key(scales: Sequence[tuple[str, tf.Tensor]]) -> Any:
 
 
 def _matrix(factor: Factor) -> tf.Tensor:
-    """Returns a factor with all but its last axis made one."""
+    """Reshapes a factor to a matrix: all axes but the last become one."""
     if factor.tensor.shape.rank == 2:
         return factor.tensor
     with tf.device(factor.tensor.device):
@@ -283,7 +293,7 @@ def _matrix(factor: Factor) -> tf.Tensor:
 def _multiplied(
     factor: tf.Tensor, scales: Sequence[tuple[str, tf.Tensor]], device: str
 ) -> tf.Tensor:
-    """Scales a replica's factor as its product was, on its device."""
+    """Applies the scales of a replica's product to its factor, on its device."""
     with tf.device(device):
         for kind, scalar in reversed(scales):
             if factor.dtype in base.HALF:
@@ -294,7 +304,7 @@ def _multiplied(
 
 
 def _again(after: After, tensor: tf.Tensor) -> tf.Tensor:
-    """Does to the reduced tensor what was done to each replica's."""
+    """Applies to the reduced tensor the steps that followed each replica's product."""
     for kind, argument in reversed(after.steps):
         change = tf.transpose if kind == "Transpose" else tf.reshape
         tensor = change(tensor, argument)

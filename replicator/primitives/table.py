@@ -31,12 +31,12 @@ from replicator.primitives import (
 
 @dataclasses.dataclass(frozen=True)
 class Primitive:
-    """How a primitive becomes real ops, what its dual is, and what passes ask of it.
+    """A primitive's lowering, its dual and the facts that passes ask for.
 
     Attributes:
-        lower: How it becomes real ops.
+        lower: Builds its real ops.
         gradient: Its dual.
-        facts: What passes ask of it.
+        facts: What passes need to know about it.
     """
 
     lower: Lowering
@@ -45,7 +45,7 @@ class Primitive:
 
 
 def _whole(file: Any) -> Primitive:
-    """Returns the primitive that a file of this folder describes."""
+    """Returns the primitive that a module of this package defines."""
     return Primitive(file.lower, file.gradient, file.FACTS)
 
 
@@ -72,7 +72,7 @@ DEFAULT_ALGORITHMS = {name: facts.algorithm for name, facts in FACTS.items()}
 
 @tf.RegisterGradient(placeholder.GRADIENT_TYPE)
 def _gradient(op: tf.Operation, *upstream: Any) -> list[tf.Tensor | None]:
-    """tf.gradients asks here; tapes ask what `base.communicate` recorded."""
+    """The gradient for tf.gradients; tapes use what `base.communicate` records."""
     call = placeholder.read(op)
     assert call is not None, "only placeholders carry this gradient type"
     if call.options.get("when"):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes that are unknown until the step runs are compared then, before they are used.
+"""Run-time checks of shapes that are unknown while the step is built.
 
-An op of the lowering would fail at them with a message about an op that nobody wrote,
-or it would broadcast. Here an assertion fails in its place, which names the call, the
-user's lines, the shapes and the way out, whichever way the step is run: what a session
-fetches or a tf.function calls passes no code of ours that could say so afterwards.
+Without them, an op of the lowering would fail with a message about an op that nobody
+wrote, or would broadcast. An assertion in the graph fails instead and names the call,
+the user's lines, the shapes and the fix. It is in the graph because a session's fetch
+or an enclosing tf.function runs no code of ours that could explain the failure.
 
-What is known while the step is built was compared by matching, and gets no op.
+Shapes that are known while the step is built are compared by matching and get no op.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from replicator.graph.ir.shapes import Shape
 from replicator.graph.lowering.matched import Matched
 
 ONE_SHAPE = "pass tensors of one shape on all replicas, padded for example."
-_MOST = 254  # sizes that an error shows of one tensor, which has no more axes
+_MOST = 254  # the most axes of a tensor: an error shows all of its sizes
 
-# Is given the shape of each replica's tensor; returns what has to hold, bool scalars.
+# Takes the shape of each replica's tensor; returns the conditions, bool scalars.
 Conditions = Callable[[Sequence[tf.Tensor]], Iterable[tf.Tensor]]
 
 
 def alike(
     matched: Matched, axis: int | None = None, split: int | None = None
 ) -> Matched:
-    """Returns a communication whose operands wait until their shapes are compared.
+    """Returns the communication with operands that wait until their shapes are checked.
 
     Args:
         matched: The communication.
-        axis: Along which sizes may differ, from the end if negative; None: nowhere.
+        axis: The axis along which sizes may differ, from the end if negative; None:
+            sizes may not differ.
         split: Another axis that tensors of unknown rank must have.
     """
     columns = [
@@ -82,36 +83,36 @@ def check(
     who: Sequence[int] | None = None,
     also: Sequence[tf.Tensor] = (),
 ) -> list[tf.Tensor]:
-    """Returns tensors that wait until something has been found to hold.
+    """Returns tensors that wait until the conditions on their shapes are checked.
 
     Args:
         matched: The communication.
-        tensors: Of its participants, one each.
-        conditions: Returns what has to hold of their shapes.
-        problem: What is wrong otherwise.
+        tensors: One tensor per participant.
+        conditions: Returns the conditions on the shapes.
+        problem: What is wrong if a condition fails.
         fix: What to do about it.
-        who: Whose the tensors are, by their places; all participants', unless given.
-        also: What an error shows behind the shapes: an int vector of each.
+        who: The participants that the tensors belong to, by index; all by default.
+        also: Int vectors, one per tensor, that the error shows after the shapes.
     """
-    places = range(len(tensors)) if who is None else who
-    calls = [matched.calls[n] for n in places]
-    devices = [matched.devices[n] for n in places]
+    indices = range(len(tensors)) if who is None else who
+    calls = [matched.calls[n] for n in indices]
+    devices = [matched.devices[n] for n in indices]
     seen = []
     for x, device in zip(tensors, devices, strict=True):
         with tf.device(device):
             seen.append(shapes.when_run(x))
     of = f"shapes{' and splits' if also else ''} on {_replicas(calls)}:"
-    said = [f"{calls[0].primitive}: {problem}.", *_sites(matched.calls), of]
+    message = [f"{calls[0].primitive}: {problem}.", *_sites(matched.calls), of]
     with tf.device(hosts.cpu_of(matched.devices[0])):
-        needs = list(conditions(seen))
-        if not needs:  # of one replica alone
+        checks = list(conditions(seen))
+        if not checks:  # a single replica has nothing to compare
             return list(tensors)
-        asserted = fail_unless(needs, said, [*seen, *also], fix)
-    waiting = []
+        asserted = fail_unless(checks, message, [*seen, *also], fix)
+    checked = []
     for x, device in zip(tensors, devices, strict=True):
         with tf.device(device), tf.control_dependencies([asserted]):
-            waiting.append(tf.identity(x))
-    return waiting
+            checked.append(tf.identity(x))
+    return checked
 
 
 def check_own(
@@ -123,50 +124,50 @@ def check_own(
     fix: str,
     seen: Sequence[tf.Tensor] | None = None,
 ) -> list[tf.Tensor]:
-    """Returns tensors of the replica being built that wait until something holds.
+    """Returns tensors of the replica being built that wait until they are checked.
 
     Args:
-        primitive: What is called with them.
-        tensors: They.
-        conditions: Returns what has to hold of what is seen.
-        problem: What is wrong otherwise.
-        shown: What it is that is seen.
+        primitive: The name of the call.
+        tensors: The tensors.
+        conditions: Returns the conditions on `seen`.
+        problem: What is wrong if a condition fails.
+        shown: Describes `seen`.
         fix: What to do about it.
-        seen: Int vectors; the shapes of the tensors, unless given.
+        seen: Int vectors; the shapes of the tensors by default.
     """
     replica, line = context.require(primitive), errors.user_line()
     seen = [shapes.when_run(x) for x in tensors] if seen is None else seen
-    said = [
+    message = [
         f"{primitive}{on_replica(replica)}: {problem}.",
         f"at {line}",
         f"{shown}:",
     ]
     with tf.device(hosts.cpu_of(replica.device)):
-        asserted = fail_unless(list(conditions(seen)), said, seen, fix)
+        asserted = fail_unless(list(conditions(seen)), message, seen, fix)
     with tf.control_dependencies([asserted]):
         return [tf.identity(x) for x in tensors]
 
 
 def on_replica(replica: context.ReplicaContext) -> str:
-    """Returns " on replica 1", say, to be written in the graph; "" if that is copied.
+    """Returns e.g. " on replica 1" for a message in the graph; "" if that is copied.
 
-    A copy would say that it was the replica of which it is one.
+    A copy would name the replica it was copied from.
     """
-    named = replica.build.all_traced
-    return f" on replica {replica.replica_id}" if named else ""
+    is_traced = replica.build.all_traced
+    return f" on replica {replica.replica_id}" if is_traced else ""
 
 
 def of_shape(
     primitive: str, tensor: tf.Tensor, shape: Sequence[int], name: str, fix: str
 ) -> tf.Tensor:
-    """Returns an argument that has a shape, or waits until it is found to have it.
+    """Returns an argument of a given shape, checked at run time if it is not static.
 
     Args:
-        primitive: What is called with it.
-        tensor: The argument, whose static shape may be that one.
-        shape: Its shape.
-        name: What it is called.
-        fix: What to pass in its place.
+        primitive: The name of the call.
+        tensor: The argument; its static shape must be compatible with `shape`.
+        shape: The required shape.
+        name: The argument's name.
+        fix: What to pass instead.
     """
     if is_known(tensor):
         return tensor
@@ -188,12 +189,12 @@ def fail_unless(
     seen: Sequence[tf.Tensor],
     fix: str,
 ) -> tf.Operation:
-    """Returns an op that fails unless all conditions hold; to be put on a CPU.
+    """Returns an op that fails unless all conditions hold; to be placed on a CPU.
 
     Args:
         conditions: Bool scalars, at least one.
-        said: What is wrong if one does not; the last line says what `seen` is.
-        seen: Int vectors, which the error shows.
+        said: The message; its last line describes `seen`.
+        seen: Int vectors that the error shows.
         fix: What to do about it.
     """
     return tf.raw_ops.Assert(
@@ -204,11 +205,13 @@ def fail_unless(
 
 
 def _sites(calls: Sequence[Call]) -> list[str]:
-    """Returns a line for each text of calls, which says who made such a call."""
-    of: dict[str, list[Call]] = {}
+    """Returns one line per distinct call, naming the replicas that made it."""
+    calls_by_text: dict[str, list[Call]] = {}
     for call in calls:
-        of.setdefault(str(call), []).append(call)
-    return [f"{_replicas(own)}: {text}" for text, own in of.items()]
+        calls_by_text.setdefault(str(call), []).append(call)
+    return [
+        f"{_replicas(same_calls)}: {text}" for text, same_calls in calls_by_text.items()
+    ]
 
 
 def _replicas(calls: Sequence[Call]) -> str:
@@ -216,65 +219,68 @@ def _replicas(calls: Sequence[Call]) -> str:
     return f"replica{'s' if len(calls) > 1 else ''} {ids}"
 
 
-# --- What has to hold -----------------------------------------------------------------
+# --- Conditions -----------------------------------------------------------------------
 
 
 def is_known(tensor: tf.Tensor, axis: int | None = None) -> bool:
-    """Whether a tensor's shape is known while the step is built, but for one axis."""
-    known = shapes.static(tensor)
-    if known is None or axis is None:
-        return known is not None and None not in known
-    rank = len(known)
-    rest = [size for k, size in enumerate(known) if k not in (axis, axis + rank)]
+    """Whether a tensor's static shape is fully defined, except perhaps along `axis`."""
+    static_shape = shapes.static(tensor)
+    if static_shape is None or axis is None:
+        return static_shape is not None and None not in static_shape
+    rank = len(static_shape)
+    rest = [size for k, size in enumerate(static_shape) if k not in (axis, axis + rank)]
     return None not in rest
 
 
 def is_known_to_fit(tensor: tf.Tensor, spec: Shape) -> bool:
-    """Whether all that a static shape says is known of a tensor, and was compared."""
+    """Whether a tensor's static shape has every size that `spec` has.
+
+    Matching has compared the sizes already.
+    """
     if spec is None:
         return True
-    known = shapes.static(tensor)
-    return known is not None and all(
-        wanted is None or size is not None
-        for size, wanted in zip(known, spec, strict=True)
+    static_shape = shapes.static(tensor)
+    return static_shape is not None and all(
+        expected is None or size is not None
+        for size, expected in zip(static_shape, spec, strict=True)
     )
 
 
 def equal(seen: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns whether each of some vectors is the first one; sizes may differ."""
+    """Compares the first vector with each of the others; lengths may differ."""
     return [_same(seen[0], other) for other in seen[1:]]
 
 
 def _same(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    # Not by one comparison, which would broadcast, or fail by a text of its own.
+    # A plain comparison would broadcast, or fail with a message of its own.
     equal = tf.raw_ops.Equal(x=one, y=other, incompatible_shape_error=False)
     return tf.reduce_all(equal) & tf.equal(tf.size(one), tf.size(other))
 
 
 def without(shape: tf.Tensor, axis: int) -> tf.Tensor:
-    """Returns a shape that says nothing of the size along an axis."""
+    """Returns a shape vector with the size along an axis replaced by -1."""
     rank = tf.size(shape)
     where = axis if axis >= 0 else axis + rank
     return tf.where(tf.equal(tf.range(rank), where), -1, shape)
 
 
 def size_along(shape: tf.Tensor, axis: int) -> tf.Tensor:
-    """Returns the size along an axis; 0 where there is none."""
+    """Returns the size along an axis; 0 if the axis does not exist."""
     rank = tf.size(shape)
     where = axis if axis >= 0 else axis + rank
     return tf.reduce_sum(tf.where(tf.equal(tf.range(rank), where), shape, 0))
 
 
 def has_axis(shape: tf.Tensor, axis: int) -> tf.Tensor:
-    """Returns whether there is such an axis."""
+    """Returns whether the axis exists."""
     return tf.size(shape) > (axis if axis >= 0 else -axis - 1)
 
 
 def fits(shape: tf.Tensor, spec: Shape) -> list[tf.Tensor]:
-    """Returns what has to hold for a shape to be as a static one says."""
+    """Returns the conditions for a shape vector to match a static shape."""
     if spec is None:
         return []
-    wanted = tf.constant([-1 if size is None else size for size in spec], tf.int32)
+    expected = tf.constant([-1 if size is None else size for size in spec], tf.int32)
     free = tf.constant([size is None for size in spec], tf.bool)
-    equal = tf.raw_ops.Equal(x=shape, y=wanted, incompatible_shape_error=False)
+    equal = tf.raw_ops.Equal(x=shape, y=expected, incompatible_shape_error=False)
     return [tf.equal(tf.size(shape), len(spec)), tf.reduce_all(equal | free)]

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients through communication, where replicas weigh as many examples as they have.
+"""Weighs gradients that pass through communication by replicas' numbers of examples.
 
-What is differentiated is the sum of all replicas' losses. A mean of gradients that
-weighs each replica by its examples wants the weighted sum instead, which on one replica
-alone is a factor of its gradients. Not so where gradients come from other replicas,
-through what the forward pass communicated: they have to be weighed by whose losses they
-are of, and not by who receives them. So where a wrapped optimizer is to take such a
-mean, the step is built once more, and gradients are multiplied by their replica's
-weight before they are sent, and divided by the receiver's when they have arrived.
+A tape differentiates the sum of all replicas' losses. A mean that weighs each replica
+by its examples needs the weighted sum instead. For a replica's own loss, that is a
+factor of its gradients. Gradients that arrive from other replicas, through the forward
+pass's communication, must be weighed by the replica whose loss they are of, not by the
+one that receives them. So if a wrapped optimizer takes such a mean, the step is built a
+second time: gradients are multiplied by their replica's weight before they are sent and
+divided by the receiver's weight when they arrive.
 
-Which gradients are an optimizer's is what those that it applies are computed from. One
-that adds up, or is given weights, takes them as they are; no gradient can be both.
+A communication's gradients belong to the optimizer whose applied gradients are computed
+from them. An optimizer that sums, or is given weights, takes them unweighed; no
+gradient can be both.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from replicator.graph.ir import placeholder
 from replicator.graph.matching import control_flow
 from replicator.primitives import unknown_shapes
 
-_WEIGHED = "gradients weighed by whose losses they are of"  # knowledge of a build
+_WEIGHED = "gradients weighed by whose losses they are of"  # key in Build.knowledge
 
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """A gradient of a call that was taken.
+    """One time that the gradient of a call was taken.
 
     Attributes:
-        key: The call's.
-        number: Which gradient of the call it is, from 0 on.
-        calls: The keys of the calls that it made.
+        key: The key of the call.
+        number: How many times its gradient was taken before.
+        calls: The keys of the calls that this gradient made.
     """
 
     key: str
@@ -51,40 +52,41 @@ def taken(
     upstream: Sequence[tf.Tensor],
     take: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor | None]],
 ) -> list[tf.Tensor | None]:
-    """Takes the gradient of a call, weighed where that is known to be needed.
+    """Takes the gradient of a call, weighed if an earlier attempt found that necessary.
 
     Args:
-        replica: Whose it is.
-        key: The call's.
+        replica: The replica that takes it.
+        key: The key of the call.
         upstream: The gradients of its results.
-        take: Returns those of its operands.
+        take: Computes the gradients of its operands from them.
     """
     if replica.examples is None or replica.synchronizes is not None:
         return list(take(upstream))
     number = replica.count(("gradients taken of", key))
-    place = ("gradient of", key)  # as base.py counts calls
-    first = replica.counts.get(place, 0)
+    counter = ("gradient of", key)  # under which base.py counts the calls
+    first = replica.counts.get(counter, 0)
     weighed = (key, number) in replica.build.knowledge.get(_WEIGHED, ())
     if weighed:
         weight = _relative_weight(replica)
         upstream = [_times(d, weight) for d in upstream]
-    made = take(upstream)
-    last = replica.counts.get(place, 0)
+    gradients = take(upstream)
+    last = replica.counts.get(counter, 0)
     calls = tuple(f"{key}/{k}" for k in range(first, last))
     replica.taken.append(Taken(key, number, calls))
     if not weighed:
-        return list(made)
+        return list(gradients)
     inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), weight)
-    return [None if d is None else _times(d, inverse) for d in made]
+    return [None if d is None else _times(d, inverse) for d in gradients]
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What an optimizer takes gradients for.
+    """How an optimizer takes gradients.
 
     Attributes:
-        weighed: Whether those from other replicas are to be weighed by whose they are.
-        who: The optimizer, and how it takes them, for messages.
+        weighed: Whether gradients from other replicas are weighed by the replicas whose
+            losses they are of.
+        who: The optimizer and how it combines, for messages.
         line: The user's line.
     """
 
@@ -96,90 +98,90 @@ class Claim:
 def claim(
     replica: context.ReplicaContext, gradients: Sequence[Any], weighed: bool, who: str
 ) -> list[Any]:
-    """Has the gradients from other replicas weighed, or left as they are.
+    """Has gradients from other replicas weighed, or left as they are, for an optimizer.
 
-    Called where they are to be combined.
+    Called where the gradients are about to be combined.
 
     Args:
-        replica: Whose they are.
-        gradients: What is to be combined: tensors, IndexedSlices or None.
+        replica: The replica whose gradients they are.
+        gradients: The gradients: tensors, IndexedSlices or None.
         weighed: Whether the mean weighs each replica by its examples.
-        who: Who combines them, for messages.
+        who: The optimizer that combines them, for messages.
 
     Returns:
-        The gradients, which may wait until it is known that nothing has to be weighed.
+        The gradients, which may wait for a run-time check that weights are not needed.
 
     Raises:
-        ArgumentError: Another optimizer wants the same ones otherwise.
-        BuildAgain: They were not weighed.
+        ArgumentError: Another optimizer needs the same gradients the other way.
+        BuildAgain: They need to be weighed and were not in this attempt.
     """
     if not replica.taken:
         return list(gradients)
-    # What was differentiated again is part of a loss, as a gradient penalty is.
-    again = {one.key for one in replica.taken}
+    # A gradient that was differentiated again is part of a loss: a gradient penalty.
+    taken_keys = {entry.key for entry in replica.taken}
     reached = _reached(gradients)
-    own = Claim(weighed, who, errors.user_line())
-    wanted, other = set(), None
-    for one in replica.taken:
-        if again.isdisjoint(one.calls) and not reached.isdisjoint(one.calls):
-            known = replica.claims.setdefault((one.key, one.number), own)
-            if known.weighed == weighed:
-                wanted.add((one.key, one.number))
+    new_claim = Claim(weighed, who, errors.user_line())
+    to_weigh, conflict = set(), None
+    for entry in replica.taken:
+        if taken_keys.isdisjoint(entry.calls) and not reached.isdisjoint(entry.calls):
+            earlier = replica.claims.setdefault((entry.key, entry.number), new_claim)
+            if earlier.weighed == weighed:
+                to_weigh.add((entry.key, entry.number))
             else:
-                other = known
-    if weighed and not wanted <= replica.build.knowledge.get(_WEIGHED, frozenset()):
-        before = replica.build.knowledge.get(_WEIGHED, frozenset())
-        replica.build.knowledge[_WEIGHED] = before | wanted
+                conflict = earlier
+    if weighed and not to_weigh <= replica.build.knowledge.get(_WEIGHED, frozenset()):
+        previous = replica.build.knowledge.get(_WEIGHED, frozenset())
+        replica.build.knowledge[_WEIGHED] = previous | to_weigh
         raise context.BuildAgain
-    if other is None:
+    if conflict is None:
         return list(gradients)
-    return _if_even(replica, gradients, other, own)
+    return _if_even(replica, gradients, conflict, new_claim)
 
 
 def _reached(gradients: Sequence[Any]) -> set[str]:
-    """Returns the keys of all calls that some gradients are computed from."""
+    """Returns the keys of all calls that the gradients are computed from."""
     keys: set[str] = set()
     tensors = tf.nest.flatten(list(gradients), expand_composites=True)
-    left = [x for x in tensors if tf.is_symbolic_tensor(x)]
-    seen = {id(x): x for x in left}
-    captured: dict[tf.Graph, dict[int, tf.Tensor]] = {}
-    while left:
-        tensor = left.pop()
+    pending = [x for x in tensors if tf.is_symbolic_tensor(x)]
+    seen = {id(x): x for x in pending}
+    outer_of: dict[tf.Graph, dict[int, tf.Tensor]] = {}
+    while pending:
+        tensor = pending.pop()
         op, graph = tensor.op, tensor.graph
         call = placeholder.read(op)
-        found = control_flow.calls_inside(op) if call is None else (call,)
-        keys.update(one.key for one in found)
-        before = list(op.inputs)
+        calls = control_flow.calls_inside(op) if call is None else (call,)
+        keys.update(reached_call.key for reached_call in calls)
+        sources = list(op.inputs)
         if op.type == "Placeholder" and graph.building_function:
-            if graph not in captured:
-                captured[graph] = {id(x): outer for outer, x in graph.captures}
-            outer = captured[graph].get(id(tensor))
-            before = [] if outer is None else [outer]
-        new = [x for x in before if tf.is_symbolic_tensor(x) and id(x) not in seen]
+            if graph not in outer_of:
+                outer_of[graph] = {id(x): outer for outer, x in graph.captures}
+            outer = outer_of[graph].get(id(tensor))
+            sources = [] if outer is None else [outer]
+        new = [x for x in sources if tf.is_symbolic_tensor(x) and id(x) not in seen]
         seen.update((id(x), x) for x in new)
-        left += new
+        pending += new
     return keys
 
 
 def _if_even(
     replica: context.ReplicaContext, gradients: Sequence[Any], first: Claim, own: Claim
 ) -> list[Any]:
-    """Returns gradients that wait until replicas are found to have as many examples.
+    """Returns gradients that wait for a check that replicas have equally many examples.
 
-    Then each weighs 1, and nothing has to be weighed.
+    Each replica then weighs 1, so both optimizers can take the same gradients.
 
     Args:
-        replica: Whose they are.
+        replica: The replica whose gradients they are.
         gradients: The gradients.
-        first: Who took them before.
-        own: Who takes them now.
+        first: The claim that came first.
+        own: The claim being made.
     """
     problem = (
         f"{own.who}{unknown_shapes.on_replica(replica)} is given gradients that also "
         f"{first.who} is given. They come from other replicas, weighed for one of the "
         "two by the examples that each replica has, and these differ"
     )
-    sites = [f"{one.who} at {one.line}" for one in (first, own)]
+    sites = [f"{claimant.who} at {claimant.line}" for claimant in (first, own)]
     fix = (
         "take the gradients of each optimizer by a call of tape.gradient of its own, "
         "with a tf.GradientTape(persistent=True); or feed batches that the replicas "
@@ -187,13 +189,13 @@ def _if_even(
     )
     shard: Any = replica.shard
     sizes = [shard.count, shard.total]
-    if None not in map(tf.get_static_value, sizes):  # known, and not to be even
+    if None not in map(tf.get_static_value, sizes):  # known statically, and uneven
         raise errors.ArgumentError(errors.compose(f"{problem}.", sites, fix))
     with tf.device(hosts.cpu_of(replica.device)):
         even = tf.equal(shard.count * replica.num_replicas, shard.total)
-        said = [f"{problem}.", *sites, "examples of the replica, and of all:"]
-        seen = [tf.reshape(size, [1]) for size in sizes]
-        asserted = unknown_shapes.fail_unless([even], said, seen, fix)
+        message = [f"{problem}.", *sites, "examples of the replica, and of all:"]
+        shown = [tf.reshape(size, [1]) for size in sizes]
+        asserted = unknown_shapes.fail_unless([even], message, shown, fix)
     with tf.control_dependencies([asserted]):
         return [
             None
@@ -204,14 +206,14 @@ def _if_even(
 
 
 def is_known(replica: context.ReplicaContext) -> bool:
-    """Whether gradients from other replicas are weighed in this build."""
+    """Whether this build weighs gradients from other replicas."""
     return _WEIGHED in replica.build.knowledge
 
 
 def _relative_weight(replica: context.ReplicaContext) -> tf.Tensor:
     """Returns a replica's share of the examples, times the number of replicas.
 
-    That is exactly 1, which changes no bits, where all have as many.
+    It is exactly 1, which changes no bits, if all have the same number of examples.
     """
     shard: Any = replica.shard
     count = tf.cast(shard.count, tf.float64) * replica.num_replicas
@@ -219,7 +221,7 @@ def _relative_weight(replica: context.ReplicaContext) -> tf.Tensor:
 
 
 def _times(gradient: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Returns a product, which is 0 where the factor is, whatever the gradient is."""
+    """Returns the product; 0 where the factor is 0, whatever the gradient."""
     if not (gradient.dtype.is_floating or gradient.dtype.is_complex):
         return gradient
     factor = tf.cast(factor, gradient.dtype)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums in which zeros are left out, where the graph shows that they are zeros.
+"""Sums that skip operands the graph shows to be zeros.
 
-The gradient of a variable that a replica does not use is zeros there: where each
-replica has a stage of a network, or a part of each layer, all gradients but one are.
-Zeros that are left out are not sent, and what is left is combined in replica order, to
-the bits of the hub, but for the sign of a zero.
+A variable that a replica does not use has a gradient of zeros there: where each replica
+holds a stage of a network, or a part of each layer, all of its gradients but one are.
+Zeros are skipped, so they are not sent. The others are combined in replica order, to
+the same bits as the hub's result except for the sign of a zero.
 """
 
 from __future__ import annotations
@@ -19,43 +19,44 @@ from replicator.graph.ir import shapes
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import reductions
 
-_SMALL = 1000  # elements, up to which tf.zeros makes a constant
+_SMALL = 1000  # the most elements for which tf.zeros makes a constant
 
 
 def reduce(
     matched: Matched, columns: Sequence[Sequence[tf.Tensor]], among: Iterable[int]
 ) -> dict[int, list[tf.Tensor]]:
-    """Reduces, by sum or mean, the operands of which all but a few are zeros.
+    """Reduces, by sum or mean, the operands that are zeros on most replicas.
 
     Args:
         matched: The communication.
         columns: `columns[k][n]` is the k-th operand of participant n.
-        among: Which of them are to be reduced.
+        among: The operands to consider, by k.
 
     Returns:
-        By k, what each participant receives. What is left out is to be reduced as it
-        is: what has no zeros, what an algorithm was named for, and what is better
-        combined in several places, since all replicas need it or hosts have several.
+        By k, what each participant receives. Operands left out must be reduced as
+        usual: those without zeros, those with a named algorithm, and those better
+        combined in several places because all replicas need them or hosts have several
+        replicas.
     """
-    if matched.crossing is not None:  # what other processes have is not known here
+    if matched.crossing is not None:  # other processes' operands are not known here
         return {}
-    made = {}
+    results = {}
     for k in among:
         column = columns[k]
-        left = [n for n, x in enumerate(column) if not is_zeros(x)]
-        if len(left) in (0, len(column)) or matched.algorithm(k) is not None:
+        nonzero = [n for n, x in enumerate(column) if not is_zeros(x)]
+        if len(nonzero) in (0, len(column)) or matched.algorithm(k) is not None:
             continue
         if len({shapes.static(x) for x in column}) > 1:
-            continue  # which is an error when it runs
-        if (at := _place(matched, k, left)) is not None:
-            made[k] = _combined(matched, column, left, at)
-    if made:
+            continue  # an error at run time
+        if (at := _place(matched, k, nonzero)) is not None:
+            results[k] = _combined(matched, column, nonzero, at)
+    if results:
         matched.notes.algorithms.append("zeros left out")
-    return made
+    return results
 
 
 def _place(matched: Matched, k: int, left: Sequence[int]) -> str | None:
-    """Returns the device on which to combine what is left; None: do not."""
+    """Returns the device on which to combine the nonzero operands; None: do not."""
     owner = matched.owner(k)
     in_levels = hosts.in_levels(matched.devices)
     if owner is not None and not (in_levels and len(left) > 1):
@@ -68,17 +69,17 @@ def _place(matched: Matched, k: int, left: Sequence[int]) -> str | None:
 def _combined(
     matched: Matched, column: Sequence[tf.Tensor], left: Sequence[int], at: str
 ) -> list[tf.Tensor]:
-    """Returns what participants receive of a column of which some are left."""
+    """Combines the nonzero tensors of a column; returns one result per participant."""
     op = matched.options["op"]
     steps = reductions.steps_of(op, column[0].dtype, len(column))
     with tf.device(at):
-        own = [column[n] for n in left]
-        (result,) = reductions.combine(op, own, matched.group, steps)
+        tensors = [column[n] for n in left]
+        (result,) = reductions.combine(op, tensors, matched.group, steps)
     return [result for _ in column]
 
 
 def is_zeros(x: tf.Tensor) -> bool:
-    """Whether a tensor is zeros, by the op that makes it, and of a known shape."""
+    """Whether a tensor has a static shape and is made by an op that yields zeros."""
     op = x.op
     while op.type == "Identity":
         op = op.inputs[0].op
