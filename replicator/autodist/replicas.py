@@ -189,9 +189,7 @@ class Replicas:
         return self.program if self._divided is None else self._divided.program
 
     def _note_places(self) -> None:
-        """Also maps the user ops that partitioning replaced to the copies of the new
-        ops.
-        """
+        """Also maps user ops that partitioning replaced to copies of the new ops."""
         if self._divided is None:
             return
         pairs = list(self._divided.places.items())
@@ -260,7 +258,7 @@ class Replicas:
         return cuts.trained(self.program, self._decided, self._variables.made)
 
     def warn(self) -> None:
-        """Warns of variables that are mirrored against the strategy, and says why."""
+        """Warns of variables that are mirrored in spite of the strategy, and why."""
         for name, why in self._variables.moved().items():
             if name in self._decided.chosen:
                 logging.warning(
