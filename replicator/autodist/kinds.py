@@ -147,7 +147,7 @@ def added(values: list[Value]) -> Value:
         return SAME
     kinds, powers = {v.kind for v in values}, {v.power for v in values}
     if Kind.DRAWN in kinds and kinds <= {Kind.DRAWN, Kind.SAME, Kind.MEAN}:
-        if powers != {0}:  # random numbers differ per replica, so they have no power
+        if powers != {0}:  # random numbers do not scale with n
             return MIXED if Kind.MEAN in kinds else UNKNOWN
         if Kind.MEAN not in kinds:
             return DRAWN
