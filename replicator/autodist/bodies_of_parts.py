@@ -22,11 +22,11 @@ _RESOURCE = tf.resource.as_datatype_enum
 
 
 def call(made: Rewriter, op: tf.Operation, divide: Divide) -> tf.Operation:
-    """Adds an op that does what another one does, with all parts of its variables.
+    """Repeats an op that calls functions, passing all parts of its variables.
 
     Args:
         made: The rewriter of the op's graph.
-        op: An op that calls functions.
+        op: The op.
         divide: Replaces an op that uses a partitioned variable.
     """
     inputs: list[tf.Tensor] = []

@@ -166,7 +166,7 @@ def _slots(slots: Mapping[str, str], cuts: Mapping[str, Cut]) -> dict[str, str]:
 
 
 def _followed(program: Program, name: str, chosen: Chosen) -> Chosen:
-    """Returns a decision without what cannot be followed here.
+    """Returns a decision without the features that are unsupported here.
 
     Args:
         program: The single-device graph.

@@ -78,7 +78,7 @@ class Divided:
         )
 
     def extend(self, original: Program) -> None:
-        """Adds what the user's graph has gained.
+        """Adds ops that the user's graph has gained.
 
         Args:
             original: The user's graph as it is now.

@@ -93,7 +93,7 @@ class Fetches:
 
     Args:
         program: The single-device graph.
-        plan: Where replicas communicate, and what values are.
+        plan: Infers what the replicas' values are.
         whole: Returns a tensor's value over all examples, computed in the graph of all
             replicas, or None.
     """

@@ -24,7 +24,7 @@ class Flow:
     Attributes:
         differing: The ops whose results differ.
         by_value: Those that depend on more than the number of examples.
-        given: Known values of some tensors, by tensor id: a function's inputs.
+        given: Known Values of some tensors, by tensor id: a function's inputs.
         control: The conditionals and loops that are ops of the graph itself.
     """
 

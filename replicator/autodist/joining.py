@@ -35,7 +35,7 @@ class Cut:
     """The ops that recompute a tensor, and the joinable tensors they start from.
 
     Attributes:
-        leaves: The tensors that are joined, with their values.
+        leaves: The tensors that are joined, with their Values.
         ops: The ops between them and the tensor.
         inputs: The inputs of each op, before passes substitute equal ones.
     """
@@ -51,7 +51,7 @@ def cut(
     """Returns how a tensor is recomputed from tensors that can be joined.
 
     Args:
-        known: Infers values.
+        known: Infers Values.
         tensor: The tensor.
         rows: Whether rows can be joined, too.
         put: Whether operands that must be of the whole batch have been substituted

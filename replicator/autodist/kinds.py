@@ -42,7 +42,7 @@ Power = float  # exponent of the number of examples as a factor
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """What is known of a tensor's value.
+    """What a tensor is when the examples are split over replicas.
 
     Attributes:
         kind: How that of the whole batch follows from those of its parts.
@@ -69,7 +69,7 @@ class Value:
 
     @property
     def said(self) -> str:
-        """The value described in words."""
+        """The Value described in words."""
         special: dict[tuple[Kind, float], str] = {
             (Kind.MEAN, 1): "a sum over the examples",
             (Kind.SAME, 1): "a number of examples",
@@ -105,26 +105,26 @@ def is_same(value: Value) -> bool:
 
 
 def alone(values: Sequence[Value]) -> list[Value]:
-    """Returns values without the record of what they are made of."""
+    """Returns Values with `mixed` and `wholes` cleared."""
     return [v.replaced(mixed=None, wholes=frozenset()) for v in values]
 
 
 def made_of(value: Value, values: Sequence[Value]) -> Value:
-    """Returns a value with the records of those that it is computed from added."""
+    """Returns a Value with `mixed` and `wholes` of the Values it follows from added."""
     mixed = next((v.mixed for v in values if v.mixed is not None), None)
     wholes = value.wholes.union(*(v.wholes for v in values))
     return value.replaced(mixed=value.mixed or mixed, wholes=wholes)
 
 
 def scaled(value: Value, power: Power) -> Value:
-    """Returns a value multiplied by a power of the number of examples."""
+    """Returns a Value multiplied by a power of the number of examples."""
     if power and value.kind not in (Kind.SAME, Kind.MEAN, Kind.ROWS, Kind.RATIO):
         return value if value.kind is Kind.UNKNOWN else UNKNOWN
     return value.replaced(power=value.power + power) if power else value
 
 
 def joined(one: Value, two: Value) -> Value:
-    """Returns the value of a choice between two that all replicas make alike."""
+    """Returns the Value of a choice between two that all replicas make alike."""
     return made_of(_joined(*alone([one, two])), [one, two])
 
 
@@ -142,7 +142,7 @@ def _joined(one: Value, two: Value) -> Value:
 
 
 def added(values: list[Value]) -> Value:
-    """Returns the value of a sum or difference without rows; zeros left out."""
+    """Returns the Value of a sum or difference without rows; zeros left out."""
     if not values:
         return SAME
     kinds, powers = {v.kind for v in values}, {v.power for v in values}
@@ -169,7 +169,7 @@ def added(values: list[Value]) -> Value:
 
 
 def multiplied(one: Value, two: Value) -> Value:
-    """Returns the value of a product without rows."""
+    """Returns the Value of a product without rows."""
     if one.kind is Kind.SAME:
         one, two = two, one
     if two.kind is Kind.SAME:
@@ -179,20 +179,20 @@ def multiplied(one: Value, two: Value) -> Value:
 
 
 def divided(one: Value, two: Value) -> Value:
-    """Returns the value of a quotient without rows."""
+    """Returns the Value of a quotient without rows."""
     if two.kind is Kind.SAME:
         return multiplied(one, two.replaced(power=-two.power))
     return computed([one, two])
 
 
 def negated(value: Value) -> Value:
-    """Returns the value of a negation without rows."""
+    """Returns the Value of a negation without rows."""
     swapped = {Kind.MAX: Kind.MIN, Kind.MIN: Kind.MAX}
     return value.replaced(kind=swapped.get(value.kind, value.kind))
 
 
 def computed(values: list[Value]) -> Value:
-    """Returns the value of any other function of values without rows."""
+    """Returns the Value of any other function of Values without rows."""
     if all(is_same(v) for v in values):
         return SAME
     if {v.kind for v in values} <= {Kind.DRAWN, Kind.SAME}:
@@ -204,7 +204,7 @@ def computed(values: list[Value]) -> Value:
 
 
 def cast(op: tf.Operation, value: Value) -> Value:
-    """Returns the value of a Cast without rows."""
+    """Returns the Value of a Cast without rows."""
     rounded = op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating
     if rounded and value.kind not in (Kind.MAX, Kind.MIN):
         return computed([value]) if not value.power else UNKNOWN
@@ -212,7 +212,7 @@ def cast(op: tf.Operation, value: Value) -> Value:
 
 
 def together(values: Sequence[Value]) -> Value:
-    """Returns the value of a vector whose elements are values without rows."""
+    """Returns the Value of a vector whose elements are Values without rows."""
     result = values[0]
     for other in values[1:]:
         result = joined(result, other)
@@ -222,14 +222,14 @@ def together(values: Sequence[Value]) -> Value:
 
 
 def of_start(loss: Value, own: Value) -> Value | None:
-    """Returns the value of a start of differentiation once weighted for its loss.
+    """Returns the Value of a start of differentiation once weighted for its loss.
 
     Args:
         loss: The sum of all that is differentiated.
         own: The start before weighting.
 
     Returns:
-        None if the weight does not change the value.
+        None if the weight does not change the Value.
     """
     if loss.over is not None:
         return UNKNOWN

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Infers what a loss is when the examples are split: what its gradients must weigh.
+"""Infers how losses depend on the split of examples, and so what gradients weigh.
 
 The replicas' gradients must add up to the gradient of one device. A loss that is a mean
 over a replica's examples counts by the replica's share of them, a loss that is a sum
@@ -33,10 +33,10 @@ def find(
     given: Sequence[tf.Tensor | None],
     declared: str | None,
 ) -> Value:
-    """Returns the value of a loss: the same on all replicas, a mean, a sum or a ratio.
+    """Returns the Value of a loss: the same on all replicas, a mean, a sum or a ratio.
 
     Args:
-        known: Infers values of the graph.
+        known: Infers Values of the graph.
         targets: The tensors that are differentiated; the loss is their sum.
         given: The initial gradient of each target; None for ones.
         declared: What the user declares the loss to be, "mean" or "sum"; None if
@@ -79,7 +79,7 @@ def find(
 
 
 def _total(known: Values, target: tf.Tensor, given: tf.Tensor | None) -> Value:
-    """Returns the value of the sum of a target, weighted by its initial gradient."""
+    """Returns the Value of the sum of a target, weighted by its initial gradient."""
     value = known.of(target)
     initial = SAME if given is None else known.of(given)
     return kinds.made_of(_weighed(*kinds.alone([value, initial])), [value, initial])

@@ -43,8 +43,8 @@ def first_not_kept(
         results: The tensors that are differentiated.
         differing: The ops that differ between replicas: `of` has already checked the
             functions that they call.
-        of: Returns the value of a tensor.
-        find: Returns the values of a function's results, given those of its arguments.
+        of: Returns the Value of a tensor.
+        find: Returns the Values of a function's results, given those of its arguments.
         of_body: The same for results that are differentiated: unknown if the function
             holds such an op.
     """
@@ -64,8 +64,8 @@ def is_kept(op: tf.Operation, of: Callable[[tf.Tensor], Value], find: OfBody) ->
 
     Args:
         op: The op with the custom gradient.
-        of: Returns the value of a tensor of its graph.
-        find: Returns the values of a function's results, given those of its arguments.
+        of: Returns the Value of a tensor of its graph.
+        find: Returns the Values of a function's results, given those of its arguments.
     """
     body = _traced(op)
     if body is None:
@@ -93,9 +93,9 @@ def is_kept(op: tf.Operation, of: Callable[[tf.Tensor], Value], find: OfBody) ->
 
 
 def dual(value: Value) -> Value:
-    """Returns the value of a weighted loss's gradient by a value.
+    """Returns the Value of a weighted loss's gradient by a tensor of a given Value.
 
-    By rows, the gradient has rows. By a value that is the same on all replicas, the
+    By rows, the gradient has rows. By a tensor that is the same on all replicas, the
     replicas' gradients add up; by a mean, they are equal up to a power of each
     replica's number of examples.
     """

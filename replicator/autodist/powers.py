@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules for powers of the number of examples as factors of values.
 
-Pure functions of ops and of the values of their operands.
+Pure functions of ops and of the Values of their operands.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def is_zero(tensor: tf.Tensor) -> bool:
 
 
 def reduced(type_: str, value: Value) -> Value:
-    """Returns the value of rows reduced over their examples."""
+    """Returns the Value of rows reduced over their examples."""
     if type_ == "Sum":
         if not value.by_value and value.some is None:
             return Value(Kind.SAME, value.power + 1, by_value=False)
@@ -79,7 +79,7 @@ def reduced(type_: str, value: Value) -> Value:
 
 
 def computed(op: tf.Operation, values: list[Value]) -> Value:
-    """Returns the value of an op on values without rows that other rules leave over."""
+    """Returns the Value of an op on Values without rows that other rules leave over."""
     if op.type in tables.COMPARISONS and (found := _tested(op, values)) is not None:
         return found
     others = [v for v in values if not kinds.is_same(v)]
@@ -112,7 +112,7 @@ _STATISTICS = frozenset({"Max", "Min", "Prod", "All", "Any", "ArgMax", "L2Loss"}
 
 
 def _tested(op: tf.Operation, values: Sequence[Value]) -> Value | None:
-    """Returns the value of a comparison with an extremum: true of any or of all."""
+    """Returns the Value of a comparison with an extremum: true of any or of all."""
     one, two = values
     if op.type.startswith("Greater"):
         one, two = two, one

@@ -85,7 +85,7 @@ class Program:
             op for op in self.ops if marked.text(op, marked.GRADIENT) is not None
         ]
         self._flows: dict[tuple[frozenset[str], bool], set[tf.Operation]] = {}
-        # The starts of differentiation, with their value once weighted.
+        # The starts of differentiation, with their Value once weighted.
         self._begun: dict[tf.Operation, Any] = {} if known is None else known._begun
         self._refuse()
 
@@ -157,7 +157,7 @@ class Program:
         return self._flows[key]
 
     def begin(self, start: tf.Operation, value: Any) -> None:
-        """Records the value of a start of differentiation on the replicas.
+        """Records the Value of a start of differentiation on the replicas.
 
         Args:
             start: The op that differentiation starts from.

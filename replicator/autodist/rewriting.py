@@ -104,7 +104,7 @@ class Rewriter:
         ops: Sequence[tf.Operation],
         marks: Callable[[tf.Operation], bool] = lambda op: False,
     ) -> None:
-        """Copies ops.
+        """Copies ops, replacing those that use partitioned variables.
 
         Args:
             ops: The ops, in order.

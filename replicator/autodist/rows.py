@@ -37,7 +37,7 @@ class Rows:
         self.sizes, self.is_data = sizes, is_data
 
     def find(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-        """Returns the value of an op's k-th result, given those of its inputs.
+        """Returns the Value of an op's k-th result, given those of its inputs.
 
         Some of these have rows, or are places of rows.
         """
@@ -320,11 +320,11 @@ def _believed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> V
 
 
 def believed(tensor: tf.Tensor, values: Sequence[Value]) -> Value:
-    """Returns the value of a Python function: a row per example if shapes allow that.
+    """Returns the Value of a Python function: a row per example if shapes allow that.
 
     Args:
         tensor: The result, with the shape that the user declares.
-        values: The values of the function's arguments.
+        values: The Values of the function's arguments.
     """
     shape = tensor.shape
     rows = [v for v in values if v.kind is Kind.ROWS]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules for reshaping, slicing, joining and splitting: where the axis of examples goes.
 
-Pure functions of an op and of the values of its inputs; see rows.py.
+Pure functions of an op and of the Values of its inputs; see rows.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNKNOWN_SIZE = "?"
 
 
 def broadcast(op: tf.Operation, value: Value, axis: int) -> Value:
-    """Returns the value of a broadcast to a shape with an axis of examples."""
+    """Returns the Value of a broadcast to a shape with an axis of examples."""
     rank_before, rank = op.inputs[0].shape.rank, op.outputs[0].shape.rank
     if rank_before is None or rank is None:
         return UNKNOWN
@@ -151,7 +151,7 @@ def _transposed(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> 
 
 
 def _alike(values: Sequence[Value]) -> Value | None:
-    """Returns the common value of operands that all have aligned rows, else None."""
+    """Returns the common Value of operands that all have aligned rows, else None."""
     if {v.kind for v in values} != {Kind.ROWS}:
         return None
     if len({(v.axis, v.order, v.some, v.power) for v in values}) > 1:

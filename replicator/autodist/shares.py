@@ -47,7 +47,7 @@ class Write:
 
     Attributes:
         op: The op that writes.
-        value: The value of what it writes.
+        value: The Value of what it writes.
     """
 
     op: tf.Operation
@@ -55,16 +55,16 @@ class Write:
 
 
 class Plan:
-    """Where the replicas of a program communicate, and what values count there.
+    """Where the replicas of a program communicate, and with which weights.
 
     Args:
         program: The single-device graph.
         declared: What the user declares losses to be, "mean" or "sum"; None if nothing.
 
     Attributes:
-        kinds: Infers values when the examples are split.
+        kinds: Infers Values when the examples are split.
         gradients: Groups of gradients that are reduced together.
-        starts: The starts of tf.gradients, each with the value of its loss.
+        starts: The starts of tf.gradients, each with the Value of its loss.
         writes: Writes of values that differ.
         wholes: The operands that must be of the whole batch for these, by tensor
             reference.
@@ -108,7 +108,7 @@ class Plan:
         self.wholes = self._put_together(values)
 
     def _begin(self, start: tf.Operation, loss: Value, key: str) -> None:
-        """Records a start of differentiation, and so what gradients are."""
+        """Records a start of differentiation and its weighted Value."""
         self.starts.append((start, loss))
         self._begun[key] = loss
         value = kinds.of_start(loss, self.kinds.of(start.outputs[0]))
@@ -117,7 +117,7 @@ class Plan:
             self.kinds = Values(self._program.flow)
 
     def _put_together(self, values: Sequence[Value]) -> dict[object, list[Whole]]:
-        """Returns the operands that must be of the whole batch for values to hold."""
+        """Returns the operands that must be of the whole batch for Values to hold."""
         operands = frozenset[Whole]().union(*(value.wholes for value in values))
         by_tensor = wholes.by_tensor(operands)
         if by_tensor is None:
@@ -130,9 +130,9 @@ class Plan:
             logging.warning("%s", losses.mixes(op))
 
     def unweighed(self, tensor: tf.Tensor, value: Value) -> Value:
-        """Returns the value of a tensor of the program before gradients are weighted.
+        """Returns the Value of a tensor of the program before gradients are weighted.
 
-        The copies of starts keep their values; it is their consumers that get weighted
+        The copies of starts keep their Values; it is their consumers that get weighted
         ones.
         """
         loss = next(
@@ -147,7 +147,7 @@ class Plan:
         )
 
     def loss_behind(self, gradient: Gradient) -> tuple[Value, bool]:
-        """Returns the value of a gradient's loss, and whether its start is weighted.
+        """Returns the Value of a gradient's loss, and whether its start is weighted.
 
         Raises:
             UnsupportedError: The loss is unknown.
@@ -164,10 +164,10 @@ class Plan:
         return self._of_tape(op), False
 
     def _loss(self, start: tf.Operation) -> Value | None:
-        """Returns the value of the loss that tf.gradients differentiates from a start.
+        """Returns the Value of the loss that tf.gradients differentiates from a start.
 
         None if that is unknown and no variable's gradient depends on it; its results
-        are then inferred like any other values.
+        are then inferred like any other Values.
         """
         scope, _, k = start.name.rpartition("grad_ys_")
         marker = self._texts.get(scope)
@@ -188,7 +188,7 @@ class Plan:
             return None
 
     def _of_tape(self, marker: tf.Operation) -> Value:
-        """Returns the value of the loss that a tape differentiated for a gradient."""
+        """Returns the Value of the loss that a tape differentiated for a gradient."""
         names = marked.text(marker, marked.LOSS)
         if not names:
             line = errors.line_of(marker)

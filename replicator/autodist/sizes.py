@@ -28,7 +28,7 @@ class Sizes:
     """Infers the elements of integer vectors and scalars.
 
     Args:
-        of: Returns the value of a tensor.
+        of: Returns the Value of a tensor.
     """
 
     def __init__(self, of: Callable[[tf.Tensor], Value]) -> None:

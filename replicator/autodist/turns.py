@@ -38,10 +38,10 @@ def ordered(
 
 
 def ended(value: Value, found: tuple[lengths.Loop, int] | None) -> Value:
-    """Returns the final value of a loop variable when numbers of iterations differ.
+    """Returns the final Value of a loop variable when numbers of iterations differ.
 
     Args:
-        value: The variable's value after each iteration.
+        value: The variable's Value after each iteration.
         found: The loop and the variable's number; None if unknown.
     """
     if found is None:
@@ -52,7 +52,7 @@ def ended(value: Value, found: tuple[lengths.Loop, int] | None) -> Value:
 
 
 def in_turns(before: Value, after: Value, is_list: bool) -> Value:
-    """Returns the value of a loop variable over all iterations."""
+    """Returns the Value of a loop variable over all iterations."""
     if is_list and kinds.is_same(before):
         return after  # the list was empty
     return kinds.joined(before, after)
@@ -68,7 +68,7 @@ def is_list(merge: tf.Operation) -> bool:
 
 
 def of_list(op: tf.Operation, values: Sequence[Value]) -> Value:
-    """Returns the value of a list op's result; elements of a list share one value."""
+    """Returns the Value of a list op's result; elements of a list share one Value."""
     operation = op.type.removeprefix("TensorList").removeprefix("TensorArray")
     operation = operation.removesuffix("V3")
     if operation in ("Reserve", "Length", "Size", "V3", ""):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Infers how the values of a graph depend on splitting the examples over replicas.
+"""Infers how tensors of a graph depend on splitting the examples over replicas.
 
-Walks from a value back to the ops that compute it, into functions, conditionals and
-loops, too. The rules for rows are in rows.py, those for other values in kinds.py.
+Walks from a tensor back to the ops that compute it, into functions, conditionals and
+loops, too. The rules for rows are in rows.py, those for other Values in kinds.py.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Values:
         self._called: dict[tf.Operation, list[Value]] = {}
         self._sizes = Sizes(self.of)
         self._rows = rows.Rows(self._sizes, self._is_data)
-        # The assumed value of each loop-carried Merge, until an iteration confirms it.
+        # The assumed Value of each loop-carried Merge, until an iteration confirms it.
         self._assumed: dict[tf.Operation, Value] = {}
 
     def of(self, tensor: tf.Tensor) -> Value:
-        """Returns the value of a tensor."""
+        """Returns the Value of a tensor."""
         key = tensor.ref()
         if key in self._known:
             return self._known[key]
@@ -77,7 +77,7 @@ class Values:
         """Returns an op whose custom gradient may differ from that of one device.
 
         None if no op behind the results has one. Functions called by ops that differ
-        are checked when the values of their results are inferred.
+        are checked when the Values of their results are inferred.
         """
         return own_gradients.first_not_kept(
             results, self._flow.differing, self.of, self._computed_in, self._of_body
@@ -99,7 +99,7 @@ class Values:
         )
 
     def _look(self, tensor: tf.Tensor) -> bool:
-        """Infers the values of a tensor and of all before it; False to begin again."""
+        """Infers the Values of a tensor and of all before it; False to begin again."""
         given, differing = self._flow.given, self._flow.differing
 
         def stops(op: tf.Operation) -> bool:
@@ -160,7 +160,7 @@ class Values:
         return self._computed(op, k, values)
 
     def _given(self, op: tf.Operation, k: int, tensor: tf.Tensor) -> Value:
-        """Returns the value of an op that itself makes replicas differ."""
+        """Returns the Value of an op that itself makes replicas differ."""
         if op.type in tables.SHAPED or flows.draws(op):
             if op.type in tables.SHAPED:
                 return self._rows.find(op, k, [SAME] * len(op.inputs))
@@ -170,7 +170,7 @@ class Values:
         return Value(Kind.ROWS)
 
     def _size(self, op: tf.Operation, tensor: tf.Tensor) -> Value | None:
-        """Returns the value of a size, or of a shape whose elements are alike."""
+        """Returns the Value of a size, or of a shape whose elements are alike."""
         if op.type == "Size":
             elements = self._sizes.of_shape(op.inputs[0])
             value = self.of(op.inputs[0])
@@ -198,7 +198,7 @@ class Values:
         return Value(Kind.SAME, powers[0], by_value=False)
 
     def _computed(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-        """Returns the value of an op none of whose operands has rows."""
+        """Returns the Value of an op none of whose operands has rows."""
         operands = kinds.alone(values)
         result = self._without_rows(op, k, operands)
         if result.kind in (Kind.STATISTIC, Kind.UNKNOWN, Kind.MIXED):
@@ -206,7 +206,7 @@ class Values:
         return kinds.made_of(result, values)
 
     def _of_whole(self, op: tf.Operation, k: int, values: list[Value]) -> Value | None:
-        """Returns the value of an op that is given data of the whole batch.
+        """Returns the Value of an op that is given data of the whole batch.
 
         None if that does not help.
         """
@@ -281,7 +281,7 @@ class Values:
     # --- Control flow -----------------------------------------------------------------
 
     def _first_merged(self, op: tf.Operation) -> Value:
-        """Returns the value of a Merge: of branches, or what is assumed for a loop."""
+        """Returns the Value of a Merge: of branches, or what is assumed for a loop."""
         is_loop = any(tensor.op.type in NEXT for tensor in op.inputs)
         if not is_loop:
             return self._merged(op)
@@ -305,7 +305,7 @@ class Values:
         return result if all(map(kinds.is_same, test_values)) else UNKNOWN
 
     def _of_call(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-        """Returns the value of a result of a function, a conditional or a loop."""
+        """Returns the Value of a result of a function, a conditional or a loop."""
         if op not in self._called:
             self._called[op] = self._results(op, list(values))
         results = self._called[op]
@@ -329,7 +329,7 @@ class Values:
         return [functools.reduce(kinds.joined, column) for column in columns]
 
     def _after_loop(self, op: tf.Operation, values: list[Value]) -> list[Value]:
-        """Returns the values that a loop ends with, after any number of iterations."""
+        """Returns the Values that a loop ends with, after any number of iterations."""
         names = [op.get_attr(name).name for name in ("cond", "body")]
         functions = [_tf.function_called(op, name) for name in names]
         if None in functions:
@@ -361,14 +361,14 @@ class Values:
     def _computed_in(
         self, body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
     ) -> list[Value]:
-        """Returns the values of a function's results, which are not differentiated."""
+        """Returns the Values of a function's results, which are not differentiated."""
         inside = _inside(body, values, results)
         return [inside.of(tensor) for tensor in results]
 
     def _of_body(
         self, body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
     ) -> list[Value]:
-        """Returns the values of a function's results, given those of its arguments."""
+        """Returns the Values of a function's results, given those of its arguments."""
         inside = _inside(body, values, results)
         if inside.not_kept(results) is not None:
             return [UNKNOWN] * len(results)
@@ -386,7 +386,7 @@ _MOVED = frozenset(
 def _inside(
     body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
 ) -> Values:
-    """Returns what infers values in a function, given those of its arguments."""
+    """Returns what infers Values in a function, given those of its arguments."""
     argument_values = dict(zip(map(id, body.inputs), values, strict=False))
     source_kinds = {
         tensor.op: "value" if value.by_value else "shape"

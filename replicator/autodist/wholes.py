@@ -104,7 +104,7 @@ def is_trained(tensor: tf.Tensor, stops: Collection[str] = ()) -> bool:
 
 
 def by_tensor(wholes: Iterable[Whole]) -> dict[object, list[Whole]] | None:
-    """Groups operands by the reference of their tensor; None if powers of one disagree.
+    """Groups operands by tensor reference; None if powers differ within a group.
 
     The order is the same on all replicas, which communicate about each group.
     """
