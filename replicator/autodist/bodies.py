@@ -82,7 +82,8 @@ class Bodies:
         inside = _tf.new_function_graph("autodist")
         arguments = [_tf.add_input(inside, t, t.shape) for t in body.inputs]
         copied_arguments = {
-            id(tensor): new for tensor, new in zip(body.inputs, arguments, strict=True)
+            id(tensor): argument
+            for tensor, argument in zip(body.inputs, arguments, strict=True)
         }
 
         def placed(tensor: tf.Tensor) -> str:

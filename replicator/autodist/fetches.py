@@ -129,10 +129,10 @@ class Fetches:
         return Leaf(given, tuple(self._find(part, fed, checked) for part in parts))
 
     def _find(self, leaf: Any, fed: frozenset[str], checked: bool) -> Fetch:
-        what = _element(self._program.graph, leaf)
-        key = id(what), fed
+        element = _element(self._program.graph, leaf)
+        key = id(element), fed
         if key not in self._known:
-            self._known[key] = self._look(what, fed, checked)
+            self._known[key] = self._look(element, fed, checked)
         return self._known[key]
 
     def _look(self, what: Any, fed: frozenset[str], checked: bool) -> Fetch:

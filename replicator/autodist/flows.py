@@ -50,8 +50,8 @@ def upstream(
     ordered: list[tf.Operation] = []
     stack = [(tensor.op, False) for tensor in tensors]
     while stack:
-        op, done = stack.pop()
-        if done:
+        op, is_expanded = stack.pop()
+        if is_expanded:
             ordered.append(op)
         elif op not in seen:
             seen.add(op)

@@ -178,18 +178,20 @@ class Loop:
                 _After.UNKNOWN if branch is None else self._after(branches[branch], k)
             )
         if op.type in ("Add", "AddV2"):
-            one, two = (self._after(operand, k) for operand in op.inputs)
-            one, two = (two, one) if one is _After.ZEROS else (one, two)
-            return one if two is _After.ZEROS else _After.UNKNOWN
+            term, other_term = (self._after(operand, k) for operand in op.inputs)
+            term, other_term = (
+                (other_term, term) if term is _After.ZEROS else (term, other_term)
+            )
+            return term if other_term is _After.ZEROS else _After.UNKNOWN
         return _After.UNKNOWN
 
     def _of_comparison(self, op: tf.Operation) -> _After:
         """Returns what a comparison of the counter with the lengths is past the end."""
-        one, two, or_equal = _compared(op) or (None, None, False)
-        if one is None or self._end is None:
+        smaller, larger, or_equal = _compared(op) or (None, None, False)
+        if smaller is None or self._end is None:
             return _After.UNKNOWN
         counter, lengths, passes = self._end
-        pair = self._place(one), self._place(two)
+        pair = self._place(smaller), self._place(larger)
         if pair == (counter, lengths):  # count < lengths, or count <= lengths
             return _After.ZEROS if passes or not or_equal else _After.UNKNOWN
         if pair == (lengths, counter):
@@ -239,10 +241,10 @@ def _compared(op: tf.Operation) -> tuple[tf.Tensor, tf.Tensor, bool] | None:
     """Returns (smaller, larger, whether they may be equal) of a comparison."""
     if op.type not in tables.COMPARISONS or not op.inputs[0].dtype.is_integer:
         return None
-    one, two = op.inputs
+    smaller, larger = op.inputs
     if op.type.startswith("Greater"):
-        one, two = two, one
-    return one, two, op.type.endswith("Equal")
+        smaller, larger = larger, smaller
+    return smaller, larger, op.type.endswith("Equal")
 
 
 def _reduces_all(op: tf.Operation) -> bool:

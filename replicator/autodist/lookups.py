@@ -102,7 +102,7 @@ def mark(tensor: tf.Tensor, depth: int = 8) -> Hashable:
 
 
 def _ranged(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    begin, end, step = (own.sizes.elements(one) for one in op.inputs)
+    begin, end, step = (own.sizes.elements(operand) for operand in op.inputs)
     if begin == [0] and step == [1] and end == [GROWS]:
         return PLACES
     return UNKNOWN

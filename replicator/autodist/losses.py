@@ -129,18 +129,18 @@ def _own_gradient(op: tf.Operation) -> errors.ReplicatorError:
 
 def _refused(value: Value, target: tf.Tensor) -> errors.ReplicatorError:
     if value.kind is Kind.MIXED:
-        what = (
+        problem = (
             f"the loss {target.name} adds a sum over the examples to something "
             "that is none"
         )
     else:
-        what = (
+        problem = (
             f"the loss {target.name} is of the examples, and the graph does not tell "
             f"how: it is {value.said}"
         )
     return errors.UnsupportedError(
         errors.compose(
-            f"{what}: no weight of a replica's gradient is known to make the sum of "
+            f"{problem}: no weight of a replica's gradient is known to make the sum of "
             "all replicas' that of one device.",
             [f"at {errors.line_of(target.op)}"],
             _WAY_OUT,

@@ -80,8 +80,8 @@ def reduced(type_: str, value: Value) -> Value:
 
 def computed(op: tf.Operation, values: list[Value]) -> Value:
     """Returns the Value of an op on Values without rows that other rules leave over."""
-    if op.type in tables.COMPARISONS and (found := _tested(op, values)) is not None:
-        return found
+    if op.type in tables.COMPARISONS and (tested := _tested(op, values)) is not None:
+        return tested
     others = [v for v in values if not kinds.is_same(v)]
     other_kinds = {v.kind for v in others}
     if op.type in ("Maximum", "Minimum", "Max", "Min"):
@@ -113,11 +113,11 @@ _STATISTICS = frozenset({"Max", "Min", "Prod", "All", "Any", "ArgMax", "L2Loss"}
 
 def _tested(op: tf.Operation, values: Sequence[Value]) -> Value | None:
     """Returns the Value of a comparison with an extremum: true of any or of all."""
-    one, two = values
+    smaller, larger = values
     if op.type.startswith("Greater"):
-        one, two = two, one
-    if kinds.is_same(one) and two.kind in (Kind.MAX, Kind.MIN):
-        return Value(two.kind)
-    if kinds.is_same(two) and one.kind in (Kind.MAX, Kind.MIN):
-        return kinds.negated(Value(one.kind))
+        smaller, larger = larger, smaller
+    if kinds.is_same(smaller) and larger.kind in (Kind.MAX, Kind.MIN):
+        return Value(larger.kind)
+    if kinds.is_same(larger) and smaller.kind in (Kind.MAX, Kind.MIN):
+        return kinds.negated(Value(smaller.kind))
     return None

@@ -95,13 +95,13 @@ def _filter_gradient(
     own: Own, op: tf.Operation, k: int, values: Sequence[Value]
 ) -> Value:
     """The gradient of a convolution's filter: a sum over the examples."""
-    one, two = values[0], values[2]
-    if {one.kind, two.kind} != {Kind.ROWS} or one.axis or two.axis:
+    inputs, gradient = values[0], values[2]
+    if {inputs.kind, gradient.kind} != {Kind.ROWS} or inputs.axis or gradient.axis:
         return UNKNOWN
-    if (one.order, one.some) != (two.order, two.some):
+    if (inputs.order, inputs.some) != (gradient.order, gradient.some):
         return UNKNOWN
     return powers.reduced(
-        "Sum", two.replaced(power=one.power + two.power, by_value=True)
+        "Sum", gradient.replaced(power=inputs.power + gradient.power, by_value=True)
     )
 
 

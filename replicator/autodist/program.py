@@ -199,7 +199,7 @@ class Program:
         self, sources: Sequence[tf.Operation], by_shape: bool
     ) -> set[tf.Operation]:
         """Returns ops and those that depend on them other than through gradients."""
-        found = set(sources)
+        dependents = set(sources)
         stack = list(sources)
         while stack:
             op = stack.pop()
@@ -209,15 +209,15 @@ class Program:
                 for consumer_op in tensor.consumers()
             ]
             for consumer in (*data_consumers, *self._decided.get(op, ())):
-                if consumer in found or consumer.type == "Const":
+                if consumer in dependents or consumer.type == "Const":
                     continue
                 if marked.text(consumer, marked.GRADIENT) is not None:
                     continue
                 if not by_shape and consumer.type in flows.SHAPES:
                     continue
-                found.add(consumer)
+                dependents.add(consumer)
                 stack.append(consumer)
-        return found
+        return dependents
 
     def gives_own(self, op: tf.Operation) -> bool:
         """Whether an op gives each replica a different result."""

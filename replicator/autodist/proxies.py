@@ -81,8 +81,8 @@ def _refresh(
     """Updates all copies after a write; returns the op that ends this."""
     first = variable.storage.first
     with tf.name_scope("AutoDist/proxies"):
-        done: tf.Operation = tf.no_op()
-        _tf.move_control_outputs(write, done)
+        end: tf.Operation = tf.no_op()
+        _tf.move_control_outputs(write, end)
         with tf.control_dependencies([write]), tf.device(first.device):
             value = tf.raw_ops.ReadVariableOp(
                 resource=first.handle, dtype=variable.dtype
@@ -98,5 +98,5 @@ def _refresh(
             (assign,) = copy.consumers()
             _tf.add_control_inputs(assign, [replica_places[op] for op in reads])
             assigned.append(assign)
-        _tf.add_control_inputs(done, assigned)
-    return done
+        _tf.add_control_inputs(end, assigned)
+    return end

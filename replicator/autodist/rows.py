@@ -116,14 +116,14 @@ def _quantized(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> 
 def _selected(values: Sequence[Value]) -> Value:
     """Selects rows by a vector with an element per row, as in TensorFlow 1."""
     operands = [v.replaced(by_value=True, mixed=None) for v in values]
-    test, one, two = operands
+    test, on_true, on_false = operands
     if (
         test.kind is not Kind.ROWS
         or test.power
-        or test.replaced(power=one.power) != one
+        or test.replaced(power=on_true.power) != on_true
     ):
         return UNKNOWN
-    return one if one == two else UNKNOWN
+    return on_true if on_true == on_false else UNKNOWN
 
 
 def aligned(op: tf.Operation, values: Sequence[Value]) -> list[Value] | None:

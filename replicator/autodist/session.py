@@ -64,7 +64,7 @@ class DistributedSession(tf.compat.v1.Session):
         fed = feeds.split(self._replicas.program, feed_dict, len(places))
         leaves = [lookup.leaf(leaf, fed.names) for leaf in _flat(fetches)]
         parts = [part for leaf in leaves for part in leaf.parts]
-        sources = list(dict.fromkeys(one.source for one in parts if one.source))
+        sources = list(dict.fromkeys(fetch.source for fetch in parts if fetch.source))
         values, dealt = self._all.run(
             [
                 [[part.on(places) for part in leaf.parts] for leaf in leaves],

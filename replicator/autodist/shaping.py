@@ -113,8 +113,8 @@ def _known(target: Sequence[Element]) -> list[int | None]:
 
 def _count(sizes: Sequence[int | None]) -> int | str:
     """Returns a product of sizes."""
-    known = [size for size in sizes if size is not None]
-    return math.prod(known) if len(known) == len(sizes) else _UNKNOWN_SIZE
+    known_sizes = [size for size in sizes if size is not None]
+    return math.prod(known_sizes) if len(known_sizes) == len(sizes) else _UNKNOWN_SIZE
 
 
 def _expanded(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
@@ -228,8 +228,8 @@ def _sliced(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Valu
         if masks["ellipsis"] & bit:
             if rank is None:
                 return UNKNOWN
-            new = bin(masks["new_axis"] >> (n + 1)).count("1")
-            skipped = rank - axis - (count - n - 1 - new)
+            new_axes = bin(masks["new_axis"] >> (n + 1)).count("1")
+            skipped = rank - axis - (count - n - 1 - new_axes)
             if axis <= value.axis < axis + skipped:
                 return value.replaced(axis=after + value.axis - axis)
             axis, after = axis + skipped, after + skipped
@@ -253,9 +253,9 @@ def _slice_gradient(
     own: Own, op: tf.Operation, k: int, values: Sequence[Value]
 ) -> Value:
     """The gradient of a slice that keeps all examples."""
-    value, (place, known) = values[-1], grown(own.sizes.elements(op.inputs[0]))
+    value, (place, is_known) = values[-1], grown(own.sizes.elements(op.inputs[0]))
     begin = tf.get_static_value(op.inputs[1])
-    if value.kind is not Kind.ROWS or not known or place is None or begin is None:
+    if value.kind is not Kind.ROWS or not is_known or place is None or begin is None:
         return UNKNOWN
     masks = ("ellipsis_mask", "new_axis_mask")
     if any(op.get_attr(mask) for mask in masks) or place >= len(begin):
@@ -290,7 +290,7 @@ def _is_its_size(end: tf.Tensor, source: tf.Tensor, n: int, value: Value) -> boo
 def _cut(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
     """A tf.slice that keeps all examples."""
     value = values[0]
-    begin, size = (tf.get_static_value(one) for one in op.inputs[1:])
+    begin, size = (tf.get_static_value(operand) for operand in op.inputs[1:])
     if value.kind is not Kind.ROWS or begin is None or begin[value.axis]:
         return UNKNOWN
     return value if size is not None and size[value.axis] == -1 else UNKNOWN
@@ -298,8 +298,8 @@ def _cut(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
 
 def _tiled(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
     value, times = values[0], own.sizes.elements(op.inputs[1])
-    axis, known = grown(times)
-    if times is None or not known:
+    axis, is_known = grown(times)
+    if times is None or not is_known:
         return UNKNOWN
     if value.kind is Kind.ROWS:
         if axis is not None:

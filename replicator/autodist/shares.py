@@ -100,7 +100,7 @@ class Plan:
         values = [*(v for _, v in self.starts), *(w.value for w in self.writes)]
         self._warn(values)
         self.behind: list[tf.Operation] = []
-        for gradient in (one for group in self.gradients for one in group):
+        for gradient in (g for group in self.gradients for g in group):
             loss, is_begun = self.loss_behind(gradient)
             if not is_begun and loss.wholes:
                 self.behind += gradient.ops

@@ -63,9 +63,11 @@ class Sizes:
         if op.type == "Reshape" and tensor.shape.rank == 1:
             return self.elements(op.inputs[0], depth)
         if op.type == "Pack":
-            return _chained([self.elements(one, depth) for one in op.inputs])
+            return _chained([self.elements(operand, depth) for operand in op.inputs])
         if op.type == "ConcatV2":
-            return _chained([self.elements(one, depth) for one in op.inputs[:-1]])
+            return _chained(
+                [self.elements(operand, depth) for operand in op.inputs[:-1]]
+            )
         if op.type == "ExpandDims" and tensor.shape.rank == 1:
             return self.elements(op.inputs[0], depth)
         if op.type == "StridedSlice":
@@ -106,15 +108,15 @@ class Sizes:
             return [source[begin]] if -len(source) <= begin < len(source) else None
         if op.get_attr("new_axis_mask") or op.get_attr("ellipsis_mask"):
             return None
-        at = slice(
+        kept_range = slice(
             None if op.get_attr("begin_mask") & 1 else begin,
             None if op.get_attr("end_mask") & 1 else end,
             stride,
         )
-        return source[at]
+        return source[kept_range]
 
     def _cut(self, op: tf.Operation, depth: int) -> list[Element] | None:
-        source, begin, size = (self.elements(one, depth) for one in op.inputs)
+        source, begin, size = (self.elements(operand, depth) for operand in op.inputs)
         if source is None or begin is None or size is None:
             return None
         first, count = begin[0], size[0]
@@ -160,9 +162,9 @@ class Sizes:
     def _stitched(self, op: tf.Operation, depth: int) -> list[Element] | None:
         half = len(op.inputs) // 2
         elements: dict[int, Element] = {}
-        for where, what in zip(op.inputs[:half], op.inputs[half:], strict=True):
-            places = self.elements(where, depth)
-            values = self.elements(what, depth)
+        for indices, data in zip(op.inputs[:half], op.inputs[half:], strict=True):
+            places = self.elements(indices, depth)
+            values = self.elements(data, depth)
             if places is None or values is None or len(places) != len(values):
                 return None
             for place, value in zip(places, values, strict=True):
@@ -180,7 +182,9 @@ def grown(elements: Sequence[Element] | None) -> tuple[int | None, bool]:
     if elements is None or None in elements:
         return None, False
     places = [
-        k for k, one in enumerate(elements) if isinstance(one, tuple) and one != FIXED
+        k
+        for k, element in enumerate(elements)
+        if isinstance(element, tuple) and element != FIXED
     ]
     if not places:
         return None, True

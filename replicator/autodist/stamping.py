@@ -64,7 +64,9 @@ class Stamp:
             self._definition.node.append(node)
         # Ops with control inputs among the copied ops.
         self._ordered = [
-            op for op in self.ops if any(one in inside for one in op.control_inputs)
+            op
+            for op in self.ops
+            if any(source_op in inside for source_op in op.control_inputs)
         ]
         self._calling = [op for op in self.ops if kind_of(op).calls]
         self._handles = [

@@ -140,7 +140,7 @@ class Values:
         if op.type in _PASSED:
             return values[0]
         if op.type == "IdentityN":
-            closed = any(wholes.is_closed(op, k, one) for one in values[k].wholes)
+            closed = any(wholes.is_closed(op, k, whole) for whole in values[k].wholes)
             return UNKNOWN if closed else values[k]
         if op.type == "EnsureShape" and op.inputs[0].op.type in tables.BELIEVED:
             before = [self._known.get(t.ref(), SAME) for t in op.inputs[0].op.inputs]
@@ -334,12 +334,12 @@ class Values:
         functions = [_tf.function_called(op, name) for name in names]
         if None in functions:
             return []
-        (test, tested), (body, results) = (one for one in functions if one is not None)
+        (test, tested), (body, results) = (f for f in functions if f is not None)
         for _ in range(2 * len(Kind)):
-            (go_on,) = self._of_body(test, values, tested)
+            (test_value,) = self._of_body(test, values, tested)
             after = [
-                turns.in_turns(one, two, tensor.dtype == tf.variant)
-                for tensor, one, two in zip(
+                turns.in_turns(before, result, tensor.dtype == tf.variant)
+                for tensor, before, result in zip(
                     op.inputs, values, self._of_body(body, values, results), strict=True
                 )
             ]
@@ -348,7 +348,7 @@ class Values:
             values = after
         else:
             return []
-        if kinds.is_same(go_on):
+        if kinds.is_same(test_value):
             return after
         variables = list(zip(test.inputs, body.inputs, strict=True))
         test_scope = _inside(test, values, tested)
