@@ -151,9 +151,7 @@ def _body(
         if attribute == "body":
             for k, _ in divided:
                 outputs += rewriter.handles[id(body.inputs[k])].parts[1:]
-    must_run = [
-        rewriter.places[control_output] for control_output in body.control_outputs
-    ]
+    must_run = [rewriter.places[output] for output in body.control_outputs]
     return _tf.finish_function(inside, outputs, must_run)
 
 

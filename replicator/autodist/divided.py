@@ -142,25 +142,19 @@ class Divided:
     def _variables(self, original: Program) -> list[Known]:
         """Returns the variables of the new graph, in the order of the user's."""
         variables = []
-        for name, original_variable in original.variables.items():
-            facts = (
-                original_variable.dtype,
-                original_variable.trainable,
-                original_variable.aggregation,
-            )
-            initializer = self.places[original_variable.initializer]
+        for name, whole in original.variables.items():
+            facts = whole.dtype, whole.trainable, whole.aggregation
+            initializer = self.places[whole.initializer]
             if name not in self._parts:
-                op = self.places[original_variable.op]
-                variables.append(
-                    Known(op, initializer, original_variable.shape, *facts)
-                )
+                op = self.places[whole.op]
+                variables.append(Known(op, initializer, whole.shape, *facts))
                 continue
             cut = self._cuts[name]
             for k, handle in enumerate(self._parts[name].parts):
                 (assign,) = (
-                    op_before
-                    for op_before in initializer.control_inputs
-                    if any(tensor is handle for tensor in op_before.inputs)
+                    source
+                    for source in initializer.control_inputs
+                    if any(tensor is handle for tensor in source.inputs)
                 )
                 shape = tf.TensorShape(cut.shape_of(k))
                 variables.append(Known(handle.op, assign, shape, *facts))

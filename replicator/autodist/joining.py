@@ -97,10 +97,7 @@ def cut(
     ordered = flows.upstream(
         [tensor],
         lambda op: op not in inside,
-        lambda op: [
-            *op.inputs,
-            *(operand.outputs[0] for operand in _sides(op, control)),
-        ],
+        lambda op: [*op.inputs, *(side.outputs[0] for side in _sides(op, control))],
     )
     ops = [op for op in ordered if op in inside]
     return Cut(joined_leaves, ops, {op: list(op.inputs) for op in ops})

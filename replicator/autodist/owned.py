@@ -59,18 +59,14 @@ def share(found: Mapping[tf.Operation, int], places: Sequence[Places]) -> None:
     before: dict[tuple[tf.Operation, int], list[tf.Operation]] = {}
     for op, n in found.items():
         copy = places[n][op]
-        waiting = [
-            waiting_op
-            for waiting_op in _tf.control_outputs(op)
-            if waiting_op not in found
-        ]
+        waiting = [waiter for waiter in _tf.control_outputs(op) if waiter not in found]
         for r, replica_places in enumerate(places):
             replica_places[op] = copy
-            for waiting_op in waiting if r != n else ():
-                before.setdefault((waiting_op, r), []).append(copy)
-    for (waiting_op, r), copies in before.items():
-        if waiting_op in places[r]:
-            _tf.add_control_inputs(places[r][waiting_op], copies)
+            for waiter in waiting if r != n else ():
+                before.setdefault((waiter, r), []).append(copy)
+    for (waiter, r), copies in before.items():
+        if waiter in places[r]:
+            _tf.add_control_inputs(places[r][waiter], copies)
 
 
 def _owner(op: tf.Operation, program: Program, variables: Variables) -> int | None:

@@ -100,13 +100,7 @@ class Markers:
 def _of_whole(indices: list[tf.Tensor], cut: Cut) -> tf.Tensor:
     """Returns the indices, in the whole, of the rows of all parts."""
     pairs = zip(indices, rows.offsets_of(cut.sizes), strict=True)
-    return tf.concat(
-        [
-            part_indices + tf.constant(offset, part_indices.dtype)
-            for part_indices, offset in pairs
-        ],
-        0,
-    )
+    return tf.concat([local + tf.constant(at, local.dtype) for local, at in pairs], 0)
 
 
 def _marker(

@@ -88,10 +88,7 @@ class Pieces:
         if part_rows is not None:
             return part_rows()
         if cut.axis:
-            return [
-                (part_values, indices)
-                for part_values in tf.split(values, cut.sizes, cut.axis)
-            ]
+            return [(piece, indices) for piece in tf.split(values, cut.sizes, cut.axis)]
         owners = rows.owners_of(indices, cut.sizes)
         split = rows.split(values, indices, owners, len(cut.sizes))
         return list(

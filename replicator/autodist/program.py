@@ -203,11 +203,7 @@ class Program:
         stack = list(sources)
         while stack:
             op = stack.pop()
-            data_consumers = [
-                consumer_op
-                for tensor in op.outputs
-                for consumer_op in tensor.consumers()
-            ]
+            data_consumers = [c for tensor in op.outputs for c in tensor.consumers()]
             for consumer in (*data_consumers, *self._decided.get(op, ())):
                 if consumer in dependents or consumer.type == "Const":
                     continue

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the distributed graph: one copy of the single-device graph per replica.
 
-After copying, the passes that build a step merge the copies: each variable gets one
-component per replica or a single owner, replicas communicate where the single-device
-graph takes the gradient of a variable, and everything they write is proven equal.
-Replica 0's ops keep the user's names; those of replica r are under
-`AutoDist-Replica-r/`.
+Each variable gets one component per replica or a single owner. Replicas communicate
+where the single-device graph takes the gradient of a variable; the passes that build a
+step connect the copies and prove that everything they write is equal. Replica 0's ops
+keep the user's names; those of replica r are under `AutoDist-Replica-r/`.
 
 Source: the in-graph replication of AutoDist (Zhang et al. 2020), which also copies a
 single-device graph.
@@ -300,9 +299,7 @@ class Replicas:
         for n, r in enumerate(self._settings.world.local):
             places, device = self.places[n], self._settings.world.device(r)
 
-            def substitute(
-                tensor: tf.Tensor, r: int = r, places: Places = places
-            ) -> Any:
+            def lookup(tensor: tf.Tensor, r: int = r, places: Places = places) -> Any:
                 handle = replicated.handle(program, tensor, r, aliases)
                 return stamping.of(places, tensor) if handle is None else handle
 
@@ -311,21 +308,13 @@ class Replicas:
 
             scope = f"{PREFIX}{r}/" if r else ""
 
-            def function_copy(op: tf.Operation, name: str, r: int = r) -> str:
+            def body_of(op: tf.Operation, name: str, r: int = r) -> str:
                 return self._bodies.copy(op, name, r, at_owner)
 
-            skipped = {op for op, owner in once.items() if owner != n}
+            skip = {op for op, owner in once.items() if owner != n}
             others = dict(places)
             places.update(
-                stamp.press(
-                    self.graph,
-                    scope,
-                    substitute,
-                    device_of,
-                    others,
-                    function_copy,
-                    skipped,
-                )
+                stamp.press(self.graph, scope, lookup, device_of, others, body_of, skip)
             )
             replica_ops.append([places[op] for op in stamp.ops if op not in once])
         owned.share(once, self.places)

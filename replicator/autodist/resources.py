@@ -32,10 +32,8 @@ def devices_of(resource: Any) -> Any:
 def _named(spec: ResourceSpec) -> list[str]:
     """Returns the devices of hosts under TensorFlow's names."""
     hosts = spec.description.hosts
-    peer_facts = peers.facts()
-    connected = (
-        peer_facts.addresses if peer_facts is not None else state.connected_hosts()
-    )
+    facts = peers.facts()
+    connected = facts.addresses if facts is not None else state.connected_hosts()
     listed = [host.address for host in hosts]
     if [*connected] == listed:
         tasks = [f"/job:{state.WORKER}/replica:0/task:{k}/" for k in range(len(hosts))]

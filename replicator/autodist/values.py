@@ -178,7 +178,7 @@ class Values:
                 return Value(Kind.MEAN, 1)
             if elements is None or None in elements:
                 return None
-            powers = [element[0] for element in elements if isinstance(element, tuple)]
+            powers = [size[0] for size in elements if isinstance(size, tuple)]
             return Value(Kind.SAME, sum(powers), by_value=False)
         source = op.inputs[0]
         if op.type == "StridedSlice" and source.op.type == "Shape":
@@ -190,9 +190,7 @@ class Values:
         elements = self._sizes.computed(tensor)
         if elements is None or None in elements:
             return None
-        powers = [
-            element[0] if isinstance(element, tuple) else 0 for element in elements
-        ]
+        powers = [size[0] if isinstance(size, tuple) else 0 for size in elements]
         if not powers or len(set(powers)) > 1:
             return SIZES
         return Value(Kind.SAME, powers[0], by_value=False)
