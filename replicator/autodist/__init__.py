@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The single-device door: a program that knows nothing of replicas, on many devices."""
+"""AutoDist: runs a program that knows nothing of replicas on many devices."""

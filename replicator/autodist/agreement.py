@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where one replica's copy communicates: gradients, and writes of what differs."""
+"""Adds one replica's communication: of gradients, and of writes that differ."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _SUM = tf.VariableAggregation.SUM
 
 
 class Agreement:
-    """Puts the communication of one replica into its copy.
+    """Adds one replica's communication to its copy.
 
     Args:
         program: The single-device graph.
         plan: Where replicas communicate.
         shares: How many examples each replica has.
-        variables: The components of all variables, by the names of these.
+        variables: ReplicatedVariables, by name.
         places: What the ops of the program are on each replica.
         n: The place of the replica.
-        divided: What it is a copy of, if variables are in parts.
+        divided: The partitioned graph that the replica copies, if there is one.
     """
 
     def __init__(
@@ -51,24 +51,24 @@ class Agreement:
         self._variables, self._places, self._n = variables, places, n
 
     def reduce(self, group: Sequence[Gradient]) -> Places:
-        """Reduces gradients that belong together; returns what their markers become."""
-        places, made = self._places[self._n], {}
-        pieces = [own for gradient in group for own in self._pieces(gradient)]
-        gradients = [one for _, one in pieces]
-        reduced = self._summed([own.variable for own, _ in pieces], gradients)
-        for (own, _), result in zip(pieces, reduced, strict=True):
+        """Reduces gradients together; returns the ops that their markers become."""
+        places, reduced_ops = self._places[self._n], {}
+        pieces = [part for gradient in group for part in self._pieces(gradient)]
+        gradients = [gradient_part for _, gradient_part in pieces]
+        reduced = self._summed([part.variable for part, _ in pieces], gradients)
+        for (part, _), result in zip(pieces, reduced, strict=True):
             sparse = isinstance(result, tf.IndexedSlices)
             tensors = [result.values, result.indices] if sparse else [result]
-            for op, tensor in zip(own.ops, tensors, strict=True):
+            for op, tensor in zip(part.ops, tensors, strict=True):
                 _tf.replace(places[op].outputs[0], tensor)
-                if own.variable in self._program.variables:
-                    # What is fetched of the marker is this, the only result of an op.
-                    alone = tf.identity(tensor) if tensor.value_index else tensor
-                    made[op] = alone.op
-        return made
+                if part.variable in self._program.variables:
+                    # Fetches of the marker read an op with this as its only result.
+                    single = tf.identity(tensor) if tensor.value_index else tensor
+                    reduced_ops[op] = single.op
+        return reduced_ops
 
     def _summed(self, names: Sequence[str], gradients: Sequence[Any]) -> Sequence[Any]:
-        """Returns the sums over all replicas, compressed on their way where asked."""
+        """Returns the sums over all replicas, compressed where the strategy asks."""
         variables = [self._variables[name] for name in names]
         policies = [variable.policy for variable in variables]
         compressors = [
@@ -78,76 +78,76 @@ class Agreement:
         if not any(compressors):
             return all_reduce.combine(gradients, "sum", None, policies)
         members = context.require("a compressor").build.world.everyone
-        # Nothing is kept there: casts keep nothing.
+        # A dummy: these compressors are casts, which keep no state.
         place = Place(tf.Module(name="AutoDist"), "AutoDist")
         call = reducing.Call("sum", members, None, place)
         return reducing.reduce(call, gradients, compressors, policies)
 
     def _pieces(self, gradient: Gradient) -> list[tuple[Gradient, Any]]:
-        """Returns a gradient as this replica has it, weighed; of each part, if any."""
+        """Returns this replica's weighted gradient, one per part if partitioned."""
         places, divided = self._places[self._n], self._divided
-        weigh, made = self._weigher(gradient), []
-        for own in [gradient] if divided is None else divided.gradients(gradient):
-            inputs = [places[op].inputs[0] for op in own.ops]
+        weigh, pieces = self._weigher(gradient), []
+        for part in [gradient] if divided is None else divided.gradients(gradient):
+            inputs = [places[op].inputs[0] for op in part.ops]
             inputs[0] = weigh(inputs[0])
             sparse = len(inputs) > 1
-            made.append((own, tf.IndexedSlices(*inputs) if sparse else inputs[0]))
-        return made
+            pieces.append((part, tf.IndexedSlices(*inputs) if sparse else inputs[0]))
+        return pieces
 
     def _weigher(self, gradient: Gradient) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Returns what weighs a gradient, for the sum over all replicas."""
+        """Returns what weights a gradient for the sum over all replicas."""
         op = gradient.ops[0]
-        loss, begun = self._plan.loss_behind(gradient)
-        if begun and loss.over is None:
+        loss, is_weighted = self._plan.loss_behind(gradient)
+        if is_weighted and loss.over is None:
             return lambda value: value
-        split = self._program.is_split
-        if split and not begun and marked.text(op, marked.BACK):
+        is_split = self._program.is_split
+        if is_split and not is_weighted and marked.text(op, marked.BACK):
             line = errors.line_of(op)
             raise refusals.given_gradients(f"variable {gradient.variable}", line)
         source = self._plan.source(op.inputs[0].op)
         weight = self._shares.weight(source, loss, self._places, self._n)
 
         def weigh(value: tf.Tensor) -> tf.Tensor:
-            own = tf.cast(weight, value.dtype)
-            if not begun:
-                return tf.math.multiply_no_nan(value, own)
-            # Where a replica has nothing to divide by, its gradient is no number.
-            spoilt = tf.equal(own, 0) & ~tf.math.is_finite(value)
-            return tf.where(spoilt, tf.zeros_like(value), value)
+            factor = tf.cast(weight, value.dtype)
+            if not is_weighted:
+                return tf.math.multiply_no_nan(value, factor)
+            # A replica with nothing to divide by has NaN or infinite gradients.
+            is_spoilt = tf.equal(factor, 0) & ~tf.math.is_finite(value)
+            return tf.where(is_spoilt, tf.zeros_like(value), value)
 
         return weigh
 
     def agree(self, write: Write) -> None:
-        """Makes what replicas write equal, as it would be on one device."""
+        """Makes the replicas' writes equal to what one device would write."""
         op, value = write.op, write.value
-        copied, at = (op, 1) if self._divided is None else self._divided.value_of(op)
+        copied, index = (op, 1) if self._divided is None else self._divided.value_of(op)
         copy = self._places[self._n][copied]
-        own = copy.inputs[at]
-        dtype = own.dtype
+        operand = copy.inputs[index]
+        dtype = operand.dtype
         original = self._program.variable_behind(op.inputs[0])
         assert original is not None, "it writes a variable"
         if original.aggregation == _SUM and op.type != "AssignVariableOp":
             value = losses.SUM
-        how = {Kind.MAX: "max", Kind.MIN: "min"}.get(value.kind, "sum")
-        linear = value.kind in (Kind.SAME, Kind.MEAN) and value.mixed is None
-        if how == "sum" and not linear:
+        reduction = {Kind.MAX: "max", Kind.MIN: "min"}.get(value.kind, "sum")
+        is_linear = value.kind in (Kind.SAME, Kind.MEAN) and value.mixed is None
+        if reduction == "sum" and not is_linear:
             whole = self._whole(op, value)
             if whole is not None:
-                _tf.set_input(copy, at, tf.cast(whole, dtype))
+                _tf.set_input(copy, index, tf.cast(whole, dtype))
                 return
             if value.mixed is None:
                 raise refusals.no_whole(
                     original.op.name, errors.line_of(op), value.said
                 )
-        if how == "sum":
-            own = self._part(op, own, value)
-        (agreed,) = all_reduce.combine([own], how, None)
-        if how == "sum" and agreed.dtype != dtype:
+        if reduction == "sum":
+            operand = self._part(op, operand, value)
+        (agreed,) = all_reduce.combine([operand], reduction, None)
+        if reduction == "sum" and agreed.dtype != dtype:
             agreed = tf.cast(tf.round(agreed), dtype)
-        _tf.set_input(copy, at, agreed)
+        _tf.set_input(copy, index, agreed)
 
     def _part(self, op: tf.Operation, own: tf.Tensor, value: Value) -> tf.Tensor:
-        """Returns what a replica adds to a value of all examples."""
+        """Returns the replica's term in a value of all examples."""
         source = self._plan.source(op.inputs[1].op)
         power = value.power if value.kind in (Kind.SAME, Kind.MEAN) else 0
         weight = self._shares.weight(
@@ -157,20 +157,20 @@ class Agreement:
             return own * tf.cast(weight, own.dtype)
         if power != 1:
             return tf.cast(own, tf.float64) * tf.cast(weight, tf.float64)
-        # Where nothing is split, all weigh 1/R: one of them is enough.
+        # Where nothing is split, all have weight 1/R: replica 0's value is enough.
         counts = weight >= 1 if self._n else weight > 0
         return tf.where(counts, own, tf.zeros_like(own))
 
     def _whole(self, op: tf.Operation, value: Value) -> tf.Tensor | None:
-        """Returns what is written, computed of all examples; None if it cannot be."""
+        """Returns the written value recomputed for all examples, or None."""
         cut = joining.cut(self._plan.kinds, op.inputs[1], rows=False, put=True)
         if cut is None or value.mixed is not None:
             return None
         return joining.again(cut, op.inputs[1], self._joined)
 
     def _joined(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
-        """Returns a value of all examples, which replicas tell one another."""
-        own = stamping.of(self._places[self._n], tensor)
+        """Returns a value of all examples, reduced over the replicas."""
+        local_value = stamping.of(self._places[self._n], tensor)
         value = self._plan.unweighed(tensor, value)
 
         def weight() -> tf.Tensor:
@@ -178,4 +178,4 @@ class Agreement:
             source = self._plan.source(tensor.op)
             return self._shares.weight(source, mean, self._places, self._n)
 
-        return joining.of_all(value, own, weight)
+        return joining.of_all(value, local_value, weight)

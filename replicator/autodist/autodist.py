@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AutoDist: makes a program that was written for one device run on many."""
+"""AutoDist: runs a program written for one device on many."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from replicator.strategy.description import Strategy
 
 
 class AutoDist:
-    """Runs a program that knows nothing of replicas on many devices.
+    """Runs a program written for one device on many devices.
 
-    What it builds is what it would be on one device; each replica runs a copy of it, on
-    a part of the examples.
+    The program builds what it would build on one device; each replica runs a copy of it
+    on its part of the examples.
 
     Source: the interface of AutoDist (Zhang et al. 2020, github.com/petuum/autodist).
 
@@ -48,8 +48,8 @@ class AutoDist:
 
     Args:
         resource: The path of a YAML file, a `ResourceSpec`, a list of devices, or None
-            for all accelerators, else the CPU. A file that lists one host is about this
-            one; to several, `connect` with it first.
+            for all accelerators, else the CPU. A file that lists one host describes
+            this one; if it lists several, call `connect` with it first.
         strategy: How each variable is kept equal; as for `Replicator`.
         **options: Further options of `Replicator`. By default, build="clone".
 
@@ -57,8 +57,7 @@ class AutoDist:
         DeviceError: A device does not exist.
         ClusterError: The file cannot be read, or lists hosts to which this program is
             not connected.
-        ArgumentError: An option has a value that it cannot have, or says something else
-            than the strategy.
+        ArgumentError: An option has an invalid value, or contradicts the strategy.
     """
 
     def __init__(
@@ -78,14 +77,15 @@ class AutoDist:
                     )
                 )
             strategy = None
-        # What knows nothing of replicas is the same on all: it is called for two.
+        # A program unaware of replicas builds the same on all: two builds are enough to
+        # clone the rest.
         options = {"build": "clone", **options}
         self._repl = Replicator(devices_of(resource), strategy=strategy, **options)
         self._scope: _Scope | None = None
 
     @property
     def replicator(self) -> Replicator:
-        """The Replicator on whose devices it runs.
+        """The Replicator on whose devices the program runs.
 
         Example:
             >>> replicator.AutoDist(["CPU:0", "CPU:1"]).replicator.num_replicas
@@ -95,10 +95,11 @@ class AutoDist:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[AutoDist]:
-        """Returns a block in which a program for one device is built.
+        """Opens a block in which a program for one device is built.
 
-        In a tf.Graph, what is built is for `create_distributed_session`. Else it is
-        `Replicator.context`: models and variables for `function` and `keras_model`.
+        In a tf.Graph, the block's ops are for `create_distributed_session`. Eagerly, it
+        is `Replicator.context`: it creates models and variables for `function` and
+        `keras_model`.
 
         Example:
             >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
@@ -109,7 +110,7 @@ class AutoDist:
             array([2., 4., 6.], dtype=float32)
 
         Raises:
-            ContextError: Called inside of a scope.
+            ContextError: Called inside another scope.
         """
         if self._scope is not None:
             raise errors.ContextError(
@@ -133,10 +134,10 @@ class AutoDist:
     def create_distributed_session(
         self, config: tf.compat.v1.ConfigProto | None = None, loss: str | None = None
     ) -> DistributedSession:
-        """Copies what was built in the scope for all replicas; returns a session of it.
+        """Replicates the graph built in the scope and returns a session that runs it.
 
-        Variables, tables and iterators are initialized, but for those whose initial
-        values are fed.
+        Initializes variables, tables and iterators, except those whose initial values
+        are fed.
 
         Example:
             >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
@@ -149,13 +150,13 @@ class AutoDist:
 
         Args:
             config: A ConfigProto for the session.
-            loss: What losses are over the examples, "mean" or "sum", where the graph
-                does not tell.
+            loss: Whether losses are a "mean" or a "sum" over the examples, where the
+                graph does not tell.
 
         Raises:
             ArgumentError: `loss` is neither.
-            ContextError: Called outside of a scope in a tf.Graph.
-            UnsupportedError: What was built cannot be copied.
+            ContextError: Called outside a scope in a tf.Graph.
+            UnsupportedError: The graph holds something that cannot be copied.
         """
         scope = self._scope
         if scope is None or scope.graph is not tf.compat.v1.get_default_graph():
@@ -170,8 +171,8 @@ class AutoDist:
         _check_loss(loss)
         config = configured(config, self._repl.devices)
         program = Program(scope.graph, scope.variables)
-        made = replicas.replicate(program, self._repl._settings, loss)
-        session = DistributedSession(scope.renewed, made, config, self._in_force)
+        replicated = replicas.replicate(program, self._repl._settings, loss)
+        session = DistributedSession(scope.renewed, replicated, config, self._in_force)
         scope.initialize(session)
         return session
 
@@ -182,12 +183,12 @@ class AutoDist:
     def function(
         self, function: Callable[..., Any] | None = None, *, loss: str | None = None
     ) -> Any:
-        """Returns a function that runs on all replicas, each with a part of a batch.
+        """Returns a function that runs on all replicas, each with a part of the batch.
 
-        Arrays and tensors among its arguments are split along their first axis, scalars
-        are not. Results with a row for each example are put together; sums over the
-        examples are added up, of means and extrema the result is that of all. Losses,
-        too, may be means or sums: which it is follows from what computes them.
+        Array and tensor arguments are split along their first axis; scalars go to every
+        replica. Results with a row for each example are concatenated, sums over the
+        examples are added up, and means and extrema are those of the whole batch.
+        Losses, too, may be means or sums; the ops that compute them tell which.
 
         Example:
             >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
@@ -203,14 +204,13 @@ class AutoDist:
             (3.0, -2.0)
 
         Args:
-            function: Of arrays, tensors and anything that can be compared; None:
-                returns a decorator.
-            loss: What losses are over the examples, "mean" or "sum", where what
-                computes them does not tell: a conditional on the examples, a function
-                of Python.
+            function: Takes arrays, tensors and any comparable values; with None, a
+                decorator is returned.
+            loss: Whether losses are a "mean" or a "sum" over the examples, where their
+                ops do not tell: a conditional on the examples, or a Python function.
 
         Raises:
-            ArgumentError: `function` is none, or `loss` is neither.
+            ArgumentError: `function` is not callable, or `loss` is neither.
         """
         _check_loss(loss)
         if function is None:
@@ -240,7 +240,7 @@ class AutoDist:
             ['loss']
 
         Args:
-            model: Made in the scope, and compiled there.
+            model: Created and compiled in the scope.
         """
         return self._repl.keras_model(model)
 
@@ -252,7 +252,7 @@ class _Scope:
         graph: The graph.
 
     Attributes:
-        variables: The variables made in it, in order.
+        variables: The variables created in it, in order.
     """
 
     def __init__(self, graph: tf.Graph) -> None:
@@ -260,13 +260,13 @@ class _Scope:
         self.variables: list[marked.MarkedVariable] = []
 
     def renewed(self, program: Program) -> Program:
-        """Returns the program as it is now."""
+        """Returns the program as it is now, given the previous one."""
         return Program(self.graph, self.variables, program)
 
     def initialize(self, session: tf.compat.v1.Session) -> None:
-        """Initializes what is not fed, the variables first."""
+        """Runs the initializers that need no feed, those of variables first."""
         keys = tf.compat.v1.GraphKeys
-        first = [one.initializer for one in self.variables]
+        first = [variable.initializer for variable in self.variables]
         then = self.graph.get_collection(keys.TABLE_INITIALIZERS)
         for ops in (first, [*then, *_started(self.graph)]):
             ready = [op for op in ops if not _is_fed(op)]
@@ -275,17 +275,17 @@ class _Scope:
 
 
 def _started(graph: tf.Graph) -> list[tf.Operation]:
-    """Returns what makes iterators begin, of those that begin with one dataset only."""
-    starts: dict[tf.Operation, list[tf.Operation]] = {}
+    """Returns the ops that start iterators, of iterators with a single dataset."""
+    ops_by_iterator: dict[tf.Operation, list[tf.Operation]] = {}
     for op in graph.get_operations():
         if op.type == "MakeIterator":
-            starts.setdefault(op.inputs[1].op, []).append(op)
-    return [ops[0] for ops in starts.values() if len(ops) == 1]
+            ops_by_iterator.setdefault(op.inputs[1].op, []).append(op)
+    return [ops[0] for ops in ops_by_iterator.values() if len(ops) == 1]
 
 
 def _is_fed(op: tf.Operation) -> bool:
     """Whether an op needs a placeholder."""
-    return any(one.type == "Placeholder" for one in flows.needed(op))
+    return any(source.type == "Placeholder" for source in flows.needed(op))
 
 
 def _check_loss(loss: Any) -> None:

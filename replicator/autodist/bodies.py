@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of the functions that ops call: branches, bodies of loops, functions.
+"""Copies the functions that ops call: branches, loop bodies and other functions.
 
-Ops in a function say with which others they have to be on one device, by name: one
-function that all replicas call would bring all of them to one device. So a copy says
-nothing of that, and what is in it is where the op is that calls it; but for what uses a
-variable that one replica owns, which is where that is. One copy serves all replicas,
-unless random numbers are drawn in it, which are to differ.
+Ops in a function carry colocation constraints by name, so a single function called by
+all replicas would pull all of them to one device. The copies have no such constraints
+and run where their caller is, except ops on a variable that one replica owns, which run
+at the owner. One copy serves all replicas unless it draws random numbers, which must
+differ.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from replicator.graph.passes import random
 
 
 class Bodies:
-    """The copies that are called in one graph.
+    """The function copies that one graph calls.
 
     Args:
-        kind: The type of the devices that replicas are on, "GPU" say.
+        kind: The device type of the replicas, e.g. "GPU".
     """
 
     def __init__(self, kind: str | None) -> None:
@@ -39,28 +39,28 @@ class Bodies:
         r: int,
         placed: Callable[[tf.Tensor], str],
     ) -> str:
-        """Returns the copy of a function, for the default graph.
+        """Returns the name of a function's copy for the default graph.
 
         Args:
-            op: Calls it, in the original.
-            name: The function's.
+            op: The op that calls it, in the original.
+            name: The function's name.
             r: The replica whose copy of the op will call the copy.
-            placed: Returns where a variable is of which a tensor is the handle, "" if
-                that is up to who uses it.
+            placed: Returns the device of the variable behind a handle, or "" to follow
+                the op that uses it.
         """
-        found = _tf.function_called(op, name)
-        if found is None or _tf.compiled(op, name):
+        function = _tf.function_called(op, name)
+        if function is None or _tf.compiled(op, name):
             return name
-        body, results = found
+        body, results = function
         if not any(map(draws, body.get_operations())):
             r = 0
         outer = tf.compat.v1.get_default_graph()
-        given = [placed(tensor) for tensor in uses.arguments(op)]
-        key = (name, r, id(outer), tuple(given))
+        argument_devices = [placed(tensor) for tensor in uses.arguments(op)]
+        key = (name, r, id(outer), tuple(argument_devices))
         if key not in self._made:
             places = {
                 id(tensor): place
-                for tensor, place in zip(body.inputs, given, strict=False)
+                for tensor, place in zip(body.inputs, argument_devices, strict=False)
                 if place
             }
             self._made[key] = self._copied(body, results, r, places)
@@ -74,33 +74,38 @@ class Bodies:
         places: Mapping[int, str],
     ) -> str:
         ops = body.get_operations()
-        given = {id(tensor) for tensor in body.inputs}
+        argument_ids = {id(tensor) for tensor in body.inputs}
         stamp = stamping.Stamp(
-            body, [op for op in ops if not any(id(t) in given for t in op.outputs)]
+            body,
+            [op for op in ops if not any(id(t) in argument_ids for t in op.outputs)],
         )
         inside = _tf.new_function_graph("autodist")
         arguments = [_tf.add_input(inside, t, t.shape) for t in body.inputs]
-        own = {
-            id(tensor): new for tensor, new in zip(body.inputs, arguments, strict=True)
+        copied_arguments = {
+            id(tensor): argument
+            for tensor, argument in zip(body.inputs, arguments, strict=True)
         }
 
         def placed(tensor: tf.Tensor) -> str:
             return places.get(id(uses.passed_on(tensor)), "")
 
         with inside.as_default():
-            made = stamp.press(
+            copies = stamp.press(
                 inside,
                 "",
-                lambda tensor: own[id(tensor)],
+                lambda tensor: copied_arguments[id(tensor)],
                 lambda op: self._placed(op, placed),
                 {},
                 lambda op, name: self.copy(op, name, r, placed),
             )
-            random.check([list(made.values())], [r])
+            random.check([list(copies.values())], [r])
             outputs = [
-                own[id(t)] if id(t) in own else stamping.of(made, t) for t in results
+                copied_arguments[id(t)]
+                if id(t) in copied_arguments
+                else stamping.of(copies, t)
+                for t in results
             ]
-        must_run = [made[op] for op in body.control_outputs]
+        must_run = [copies[op] for op in body.control_outputs]
         return _tf.finish_function(inside, outputs, must_run)
 
     def _placed(self, op: tf.Operation, placed: Callable[[tf.Tensor], str]) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditionals, loops and function calls that are given variables in parts.
+"""Passes partitioned variables to conditionals, loops and function calls.
 
-In the place of a handle they are given that of the first part; those of the others
-come behind all that they were given before, so that their results are where they were.
+The first part's handle takes the place of the whole's; those of the other parts follow
+all other inputs, so that results keep their positions.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _RESOURCE = tf.resource.as_datatype_enum
 
 
 def call(made: Rewriter, op: tf.Operation, divide: Divide) -> tf.Operation:
-    """Adds an op that calls what an op does, with all parts.
+    """Repeats an op that calls functions, passing all parts of its variables.
 
     Args:
-        made: Copies the graph in which it is.
-        op: Calls functions.
-        divide: Puts what uses parts in the place of an op.
+        made: The rewriter of the op's graph.
+        op: The op.
+        divide: Replaces an op that uses a partitioned variable.
     """
     inputs: list[tf.Tensor] = []
-    more: list[tf.Tensor] = []
+    further_handles: list[tf.Tensor] = []
     divided: list[tuple[int, Handles]] = []
     for k, tensor in enumerate(op.inputs):
         handles = made.handles.get(id(tensor))
@@ -39,21 +39,21 @@ def call(made: Rewriter, op: tf.Operation, divide: Divide) -> tf.Operation:
             continue
         divided.append((k, handles))
         inputs.append(handles.parts[0])
-        more += handles.parts[1:]
-    begin = len(op.inputs) - len(uses.arguments(op))
-    inside = [(k - begin, handles) for k, handles in divided]
-    node = _node(op, divided, len(more))
+        further_handles += handles.parts[1:]
+    first_argument = len(op.inputs) - len(uses.arguments(op))
+    inside = [(k - first_argument, handles) for k, handles in divided]
+    node = _node(op, divided, len(further_handles))
     for attribute, value in node.attr.items():
         functions = [value.func] if value.HasField("func") else value.list.func
         for function in functions:
             function.name = _body(op, attribute, function.name, inside, divide)
-    new = _add(made, node, [*inputs, *more])
-    _after(made, op, new, divided)
-    return new
+    new_op = _add(made, node, [*inputs, *further_handles])
+    _after(made, op, new_op, divided)
+    return new_op
 
 
 def _node(op: tf.Operation, divided: Sequence[tuple[int, Handles]], more: int) -> Any:
-    """Returns an op as a node, with types and shapes of what it is given beside."""
+    """Returns the node of an op, with types and shapes of the further inputs."""
     node = tf.compat.v1.NodeDef()
     node.CopyFrom(op.node_def)
     del node.input[:]
@@ -65,28 +65,28 @@ def _node(op: tf.Operation, divided: Sequence[tuple[int, Handles]], more: int) -
         for _ in range(more):
             node.attr["output_shapes"].list.shape.add()
     if _READ_ONLY in node.attr:
-        first = len(op.inputs)
-        known = node.attr[_READ_ONLY].list.i
+        first_further = len(op.inputs)
+        read_only = node.attr[_READ_ONLY].list.i
         for k, handles in divided:
             count = len(handles.parts) - 1
-            if k in known:
-                known.extend(range(first, first + count))
-            first += count
+            if k in read_only:
+                read_only.extend(range(first_further, first_further + count))
+            first_further += count
     return node
 
 
 def _add(made: Rewriter, node: Any, inputs: Sequence[tf.Tensor]) -> tf.Operation:
     """Adds the op of a node."""
     definition = tf.compat.v1.GraphDef()
-    given = {}
+    inputs_by_name = {}
     for k, tensor in enumerate(inputs):
         name = f"{_OUTSIDE}{k}:0"
         node.input.append(name)
-        given[name] = tensor
+        inputs_by_name[name] = tensor
     definition.node.append(node)
-    (new,) = _tf.import_nodes(made.target, definition, given, "")
-    _tf.add_control_inputs(new, made.before)
-    return new
+    (new_op,) = _tf.import_nodes(made.target, definition, inputs_by_name, "")
+    _tf.add_control_inputs(new_op, made.before)
+    return new_op
 
 
 def _after(
@@ -95,20 +95,23 @@ def _after(
     new: tf.Operation,
     divided: Sequence[tuple[int, Handles]],
 ) -> None:
-    """Notes which results of the new op are handles, and of what."""
+    """Registers which results of the new op are handles, and of which variables."""
     for tensor, result in zip(op.outputs, new.outputs, strict=False):
         if tensor.dtype in (tf.resource, tf.variant):
             _tf.copy_handle_data(tensor, result)
     if op.type not in uses.LOOPS:
         return
-    first = len(op.outputs)
+    first_further = len(op.outputs)
     for k, handles in divided:
         count = len(handles.parts) - 1
-        own = (new.outputs[k], *new.outputs[first : first + count])
-        for handle, result in zip(handles.parts, own, strict=True):
+        part_results = (
+            new.outputs[k],
+            *new.outputs[first_further : first_further + count],
+        )
+        for handle, result in zip(handles.parts, part_results, strict=True):
             _tf.copy_handle_data(handle, result)
-        made.divide(op.outputs[k], Handles(handles.cut, own))
-        first += count
+        made.divide(op.outputs[k], Handles(handles.cut, part_results))
+        first_further += count
 
 
 def _body(
@@ -118,37 +121,37 @@ def _body(
     divided: Sequence[tuple[int, Handles]],
     divide: Divide,
 ) -> str:
-    """Returns a copy of a function, which takes variables in parts.
+    """Returns the name of a function's copy that takes variables in parts.
 
     Args:
-        op: Calls it.
-        attribute: By which.
-        name: The function's.
-        divided: Which of its arguments are divided, and the handles outside.
-        divide: Puts what uses parts in the place of an op.
+        op: The op that calls it.
+        attribute: The attribute that holds its name.
+        name: The function's name.
+        divided: Which of its arguments are partitioned, with the handles outside.
+        divide: Replaces an op that uses a partitioned variable.
     """
-    found = _tf.function_called(op, name)
-    assert found is not None, "it was found before"
-    body, results = found
+    function = _tf.function_called(op, name)
+    assert function is not None, "it was found before"
+    body, results = function
     inside = _tf.new_function_graph("parts")
     _tf.copy_functions(body, inside)
-    own = Rewriter(body, inside, divide)
-    places = dict(divided)
+    rewriter = Rewriter(body, inside, divide)
+    handles_by_index = dict(divided)
     for k, tensor in enumerate(body.inputs):
-        like = places[k].parts[0] if k in places else tensor
-        own.give(tensor, _tf.add_input(inside, like, tensor.shape))
+        outer_tensor = handles_by_index[k].parts[0] if k in handles_by_index else tensor
+        rewriter.give(tensor, _tf.add_input(inside, outer_tensor, tensor.shape))
     for k, handles in divided:
-        first = own.tensor(body.inputs[k])
-        more = [_tf.add_input(inside, h, h.shape) for h in handles.parts[1:]]
-        own.divide(body.inputs[k], Handles(handles.cut, (first, *more)))
-    given = {tensor.op for tensor in body.inputs}
-    own.add([op for op in body.get_operations() if op not in given])
+        first = rewriter.tensor(body.inputs[k])
+        further_inputs = [_tf.add_input(inside, h, h.shape) for h in handles.parts[1:]]
+        rewriter.divide(body.inputs[k], Handles(handles.cut, (first, *further_inputs)))
+    argument_ops = {tensor.op for tensor in body.inputs}
+    rewriter.add([op for op in body.get_operations() if op not in argument_ops])
     with inside.as_default():
-        outputs = [_result(own, tensor) for tensor in results]
+        outputs = [_result(rewriter, tensor) for tensor in results]
         if attribute == "body":
             for k, _ in divided:
-                outputs += own.handles[id(body.inputs[k])].parts[1:]
-    must_run = [own.places[one] for one in body.control_outputs]
+                outputs += rewriter.handles[id(body.inputs[k])].parts[1:]
+    must_run = [rewriter.places[output] for output in body.control_outputs]
     return _tf.finish_function(inside, outputs, must_run)
 
 

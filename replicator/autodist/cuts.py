@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a strategy says of the variables of a single-device graph.
+"""Asks a strategy about the variables of a single-device graph.
 
-Here all is known that a builder may ask: the graph is complete, its gradients are
+By now everything a builder may ask is known: the graph is complete, its gradients are
 marked, and no variable has a value yet.
 """
 
@@ -27,13 +27,13 @@ from replicator.variables.chooser import Chosen, VariableFacts
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """How a variable is divided.
+    """How a variable is partitioned.
 
     Attributes:
-        axis: Along which.
-        sizes: Of the parts, along the axis.
-        shape: Of the whole.
-        names: Of the parts.
+        axis: The axis along which it is split.
+        sizes: The sizes of the parts along that axis.
+        shape: The shape of the whole.
+        names: The names of the parts.
     """
 
     axis: int
@@ -43,19 +43,19 @@ class Cut:
 
     def shape_of(self, k: int) -> list[int]:
         """Returns the shape of part k."""
-        own = list(self.shape)
-        own[self.axis] = self.sizes[k]
-        return own
+        part_shape = list(self.shape)
+        part_shape[self.axis] = self.sizes[k]
+        return part_shape
 
 
 @dataclasses.dataclass(frozen=True)
 class Decided:
-    """What was decided on the variables of a program.
+    """The decisions on the variables of a program.
 
     Attributes:
-        chosen: For what is whole, and for parts, by their names.
-        cuts: How variables are divided that are not whole.
-        slots: Of what each part is a slot, and each whole, by their names.
+        chosen: The choice for each whole variable and each part, by name.
+        cuts: How variables are partitioned, by name, for those that are.
+        slots: Maps names of slots to those of their variables, both wholes and parts.
     """
 
     chosen: Mapping[str, Chosen]
@@ -64,76 +64,76 @@ class Decided:
 
 
 def decide(program: Program, chooser: StrategyChooser | None) -> Decided:
-    """Asks a strategy for all variables of a program.
+    """Asks a strategy about all variables of a program.
 
     Args:
         program: The single-device graph, the default graph.
-        chooser: The strategy; None: there is none.
+        chooser: The strategy; None if there is none.
 
     Raises:
-        StrategyError: What it says does not fit the variables or the devices.
+        StrategyError: A decision does not fit the variables or the devices.
     """
     slots = program.slots
     if chooser is None:
         return Decided({}, {}, slots)
-    made: dict[str, Chosen] = {}
+    choices: dict[str, Chosen] = {}
     cuts: dict[str, Cut] = {}
     for name, chosen in chooser.choose_all(_facts(program)).items():
-        own = [name]
+        divided_names = [name]
         if len(chosen.parts) > 1:
-            own = _together(program, name)
+            divided_names = _together(program, name)
             division.check(chosen, program.variables[name].shape, name)
-            why = uses.obstacle(program, own)
-            if why is not None:
-                _warn(name, why)
-                own = [name]
+            obstacle = uses.obstacle(program, divided_names)
+            if obstacle is not None:
+                _warn(name, obstacle)
+                divided_names = [name]
                 chosen = Chosen(chosen.placement)
         if len(chosen.parts) == 1:
             part = chosen.parts[0]
             chosen = Chosen(part.placement, part.synchronizer)
         if not chosen.parts:
-            made[name] = _followed(program, name, chosen)
+            choices[name] = _followed(program, name, chosen)
             continue
-        for one in own:
-            cuts[one] = _cut(program, one, chosen)
+        for divided_name in divided_names:
+            cuts[divided_name] = _cut(program, divided_name, chosen)
         for path, part in zip(cuts[name].names, chosen.parts, strict=True):
             whole = Chosen(part.placement, part.synchronizer)
-            made[path] = _followed(program, name, whole)
-    return Decided(made, cuts, _slots(slots, cuts))
+            choices[path] = _followed(program, name, whole)
+    return Decided(choices, cuts, _slots(slots, cuts))
 
 
 def _facts(program: Program) -> list[VariableFacts]:
-    """Returns what a builder is told, in the order of creation."""
+    """Returns the facts about variables that a builder gets, in order of creation."""
     layouts: dict[str, set[str]] = {}
     for op in program.markers:
         name, part = (
             marked.text(op, key) or "" for key in (marked.GRADIENT, marked.PART)
         )
         layouts.setdefault(name, set()).add(part)
-    made: list[VariableFacts] = []
+    variable_facts: list[VariableFacts] = []
     for name, variable in program.variables.items():
         dtype, shape = variable.dtype, variable.shape
         if variable.trainable and dtype.is_floating and shape.is_fully_defined():
-            found = layouts.get(name, set())
-            made.append(
+            gradient_layouts = layouts.get(name, set())
+            variable_facts.append(
                 VariableFacts(
                     name,
                     shapes.defined(variable),
                     dtype.name,
-                    sparse=bool(found) and "dense" not in found,
-                    order=len(made),
+                    sparse=bool(gradient_layouts) and "dense" not in gradient_layouts,
+                    order=len(variable_facts),
                     nbytes=shape.num_elements() * dtype.size,
                 )
             )
-    return made
+    return variable_facts
 
 
 def _together(program: Program, name: str) -> list[str]:
-    """Returns a variable and what is divided as it is: slots of the same shape."""
+    """Returns a variable and the slots of its shape, which are partitioned like it."""
     shape = program.variables[name].shape
     slots = [slot for slot, primary in program.slots.items() if primary == name]
-    known = [slot for slot in slots if slot in program.variables]
-    return [name, *(s for s in known if program.variables[s].shape == shape)]
+    program_slots = [slot for slot in slots if slot in program.variables]
+    return [name, *(s for s in program_slots if program.variables[s].shape == shape)]
 
 
 def _cut(program: Program, name: str, chosen: Chosen) -> Cut:
@@ -155,33 +155,37 @@ def _is_taken(graph: tf.Graph, name: str) -> bool:
 
 
 def _slots(slots: Mapping[str, str], cuts: Mapping[str, Cut]) -> dict[str, str]:
-    """Returns of what each part is a slot, and each whole."""
-    made: dict[str, str] = {}
+    """Maps names of slots to those of their variables, for wholes and for parts."""
+    primaries: dict[str, str] = {}
     for slot, primary in slots.items():
         if slot in cuts:
-            made.update(zip(cuts[slot].names, cuts[primary].names, strict=True))
+            primaries.update(zip(cuts[slot].names, cuts[primary].names, strict=True))
         elif primary not in cuts:
-            made[slot] = primary
-    return made
+            primaries[slot] = primary
+    return primaries
 
 
 def _followed(program: Program, name: str, chosen: Chosen) -> Chosen:
-    """Returns what of a decision can be followed, on what is no part or is one.
+    """Returns a decision without the features that are unsupported here.
 
     Args:
         program: The single-device graph.
-        name: Of the variable, as a whole.
-        chosen: What was decided.
+        name: The name of the whole variable.
+        chosen: The decision for it, or for a part of it.
     """
-    placement, how = chosen.placement, chosen.synchronizer
-    given = specs.compressor(f"the synchronizer of {name}", how.compressor or None)
-    if given is not None and not isinstance(given, Cast):
-        _tell(name, f"its gradient is sent as it is, and not by {given}", "sessions")
-        how = dataclasses.replace(how, compressor="")
+    placement, synchronizer = chosen.placement, chosen.synchronizer
+    compressor = specs.compressor(
+        f"the synchronizer of {name}", synchronizer.compressor or None
+    )
+    if compressor is not None and not isinstance(compressor, Cast):
+        _tell(
+            name, f"its gradient is sent as it is, and not by {compressor}", "sessions"
+        )
+        synchronizer = dataclasses.replace(synchronizer, compressor="")
     if placement.has_copies and not proxies.can_follow(program, name):
         _tell(name, "replicas have no copies of it", "control flow that uses it")
-        placement = placement.slot  # which is where it is, without copies
-    return dataclasses.replace(chosen, placement=placement, synchronizer=how)
+        placement = placement.slot  # the same placement without copies
+    return dataclasses.replace(chosen, placement=placement, synchronizer=synchronizer)
 
 
 def _tell(name: str, what: str, where: str) -> None:
@@ -202,14 +206,14 @@ def _warn(name: str, op: tf.Operation) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class InParts:
-    """A variable in parts, as strategies describe it.
+    """A partitioned variable as strategies describe it.
 
     Attributes:
         parts: ReplicatedVariables.
-        axis: Along which they are joined.
-        sizes: Of the parts, along the axis.
-        shape: Of the whole.
-        dtype: Of the whole.
+        axis: The axis along which they are joined.
+        sizes: The sizes of the parts along that axis.
+        shape: The shape of the whole.
+        dtype: The dtype of the whole.
     """
 
     parts: tuple[Any, ...]
@@ -226,17 +230,17 @@ def trained(
 
     Args:
         program: The single-device graph.
-        decided: How its variables are divided.
-        made: ReplicatedVariables, of wholes and of parts, by their names.
+        decided: How its variables are partitioned.
+        made: ReplicatedVariables for wholes and parts, by name.
     """
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     for facts in _facts(program):
         cut = decided.cuts.get(facts.path)
         if cut is None:
-            found[facts.path] = made[facts.path]
+            variables[facts.path] = made[facts.path]
             continue
         variable = program.variables[facts.path]
         parts = tuple(made[name] for name in cut.names)
-        own = cut.axis, cut.sizes, variable.shape, variable.dtype
-        found[facts.path] = InParts(parts, *own)
-    return found
+        layout = cut.axis, cut.sizes, variable.shape, variable.dtype
+        variables[facts.path] = InParts(parts, *layout)
+    return variables

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A single-device graph with variables of it in parts: another single-device graph.
+"""Rewrites a single-device graph into another one in which variables are partitioned.
 
-What the user's ops are in it is known by these; replicas are copies of it. Each part is
-a variable of its own there, and nothing behind it need know that it is a part.
+Replicas copy the new graph; the user's ops are mapped to its ops. Each part is a
+variable of its own, so later code need not know that it is a part.
 
-Source: the partitioner of AutoDist (Zhang et al. 2020), which transforms a graph of one
-device before it is replicated, too.
+Source: the partitioner of AutoDist (Zhang et al. 2020), which also transforms a
+single-device graph before replicating it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from replicator.autodist.taken import Gradient
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """A variable of the graph; a part of one of the user's, or one that is whole.
+    """A variable of the new graph: a part of one of the user's, or a whole one.
 
     Attributes:
-        op: Makes its handle.
-        initializer: Initializes it.
+        op: The op that makes its handle.
+        initializer: The op that initializes it.
         shape: Its shape.
         dtype: Its dtype.
         trainable: Whether optimizers update it.
-        aggregation: As of the user's.
+        aggregation: The aggregation of the user's variable.
     """
 
     op: tf.Operation
@@ -47,16 +47,16 @@ class Known:
 
 
 class Divided:
-    """A graph in which variables are in parts.
+    """A single-device graph with partitioned variables.
 
     Args:
         original: The user's graph.
-        decided: How its variables are divided.
-        whole: What writes values that are not to be divided before.
+        decided: How its variables are partitioned.
+        whole: Writes whose values must stay whole until they are written.
 
     Attributes:
-        program: What it holds.
-        places: What the user's ops are in it.
+        program: The Program of the new graph.
+        places: Maps the user's ops to those of the new graph.
     """
 
     def __init__(
@@ -78,35 +78,35 @@ class Divided:
         )
 
     def extend(self, original: Program) -> None:
-        """Adds what was added to the user's graph.
+        """Adds ops that the user's graph has gained.
 
         Args:
-            original: That graph as it is now.
+            original: The user's graph as it is now.
         """
         self._add(original)
         variables = list(self.program.variables.values())
         self.program = Program(self._graph, variables, self.program)
 
     def gradients(self, gradient: Gradient) -> list[Gradient]:
-        """Returns the gradients of the parts, or the one that there is.
+        """Returns the gradients of a variable's parts, or of the whole variable.
 
         Args:
-            gradient: One of the user's graph.
+            gradient: A gradient of the user's graph.
         """
-        own = self._markers.made.get(gradient.ops[0])
-        if own is not None:
-            return own
+        part_gradients = self._markers.made.get(gradient.ops[0])
+        if part_gradients is not None:
+            return part_gradients
         ops = tuple(self.places[op] for op in gradient.ops)
         return [Gradient(gradient.variable, ops)]
 
     def value_of(self, write: tf.Operation) -> tuple[tf.Operation, int]:
-        """Returns the op, and which of its inputs, that is given what is written.
+        """Returns the op that is given a written value, and the index of that input.
 
         Args:
-            write: One of the user's graph.
+            write: An op of the user's graph.
         """
-        passes = self._made.values.get(write)
-        return (self.places[write], 1) if passes is None else (passes, 0)
+        value_op = self._made.values.get(write)
+        return (self.places[write], 1) if value_op is None else (value_op, 0)
 
     def _add(self, original: Program) -> None:
         _tf.copy_functions(original.graph, self._graph)
@@ -125,7 +125,7 @@ class Divided:
     def _create(self, variable: Any, name: str) -> None:
         """Creates the handles of a variable's parts."""
         cut = self._cuts[name]
-        own = []
+        handles = []
         for k, part in enumerate(cut.names):
             with tf.name_scope(""):
                 handle = tf.raw_ops.VarHandleOp(
@@ -136,26 +136,26 @@ class Divided:
                     name=part,
                 )
             _tf.copy_line(variable.op, handle.op)
-            own.append(handle)
-        self._parts[name] = Handles(cut, tuple(own))
+            handles.append(handle)
+        self._parts[name] = Handles(cut, tuple(handles))
 
     def _variables(self, original: Program) -> list[Known]:
-        """Returns the variables of the graph, in the order of the user's."""
-        made = []
-        for name, own in original.variables.items():
-            facts = own.dtype, own.trainable, own.aggregation
-            initializer = self.places[own.initializer]
+        """Returns the variables of the new graph, in the order of the user's."""
+        variables = []
+        for name, whole in original.variables.items():
+            facts = whole.dtype, whole.trainable, whole.aggregation
+            initializer = self.places[whole.initializer]
             if name not in self._parts:
-                op = self.places[own.op]
-                made.append(Known(op, initializer, own.shape, *facts))
+                op = self.places[whole.op]
+                variables.append(Known(op, initializer, whole.shape, *facts))
                 continue
             cut = self._cuts[name]
             for k, handle in enumerate(self._parts[name].parts):
                 (assign,) = (
-                    one
-                    for one in initializer.control_inputs
-                    if any(tensor is handle for tensor in one.inputs)
+                    source
+                    for source in initializer.control_inputs
+                    if any(tensor is handle for tensor in source.inputs)
                 )
                 shape = tf.TensorShape(cut.shape_of(k))
-                made.append(Known(handle.op, assign, shape, *facts))
-        return made
+                variables.append(Known(handle.op, assign, shape, *facts))
+        return variables

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits what a session is fed into a part for each replica.
+"""Splits the feeds of a session into a part for each replica.
 
-Along the first axis, if the tensor that is fed has one of unknown size: the first
-replicas get one example more where it does not divide. A replica for which there is no
-example left is lent the first one, which then counts for nothing: an empty batch would
-be more than many ops can take.
+A feed is split along its first axis, if the fed tensor has one of unknown size; where
+that does not divide evenly, the first replicas get one example more. A replica left
+without any is lent the first example, which then counts for nothing, because many ops
+fail on an empty batch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from replicator.inputs import shards
 
 @dataclasses.dataclass(frozen=True)
 class Feeds:
-    """What the replicas are fed in one run.
+    """The feeds of the replicas in one run.
 
     Attributes:
-        values: `values[r]` has what replica r is fed, by tensors of the program.
+        values: `values[r]` has replica r's feeds, by tensors of the program.
         counts: How many examples each replica has; None if nothing is split.
         names: The names of the ops that are fed parts.
     """
@@ -46,16 +46,16 @@ class Feeds:
 
 
 def split(program: Program, fed: Any, num_replicas: int) -> Feeds:
-    """Returns what each replica is fed.
+    """Returns the feeds of each replica.
 
     Args:
         program: The single-device graph.
         fed: The user's feed_dict, or None.
-        num_replicas: How many replicas there are.
+        num_replicas: The number of replicas.
 
     Raises:
-        ArgumentError: What is fed is no tensor of the graph, or the first axes of what
-            is split differ.
+        ArgumentError: A key is no tensor of the graph, a value does not fit it, or the
+            first axes of values to split differ.
     """
     if fed is not None and not isinstance(fed, Mapping):
         raise errors.ArgumentError(
@@ -79,16 +79,18 @@ def split(program: Program, fed: Any, num_replicas: int) -> Feeds:
         return Feeds(values, None, names)
     total = _examples(parts)
     sizes = [shards.count(total, r, num_replicas) for r in range(num_replicas)]
-    begin = 0
-    for own, size in zip(values, sizes, strict=True):
-        at = slice(begin, begin + size) if size else slice(0, 1)
-        own.update({tensor: array[at] for tensor, array in parts.items()})
-        begin += size
+    first = 0
+    for replica_values, size in zip(values, sizes, strict=True):
+        examples = slice(first, first + size) if size else slice(0, 1)
+        replica_values.update(
+            {tensor: array[examples] for tensor, array in parts.items()}
+        )
+        first += size
     return Feeds(values, sizes, names)
 
 
 def _flat(fed: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """Returns tensors and values; of a SparseTensor and its like those of its parts."""
+    """Returns pairs of tensors and values; refuses sparse and ragged tensors."""
     flat: list[tuple[Any, Any]] = []
     for key, value in fed.items():
         if isinstance(key, tf.SparseTensor | tf.IndexedSlices | tf.RaggedTensor):
@@ -153,7 +155,7 @@ def _unfit(tensor: tf.Tensor, value: Any, why: str) -> errors.ArgumentError:
 
 
 def _examples(parts: Mapping[tf.Tensor, np.ndarray]) -> int:
-    """Returns how many examples there are."""
+    """Returns the number of examples."""
     sizes = {len(array) for array in parts.values()}
     if len(sizes) > 1 or 0 in sizes:
         sites = [
@@ -175,9 +177,9 @@ def _examples(parts: Mapping[tf.Tensor, np.ndarray]) -> int:
 def fed_to(
     feeds: Feeds, places: Sequence[Mapping[tf.Operation, tf.Operation]]
 ) -> dict[tf.Tensor, Any]:
-    """Returns what the session of all replicas is fed, by its tensors."""
+    """Returns the feeds of the session of all replicas, by its tensors."""
     fed: dict[tf.Tensor, Any] = {}
-    for own, place in zip(feeds.values, places, strict=True):
-        for tensor, value in own.items():
-            fed[stamping.of(place, tensor)] = value
+    for replica_values, replica_places in zip(feeds.values, places, strict=True):
+        for tensor, value in replica_values.items():
+            fed[stamping.of(replica_places, tensor)] = value
     return fed

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session fetches: which ops of which replicas, and how their values are joined.
+"""Maps session fetches to ops of the replicas and joins their values.
 
-What is the same on all replicas is fetched from one; a tensor with a row per example
-is put together again; a value over the examples is what it would be on one device, see
-kinds.py; and what does not follow from those of the parts is computed once more, of
-what does. An op, and whatever needs one that writes, runs on all replicas.
+A value equal on all replicas is fetched from one; tensors with a row per example are
+concatenated; a value over the examples is what it would be on one device, see kinds.py;
+and a value that does not follow from those of the parts is computed once more, from
+values that do. Ops, and tensors that depend on a write, run on all replicas.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _SUMMARIES = ("ScalarSummary", "MergeSummary", "HistogramSummary", "ImageSummary
 
 @dataclasses.dataclass(frozen=True)
 class Fetch:
-    """A tensor or an op that is fetched.
+    """A fetched tensor or op.
 
     Attributes:
-        what: That of the program.
+        what: The tensor or op of the program.
         everywhere: Whether all replicas have to run it.
-        value: What the values of the replicas are.
-        source: What deals the elements that it depends on, if anything does.
-        whole: What it is for all examples, if that is computed in the graph.
+        value: What the replicas' values are.
+        source: The op that deals the elements that it depends on, if any.
+        whole: Its value over all examples, if the graph computes that.
     """
 
     what: Any
@@ -48,22 +48,24 @@ class Fetch:
     whole: tf.Tensor | None = None
 
     def on(self, places: Sequence[Places]) -> list[Any]:
-        """Returns what it is on each replica that has to run it."""
+        """Returns its copies on the replicas that have to run it."""
         if self.whole is not None:
             return [self.whole]
-        own = places if self.everywhere else places[:1]
+        used_places = places if self.everywhere else places[:1]
         if isinstance(self.what, tf.Operation):
-            return [place[self.what] for place in own]
-        return [stamping.of(place, self.what) for place in own]
+            return [replica_places[self.what] for replica_places in used_places]
+        return [
+            stamping.of(replica_places, self.what) for replica_places in used_places
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One leaf of what is fetched.
+    """One leaf of the fetches.
 
     Attributes:
-        given: What the user has passed.
-        parts: What it consists of: one, or the three parts of a SparseTensor.
+        given: The user's tensor, op, variable or name.
+        parts: Its fetches: one, or one per component of a sparse value.
     """
 
     given: Any
@@ -75,24 +77,24 @@ class Leaf:
         """Returns the value for all examples.
 
         Args:
-            values: Of each part, the values of the replicas.
-            counts: Of each part, how many examples each replica has.
+            values: For each part, the values of the replicas.
+            counts: For each part, how many examples each replica has.
         """
         if isinstance(self.given, tf.SparseTensor):
             return _sparse(self.parts, values, counts[0])
-        made = [join(*one) for one in zip(self.parts, values, counts, strict=True)]
+        parts = [join(*part) for part in zip(self.parts, values, counts, strict=True)]
         if isinstance(self.given, tf.IndexedSlices):
-            return tf.compat.v1.IndexedSlicesValue(*made, dense_shape=None)
-        return made[0]
+            return tf.compat.v1.IndexedSlicesValue(*parts, dense_shape=None)
+        return parts[0]
 
 
 class Fetches:
-    """Looks up what is fetched.
+    """Looks up fetches.
 
     Args:
         program: The single-device graph.
-        plan: What is known of its values.
-        whole: Returns a tensor of all examples that is computed in the graph of all
+        plan: Infers what the replicas' values are.
+        whole: Returns a tensor's value over all examples, computed in the graph of all
             replicas, or None.
     """
 
@@ -107,14 +109,14 @@ class Fetches:
         self._acting: dict[tf.Operation, bool] = {}
 
     def leaf(self, given: Any, fed: frozenset[str]) -> Leaf:
-        """Returns what a leaf of a user's fetches is.
+        """Returns the Leaf for a leaf of the user's fetches.
 
         Args:
             given: A tensor, op, variable, or the name of one.
-            fed: The names of ops that are fed parts, be they placeholders or not.
+            fed: The names of ops that are fed parts, whether placeholders or not.
 
         Raises:
-            ArgumentError: It is none of the graph, or has no joined value.
+            ArgumentError: It is not in the graph, or has no joined value.
         """
         parts = [given]
         if isinstance(given, tf.SparseTensor):
@@ -127,10 +129,10 @@ class Fetches:
         return Leaf(given, tuple(self._find(part, fed, checked) for part in parts))
 
     def _find(self, leaf: Any, fed: frozenset[str], checked: bool) -> Fetch:
-        what = _element(self._program.graph, leaf)
-        key = id(what), fed
+        element = _element(self._program.graph, leaf)
+        key = id(element), fed
         if key not in self._known:
-            self._known[key] = self._look(what, fed, checked)
+            self._known[key] = self._look(element, fed, checked)
         return self._known[key]
 
     def _look(self, what: Any, fed: frozenset[str], checked: bool) -> Fetch:
@@ -150,7 +152,7 @@ class Fetches:
         return Fetch(what, True, value, source)
 
     def _computed(self, what: tf.Tensor, value: Value) -> tf.Tensor | None:
-        """Returns a tensor of all examples, computed once more; None if it is not."""
+        """Returns a tensor recomputed for all examples, or None."""
         if value.mixed is not None:
             cut = joining.cut(self._plan.kinds, what)
             if cut is None or not joining.is_light(cut):
@@ -158,26 +160,30 @@ class Fetches:
         return self._whole(what)
 
     def _acts(self, op: tf.Operation) -> bool:
-        """Whether an op needs one of a replica's that writes."""
+        """Whether an op depends on a write that replicas copy."""
         if op not in self._acting:
             shared = self._program.shared
             self._acting[op] = any(
-                has_effect(one) and one not in shared for one in flows.needed(op)
+                has_effect(source) and source not in shared
+                for source in flows.needed(op)
             )
         return self._acting[op]
 
     def _check(self, tensor: tf.Tensor, value: Value) -> None:
-        """Raises unless there is a value for all examples; warns if it is another.
+        """Raises if a tensor has no value for all examples; warns if it is inexact.
 
-        What Python computes is believed to be a mean.
+        A floating-point number computed by Python is taken for a mean.
+
+        Raises:
+            ArgumentError: Nothing says how the replicas' values combine.
         """
         inexact = tensor.dtype.is_floating or tensor.dtype.is_complex
-        number = inexact and tensor.shape.rank in (0, None)
+        is_number = inexact and tensor.shape.rank in (0, None)
         if value.mixed is not None and joining.joins(kinds.alone([value])[0]):
             logging.warning("%s", losses.mixes(value.mixed))
         elif value.kind is Kind.DRAWN or tensor.op.type in _SUMMARIES:
             return
-        elif not number or not flows.asks_python(tensor) and value.mixed is None:
+        elif not is_number or not flows.asks_python(tensor) and value.mixed is None:
             raise errors.ArgumentError(
                 errors.compose(
                     f"{tensor.name}, {tensor.dtype.name}{tensor.shape}, differs "
@@ -206,7 +212,7 @@ def _said(value: Value) -> str:
 
 
 def _element(graph: tf.Graph, leaf: Any) -> Any:
-    """Returns the tensor or op of a graph that is meant."""
+    """Returns the tensor or op of a graph that a fetch names."""
     try:
         return graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -226,23 +232,27 @@ def _no_fetch(leaf: Any, why: str, fix: str) -> errors.ArgumentError:
 def _sparse(
     parts: Sequence[Fetch], values: Sequence[Values], counts: Sequence[float] | None
 ) -> Any:
-    """Puts the rows of sparse tensors together."""
-    made = tf.compat.v1.SparseTensorValue
-    own = [made(*one) for one in zip(*values, strict=False)]
+    """Concatenates the rows of sparse tensors."""
+    new_value = tf.compat.v1.SparseTensorValue
+    sparse_values = [new_value(*sparse) for sparse in zip(*values, strict=False)]
     if all(kinds.is_same(part.value) for part in parts):
-        return own[0]
+        return sparse_values[0]
     if counts is not None:
-        own = [one for one, n in zip(own, counts, strict=True) if n]
-    begin, indices = 0, []
-    for one in own:
-        offset = np.zeros(one.indices.shape[1], np.int64)
-        offset[:1] = begin
-        indices.append(one.indices + offset)
-        begin += one.dense_shape[0]
-    shape = np.max([one.dense_shape for one in own], axis=0)
-    shape[0] = begin
-    return made(
-        np.concatenate(indices), np.concatenate([one.values for one in own]), shape
+        sparse_values = [
+            sparse for sparse, n in zip(sparse_values, counts, strict=True) if n
+        ]
+    first_row, indices = 0, []
+    for sparse in sparse_values:
+        offset = np.zeros(sparse.indices.shape[1], np.int64)
+        offset[:1] = first_row
+        indices.append(sparse.indices + offset)
+        first_row += sparse.dense_shape[0]
+    shape = np.max([sparse.dense_shape for sparse in sparse_values], axis=0)
+    shape[0] = first_row
+    return new_value(
+        np.concatenate(indices),
+        np.concatenate([sparse.values for sparse in sparse_values]),
+        shape,
     )
 
 
@@ -255,11 +265,11 @@ def join(
 
     Args:
         fetch: What was fetched.
-        values: That of each replica; of one, if that is enough.
-        counts: How many examples each replica has; None: as many as another.
+        values: The replicas' values; a single one if that is enough.
+        counts: How many examples each replica has; None if equally many.
 
     Raises:
-        ArgumentError: The rows are not as many as the examples.
+        ArgumentError: The number of rows does not fit the number of examples.
     """
     value = fetch.value
     if fetch.whole is not None or isinstance(fetch.what, tf.Operation):
@@ -269,14 +279,14 @@ def join(
     if fetch.what.op.type in _SUMMARIES or fetch.what.dtype == tf.string:
         if not fetch.what.shape.rank and np.ndim(values[0]) == 0:
             return _summary(fetch.what, values, counts)
-    arrays = [np.asarray(one) for one in values]
+    arrays = [np.asarray(replica_value) for replica_value in values]
     if value.kind is Kind.ROWS or (arrays[0].ndim and value.kind is Kind.UNKNOWN):
         return _rows(fetch, arrays, counts)
     if value.kind in (Kind.MAX, Kind.MIN):
         choose = np.maximum if value.kind is Kind.MAX else np.minimum
-        has = [n for n in range(len(arrays)) if counts is None or counts[n]]
+        nonempty = [n for n in range(len(arrays)) if counts is None or counts[n]]
         dtype = arrays[0].dtype
-        return _scalar(np.asarray(choose.reduce([arrays[n] for n in has])), dtype)
+        return _scalar(np.asarray(choose.reduce([arrays[n] for n in nonempty])), dtype)
     power = value.power if value.kind in (Kind.SAME, Kind.MEAN) else 0
     return _mean(arrays, counts, power)
 
@@ -291,32 +301,32 @@ def _scalar(array: np.ndarray, dtype: Any) -> Any:
 def _mean(
     arrays: Sequence[np.ndarray], counts: Sequence[float] | None, power: float = 0
 ) -> Any:
-    """Returns a mean, weighed by examples; those that have none are left out.
+    """Returns a mean weighted by examples, without the replicas that have none.
 
     Args:
-        arrays: Those of the replicas.
-        counts: How many examples each has; None: as many as another.
-        power: By which power of the number of examples it was multiplied.
+        arrays: The replicas' values.
+        counts: How many examples each has; None if equally many.
+        power: The exponent of the number of examples as a factor of the values.
     """
     weights = [1.0] * len(arrays) if counts is None else list(counts)
     total = sum(weights)
     dtype = arrays[0].dtype
     if power == 1:  # a sum, and exact
-        own = [array for array, weight in zip(arrays, weights, strict=True) if weight]
-        return _scalar(np.asarray(sum(own[1:], own[0])), dtype)
+        terms = [array for array, weight in zip(arrays, weights, strict=True) if weight]
+        return _scalar(np.asarray(sum(terms[1:], terms[0])), dtype)
     wide = np.result_type(dtype, np.float64)
-    own = [
+    terms = [
         array.astype(wide) * (weight / total) ** (1 - power)
         for array, weight in zip(arrays, weights, strict=True)
         if weight
     ]
-    return _scalar(np.asarray(sum(own[1:], own[0])), dtype)
+    return _scalar(np.asarray(sum(terms[1:], terms[0])), dtype)
 
 
 def _rows(
     fetch: Fetch, arrays: Sequence[np.ndarray], counts: Sequence[float] | None
 ) -> np.ndarray:
-    """Puts rows of examples together; a lent example's are left out."""
+    """Concatenates rows of examples, leaving out those of lent examples."""
     value, tensor = fetch.value, fetch.what
     if counts is None:
         return np.concatenate(arrays, value.axis)
@@ -335,28 +345,28 @@ def _rows(
                 )
             )
     total = sum(counts)
-    own = [
+    nonempty_arrays = [
         _scalar(array * (n / total) ** -value.power, array.dtype)
         if value.power
         else array
         for array, n in zip(arrays, counts, strict=True)
         if n
     ]
-    return np.concatenate(own or arrays[:1], value.axis)
+    return np.concatenate(nonempty_arrays or arrays[:1], value.axis)
 
 
 def _summary(
     tensor: tf.Tensor, values: Values, counts: Sequence[float] | None
 ) -> bytes:
-    """Returns a summary of all examples: its numbers are means."""
+    """Returns a summary of all examples, whose numbers are means."""
     if all(value == values[0] for value in values):
         return bytes(values[0])
-    own = []
+    summaries = []
     for value in values:
         summary = tf.compat.v1.Summary()
         try:
             summary.ParseFromString(value)
-        except Exception:  # whatever protobuf raises for what is none
+        except Exception:  # protobuf's error for bytes that are no summary
             raise errors.ArgumentError(
                 errors.compose(
                     f"{tensor.name} is a text that differs between replicas.",
@@ -367,10 +377,10 @@ def _summary(
                     "fetch one with a row for each example.",
                 )
             ) from None
-        own.append(summary)
-    joined = own[0]
+        summaries.append(summary)
+    joined = summaries[0]
     for k, value in enumerate(joined.value):
         if value.HasField("simple_value"):
-            numbers = [np.float64(one.value[k].simple_value) for one in own]
+            numbers = [np.float64(other.value[k].simple_value) for other in summaries]
             value.simple_value = float(_mean([np.asarray(n) for n in numbers], counts))
     return bytes(joined.SerializeToString())

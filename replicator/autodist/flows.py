@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values of a graph differ between replicas, each with a part of the examples."""
+"""Finds the ops whose values differ between replicas that hold different examples."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """What of a graph depends on the examples that a replica has.
+    """The ops of a graph that depend on a replica's examples.
 
     Attributes:
         differing: The ops whose results differ.
-        by_value: Those of them that do not depend on the number of examples alone.
-        given: What is known of some tensors, by their ids: of the inputs of a function.
+        by_value: Those that depend on more than the number of examples.
+        given: Known Values of some tensors, by tensor id: a function's inputs.
         control: The conditionals and loops that are ops of the graph itself.
     """
 
@@ -39,36 +39,39 @@ def upstream(
     stop: Callable[[tf.Operation], bool],
     inputs: Callable[[tf.Operation], Iterable[tf.Tensor]] | None = None,
 ) -> list[tf.Operation]:
-    """Returns the ops on which tensors depend, each behind those that it depends on.
+    """Returns the ops that tensors depend on, in topological order.
 
     Args:
-        tensors: In one graph.
-        stop: Says behind which ops not to look.
-        inputs: Returns the inputs behind which to look; None: all of them.
+        tensors: Tensors of one graph.
+        stop: Whether the inputs of an op are left out.
+        inputs: Returns the inputs of an op to follow; None: all of them.
     """
     seen: set[tf.Operation] = set()
     ordered: list[tf.Operation] = []
     stack = [(tensor.op, False) for tensor in tensors]
     while stack:
-        op, done = stack.pop()
-        if done:
+        op, is_expanded = stack.pop()
+        if is_expanded:
             ordered.append(op)
         elif op not in seen:
             seen.add(op)
             stack.append((op, True))
             if not stop(op):
-                own = op.inputs if inputs is None else inputs(op)
-                stack += [(t.op, False) for t in own if t.op not in seen]
+                followed = op.inputs if inputs is None else inputs(op)
+                stack += [(t.op, False) for t in followed if t.op not in seen]
     return ordered
 
 
 def needed(op: tf.Operation) -> Iterator[tf.Operation]:
-    """Yields an op and all that has to run before it, for its results or its effect."""
+    """Yields an op and all ops that must run before it, for results or effects."""
     seen, stack = {op}, [op]
     while stack:
-        one = stack.pop()
-        yield one
-        sources = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - seen
+        current = stack.pop()
+        yield current
+        sources = {
+            *(tensor.op for tensor in current.inputs),
+            *current.control_inputs,
+        } - seen
         seen |= sources
         stack += sources
 
@@ -79,33 +82,34 @@ def flow(
     same: Callable[[tf.Operation], bool],
     **facts: Any,
 ) -> Flow:
-    """Returns what differs of some ops.
+    """Returns the Flow of some ops.
 
     Args:
-        ops: Each behind those that it depends on.
-        source: Says of an op that gives each replica its own "value", of one that gives
-            it the number of its examples "shape", and of all others "".
-        same: Says of which ops the results are the same, whatever they depend on.
-        **facts: Further ones of the Flow.
+        ops: The ops, in topological order.
+        source: Returns "value" for an op that gives each replica its own value, "shape"
+            for one that gives the number of its examples, and "" for all others.
+        same: Whether an op's results are the same on all replicas, whatever it depends
+            on.
+        **facts: Further fields of the Flow.
     """
     differing: set[tf.Operation] = set()
     by_value: set[tf.Operation] = set()
     for op in ops:
-        own = source(op)
+        source_kind = source(op)
         if same(op):
             continue
         inputs = [tensor.op for tensor in op.inputs]
-        if own or any(one in differing for one in inputs):
+        if source_kind or any(source_op in differing for source_op in inputs):
             differing.add(op)
-        if own == "value" or (
-            op.type not in SHAPES and any(one in by_value for one in inputs)
+        if source_kind == "value" or (
+            op.type not in SHAPES and any(source_op in by_value for source_op in inputs)
         ):
             by_value.add(op)
     return Flow(differing, by_value, **facts)
 
 
 def asks_python(tensor: tf.Tensor) -> bool:
-    """Whether Python computes a tensor, or something on which it depends."""
+    """Whether Python computes a tensor or anything it depends on."""
     return any(map(_asks_python, upstream([tensor], lambda op: False)))
 
 
@@ -120,7 +124,7 @@ def _asks_python(op: tf.Operation) -> bool:
 
 
 def draws(op: tf.Operation) -> bool:
-    """Whether an op draws random numbers, or asks Python, also in a function."""
+    """Whether an op draws random numbers or calls Python, even inside a function."""
     kind = kind_of(op)
     if kind.seeded and kind.stateful or op.type in tables.BELIEVED:
         return True

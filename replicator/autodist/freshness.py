@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables are read before a step updates them, on all replicas.
+"""Orders reads of variables before a step's updates, on all replicas.
 
-In a plain tf.Graph nothing orders a read and an update that do not depend on one
-another: which comes first is up to the runtime. On one device that is nearly always the
-read, which has nothing to wait for; it is to be so on many, where the update of one
-replica may be another's, too. What a program makes wait for an update stays behind it.
+In a plain tf.Graph nothing orders a read and an update that do not depend on each
+other: the runtime decides. On one device the read nearly always comes first, having
+nothing to wait for. That must hold on many, too, where one replica's update may be
+another's as well. Reads that the program makes wait for an update stay behind it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _UPDATES = re.compile(
 
 
 def read_first(program: Program, places: Sequence[Places]) -> None:
-    """Lets updates wait for the reads of what they update.
+    """Makes updates wait for the reads of the variables they update.
 
     Args:
         program: The single-device graph.
-        places: What its ops are on each replica; of what one replica does for all, the
-            same op on each.
+        places: The copies of its ops on each replica; an op that one replica runs for
+            all has the same copy on each.
     """
     reads: dict[str, list[tf.Operation]] = {}
     for op in program.copied:
@@ -48,12 +48,15 @@ def read_first(program: Program, places: Sequence[Places]) -> None:
             variable = program.variable_behind(tensor)
             if variable is not None:
                 before += reads.get(variable.op.name, [])
-        done = [own[op] for own in places]
-        if all(one is done[0] for one in done):
-            _tf.add_control_inputs(done[0], [own[b] for own in places for b in before])
+        copies = [replica_places[op] for replica_places in places]
+        if all(copy is copies[0] for copy in copies):
+            _tf.add_control_inputs(
+                copies[0],
+                [replica_places[b] for replica_places in places for b in before],
+            )
         else:
-            for one, own in zip(done, places, strict=True):
-                _tf.add_control_inputs(one, [own[b] for b in before])
+            for copy, replica_places in zip(copies, places, strict=True):
+                _tf.add_control_inputs(copy, [replica_places[b] for b in before])
 
 
 def keep_owners_writes(
@@ -61,11 +64,11 @@ def keep_owners_writes(
     places: Sequence[Places],
     owner_of: Callable[[tf.Variable], int | None],
 ) -> None:
-    """Lets one write of a variable that one replica owns be that of all.
+    """Makes the owner's write of an owned variable that of all replicas.
 
     Args:
         program: The single-device graph.
-        places: What its ops are on each replica.
+        places: The copies of its ops on each replica.
         owner_of: Returns the place of the replica that owns a variable, or None.
     """
     for op in program.copied:
@@ -74,22 +77,22 @@ def keep_owners_writes(
             owner = None if variable is None else owner_of(variable)
             if owner is None:
                 continue
-            keep = places[owner][op]
-            for own in places:
-                if own[op] is not keep:
-                    _tf.move_control_outputs(own[op], keep)
-                    own[op] = keep
+            owners_write = places[owner][op]
+            for replica_places in places:
+                if replica_places[op] is not owners_write:
+                    _tf.move_control_outputs(replica_places[op], owners_write)
+                    replica_places[op] = owners_write
 
 
 def updates(program: Program, op: tf.Operation) -> bool:
-    """Whether an op writes what depends on the value that was there before."""
+    """Whether an op writes a value that depends on the variable's previous one."""
     return bool(_UPDATES.fullmatch(op.type)) or _changes(program, op)
 
 
 def _changes(program: Program, op: tf.Operation) -> bool:
-    """Whether an op assigns what follows from the variable's own value.
+    """Whether an op assigns a value computed from the variable's own.
 
-    What initializes or restores a variable cannot wait for it to be read.
+    Ops that initialize or restore a variable cannot wait for reads of it.
     """
     if op.type != "AssignVariableOp":
         return False
@@ -97,7 +100,7 @@ def _changes(program: Program, op: tf.Operation) -> bool:
     if variable is None or op is variable.initializer:
         return False
     return any(
-        program.variable_behind(one.inputs[0]) is variable
-        for one in flows.upstream([op.inputs[1]], lambda one: False)
-        if one.type == "ReadVariableOp"
+        program.variable_behind(source.inputs[0]) is variable
+        for source in flows.upstream([op.inputs[1]], lambda one: False)
+        if source.type == "ReadVariableOp"
     )

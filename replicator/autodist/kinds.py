@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a value when the examples are split over replicas.
+"""How the value of the whole batch follows from the replicas' values.
 
-A mean over the examples of all replicas is the mean of the replicas' own, weighed by
-their examples; a sum is the sum; a maximum the maximum. Which of these a value is,
-follows from the ops that compute it. Many are also divided by the number of examples,
-or multiplied by it: that is counted as a power. A sum is n times a mean, the number of
-examples itself is n times what is the same everywhere.
+A mean over all examples is the mean of the replicas' means, weighted by their numbers
+of examples; a sum is their sum, a maximum their maximum. The ops that compute a value
+tell which of these it is. Many also multiply or divide by the number of examples n,
+which is tracked as a power of n: a sum is n^1 times a mean, and the number of examples
+itself is n^1 times a value that is the same everywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from replicator.autodist.wholes import Whole
 
 
 class Kind(enum.Enum):
-    """How a value of the whole batch follows from those of its parts."""
+    """How a value of the whole batch follows from the values of its parts."""
 
     SAME = "the same on all replicas"
     ROWS = "one row or more for each example"
@@ -37,23 +37,24 @@ class Kind(enum.Enum):
     UNKNOWN = "neither a mean over the examples nor a sum"
 
 
-Power = float  # by which power of the number of examples something is multiplied
+Power = float  # exponent of the number of examples as a factor
 
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """What is known of a value.
+    """What a tensor is when the examples are split over replicas.
 
     Attributes:
         kind: How that of the whole batch follows from those of its parts.
-        power: By which power of the number of examples it was multiplied.
-        axis: Of rows: along which axis the examples are.
-        order: Of rows: how they are ordered, () if one example comes after the other.
-        some: Of rows: what tells those that were left out from others, or None.
+        power: The exponent of the number of examples by which it is multiplied.
+        axis: For rows: the axis of the examples.
+        order: For rows: how they are ordered, () if in the order of the examples.
+        some: For rows: identifies the condition by which some were left out, or None.
         by_value: Whether it depends on more than the number of examples.
-        over: Of a ratio: what was chosen; the power is that of the sum of these.
-        mixed: The first op that made rows of more than their own example, if any did.
-        wholes: Of what else it is made that has to be put together before it is that.
+        over: For a ratio: the chosen rows; `power` is that of their sum.
+        mixed: The first op that made rows depend on other examples, if any did.
+        wholes: Operands that must be of the whole batch for the value to be of its
+            kind.
     """
 
     kind: Kind
@@ -68,7 +69,7 @@ class Value:
 
     @property
     def said(self) -> str:
-        """What it is, in words."""
+        """The Value described in words."""
         special: dict[tuple[Kind, float], str] = {
             (Kind.MEAN, 1): "a sum over the examples",
             (Kind.SAME, 1): "a number of examples",
@@ -76,7 +77,7 @@ class Value:
         return special.get((self.kind, self.power), self.kind.value)
 
     def replaced(self, **changes: Any) -> Value:
-        """Returns the same but for some attributes."""
+        """Returns a copy with some attributes changed."""
         return dataclasses.replace(self, **changes)
 
 
@@ -87,7 +88,7 @@ DRAWN = Value(Kind.DRAWN)
 MIXED = Value(Kind.MIXED)
 PLACES = Value(Kind.PLACES)
 SIZES = Value(Kind.SIZES, by_value=False)
-# What is about as large however many examples there are.
+# Values whose size does not depend on the number of examples.
 _LEVEL = {Kind.SAME, Kind.MEAN, Kind.MAX, Kind.MIN, Kind.RATIO, Kind.STATISTIC}
 
 
@@ -99,31 +100,31 @@ def is_level(value: Value) -> bool:
 
 
 def is_same(value: Value) -> bool:
-    """Whether a value is the same on all replicas, however many examples each has."""
+    """Whether a value is equal on all replicas, however many examples each has."""
     return value.kind is Kind.SAME and value.power == 0 and not value.wholes
 
 
 def alone(values: Sequence[Value]) -> list[Value]:
-    """Returns values without what says of which others they are made."""
+    """Returns Values with `mixed` and `wholes` cleared."""
     return [v.replaced(mixed=None, wholes=frozenset()) for v in values]
 
 
 def made_of(value: Value, values: Sequence[Value]) -> Value:
-    """Returns a value that is made of others, of what these are made, too."""
+    """Returns a Value with `mixed` and `wholes` of the Values it follows from added."""
     mixed = next((v.mixed for v in values if v.mixed is not None), None)
     wholes = value.wholes.union(*(v.wholes for v in values))
     return value.replaced(mixed=value.mixed or mixed, wholes=wholes)
 
 
 def scaled(value: Value, power: Power) -> Value:
-    """Returns a value, multiplied by a power of the number of examples."""
+    """Returns a Value multiplied by a power of the number of examples."""
     if power and value.kind not in (Kind.SAME, Kind.MEAN, Kind.ROWS, Kind.RATIO):
         return value if value.kind is Kind.UNKNOWN else UNKNOWN
     return value.replaced(power=value.power + power) if power else value
 
 
 def joined(one: Value, two: Value) -> Value:
-    """Returns what either of two is, as chosen alike on all replicas."""
+    """Returns the Value of a choice between two that all replicas make alike."""
     return made_of(_joined(*alone([one, two])), [one, two])
 
 
@@ -141,12 +142,12 @@ def _joined(one: Value, two: Value) -> Value:
 
 
 def added(values: list[Value]) -> Value:
-    """Returns what a sum or difference of values without rows is; zeros left out."""
+    """Returns the Value of a sum or difference without rows; zeros left out."""
     if not values:
         return SAME
     kinds, powers = {v.kind for v in values}, {v.power for v in values}
     if Kind.DRAWN in kinds and kinds <= {Kind.DRAWN, Kind.SAME, Kind.MEAN}:
-        if powers != {0}:  # which numbers of each replica's own are not
+        if powers != {0}:  # random numbers do not scale with n
             return MIXED if Kind.MEAN in kinds else UNKNOWN
         if Kind.MEAN not in kinds:
             return DRAWN
@@ -168,7 +169,7 @@ def added(values: list[Value]) -> Value:
 
 
 def multiplied(one: Value, two: Value) -> Value:
-    """Returns what a product of values without rows is."""
+    """Returns the Value of a product without rows."""
     if one.kind is Kind.SAME:
         one, two = two, one
     if two.kind is Kind.SAME:
@@ -178,20 +179,20 @@ def multiplied(one: Value, two: Value) -> Value:
 
 
 def divided(one: Value, two: Value) -> Value:
-    """Returns what a quotient of values without rows is."""
+    """Returns the Value of a quotient without rows."""
     if two.kind is Kind.SAME:
         return multiplied(one, two.replaced(power=-two.power))
     return computed([one, two])
 
 
 def negated(value: Value) -> Value:
-    """Returns what the negative of a value without rows is."""
+    """Returns the Value of a negation without rows."""
     swapped = {Kind.MAX: Kind.MIN, Kind.MIN: Kind.MAX}
     return value.replaced(kind=swapped.get(value.kind, value.kind))
 
 
 def computed(values: list[Value]) -> Value:
-    """Returns what anything else is that is computed of values without rows."""
+    """Returns the Value of any other function of Values without rows."""
     if all(is_same(v) for v in values):
         return SAME
     if {v.kind for v in values} <= {Kind.DRAWN, Kind.SAME}:
@@ -203,7 +204,7 @@ def computed(values: list[Value]) -> Value:
 
 
 def cast(op: tf.Operation, value: Value) -> Value:
-    """Returns what a Cast makes of a value without rows."""
+    """Returns the Value of a Cast without rows."""
     rounded = op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating
     if rounded and value.kind not in (Kind.MAX, Kind.MIN):
         return computed([value]) if not value.power else UNKNOWN
@@ -211,24 +212,24 @@ def cast(op: tf.Operation, value: Value) -> Value:
 
 
 def together(values: Sequence[Value]) -> Value:
-    """Returns what a vector is whose elements are values without rows."""
-    one = values[0]
+    """Returns the Value of a vector whose elements are Values without rows."""
+    result = values[0]
     for other in values[1:]:
-        one = joined(one, other)
-    if one.kind is Kind.RATIO:
+        result = joined(result, other)
+    if result.kind is Kind.RATIO:
         return UNKNOWN
-    return one if one.kind is not Kind.UNKNOWN else computed(list(values))
+    return result if result.kind is not Kind.UNKNOWN else computed(list(values))
 
 
 def of_start(loss: Value, own: Value) -> Value | None:
-    """Returns what differentiation starts from, once it is weighed for its loss.
+    """Returns the Value of a start of differentiation once weighted for its loss.
 
     Args:
-        loss: What is differentiated, all of it added up.
-        own: What the start is before.
+        loss: The sum of all that is differentiated.
+        own: The start before weighting.
 
     Returns:
-        None if the weight changes nothing of what it is.
+        None if the weight does not change the Value.
     """
     if loss.over is not None:
         return UNKNOWN

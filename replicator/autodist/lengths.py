@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops that end with the longest of the sequences that a replica has.
+"""Rules for loops that run until the longest sequence of a replica ends.
 
-Replicas make different numbers of turns then, and one device as many as the replica
-with the longest sequence. Results are alike only if the turns after the end of a
-sequence leave its rows as they are, or put zeros where nothing was written in a list
-yet. So what a turn makes of a variable is computed for such a turn: what selects by
-the lengths that also end the loop is known, and of all else nothing.
+Replicas then make different numbers of iterations, and one device as many as the
+replica with the longest sequence. Results agree only if iterations past the end of a
+sequence leave its rows as they are, or put zeros where a list has not been written yet.
+So the effect of such an iteration on a variable is inferred: selections by the lengths
+that also end the loop are understood, everything else is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IsSame = Callable[[tf.Tensor], bool]
 
 
 class _After(enum.Enum):
-    """What a tensor is in a turn after the end of all of a replica's sequences."""
+    """What a tensor is in an iteration past the end of all of a replica's sequences."""
 
     KEPT = "what the variable was before"
     ZEROS = "zeros, or false"
@@ -40,14 +40,14 @@ _NEGATED = {_After.TRUE: _After.ZEROS, _After.ZEROS: _After.TRUE}
 
 
 class Loop:
-    """A loop, of whichever version of TensorFlow's control flow.
+    """A loop of either version of TensorFlow's control flow.
 
     Args:
-        test: Whether there is another turn.
-        starts: What each variable is before the first turn.
-        variables: Each, as the test and the turn are given it.
-        results: What a turn makes of each.
-        is_same: Says of what is outside or in the test whether all replicas have it.
+        test: Whether there is another iteration.
+        starts: The initial tensor of each variable.
+        variables: Each variable's tensors inside the test and the body.
+        results: The tensor of each variable after an iteration.
+        is_same: Whether a tensor outside or in the test is the same on all replicas.
     """
 
     def __init__(
@@ -60,36 +60,37 @@ class Loop:
     ) -> None:
         self._starts, self._results, self._is_same = starts, results, is_same
         self._numbers = {
-            tensor.ref(): k for k, own in enumerate(variables) for tensor in own
+            tensor.ref(): k for k, tensors in enumerate(variables) for tensor in tensors
         }
         self._end = self._find_end(test)
 
     def is_constant(self, k: int) -> bool:
-        """Whether no turn changes a variable."""
+        """Whether no iteration changes a variable."""
         return self._number(self._results[k]) == k
 
     def keeps(self, k: int) -> bool:
-        """Whether turns that other replicas make would leave a variable's rows alone.
+        """Whether iterations of other replicas alone leave a variable's rows as is.
 
         Args:
-            k: Which variable; its rows are aligned with the lengths, if selected by.
+            k: The variable's number; if selected by the lengths, its rows align with
+                them.
         """
         return self._end is not None and self._after(self._results[k], k) is _After.KEPT
 
     # --- What tensors are -------------------------------------------------------------
 
     def _passed(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns what a tensor is the same as."""
+        """Returns the tensor that a tensor is passed on from."""
         while tensor.ref() not in self._numbers and tensor.op.type in _PASSED:
             tensor = tensor.op.inputs[0]
         return tensor
 
     def _number(self, tensor: tf.Tensor) -> int | None:
-        """Returns which variable a tensor is."""
+        """Returns the number of the variable that a tensor is, or None."""
         return self._numbers.get(self._passed(tensor).ref())
 
     def _outside(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns what a tensor is the same as; outside, if no turn changes it."""
+        """Returns a tensor's source, outside the loop if no iteration changes it."""
         tensor = self._passed(tensor)
         k = self._numbers.get(tensor.ref())
         if k is None or not self.is_constant(k):
@@ -97,7 +98,7 @@ class Loop:
         return self._passed(self._starts[k])
 
     def _place(self, tensor: tf.Tensor) -> Hashable:
-        """Returns what is equal for tensors that are the same in each turn."""
+        """Returns a key equal for tensors that are the same in each iteration."""
         tensor = self._outside(tensor)
         number = self._numbers.get(tensor.ref())
         return (tensor.op, tensor.value_index) if number is None else number
@@ -105,8 +106,8 @@ class Loop:
     # --- The end ----------------------------------------------------------------------
 
     def _find_end(self, test: tf.Tensor) -> tuple[Hashable, Hashable, bool] | None:
-        """Returns what counts turns, the lengths, and whether it passes these."""
-        differing = [one for one in self._tests(test) if not self._is_same(one)]
+        """Returns the iteration counter, the lengths, and whether it may pass these."""
+        differing = [part for part in self._tests(test) if not self._is_same(part)]
         if len(differing) != 1:
             return None
         op, is_any = differing[0].op, False
@@ -122,29 +123,29 @@ class Loop:
         return counter, self._place(lengths), or_equal
 
     def _tests(self, test: tf.Tensor) -> list[tf.Tensor]:
-        """Returns all that has to hold for another turn."""
+        """Returns all conditions of another iteration."""
         test = self._passed(test)
         if test.op.type != "LogicalAnd":
             return [test]
-        return [one for tensor in test.op.inputs for one in self._tests(tensor)]
+        return [part for tensor in test.op.inputs for part in self._tests(tensor)]
 
     def _longest(self, tensor: tf.Tensor) -> tf.Tensor | None:
-        """Returns the lengths of which a tensor is the longest, within bounds.
+        """Returns the lengths whose maximum a tensor is, within bounds; None if none.
 
         The bounds are the same on all replicas: where one ends a replica's loop before
-        its longest sequence, no other has more turns.
+        its longest sequence, no other replica makes more iterations.
         """
         op = self._outside(tensor).op
         if op.type == "Max" and _reduces_all(op) and op.inputs[0].dtype.is_integer:
             return op.inputs[0]
         if op.type in ("Maximum", "Minimum"):
-            differing = [one for one in op.inputs if not self._is_same(one)]
+            differing = [operand for operand in op.inputs if not self._is_same(operand)]
             if len(differing) == 1:
                 return self._longest(differing[0])
         return None
 
     def _counts(self, k: int) -> bool:
-        """Whether each turn makes a variable greater."""
+        """Whether each iteration increases a variable."""
         op = self._passed(self._results[k]).op
         if op.type not in ("Add", "AddV2") or not op.outputs[0].dtype.is_integer:
             return False
@@ -154,7 +155,7 @@ class Loop:
     # --- Turns after it ---------------------------------------------------------------
 
     def _after(self, tensor: tf.Tensor, k: int) -> _After:
-        """Returns what a tensor is once the sequences have ended."""
+        """Returns what a tensor is past the end of all sequences."""
         if self._number(tensor) == k:
             return _After.KEPT
         tensor = self._outside(tensor)
@@ -166,29 +167,31 @@ class Loop:
         if op.type in tables.COMPARISONS:
             return self._of_comparison(op)
         if op.type in ("LogicalNot", *_RESHAPED):
-            found = self._after(op.inputs[0], k)
+            operand_after = self._after(op.inputs[0], k)
             if op.type == "LogicalNot":
-                return _NEGATED.get(found, _After.UNKNOWN)
-            return found if found is not _After.KEPT else _After.UNKNOWN
+                return _NEGATED.get(operand_after, _After.UNKNOWN)
+            return operand_after if operand_after is not _After.KEPT else _After.UNKNOWN
         if op.type in ("Select", "SelectV2"):
             test, *branches = op.inputs
-            chosen = {_After.TRUE: 0, _After.ZEROS: 1}.get(self._after(test, k))
+            branch = {_After.TRUE: 0, _After.ZEROS: 1}.get(self._after(test, k))
             return (
-                _After.UNKNOWN if chosen is None else self._after(branches[chosen], k)
+                _After.UNKNOWN if branch is None else self._after(branches[branch], k)
             )
         if op.type in ("Add", "AddV2"):
-            one, two = (self._after(operand, k) for operand in op.inputs)
-            one, two = (two, one) if one is _After.ZEROS else (one, two)
-            return one if two is _After.ZEROS else _After.UNKNOWN
+            term, other_term = (self._after(operand, k) for operand in op.inputs)
+            term, other_term = (
+                (other_term, term) if term is _After.ZEROS else (term, other_term)
+            )
+            return term if other_term is _After.ZEROS else _After.UNKNOWN
         return _After.UNKNOWN
 
     def _of_comparison(self, op: tf.Operation) -> _After:
-        """Returns what a comparison of the count with the lengths is."""
-        one, two, or_equal = _compared(op) or (None, None, False)
-        if one is None or self._end is None:
+        """Returns what a comparison of the counter with the lengths is past the end."""
+        smaller, larger, or_equal = _compared(op) or (None, None, False)
+        if smaller is None or self._end is None:
             return _After.UNKNOWN
         counter, lengths, passes = self._end
-        pair = self._place(one), self._place(two)
+        pair = self._place(smaller), self._place(larger)
         if pair == (counter, lengths):  # count < lengths, or count <= lengths
             return _After.ZEROS if passes or not or_equal else _After.UNKNOWN
         if pair == (lengths, counter):
@@ -196,9 +199,10 @@ class Loop:
         return _After.UNKNOWN
 
     def _written(self, op: tf.Operation, k: int) -> _After:
-        """Returns what a list is to which something is written.
+        """Returns what a list is after a write past the end.
 
-        What was never written is zeros, also where an element is written by count.
+        Elements never written are zeros, so zeros written by the counter change
+        nothing.
         """
         before, index, item = (op.inputs[n] for n in _WRITES[op.type])
         assert self._end is not None, "it is asked where the loop ends so"
@@ -210,39 +214,40 @@ class Loop:
 
 
 def of_switch(switch: tf.Operation, is_same: IsSame) -> tuple[Loop, int] | None:
-    """Returns the loop of TensorFlow 1 that a Switch ends, and of which variable."""
+    """Returns the TensorFlow 1 loop that a Switch ends, and its variable's number."""
     test = switch.inputs[1]
     switches = [
-        one
-        for one in test.consumers()
-        if one.type in ("Switch", "RefSwitch") and one.inputs[0].op.type in MERGES
+        loop_switch
+        for loop_switch in test.consumers()
+        if loop_switch.type in ("Switch", "RefSwitch")
+        and loop_switch.inputs[0].op.type in MERGES
     ]
     if switch not in switches:
         return None
     starts, variables, results = [], [], []
-    for one in switches:
-        merge = one.inputs[0].op
+    for loop_switch in switches:
+        merge = loop_switch.inputs[0].op
         entering = [tensor for tensor in merge.inputs if tensor.op.type in ENTERS]
         passed_on = [tensor.op for tensor in merge.inputs if tensor.op.type in NEXT]
         if not (entering and passed_on):
             return None
         starts += entering
-        variables.append((merge.outputs[0], one.outputs[1]))
+        variables.append((merge.outputs[0], loop_switch.outputs[1]))
         results.append(passed_on[0].inputs[0])
     return Loop(test, starts, variables, results, is_same), switches.index(switch)
 
 
 def _compared(op: tf.Operation) -> tuple[tf.Tensor, tf.Tensor, bool] | None:
-    """Returns what is less than what, and whether it may be equal."""
+    """Returns (smaller, larger, whether they may be equal) of a comparison."""
     if op.type not in tables.COMPARISONS or not op.inputs[0].dtype.is_integer:
         return None
-    one, two = op.inputs
+    smaller, larger = op.inputs
     if op.type.startswith("Greater"):
-        one, two = two, one
-    return one, two, op.type.endswith("Equal")
+        smaller, larger = larger, smaller
+    return smaller, larger, op.type.endswith("Equal")
 
 
 def _reduces_all(op: tf.Operation) -> bool:
-    """Whether a reduction is of a whole vector."""
+    """Whether a reduction covers all axes."""
     axes = tf.get_static_value(op.inputs[1])
     return axes is not None and op.inputs[0].shape.rank == np.size(axes)

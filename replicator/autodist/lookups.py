@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the examples are in what is looked up, chosen or added up by places.
+"""Rules for lookups, selections and segment sums: where the axis of examples goes.
 
-Places of examples in a replica's part of the batch mean something there only: by them
-rows of that part are chosen, and no others.
+Places of examples are positions in a replica's part of the batch: they may select rows
+of that part only.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ def _looked_up(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> V
         more = (op.inputs[1].shape.rank - 1) if axis < table.axis else 0
         return table.replaced(axis=table.axis + more)
     if indices.kind is Kind.ROWS and 0 < batch_dims and not table.axis:
-        same = (table.order, table.some) == (indices.order, indices.some)
-        ok = same and not indices.axis and not indices.power and axis >= batch_dims
-        return table.replaced(by_value=True) if ok else UNKNOWN
+        is_aligned = (table.order, table.some) == (indices.order, indices.some)
+        is_valid = (
+            is_aligned and not indices.axis and not indices.power and axis >= batch_dims
+        )
+        return table.replaced(by_value=True) if is_valid else UNKNOWN
     if indices.kind is Kind.PLACES and axis == table.axis and table.some is None:
         if op.inputs[1].shape.rank == 1 and indices.order == table.order:
             by_value = table.by_value or indices.some is not None
@@ -76,7 +78,7 @@ def _one_hot(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Val
 
 
 def _where(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    """The places of what is true, by which tf.boolean_mask leaves out the others."""
+    """Places where a condition holds, by which tf.boolean_mask selects examples."""
     value = values[0]
     if value.kind is not Kind.ROWS or value.axis or value.some is not None:
         return UNKNOWN
@@ -86,7 +88,7 @@ def _where(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value
 
 
 def mark(tensor: tf.Tensor, depth: int = 8) -> Hashable:
-    """Returns what is equal for tensors that are computed alike of the same."""
+    """Returns a key that is equal for tensors computed alike from the same."""
     op = tensor.op
     if op.type in ("Reshape", "Identity", "Cast"):
         return mark(op.inputs[0], depth)
@@ -94,20 +96,20 @@ def mark(tensor: tf.Tensor, depth: int = 8) -> Hashable:
     if value is not None and np.size(value) < 10:
         return np.asarray(value).tobytes()
     if depth and op.inputs and op.type.startswith(("Greater", "Less", "Not", "Equal")):
-        inner = tuple(mark(one, depth - 1) for one in op.inputs)
-        return op.type, tensor.value_index, inner
+        operand_marks = tuple(mark(operand, depth - 1) for operand in op.inputs)
+        return op.type, tensor.value_index, operand_marks
     return id(op), tensor.value_index
 
 
 def _ranged(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    begin, end, step = (own.sizes.elements(one) for one in op.inputs)
+    begin, end, step = (own.sizes.elements(operand) for operand in op.inputs)
     if begin == [0] and step == [1] and end == [GROWS]:
         return PLACES
     return UNKNOWN
 
 
 def _segments(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    """Sums of rows by numbers that the rows have, the same for all batches."""
+    """Sums rows by segment ids that belong to the rows, equal for all batches."""
     rows, ids, count = values
     if rows.kind is not Kind.ROWS or rows.axis:
         return UNKNOWN
@@ -116,16 +118,16 @@ def _segments(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Va
             return Value(Kind.MEAN, rows.power + 1)
     places = own.sizes.elements(op.inputs[2])
     if ids.kind is Kind.PLACES and ids.some == rows.some and places == [GROWS]:
-        return rows.replaced(some=None)  # the gradient of what leaves some out
+        return rows.replaced(some=None)  # the gradient of a selection
     return UNKNOWN
 
 
 def _times_sparse(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    """A sparse batch times a matrix."""
+    """Multiplies a sparse batch by a matrix."""
     indices, entries, shape, matrix = values
-    ok = indices.kind is Kind.PLACES and entries.kind is Kind.ROWS
-    ok = ok and kinds.is_same(matrix) and not op.get_attr("adjoint_a")
-    return Value(Kind.ROWS) if ok else UNKNOWN
+    is_valid = indices.kind is Kind.PLACES and entries.kind is Kind.ROWS
+    is_valid = is_valid and kinds.is_same(matrix) and not op.get_attr("adjoint_a")
+    return Value(Kind.ROWS) if is_valid else UNKNOWN
 
 
 RULES: dict[str, Any] = {

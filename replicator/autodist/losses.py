@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loss is when the examples are split: what its gradients start from.
+"""Infers how losses depend on the split of examples, and so what gradients weigh.
 
-The sum of the replicas' gradients is to be the gradient of one device. A loss that is a
-mean over a replica's examples counts by its share of them, one that is a sum counts as
-it is, and one that is divided by something else counts by its share of that.
+The replicas' gradients must add up to the gradient of one device. A loss that is a mean
+over a replica's examples counts by the replica's share of them, a loss that is a sum
+counts fully, and a loss divided by something else counts by the replica's share of the
+divisor.
 """
 
 from __future__ import annotations
@@ -32,40 +33,43 @@ def find(
     given: Sequence[tf.Tensor | None],
     declared: str | None,
 ) -> Value:
-    """Returns what is differentiated: the same for all, a mean, a sum or a ratio.
+    """Returns the Value of a loss: the same on all replicas, a mean, a sum or a ratio.
 
     Args:
-        known: Finds what is known of what is in the graph.
-        targets: What is differentiated, all of it added up.
-        given: The gradients that were given of them; None where they are ones.
-        declared: What the user says that it is, "mean" or "sum", if anything.
+        known: Infers Values of the graph.
+        targets: The tensors that are differentiated; the loss is their sum.
+        given: The initial gradient of each target; None for ones.
+        declared: What the user declares the loss to be, "mean" or "sum"; None if
+            nothing.
 
     Raises:
         UnsupportedError: No weight makes the gradients those of one device.
     """
-    own = known.not_kept(targets)
-    if own is not None:
-        raise _own_gradient(own)
+    custom_gradient = known.not_kept(targets)
+    if custom_gradient is not None:
+        raise _own_gradient(custom_gradient)
     values = [_total(known, t, g) for t, g in zip(targets, given, strict=True)]
-    made = frozenset[wholes.Whole]().union(*(v.wholes for v in values))
+    wholes_needed = frozenset[wholes.Whole]().union(*(v.wholes for v in values))
     differing = [
         (value, target)
         for value, target in zip(values, targets, strict=True)
         if kinds.alone([value])[0].replaced(by_value=False) != SAME
     ]
-    if not differing and not made:
+    if not differing and not wholes_needed:
         return SAME
     mixed = next((v.mixed for v, _ in differing if v.mixed is not None), None)
     if mixed is not None and known.follows_gradient(mixed):
         raise _of_gradient(mixed)
     if declared is not None:
         return DECLARED[declared].replaced(mixed=mixed)
-    if wholes.by_tensor(made) is None:
+    if wholes.by_tensor(wholes_needed) is None:
         raise _refused(UNKNOWN, targets[-1])
-    found = {value.power for value in values}
+    powers_of_n = {value.power for value in values}
     if {v.kind for v in values} <= {Kind.SAME, Kind.MEAN, Kind.DRAWN}:
-        if len(found) == 1:
-            return Value(Kind.MEAN, found.pop(), mixed=mixed, wholes=made)
+        if len(powers_of_n) == 1:
+            return Value(
+                Kind.MEAN, powers_of_n.pop(), mixed=mixed, wholes=wholes_needed
+            )
         raise _refused(Value(Kind.MIXED), targets[-1])
     first, target = differing[0]
     if first.kind is Kind.RATIO and all(v == first for v, _ in differing):
@@ -75,10 +79,10 @@ def find(
 
 
 def _total(known: Values, target: tf.Tensor, given: tf.Tensor | None) -> Value:
-    """Returns what the sum of a target is, weighed by what was given."""
+    """Returns the Value of the sum of a target, weighted by its initial gradient."""
     value = known.of(target)
-    own = SAME if given is None else known.of(given)
-    return kinds.made_of(_weighed(*kinds.alone([value, own])), [value, own])
+    initial = SAME if given is None else known.of(given)
+    return kinds.made_of(_weighed(*kinds.alone([value, initial])), [value, initial])
 
 
 def _weighed(value: Value, own: Value) -> Value:
@@ -125,18 +129,18 @@ def _own_gradient(op: tf.Operation) -> errors.ReplicatorError:
 
 def _refused(value: Value, target: tf.Tensor) -> errors.ReplicatorError:
     if value.kind is Kind.MIXED:
-        what = (
+        problem = (
             f"the loss {target.name} adds a sum over the examples to something "
             "that is none"
         )
     else:
-        what = (
+        problem = (
             f"the loss {target.name} is of the examples, and the graph does not tell "
             f"how: it is {value.said}"
         )
     return errors.UnsupportedError(
         errors.compose(
-            f"{what}: no weight of a replica's gradient is known to make the sum of "
+            f"{problem}: no weight of a replica's gradient is known to make the sum of "
             "all replicas' that of one device.",
             [f"at {errors.line_of(target.op)}"],
             _WAY_OUT,
@@ -145,7 +149,7 @@ def _refused(value: Value, target: tf.Tensor) -> errors.ReplicatorError:
 
 
 def not_found(variable: str, line: str) -> errors.ReplicatorError:
-    """Returns the error for a gradient of which nobody knows what it is taken of."""
+    """Returns the error for a gradient whose loss is unknown."""
     return errors.UnsupportedError(
         errors.compose(
             f"a gradient of variable {variable} was not asked for by tf.gradients or "
@@ -159,7 +163,7 @@ def not_found(variable: str, line: str) -> errors.ReplicatorError:
 
 
 def no_whole(tensor: tf.Tensor) -> errors.ReplicatorError:
-    """Returns the error for what is needed, and not known, of all examples."""
+    """Returns the error for a value that is needed, but unknown, for all examples."""
     return errors.UnsupportedError(
         errors.compose(
             f"{tensor.name} divides a loss, or is combined with each example; it "
@@ -171,7 +175,7 @@ def no_whole(tensor: tf.Tensor) -> errors.ReplicatorError:
 
 
 def mixes(op: tf.Operation) -> str:
-    """Returns the warning of an op that makes rows of more than their own example."""
+    """Returns the warning for an op that makes rows depend on other examples."""
     return (
         f"{op.name} ({errors.line_of(op)}) combines each example with what is computed "
         "of all examples that its replica has, as batch normalization does: on one "

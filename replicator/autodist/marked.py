@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of a single-device graph, which say where their gradients are.
+"""Variables of a single-device graph whose reads and gradients are marked.
 
 The user's graph stays one of plain TensorFlow: variables are resource variables, and
-what is added are ops that pass on what they are given. A variable is read through an
-identity of its handle; the gradient of that identity is the gradient of the variable,
-whichever optimizer asked for it, and goes through another one, a marker. Where a marker
-is, replicas.py has the gradients of all replicas become one.
+the only ops added pass on their input. A variable is read through an identity of its
+handle. The gradient of that identity is the variable's gradient, whichever optimizer
+asks for it, and passes through another such op, a marker. At the markers, replicas.py
+reduces the gradients of all replicas.
 
 Source: AutoDist (Zhang et al. 2020) found gradients by patching every optimizer;
-nothing is patched here, so that gradients applied by hand are found, too.
+nothing is patched here, so gradients applied by hand are found, too.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ import tensorflow as tf
 from replicator import _tf, errors
 from replicator.graph.ir import shapes
 
-READ = "_replicator_read"  # the attribute of an identity of a variable's handle
-GRADIENT = "_replicator_gradient"  # of a marker: whose gradient it passes on
-TAKEN = "_replicator_taken"  # of a marker: in which scope tf.gradients worked, or ""
-LOSS = "_replicator_loss"  # of a marker: what a tape differentiates, see `_losses`
-BEGUN = "_replicator_begun"  # of a marker: from where a tape began, or ""
-BACK = (
-    "_replicator_back"  # of a marker: whether it leads through another one, "1" or ""
-)
-PART = "_replicator_part"  # of a marker: "dense", or "values" and "indices" of rows
+READ = "_replicator_read"  # on an identity of a variable's handle: the variable's name
+GRADIENT = "_replicator_gradient"  # on a marker: whose gradient it passes on
+TAKEN = "_replicator_taken"  # on a marker: the scope of tf.gradients, or ""
+LOSS = "_replicator_loss"  # on a marker: the loss of a tape, see `_losses`
+BEGUN = "_replicator_begun"  # on a marker: the ops that a tape began with, or ""
+BACK = "_replicator_back"  # on a marker: "1" if it leads through another one, or ""
+PART = "_replicator_part"  # on a marker: "dense", or "values" or "indices" of rows
 _TYPE = "ReplicatorSingleDeviceRead"
 _MARKER_TYPE = "ReplicatorSingleDeviceMarker"
 
-# What a variable creator is given that a resource variable takes.
+# The arguments of a variable creator that a resource variable takes.
 _FACTS = (
     *("initial_value", "trainable", "collections", "validate_shape", "name", "dtype"),
     *("constraint", "synchronization", "aggregation", "shape"),
@@ -42,34 +40,34 @@ _FACTS = (
 
 
 class MarkedVariable(_tf.ResourceVariable):
-    """A resource variable whose reads can be found, and its gradients with them."""
+    """A resource variable whose reads and gradients can be found in the graph."""
 
     def __init__(self, **facts: Any) -> None:
-        self._read_by: tf.Tensor | None = None  # for the read that is being built
+        self._read_by: tf.Tensor | None = None  # during a read
         self._shared_read: tf.Tensor | None = None  # where no tape records
         super().__init__(**facts)
 
     @property
     def handle(self) -> tf.Tensor:
-        """The handle; for a read, the identity through which it goes."""
+        """The handle; during a read, the identity that the read goes through."""
         return self._handle if self._read_by is None else self._read_by
 
     @contextlib.contextmanager
     def _marked(self) -> Iterator[None]:
-        """In this block, reads go through an identity of the handle."""
-        inside = self._read_by is not None
-        if not inside and self.dtype.is_floating and _tf.stands_in(self.graph):
+        """Makes reads in this block go through an identity of the handle."""
+        is_nested = self._read_by is not None
+        if not is_nested and self.dtype.is_floating and _tf.stands_in(self.graph):
             self._read_by = self._identity()
         try:
             yield
         finally:
-            if not inside:
+            if not is_nested:
                 self._read_by = None
 
     def _identity(self) -> tf.Tensor:
-        """Returns the identity for a read, outside of all control flow.
+        """Returns the identity for a read, outside all control flow.
 
-        A tape has to see one of its own, made after the variable was watched.
+        A tape must see one of its own, made after the variable was watched.
         """
         if _tf.place_of_reads() is None:
             _tf.note_read(self)
@@ -97,7 +95,7 @@ def creator(made: list[MarkedVariable]) -> Callable[..., MarkedVariable]:
     """Returns a variable creator that makes marked variables.
 
     Args:
-        made: Where it notes them, in order.
+        made: The list that it appends them to.
     """
 
     def create(_: Any, **kwargs: Any) -> MarkedVariable:
@@ -132,19 +130,19 @@ def _identity(variable: MarkedVariable) -> tf.Tensor:
 
 @tf.RegisterGradient(_TYPE)
 def _of_read(op: tf.Operation, gradient: Any) -> Any:
-    """Called by tf.gradients, in the scope of the identity of a handle."""
+    """Registered with tf.gradients, which calls it in the scope of the identity."""
     scope = tf.compat.v1.get_default_graph().get_name_scope()
     return _mark(_text(op, READ), scope.removesuffix(f"{op.name}_grad"), gradient)
 
 
 def _mark(variable: str, taken: str, gradient: Any, back: str = "") -> Any:
-    """Returns a gradient of a variable, passed on by markers.
+    """Returns a variable's gradient, passed on by markers.
 
     Args:
         variable: The variable's name.
-        taken: In which scope tf.gradients works, or "".
+        taken: The scope of tf.gradients, or "".
         gradient: Dense or sparse.
-        back: "1" if it is that of another gradient, which is differentiated.
+        back: "1" if it is the gradient of another gradient.
     """
     if gradient is None:
         return None
@@ -152,7 +150,7 @@ def _mark(variable: str, taken: str, gradient: Any, back: str = "") -> Any:
     texts = {**facts, BEGUN: "" if taken else _begun()}
     if not isinstance(gradient, tf.IndexedSlices):
         return _passed_on(gradient, gradient.shape, {**texts, PART: "dense"})
-    rows = tf.TensorShape([None])  # all replicas' may be more, or fewer
+    rows = tf.TensorShape([None])  # the replicas' rows may be more or fewer in total
     values, indices = gradient.values, gradient.indices
     return tf.IndexedSlices(
         _passed_on(values, rows + values.shape[1:], {**texts, PART: "values"}),
@@ -162,40 +160,39 @@ def _mark(variable: str, taken: str, gradient: Any, back: str = "") -> Any:
 
 
 def _begun() -> str:
-    """Returns the names of what the running tape started from, ",", or ""."""
-    found = _tf.differentiated()
-    if found is None or any(one is not None for one in found.given):
+    """Returns the names of the running tape's starts, joined by ",", or ""."""
+    call = _tf.differentiated()
+    if call is None or any(initial is not None for initial in call.given):
         return ""
     graph = tf.compat.v1.get_default_graph()
-    return ",".join(op.name for op in _tf.begun_by_tape(graph, len(found.targets)))
+    return ",".join(op.name for op in _tf.begun_by_tape(graph, len(call.targets)))
 
 
 def _losses() -> str:
-    """Returns the names of what is differentiated, ";", and of what is given of each.
+    """Returns the names of a tape's targets, ";", and their initial gradients.
 
-    "" if that is not known.
+    "" if these are unknown.
     """
-    found = _tf.differentiated()
+    call = _tf.differentiated()
     graph = tf.compat.v1.get_default_graph()
-    if found is None or any(
-        getattr(one, "graph", None) is not graph for one in found.targets
+    if call is None or any(
+        getattr(tensor, "graph", None) is not graph for tensor in call.targets
     ):
         return ""
     names = [
-        [one.name if tf.is_tensor(one) else "" for one in part]
-        for part in (found.targets, found.given)
+        [tensor.name if tf.is_tensor(tensor) else "" for tensor in part]
+        for part in (call.targets, call.given)
     ]
     return ";".join(map(",".join, names))
 
 
 def _passed_on(tensor: Any, shape: tf.TensorShape, texts: dict[str, str]) -> tf.Tensor:
-    """Returns a marker behind a gradient.
+    """Returns a marker of a gradient.
 
-    The gradient of what all replicas' gradients add up to is that of all replicas, too:
-    it goes through a marker of its own.
+    Its own gradient is summed over all replicas as well, so that gets a marker, too.
     """
     graph = tf.compat.v1.get_default_graph()
-    # An identity that hides what is known of the shape.
+    # An identity that hides the static shape.
     with _tf.stop_recording(), graph.gradient_override_map({_IDENTITY: _MARKER_TYPE}):
         marker = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
     for name, text in texts.items():
@@ -215,13 +212,13 @@ _IDENTITY = "PlaceholderWithDefault"
 
 @tf.RegisterGradient(_MARKER_TYPE)
 def _of_marker(op: tf.Operation, gradient: Any) -> Any:
-    """Called by tf.gradients, in the scope of the marker."""
+    """Registered with tf.gradients, which calls it in the scope of the marker."""
     scope = tf.compat.v1.get_default_graph().get_name_scope()
     return _back_through(op, scope.removesuffix(f"{op.name}_grad"), gradient)
 
 
 def _back_through(marker: tf.Operation, taken: str, gradient: Any) -> Any:
-    """Returns what a gradient of the gradient of a variable is, behind its marker."""
+    """Returns the marked gradient of a variable's gradient."""
     if gradient is None:
         return None
     if _text(marker, PART) != "dense":
@@ -240,7 +237,7 @@ def _back_through(marker: tf.Operation, taken: str, gradient: Any) -> Any:
 
 
 def text(op: tf.Operation, name: str) -> str | None:
-    """Returns an attribute of an op that is noted in this file, or None."""
+    """Returns an attribute set in this file on an op, or None."""
     if op.type not in ("Identity", "PlaceholderWithDefault"):
         return None
     try:
@@ -255,7 +252,7 @@ def _text(op: tf.Operation, name: str) -> str:
 
 
 def empty(variable: tf.Variable) -> tf.Tensor:
-    """Returns some value of a variable's shape, as far as that is known, and dtype."""
+    """Returns a value with a variable's dtype and, as far as known, shape."""
     shape = [size or 0 for size in shapes.static(variable) or ()]
     if variable.dtype == tf.string:
         return tf.fill(shape, "")

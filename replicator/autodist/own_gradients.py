@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of the user's own: whether on a part of the batch they are what they were.
+"""Checks whether custom gradients on parts of the batch add up to that of one device.
 
-`tf.custom_gradient` and `gradient_override_map` have a gradient be whatever the user
-says: divided by its norm, say, or by a mean of the batch, which on each replica is
-another one. What a loss is does not tell. So such a gradient is traced once more, of
-placeholders, and what is known of values says what it makes of them.
+`tf.custom_gradient` and `gradient_override_map` let a gradient be anything: divided by
+its norm, say, or by a mean of the batch, which differs between replicas. The kind of
+the loss does not reveal that. So such a gradient is traced once more on placeholders,
+and the rules for values say what it computes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OfBody = Callable[[tf.Graph, Sequence[Value], Sequence[tf.Tensor]], list[Value]]
 
 
 def between(results: Sequence[tf.Tensor]) -> Iterator[tf.Operation]:
-    """Yields what results are made of that has such a gradient, or calls functions."""
+    """Yields the ops behind results that have custom gradients or call functions."""
     for op in flows.upstream(results, lambda op: op.type in wholes.STOPS):
         if _tf.own_gradient(op) is not None or kind_of(op).calls:
             yield op
@@ -37,15 +37,16 @@ def first_not_kept(
     find: OfBody,
     of_body: OfBody,
 ) -> tf.Operation | None:
-    """Returns what has such a gradient, not that of one device; None if nothing has.
+    """Returns an op whose custom gradient may not be that of one device, or None.
 
     Args:
-        results: What is differentiated.
-        differing: What differs between replicas: where that calls functions, `of` has
-            looked into these.
-        of: Returns what is known of a tensor.
-        find: Returns what is known of a function's results, given its arguments.
-        of_body: The same, of what is differentiated: unknown where this is not None.
+        results: The tensors that are differentiated.
+        differing: The ops that differ between replicas: `of` has already checked the
+            functions that they call.
+        of: Returns the Value of a tensor.
+        find: Returns the Values of a function's results, given those of its arguments.
+        of_body: The same for results that are differentiated: unknown if the function
+            holds such an op.
     """
     for op in between(results):
         if _tf.own_gradient(op) is not None:
@@ -59,64 +60,70 @@ def first_not_kept(
 
 
 def is_kept(op: tf.Operation, of: Callable[[tf.Tensor], Value], find: OfBody) -> bool:
-    """Whether an op's gradient of its own adds up, or has rows, as on one device.
+    """Whether an op's custom gradient adds up, or has rows, as it does on one device.
 
     Args:
-        op: Has such a gradient.
-        of: Returns what is known of a tensor of its graph.
-        find: Returns what is known of a function's results, given its arguments.
+        op: The op with the custom gradient.
+        of: Returns the Value of a tensor of its graph.
+        find: Returns the Values of a function's results, given those of its arguments.
     """
     body = _traced(op)
     if body is None:
         return False
-    wanted = [dual(of(tensor)) for tensor in op.inputs]
-    given = [dual(of(tensor)) for tensor in op.outputs]
+    expected = [dual(of(tensor)) for tensor in op.inputs]
+    argument_values = [dual(of(tensor)) for tensor in op.outputs]
     for outer, _ in body.graph.captures:
-        known = tf.is_symbolic_tensor(outer) and outer.dtype not in _HANDLES
-        given.append(
-            SAME if not known else of(outer) if outer.graph is op.graph else UNKNOWN
+        is_known = tf.is_symbolic_tensor(outer) and outer.dtype not in _HANDLES
+        argument_values.append(
+            SAME if not is_known else of(outer) if outer.graph is op.graph else UNKNOWN
         )
-    made = tf.nest.flatten(body.structured_outputs)
-    if len(made) != len(wanted):
+    gradients = tf.nest.flatten(body.structured_outputs)
+    if len(gradients) != len(expected):
         return False
-    tensors = [one for one in made if one is not None]
-    found = dict(zip(map(id, tensors), find(body.graph, given, tensors), strict=True))
+    tensors = [gradient for gradient in gradients if gradient is not None]
+    gradient_values = dict(
+        zip(map(id, tensors), find(body.graph, argument_values, tensors), strict=True)
+    )
     return all(
-        one is None or powers.is_zero(one) or _is(found[id(one)], want)
-        for one, want in zip(made, wanted, strict=True)
+        gradient is None
+        or powers.is_zero(gradient)
+        or _is(gradient_values[id(gradient)], expected_value)
+        for gradient, expected_value in zip(gradients, expected, strict=True)
     )
 
 
 def dual(value: Value) -> Value:
-    """Returns what the gradient of a loss by a value is, once the loss is weighed.
+    """Returns the Value of a weighted loss's gradient by a tensor of a given Value.
 
-    That by rows has rows. That by what is the same on all replicas adds up to it, and
-    that by a part of a mean is the same, but for how many examples a replica has.
+    By rows, the gradient has rows. By a tensor that is the same on all replicas, the
+    replicas' gradients add up; by a mean, they are equal up to a power of each
+    replica's number of examples.
     """
     if value.kind is Kind.ROWS:
         return Value(
             *(Kind.ROWS, -value.power, value.axis, value.order), some=value.some
         )
     if value.kind in (Kind.SAME, Kind.MEAN):
-        swapped = Kind.MEAN if value.kind is Kind.SAME else Kind.SAME
-        return Value(swapped, 1 - value.power)
+        dual_kind = Kind.MEAN if value.kind is Kind.SAME else Kind.SAME
+        return Value(dual_kind, 1 - value.power)
     return value if value.kind is Kind.DRAWN else UNKNOWN
 
 
 def _is(found: Value, wanted: Value) -> bool:
     if wanted.kind is Kind.DRAWN:
-        return True  # nothing is trained by it
+        return True  # nothing is trained through it
     if found.kind is Kind.UNKNOWN:
         return False
-    added = found.kind is Kind.SAME and wanted.kind is Kind.MEAN
-    kind = wanted.kind if added else found.kind
+    adds_up = found.kind is Kind.SAME and wanted.kind is Kind.MEAN
+    kind = wanted.kind if adds_up else found.kind
     return found.replaced(kind=kind, by_value=True) == wanted
 
 
 def _traced(op: tf.Operation) -> Any:
-    """Returns a function of the gradients of what an op makes; None if there is none.
+    """Returns the trace of an op's custom gradient, or None if it cannot be traced.
 
-    What is read of variables in it is not to be taken for a gradient of the step.
+    Synchronization is off meanwhile, so gradients of variables read in it are not taken
+    for those of the step.
     """
     gradient, replica = _tf.own_gradient(op), context.current()
     if gradient is None or _tf.trains_variables(gradient):
@@ -126,10 +133,12 @@ def _traced(op: tf.Operation) -> Any:
         replica.synchronizes = None
     try:
         with op.graph.as_default():
-            own = tf.function(lambda *given: gradient(op, *given), autograph=False)
+            traceable = tf.function(
+                lambda *given: gradient(op, *given), autograph=False
+            )
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in op.outputs]
-            return own.get_concrete_function(*specs)
-    except Exception:  # whatever a user's function raises, where it is called again
+            return traceable.get_concrete_function(*specs)
+    except Exception:  # from the user's function, which is called once more here
         return None
     finally:
         if replica is not None:

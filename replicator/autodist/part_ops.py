@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in the place of an op that uses a variable, once that is in parts.
+"""Rules that replace ops on a variable when it is partitioned.
 
-Reads join the parts, lookups go to the parts that have the rows, updates and whatever
-is written are made part by part; a conditional or a loop is given all parts.
+Reads join the parts, lookups go to the parts that hold the rows, updates and other
+writes are per part; conditionals and loops are passed all parts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Rule = Callable[[Rewriter, tf.Operation, Handles], tf.Operation | None]
 
 
 def divide(made: Rewriter, op: tf.Operation) -> tf.Operation | None:
-    """Returns what is in the place of an op; None if that says what has become of it.
+    """Returns the replacement of an op; None if the rule has registered its results.
 
     Args:
-        made: Copies the graph.
-        op: Uses what is divided.
+        made: The rewriter of the graph.
+        op: An op that uses a partitioned variable.
     """
     handles = made.handles_of(op)
     assert handles is not None, f"{op.name} of {op.type} uses parts"
@@ -39,14 +39,14 @@ def divide(made: Rewriter, op: tf.Operation) -> tf.Operation | None:
 
 
 def _named(op: tf.Operation, value: tf.Tensor) -> tf.Operation:
-    """Returns what passes on a value under the name of an op."""
+    """Returns an identity of a value under the name of an op."""
     with tf.name_scope(""):
         passed: tf.Tensor = tf.identity(value, name=op.name)
     return passed.op
 
 
 def _all(op: tf.Operation, done: list[tf.Operation]) -> tf.Operation:
-    """Returns what runs when all of some ops have run, under the name of an op."""
+    """Returns a group of ops under the name of an op."""
     with tf.name_scope(""):
         group: tf.Operation = tf.group(*done, name=op.name)
     return group
@@ -62,22 +62,22 @@ def _joined(
     name: str | None = None,
     after: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
-    """Returns the whole value of a variable, noted to be what its parts are.
+    """Returns the value of a whole variable, registered as the join of its parts.
 
     Args:
-        made: Copies the graph.
-        handles: Of the parts.
-        dtype: Of the variable.
-        name: What the op is called that joins them.
-        after: What is there before they are read: what the op is given that reads them,
-            by which it may be behind a write.
+        made: The rewriter of the graph.
+        handles: The handles of the parts.
+        dtype: The variable's dtype.
+        name: The name of the op that joins them.
+        after: Tensors to wait for before reading: the other inputs of the op that
+            reads, through which it may follow a write.
     """
     with tf.control_dependencies([tf.identity(tensor).op for tensor in after]):
-        own = [
+        part_values = [
             tf.raw_ops.ReadVariableOp(resource=h, dtype=dtype) for h in handles.parts
         ]
-    value = joined(own, handles.cut, name)
-    made.pieces.note(value, handles.cut, own)
+    value = joined(part_values, handles.cut, name)
+    made.pieces.note(value, handles.cut, part_values)
     return value
 
 
@@ -118,8 +118,8 @@ def _shape(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
 
 
 def _is_initialized(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
-    own = [tf.raw_ops.VarIsInitializedOp(resource=h) for h in handles.parts]
-    return _named(op, tf.reduce_all(tf.stack(own)))
+    are_initialized = [tf.raw_ops.VarIsInitializedOp(resource=h) for h in handles.parts]
+    return _named(op, tf.reduce_all(tf.stack(are_initialized)))
 
 
 # --- Writing --------------------------------------------------------------------------
@@ -137,43 +137,45 @@ def _write(
     if op in made.whole or not value.shape.is_fully_defined():
         value = tf.ensure_shape(value, cut.shape)
         made.values[op] = value.op
-        own = tf.split(value, cut.sizes, cut.axis)
+        pieces = tf.split(value, cut.sizes, cut.axis)
     else:
-        own = made.pieces.of(value, cut)
+        pieces = made.pieces.of(value, cut)
     start = _tf.operation_count(made.target)
-    for handle, piece in zip(handles.parts, own, strict=True):
+    for handle, piece in zip(handles.parts, pieces, strict=True):
         write(resource=handle, value=piece)
-    done = made.target.get_operations()[start:]
-    return _all(op, done)
+    writes = made.target.get_operations()[start:]
+    return _all(op, writes)
 
 
 def _update(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
-    """Updates each part, by what belongs to it of the gradient and the slots."""
+    """Updates each part with its piece of the gradient and its slots."""
     cut = handles.cut
     names = [argument.name for argument in op.op_def.input_arg]
-    given = dict(zip(names, op.inputs, strict=True))
+    inputs_by_name = dict(zip(names, op.inputs, strict=True))
     columns: dict[str, list[tf.Tensor]] = {}
-    for name, tensor in given.items():
-        known = made.handles.get(id(tensor))
+    for name, tensor in inputs_by_name.items():
+        part_handles = made.handles.get(id(tensor))
         columns[name] = (
-            list(known.parts)
-            if known is not None
+            list(part_handles.parts)
+            if part_handles is not None
             else [made.tensor(tensor)] * len(cut.sizes)
         )
-    key = "grad" if "grad" in given else "delta"
-    gradient = made.tensor(given[key])
-    if "indices" in given:
-        found = made.pieces.rows_of(gradient, made.tensor(given["indices"]), cut)
-        columns[key] = [values for values, _ in found]
-        columns["indices"] = [indices for _, indices in found]
+    key = "grad" if "grad" in inputs_by_name else "delta"
+    gradient = made.tensor(inputs_by_name[key])
+    if "indices" in inputs_by_name:
+        part_rows = made.pieces.rows_of(
+            gradient, made.tensor(inputs_by_name["indices"]), cut
+        )
+        columns[key] = [values for values, _ in part_rows]
+        columns["indices"] = [indices for _, indices in part_rows]
     else:
         columns[key] = made.pieces.of(gradient, cut)
     inputs = zip(*(columns[name] for name in names), strict=True)
-    return _all(op, [repeated(op, own, op.type) for own in inputs])
+    return _all(op, [repeated(op, part_inputs, op.type) for part_inputs in inputs])
 
 
 def _scatter(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
-    """Writes rows, each to the part that has it."""
+    """Writes rows, each to the part that holds it."""
     cut = handles.cut
     indices, updates = (made.tensor(tensor) for tensor in op.inputs[1:])
     rank = indices.shape.rank
@@ -183,29 +185,36 @@ def _scatter(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation
         if not cut.axis:
             flat = tf.reshape(indices, [-1])
             places = rows.local_rows(flat, owners, cut.sizes)
-        found = [(updates, own) for own in places]
+        part_rows = [(updates, part_places) for part_places in places]
     else:
         if rank != 1:
             indices = tf.reshape(indices, [-1])
             updates = tf.reshape(updates, [-1, *cut.shape[1:]])
-        found = made.pieces.rows_of(updates, indices, cut)
-    done = [
+        part_rows = made.pieces.rows_of(updates, indices, cut)
+    writes = [
         repeated(op, [handle, places, values], op.type)
-        for handle, (values, places) in zip(handles.parts, found, strict=True)
+        for handle, (values, places) in zip(handles.parts, part_rows, strict=True)
     ]
-    return _all(op, done)
+    return _all(op, writes)
 
 
 def _write_places(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:
-    """Writes what the whole value is once some places of it are written."""
+    """Writes the whole value, recomputed with some places changed."""
     tensors = [made.tensor(tensor) for tensor in op.inputs[1:]]
     value = _joined(made, handles, tensors[-1].dtype, after=tensors)
     if op.type == "ResourceStridedSliceAssign":
         masks = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
-        own = {f"{mask}_mask": op.get_attr(f"{mask}_mask") for mask in masks}
+        mask_attributes = {
+            f"{mask}_mask": op.get_attr(f"{mask}_mask") for mask in masks
+        }
         begin, end, strides, written = tensors
         value = tf.raw_ops.TensorStridedSliceUpdate(
-            input=value, begin=begin, end=end, strides=strides, value=written, **own
+            input=value,
+            begin=begin,
+            end=end,
+            strides=strides,
+            value=written,
+            **mask_attributes,
         )
     else:
         method = op.type.removeprefix("ResourceScatterNd")
@@ -218,18 +227,18 @@ def _write_places(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Oper
 
 
 def _pass_on(made: Rewriter, op: tf.Operation, handles: Handles) -> None:
-    """Passes on each part as the whole was."""
+    """Passes on each part as the op did the whole."""
     if op.type == "Identity":
         made.divide(op.outputs[0], handles)
         return
     others = [made.tensor(tensor) for tensor in op.inputs[1:]]
-    new = [repeated(op, [handle, *others], op.type) for handle in handles.parts]
+    part_ops = [repeated(op, [handle, *others], op.type) for handle in handles.parts]
     for k, tensor in enumerate(op.outputs):
-        own = tuple(one.outputs[k] for one in new)
-        for handle, result in zip(handles.parts, own, strict=True):
+        part_results = tuple(part_op.outputs[k] for part_op in part_ops)
+        for handle, result in zip(handles.parts, part_results, strict=True):
             _tf.copy_handle_data(handle, result)
-        pivot = tf.identity(own[0]).op
-        made.divide(tensor, Handles(handles.cut, own, pivot))
+        pivot = tf.identity(part_results[0]).op
+        made.divide(tensor, Handles(handles.cut, part_results, pivot))
 
 
 def _call(made: Rewriter, op: tf.Operation, handles: Handles) -> tf.Operation:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a tensor belongs to each part of a variable, without joining parts for it.
+"""Splits tensors into the pieces of a variable's parts, without joining parts first.
 
-A tensor of the variable's shape is split. Where it is computed element by element of
-parts that were joined, each piece is computed of the part: so an optimizer's work is
-done part by part, and gradients go to those who have the part, whatever the optimizer
-consists of. The same holds for rows of sparse gradients, which optimizers add up first.
+A tensor of the variable's shape is split. If it is computed element by element from
+joined parts, each piece is computed from its part instead: an optimizer's work is then
+done part by part, and gradients go straight to the owners of the parts, whatever ops
+the optimizer uses. The same holds for the rows of sparse gradients, which optimizers
+add up first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from replicator.graph.ir import shapes
 from replicator.graph.passes import rows
 
 Key = tuple[int, int, tuple[int, ...]]  # a tensor's id, an axis, sizes
-Row = tuple[tf.Tensor, tf.Tensor]  # values and indices
+Row = tuple[tf.Tensor, tf.Tensor]  # (values, indices)
 
 
 class Pieces:
@@ -31,11 +32,11 @@ class Pieces:
         self._rows: dict[int, tuple[Row, list[Row]]] = {}
 
     def note(self, joined: tf.Tensor, cut: Cut, parts: Sequence[tf.Tensor]) -> None:
-        """Notes that a tensor is what parts are, joined."""
+        """Records that a tensor is the join of parts."""
         self._joined[_key(joined, cut)] = joined, list(parts)
 
     def note_rows(self, joined: Row, parts: Sequence[Row]) -> None:
-        """Notes that rows are what rows of parts are, joined."""
+        """Records that rows are the join of rows of parts."""
         self._rows[id(joined[0])] = joined, list(parts)
 
     def of(self, tensor: tf.Tensor, cut: Cut) -> list[tf.Tensor]:
@@ -44,34 +45,34 @@ class Pieces:
         if key in self._joined:
             return self._joined[key][1]
         if key not in self._made:
-            made = (
+            pieces = (
                 self._computed(tensor, cut)
                 if self._is_of_parts(tensor, cut, set())
                 else tf.split(tensor, cut.sizes, cut.axis)
             )
-            self._made[key] = tensor, made
+            self._made[key] = tensor, pieces
         return self._made[key][1]
 
     def _is_of_parts(self, tensor: tf.Tensor, cut: Cut, seen: set[int]) -> bool:
-        """Whether a tensor is computed element by element of parts that were joined."""
+        """Whether a tensor is computed element by element from joined parts."""
         if _key(tensor, cut) in self._joined:
             return True
         if id(tensor) in seen or not _is_elementwise(tensor, cut):
             return False
         seen.add(id(tensor))
         return any(
-            one.shape.rank and self._is_of_parts(one, cut, seen)
-            for one in tensor.op.inputs
+            operand.shape.rank and self._is_of_parts(operand, cut, seen)
+            for operand in tensor.op.inputs
         )
 
     def _computed(self, tensor: tf.Tensor, cut: Cut) -> list[tf.Tensor]:
         op = tensor.op
         columns = [
-            self.of(one, cut) if one.shape.rank else [one] * len(cut.sizes)
-            for one in op.inputs
+            self.of(operand, cut) if operand.shape.rank else [operand] * len(cut.sizes)
+            for operand in op.inputs
         ]
-        own = zip(*columns, strict=True)
-        return [again(op, inputs) for inputs in own]
+        part_inputs = zip(*columns, strict=True)
+        return [again(op, inputs) for inputs in part_inputs]
 
     # --- Rows -------------------------------------------------------------------------
 
@@ -80,14 +81,14 @@ class Pieces:
 
         Args:
             values: Rows of the whole, [n, ...].
-            indices: Which, integers [n].
-            cut: How the variable is divided.
+            indices: The rows' indices, integers [n].
+            cut: How the variable is partitioned.
         """
-        known = self._noted(values, indices)
-        if known is not None:
-            return known()
+        part_rows = self._noted(values, indices)
+        if part_rows is not None:
+            return part_rows()
         if cut.axis:
-            return [(own, indices) for own in tf.split(values, cut.sizes, cut.axis)]
+            return [(piece, indices) for piece in tf.split(values, cut.sizes, cut.axis)]
         owners = rows.owners_of(indices, cut.sizes)
         split = rows.split(values, indices, owners, len(cut.sizes))
         return list(
@@ -97,37 +98,39 @@ class Pieces:
     def _noted(
         self, values: tf.Tensor, indices: tf.Tensor
     ) -> Callable[[], list[Row]] | None:
-        """Returns what makes the rows of parts, if rows are made of those."""
+        """Returns what makes the rows of parts, if these rows follow from them."""
         noted = self._rows.get(id(values))
         if noted is not None and noted[0][1] is indices:
-            found = noted[1]
-            return lambda: found
+            part_rows = noted[1]
+            return lambda: part_rows
         op = values.op
         if op.type == "UnsortedSegmentSum" and indices.op.type == "Unique":
             return self._added_up(op, indices)
         if op.type not in ELEMENTWISE or not op.inputs:
             return None
-        wide = [k for k, one in enumerate(op.inputs) if one.shape.rank != 0]
-        if len(wide) != 1:
+        row_inputs = [
+            k for k, operand in enumerate(op.inputs) if operand.shape.rank != 0
+        ]
+        if len(row_inputs) != 1:
             return None
-        inner = self._noted(op.inputs[wide[0]], indices)
+        inner = self._noted(op.inputs[row_inputs[0]], indices)
         if inner is None:
             return None
 
         def computed() -> list[Row]:
-            made = []
-            for own, places in inner():
+            computed_rows = []
+            for part_values, places in inner():
                 inputs = list(op.inputs)
-                inputs[wide[0]] = own
-                made.append((again(op, inputs), places))
-            return made
+                inputs[row_inputs[0]] = part_values
+                computed_rows.append((again(op, inputs), places))
+            return computed_rows
 
         return computed
 
     def _added_up(
         self, op: tf.Operation, indices: tf.Tensor
     ) -> Callable[[], list[Row]] | None:
-        """Does so for rows that were added up where they are the same row."""
+        """Does the same for rows whose duplicates were added up."""
         if op.inputs[1] is not indices.op.outputs[1]:
             return None
         inner = self._noted(op.inputs[0], indices.op.inputs[0])
@@ -135,13 +138,13 @@ class Pieces:
             return None
 
         def added() -> list[Row]:
-            made = []
-            for own, places in inner():
+            summed_rows = []
+            for part_values, places in inner():
                 unique, segments = tf.unique(places)
                 count = tf.size(unique)
-                total = tf.math.unsorted_segment_sum(own, segments, count)
-                made.append((total, unique))
-            return made
+                total = tf.math.unsorted_segment_sum(part_values, segments, count)
+                summed_rows.append((total, unique))
+            return summed_rows
 
         return added
 
@@ -151,28 +154,28 @@ def _key(tensor: tf.Tensor, cut: Cut) -> Key:
 
 
 def _is_elementwise(tensor: tf.Tensor, cut: Cut) -> bool:
-    """Whether each element is computed of the same element of each operand."""
+    """Whether each element depends on the same element of each operand only."""
     op = tensor.op
     if op.type not in ELEMENTWISE or not op.inputs:
         return False
     operands = (tensor, *op.inputs)
-    return all(shapes.static(one) in ((), cut.shape) for one in operands)
+    return all(shapes.static(operand) in ((), cut.shape) for operand in operands)
 
 
 def again(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Adds an op once more, of one result, with other inputs."""
+    """Repeats an op of one result with other inputs; returns the result."""
     return repeated(op, inputs).outputs[0]
 
 
 def repeated(
     op: tf.Operation, inputs: Sequence[tf.Tensor], name: str | None = None
 ) -> tf.Operation:
-    """Adds an op once more to the default graph, with other inputs.
+    """Repeats an op in the default graph, with other inputs.
 
     Args:
-        op: Has attributes that depend on no shape.
-        inputs: As many.
-        name: What it is called.
+        op: An op whose attributes depend on no shape.
+        inputs: As many inputs as the op has.
+        name: The name of the new op.
     """
     graph = tf.compat.v1.get_default_graph()
     attributes = {
@@ -182,14 +185,14 @@ def repeated(
     }
     name = name or op.name.rpartition("/")[2]
     with tf.device(op.device), tf.control_dependencies(_before(op, graph)):
-        made: tf.Operation = graph.create_op(
+        new_op: tf.Operation = graph.create_op(
             op.type,
             list(inputs),
             [tensor.dtype for tensor in op.outputs],
             name=name,
             attrs=attributes,
         )
-    return made
+    return new_op
 
 
 def _before(op: tf.Operation, graph: tf.Graph) -> list[tf.Operation]:

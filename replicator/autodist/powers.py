@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By which powers of the number of examples ops multiply what they make.
+"""Rules for powers of the number of examples as factors of values.
 
-Pure functions of ops and of what is known of their operands.
+Pure functions of ops and of the Values of their operands.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from replicator.autodist.kinds import SAME, STATISTIC, UNKNOWN, Kind, Value
 
 
 def power_of(type_: str, powers: Sequence[float | None]) -> float | None:
-    """Returns by which power of n an op multiplies what it makes, None if by none.
+    """Returns the exponent of n in an op's result; None if there is no such power.
 
     Args:
-        type_: The op's.
-        powers: Those of its operands; None for zeros, which have any.
+        type_: The op's type.
+        powers: The exponents of its operands; None for zeros, which fit any.
     """
-    known = [power or 0 for power in powers]
+    exponents = [power or 0 for power in powers]
     if type_ in tables.TIMES:
-        return known[0] + known[1]
+        return exponents[0] + exponents[1]
     if type_ in tables.OVER:
-        return known[0] - known[1]
-    if not any(known):
+        return exponents[0] - exponents[1]
+    if not any(exponents):
         return 0
     if type_ in tables.HOMOGENEOUS:
-        return known[0] * tables.HOMOGENEOUS[type_]
+        return exponents[0] * tables.HOMOGENEOUS[type_]
     if type_ in tables.MULTIPLES:
         k = tables.MULTIPLES[type_]
-        return None if known[1 - k] else known[k]
+        return None if exponents[1 - k] else exponents[k]
     if type_ in ("Select", "SelectV2"):
-        if known[0]:
+        if exponents[0]:
             return None
         powers = powers[1:]
     elif type_ not in tables.ADDED and type_ not in tables.ALIKE:
         return None
-    found = {power for power in powers if power is not None}
-    if len(found) != 1:
+    distinct = {power for power in powers if power is not None}
+    if len(distinct) != 1:
         return None
-    return found.pop() * tables.ALIKE.get(type_, 1)
+    return distinct.pop() * tables.ALIKE.get(type_, 1)
 
 
 def is_zero(tensor: tf.Tensor) -> bool:
@@ -59,7 +59,7 @@ def is_zero(tensor: tf.Tensor) -> bool:
 
 
 def reduced(type_: str, value: Value) -> Value:
-    """Returns what a reduction makes of rows, over their examples."""
+    """Returns the Value of rows reduced over their examples."""
     if type_ == "Sum":
         if not value.by_value and value.some is None:
             return Value(Kind.SAME, value.power + 1, by_value=False)
@@ -73,31 +73,34 @@ def reduced(type_: str, value: Value) -> Value:
         kind = Kind.MAX if type_ in ("Max", "Any") else Kind.MIN
         if not value.by_value:
             return SAME
-        # What is left of some examples may be nothing, of which there is no extremum.
+        # A selection may be empty on a replica, and then has no extremum.
         return Value(kind) if value.some is None else UNKNOWN
     return UNKNOWN
 
 
 def computed(op: tf.Operation, values: list[Value]) -> Value:
-    """Returns what is computed of what grows with the examples, and of no more."""
-    if op.type in tables.COMPARISONS and (found := _tested(op, values)) is not None:
-        return found
+    """Returns the Value of an op on Values without rows that other rules leave over."""
+    if op.type in tables.COMPARISONS and (tested := _tested(op, values)) is not None:
+        return tested
     others = [v for v in values if not kinds.is_same(v)]
-    extremum = {v.kind for v in others}
+    other_kinds = {v.kind for v in others}
     if op.type in ("Maximum", "Minimum", "Max", "Min"):
-        own = Kind.MAX if op.type.startswith("Max") else Kind.MIN
-        # One with what is the same, be it the larger or the smaller of both.
-        single = len(others) == 1 and op.type in ("Maximum", "Minimum")
-        if extremum <= {Kind.MAX, Kind.MIN} and (single or extremum == {own}):
+        extreme_kind = Kind.MAX if op.type.startswith("Max") else Kind.MIN
+        # The extremum of a value and one that is the same on all replicas, whichever is
+        # larger.
+        is_single = len(others) == 1 and op.type in ("Maximum", "Minimum")
+        if other_kinds <= {Kind.MAX, Kind.MIN} and (
+            is_single or other_kinds == {extreme_kind}
+        ):
             return Value(others[0].kind)
     if all(v.kind is Kind.SAME for v in values):
-        given = [
+        operand_powers = [
             None if is_zero(tensor) else value.power
             for tensor, value in zip(op.inputs, values, strict=True)
         ]
         power = None
         if op.type in tables.ELEMENTWISE and op.outputs[0].dtype.is_floating:
-            power = power_of(op.type, given)
+            power = power_of(op.type, operand_powers)
         if power is not None:
             return Value(Kind.SAME, power, by_value=False)
     if op.type in tables.ELEMENTWISE or op.type in _STATISTICS:
@@ -109,12 +112,12 @@ _STATISTICS = frozenset({"Max", "Min", "Prod", "All", "Any", "ArgMax", "L2Loss"}
 
 
 def _tested(op: tf.Operation, values: Sequence[Value]) -> Value | None:
-    """Returns what a comparison with an extremum is, which is true of any or of all."""
-    one, two = values
+    """Returns the Value of a comparison with an extremum: true of any or of all."""
+    smaller, larger = values
     if op.type.startswith("Greater"):
-        one, two = two, one
-    if kinds.is_same(one) and two.kind in (Kind.MAX, Kind.MIN):
-        return Value(two.kind)
-    if kinds.is_same(two) and one.kind in (Kind.MAX, Kind.MIN):
-        return kinds.negated(Value(one.kind))
+        smaller, larger = larger, smaller
+    if kinds.is_same(smaller) and larger.kind in (Kind.MAX, Kind.MIN):
+        return Value(larger.kind)
+    if kinds.is_same(larger) and smaller.kind in (Kind.MAX, Kind.MIN):
+        return kinds.negated(Value(smaller.kind))
     return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What products of matrices and their like make of rows of examples.
+"""Rules for matrix products and the like on rows of examples.
 
-Each axis of an operand has a letter: rows whose letter is left are rows again, and
-those that are summed over are reduced.
+Each axis of an operand has a letter, as in an einsum: if the examples' letter is in the
+result, it has rows; if it is summed over, they are reduced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Own = Any  # rows.Rows
 
 
 def _product(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    """Products of matrices, of which each axis has a letter as in an einsum."""
+    """Assigns letters to the axes of a matrix product, as in an einsum."""
     ranks = [tensor.shape.rank for tensor in op.inputs]
     if None in ranks:
         return UNKNOWN
@@ -39,30 +39,32 @@ def _product(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Val
 
 def _einsum(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
     equation = op.get_attr("equation").decode().replace(" ", "")
-    given, _, result = equation.partition("->")
-    parts = given.split(",")
+    operands, _, result = equation.partition("->")
+    parts = operands.split(",")
     ranks = [tensor.shape.rank for tensor in op.inputs]
     if "." in equation:
         if None in ranks:
             return UNKNOWN
-        spare = "ABCDEFGH"
-        dots = [
+        spare_letters = "ABCDEFGH"
+        dot_counts = [
             rank - len(p.replace("...", ""))
             for rank, p in zip(ranks, parts, strict=True)
         ]
         parts = [
-            p.replace("...", spare[len(spare) - n :] if n else "")
-            for p, n in zip(parts, dots, strict=True)
+            p.replace("...", spare_letters[len(spare_letters) - n :] if n else "")
+            for p, n in zip(parts, dot_counts, strict=True)
         ]
-        most = max(dots)
-        result = result.replace("...", spare[len(spare) - most :] if most else "")
+        most_dots = max(dot_counts)
+        result = result.replace(
+            "...", spare_letters[len(spare_letters) - most_dots :] if most_dots else ""
+        )
     return _contracted(op, values, parts, result)
 
 
 def _contracted(
     op: tf.Operation, values: Sequence[Value], parts: Sequence[str], result: str
 ) -> Value:
-    """Returns what a product is: rows if the examples' letter is left, else a sum."""
+    """Returns a product's value: rows if the examples' letter stays, else a sum."""
     rows = [
         (part, v) for part, v in zip(parts, values, strict=True) if v.kind is Kind.ROWS
     ]
@@ -83,30 +85,30 @@ def _contracted(
             if shapes.sizes(tensor)[part.index(letter)] != 1 or letter not in result:
                 return UNKNOWN
     by_value = mixed is not None or any(v.by_value for _, v in rows)
-    made = rows[0][1].replaced(power=power, by_value=by_value, mixed=mixed)
+    product = rows[0][1].replaced(power=power, by_value=by_value, mixed=mixed)
     if letter in result:
-        return made.replaced(axis=result.index(letter))
-    return powers.reduced("Sum", made)
+        return product.replaced(axis=result.index(letter))
+    return powers.reduced("Sum", product)
 
 
 def _filter_gradient(
     own: Own, op: tf.Operation, k: int, values: Sequence[Value]
 ) -> Value:
     """The gradient of a convolution's filter: a sum over the examples."""
-    one, two = values[0], values[2]
-    if {one.kind, two.kind} != {Kind.ROWS} or one.axis or two.axis:
+    inputs, gradient = values[0], values[2]
+    if {inputs.kind, gradient.kind} != {Kind.ROWS} or inputs.axis or gradient.axis:
         return UNKNOWN
-    if (one.order, one.some) != (two.order, two.some):
+    if (inputs.order, inputs.some) != (gradient.order, gradient.some):
         return UNKNOWN
     return powers.reduced(
-        "Sum", two.replaced(power=one.power + two.power, by_value=True)
+        "Sum", gradient.replaced(power=inputs.power + gradient.power, by_value=True)
     )
 
 
 def _input_gradient(
     own: Own, op: tf.Operation, k: int, values: Sequence[Value]
 ) -> Value:
-    """The gradient of a convolution's input, whose shape it is given."""
+    """The gradient of a convolution's input; the op is given the input's shape."""
     value = values[2]
     if value.kind is not Kind.ROWS or value.axis or not kinds.is_same(values[1]):
         return UNKNOWN

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a single-device graph holds: what is copied for each replica, and what is not.
+"""Sorts the ops of a single-device graph into those copied per replica and the rest.
 
-Looks at the user's graph and changes nothing. Its ops are of three kinds:
+Reads the user's graph and changes nothing. Its ops are of three kinds:
 
-- *of replicas*: what computes and writes variables; each replica gets a copy;
-- *shared*: there once, for all replicas. What holds the elements of an iterator, a
-  table, a queue; what saves and restores; and all that these are made of, as initial
-  values are, which must be the same on all replicas;
-- *handles* of variables, which each replica has in its own way.
+- *of replicas*: ops that compute and write variables; each replica gets a copy;
+- *shared*: a single copy for all replicas: iterators, tables, queues, ops that save and
+  restore, and everything these depend on. Initial values are among them, since they
+  must be equal on all replicas;
+- *handles* of variables, which each replica replaces with its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from replicator.autodist import flows, marked, slots
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 
-# Made once, and what changes them for all replicas.
+# Resources created once, and the ops that change them for all replicas.
 _SHARED = re.compile(
     r"\w*Iterator(V2)?|MakeIterator|IteratorToStringHandle|IteratorFromStringHandle\w*"
     r"|\w*Dataset(V\d)?|\w*HashTable(V2)?|InitializeTable\w*|LookupTableImport(V2)?"
@@ -32,9 +32,9 @@ _SHARED = re.compile(
     r"|QueueSize(V2)?|QueueIsClosed(V2)?|Save(V2|Slices)?|Restore(V2|Slice)?"
     r"|MergeV2Checkpoints|ShardedFilename|WriteFile|\w*Summary(Writer|FileWriter)\w*"
 )
-# Each replica's gives other elements, and holds the next until it is asked.
+# Each replica gets elements of its own, and keeps one until it asks for the next.
 ELEMENTS = re.compile(r"IteratorGetNext(Sync)?|QueueDequeue\w*|ReaderRead\w*")
-# What makes a resource that a step uses up by itself.
+# Ops that create a resource which a step uses up within itself.
 _OF_A_STEP = re.compile(r"TensorArray\w*|Stack\w*|Empty\w*|TensorList\w*|Optional\w*")
 _REFUSED = re.compile(
     r"Variable(V2)?|TemporaryVariable|Barrier\w*|Stage|Unstage|Stage\w+|MapStage"
@@ -45,22 +45,22 @@ _PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
 
 
 class Program:
-    """The ops of a single-device graph up to now.
+    """The ops of a single-device graph at one point in time.
 
     Args:
         graph: The graph.
-        variables: Those made in the scope: MarkedVariables, or what describes them.
-        known: What was known of it when it had fewer ops, if that was looked at.
-        is_split: Whether replicas have parts of what is fed; else each has all of it.
+        variables: Those created in the scope: MarkedVariables, or descriptions of them.
+        known: The Program of an earlier state of the graph, if there was one.
+        is_split: Whether replicas get parts of what is fed; else each gets all of it.
 
     Attributes:
-        is_split: Whether they have.
-        ops: All that were added since, in order.
-        shared: Those that are there once.
-        markers: The gradients of variables, in order.
+        is_split: Whether replicas get parts of what is fed.
+        ops: All ops added since `known`, in order.
+        shared: The ops with a single copy for all replicas.
+        markers: The markers of variables' gradients, in order.
 
     Raises:
-        UnsupportedError: There is an op that cannot be copied.
+        UnsupportedError: An op cannot be copied.
     """
 
     def __init__(
@@ -72,39 +72,39 @@ class Program:
     ) -> None:
         self.graph = graph
         self.is_split: bool = is_split if known is None else known.is_split
-        every = graph.get_operations()
+        graph_ops = graph.get_operations()
         start: int = 0 if known is None else known.count
-        self.count: int = len(every)
-        self.ops = [op for op in every[start:] if not _tf.is_abandoned(op)]
-        self.variables = {one.op.name: one for one in variables}
-        before: Collection[tf.Operation] = () if known is None else known.shared
+        self.count: int = len(graph_ops)
+        self.ops = [op for op in graph_ops[start:] if not _tf.is_abandoned(op)]
+        self.variables = {variable.op.name: variable for variable in variables}
+        shared_before: Collection[tf.Operation] = () if known is None else known.shared
         self.shared: set[tf.Operation] = _shared(
-            self.ops, self.variables, before, self.splits
+            self.ops, self.variables, shared_before, self.splits
         )
         self.markers = [
             op for op in self.ops if marked.text(op, marked.GRADIENT) is not None
         ]
         self._flows: dict[tuple[frozenset[str], bool], set[tf.Operation]] = {}
-        # From where differentiation starts, and what that is once it is weighed.
+        # The starts of differentiation, with their Value once weighted.
         self._begun: dict[tf.Operation, Any] = {} if known is None else known._begun
         self._refuse()
 
     def unsplit(self) -> Program | None:
-        """Returns the program, computed of whole batches by each replica.
+        """Returns the program in which each replica computes the whole batch.
 
-        None if iterators deal the elements: none of them has the whole.
+        None if iterators deal the elements, since no replica has the whole batch then.
         """
         if any(ELEMENTS.fullmatch(op.type) for op in self.copied):
             return None
-        own = list(self.variables.values())
-        return Program(self.graph, own, is_split=False)
+        variables = list(self.variables.values())
+        return Program(self.graph, variables, is_split=False)
 
     def splits(self, tensor: tf.Tensor) -> bool:
-        """Whether what is fed for a tensor may be split."""
+        """Whether a value fed for a tensor may be split."""
         return self.is_split and _splits(tensor)
 
     def variable_behind(self, tensor: tf.Tensor) -> Any:
-        """Returns the variable of which a tensor is a handle, if it is one."""
+        """Returns the variable that a tensor is a handle of, or None."""
         op = tensor.op
         name = marked.text(op, marked.READ) if op.type == "Identity" else op.name
         if op.type not in ("Identity", "VarHandleOp"):
@@ -122,13 +122,15 @@ class Program:
 
     @functools.cached_property
     def imported(self) -> list[tf.Operation]:
-        """The shared ops, but for handles of variables, in order."""
-        own = self.variables
-        return [op for op in self.ops if op in self.shared and not is_handle(op, own)]
+        """The shared ops, except handles of variables, in order."""
+        variables = self.variables
+        return [
+            op for op in self.ops if op in self.shared and not is_handle(op, variables)
+        ]
 
     @functools.cached_property
     def slots(self) -> dict[str, str]:
-        """The variables that optimizers update with another, by their names."""
+        """Maps the names of optimizer slots to those of their variables."""
         return slots.find(self.ops, self.variable_behind)
 
     def differing(
@@ -136,38 +138,40 @@ class Program:
     ) -> set[tf.Operation]:
         """Returns the ops whose results differ between replicas.
 
-        They depend on what is split, drawn or dealt, and not through the gradient of a
-        variable, which is the same on all.
+        These depend on split, drawn or dealt values other than through the gradient of
+        a variable, which is equal on all replicas.
 
         Args:
-            fed: The names of ops without which nothing is split, and that are fed.
-            by_shape: Whether what depends on the shape alone differs, too.
+            fed: The names of further ops that are fed parts.
+            by_shape: Whether to include ops that depend on shapes alone.
         """
         key = frozenset(fed), by_shape
         if key not in self._flows:
-            every = self.graph.get_operations()[: self.count]
-            names = key[0]
-            sources = [op for op in every if op.name in names or self.gives_own(op)]
+            graph_ops = self.graph.get_operations()[: self.count]
+            fed_names = key[0]
+            sources = [
+                op for op in graph_ops if op.name in fed_names or self.gives_own(op)
+            ]
             sources += self._begun
             self._flows[key] = self._downstream(sources, by_shape)
         return self._flows[key]
 
     def begin(self, start: tf.Operation, value: Any) -> None:
-        """Notes what something is on replicas from where differentiation starts.
+        """Records the Value of a start of differentiation on the replicas.
 
         Args:
-            start: From where it does.
-            value: What is known of that, a `kinds.Value`.
+            start: The op that differentiation starts from.
+            value: Its `kinds.Value`.
         """
         self._begun[start] = value
         self._flows.clear()
 
     @property
     def flow(self) -> flows.Flow:
-        """What differs between replicas."""
-        given = {id(op.outputs[0]): value for op, value in self._begun.items()}
+        """Which ops differ between replicas, and how."""
+        start_values = {id(op.outputs[0]): value for op, value in self._begun.items()}
         differing, by_value = self.differing(), self.differing(by_shape=False)
-        return flows.Flow(differing, by_value, given, self.control)
+        return flows.Flow(differing, by_value, start_values, self.control)
 
     @functools.cached_property
     def control(self) -> switching.Flow:
@@ -176,42 +180,43 @@ class Program:
 
     @functools.cached_property
     def _decided(self) -> dict[tf.Operation, list[tf.Operation]]:
-        """What is returned from either side of conditionals, by what says from which.
+        """Maps each op that makes a predicate to the Merges of its conditional.
 
-        On both sides there may be constants: nothing that differs leads to them.
+        Both branches may return constants, to which no data path from the predicate
+        leads.
         """
-        found: dict[tf.Operation, list[tf.Operation]] = {}
+        merges: dict[tf.Operation, list[tf.Operation]] = {}
         for op in self.graph.get_operations()[: self.count] if self.control else ():
             for tensor in self.control.deciders(op) or ():
-                found.setdefault(tensor.op, []).append(op)
-        return found
+                merges.setdefault(tensor.op, []).append(op)
+        return merges
 
     def downstream(self, op: tf.Operation) -> set[tf.Operation]:
-        """Returns an op and those that depend on it, but not through gradients."""
+        """Returns an op and those that depend on it other than through gradients."""
         return self._downstream([op], by_shape=True)
 
     def _downstream(
         self, sources: Sequence[tf.Operation], by_shape: bool
     ) -> set[tf.Operation]:
-        """Returns ops and those that are given their results, but not by gradients."""
-        found = set(sources)
+        """Returns ops and those that depend on them other than through gradients."""
+        dependents = set(sources)
         stack = list(sources)
         while stack:
             op = stack.pop()
-            given = [one for tensor in op.outputs for one in tensor.consumers()]
-            for consumer in (*given, *self._decided.get(op, ())):
-                if consumer in found or consumer.type == "Const":
+            data_consumers = [c for tensor in op.outputs for c in tensor.consumers()]
+            for consumer in (*data_consumers, *self._decided.get(op, ())):
+                if consumer in dependents or consumer.type == "Const":
                     continue
                 if marked.text(consumer, marked.GRADIENT) is not None:
                     continue
                 if not by_shape and consumer.type in flows.SHAPES:
                     continue
-                found.add(consumer)
+                dependents.add(consumer)
                 stack.append(consumer)
-        return found
+        return dependents
 
     def gives_own(self, op: tf.Operation) -> bool:
-        """Whether an op gives each replica something else."""
+        """Whether an op gives each replica a different result."""
         if op in self.shared or not self.is_split:
             return False
         if op.type in _PLACEHOLDERS and marked.text(op, marked.GRADIENT) is None:
@@ -221,16 +226,16 @@ class Program:
         return flows.draws(op)
 
     def _refuse(self) -> None:
-        own = self.variables
+        variables = self.variables
         for op in self.ops:
-            what = None
-            if op.type == "VarHandleOp" and op.name not in own:
-                what = (
+            refusal = None
+            if op.type == "VarHandleOp" and op.name not in variables:
+                refusal = (
                     f"variable {op.name} was made outside of AutoDist's scope",
                     "enter autodist.scope() before the first variable is made.",
                 )
             elif _REFUSED.fullmatch(op.type):
-                what = (
+                refusal = (
                     f"{op.type} {op.name} cannot be copied for each replica: it holds "
                     "a state, or communicates by itself",
                     "use variables made in the scope, datasets and tables.",
@@ -244,20 +249,20 @@ class Program:
                 and not kind_of(op).calls
                 and not resource_inputs(op)
             ):
-                what = (
+                refusal = (
                     f"{op.type} {op.name} cannot be copied for each replica: it makes "
                     "something that holds a state",
                     "let it be a variable, a dataset's iterator or a table.",
                 )
-            if what is not None:
-                problem, fix = what
+            if refusal is not None:
+                problem, fix = refusal
                 raise errors.UnsupportedError(
                     errors.compose(f"{problem}.", [f"at {errors.line_of(op)}"], fix)
                 )
 
 
 def _splits(tensor: tf.Tensor) -> bool:
-    """Whether the first size of a tensor is not known."""
+    """Whether the first dimension of a tensor is unknown."""
     shape = tensor.shape
     if tensor.dtype in (tf.resource, tf.variant):
         return False
@@ -265,7 +270,7 @@ def _splits(tensor: tf.Tensor) -> bool:
 
 
 def is_handle(op: tf.Operation, variables: Any) -> bool:
-    """Whether an op stands for a variable."""
+    """Whether an op makes a handle of a variable."""
     if op.type == "VarHandleOp":
         return True
     return op.type == "Identity" and marked.text(op, marked.READ) in variables
@@ -277,17 +282,17 @@ def _shared(
     before: Collection[tf.Operation],
     splits: Callable[[tf.Tensor], bool],
 ) -> set[tf.Operation]:
-    """Returns the ops that are there once: some by their types, and their sources."""
-    new = set(ops)
+    """Returns the ops with a single copy: certain types, and all they depend on."""
+    new_ops = set(ops)
     shared = set(before)
     stack = [op for op in ops if _SHARED.fullmatch(op.type) or _is_whole(op, splits)]
     stack += _settings(ops)
     for variable in variables.values():
-        if variable.initializer in new:
+        if variable.initializer in new_ops:
             stack.append(variable.initializer.inputs[1].op)
     while stack:
         op = stack.pop()
-        if op in shared or op not in new or is_handle(op, variables):
+        if op in shared or op not in new_ops or is_handle(op, variables):
             continue
         shared.add(op)
         stack += [tensor.op for tensor in op.inputs]
@@ -296,7 +301,7 @@ def _shared(
 
 
 def _is_whole(op: tf.Operation, splits: Callable[[tf.Tensor], bool]) -> bool:
-    """Whether an op is fed a value that goes to all replicas as it is."""
+    """Whether an op is fed a value that goes to all replicas unsplit."""
     if op.type not in _PLACEHOLDERS or splits(op.outputs[0]):
         return False
     return not op.inputs or op.inputs[0].op.type == "Const"
@@ -305,13 +310,13 @@ def _is_whole(op: tf.Operation, splits: Callable[[tf.Tensor], bool]) -> bool:
 def _settings(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
     """Returns placeholders of unknown rank that optimizers use: a learning rate."""
     stack = [op for op in ops if slots.UPDATES.fullmatch(op.type)]
-    seen, found = set(stack), []
+    seen, placeholders = set(stack), []
     while stack:
         op = stack.pop()
         if op.type == "Placeholder" and op.outputs[0].shape.rank is None:
-            found.append(op)
+            placeholders.append(op)
         if marked.text(op, marked.GRADIENT) is None:
             sources = {tensor.op for tensor in op.inputs} - seen
             seen |= sources
             stack += sources
-    return found
+    return placeholders

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies that replicas have of a variable which one device has for all.
+"""Keeps replicas' local copies of owned variables up to date.
 
-What a replica reads, it reads from its own copy. Whatever writes the variable is
-followed by what gives all copies the new value, and what waited for the one waits for
-the other.
+Each replica reads its own copy. Every write of the variable is followed by a refresh of
+all copies, and ops that waited for the write wait for the refresh.
 
 Source: AutoDist's local_proxy_variable (Zhang et al. 2020).
 """
@@ -24,7 +23,7 @@ from replicator.graph.order import effects
 
 
 def can_follow(program: Program, name: str) -> bool:
-    """Whether copies of a variable can be kept up: no control flow is given it."""
+    """Whether a variable can have local copies: control flow does not use it."""
     handle = program.variables[name].op.outputs[0]
     users = list(handle.consumers())
     for op in handle.consumers():
@@ -39,25 +38,27 @@ def keep_up(
     variables: Mapping[str, Any],
     devices: Sequence[str],
 ) -> None:
-    """Has each replica read its copies, and writes be followed by their refresh.
+    """Makes each replica read its copies, and refreshes them after writes.
 
     Args:
-        program: What is copied for each replica.
-        places: What its ops are on each.
-        variables: ReplicatedVariables, by their names.
-        devices: Of the replicas.
+        program: The graph that is copied for each replica.
+        places: The copies of its ops on each replica.
+        variables: ReplicatedVariables, by name.
+        devices: The device of each replica.
     """
     reads: dict[str, list[tf.Operation]] = {}
     writes: list[tuple[tf.Operation, Any]] = []
     for op in program.copied:
         for k, tensor in resource_inputs(op):
             original = program.variable_behind(tensor)
-            made = None if original is None else variables[original.op.name]
-            if made is None or not made.placement.has_copies:
+            variable = None if original is None else variables[original.op.name]
+            if variable is None or not variable.placement.has_copies:
                 continue
             if op.type in uses.READS:
-                for own, copy in zip(places, made.components, strict=False):
-                    _tf.set_input(own[op], k, copy.handle)
+                for replica_places, copy in zip(
+                    places, variable.components, strict=False
+                ):
+                    _tf.set_input(replica_places[op], k, copy.handle)
                 if not op.control_inputs and op.type == "ReadVariableOp":
                     reads.setdefault(original.op.name, []).append(op)
             elif effects.writes(op, k):
@@ -65,9 +66,9 @@ def keep_up(
     for op, original in writes:
         name = original.op.name
         before = reads.get(name, []) if freshness.updates(program, op) else []
-        done = _refresh(places[0][op], variables[name], before, places, devices)
-        for own in places:
-            own[op] = done
+        refresh = _refresh(places[0][op], variables[name], before, places, devices)
+        for replica_places in places:
+            replica_places[op] = refresh
 
 
 def _refresh(
@@ -77,25 +78,25 @@ def _refresh(
     places: Sequence[Places],
     devices: Sequence[str],
 ) -> tf.Operation:
-    """Adds what gives all copies the value that was written; returns what ends it."""
+    """Updates all copies after a write; returns the op that ends this."""
     first = variable.storage.first
     with tf.name_scope("AutoDist/proxies"):
-        done: tf.Operation = tf.no_op()
-        _tf.move_control_outputs(write, done)
+        end: tf.Operation = tf.no_op()
+        _tf.move_control_outputs(write, end)
         with tf.control_dependencies([write]), tf.device(first.device):
             value = tf.raw_ops.ReadVariableOp(
                 resource=first.handle, dtype=variable.dtype
             )
         assigned = [write]
         pairs = zip(places, variable.components, devices, strict=False)
-        for own, component, device in pairs:
+        for replica_places, component, device in pairs:
             if component is first:
                 continue
             with tf.device(device):
                 copy = tf.identity(value)
                 tf.raw_ops.AssignVariableOp(resource=component.handle, value=copy)
             (assign,) = copy.consumers()
-            _tf.add_control_inputs(assign, [own[op] for op in reads])
+            _tf.add_control_inputs(assign, [replica_places[op] for op in reads])
             assigned.append(assign)
-        _tf.add_control_inputs(done, assigned)
-    return done
+        _tf.add_control_inputs(end, assigned)
+    return end

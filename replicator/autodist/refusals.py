@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of programs for one device that cannot be copied, in words for their users."""
+"""Errors for single-device programs that cannot be replicated, in users' terms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replicator.autodist.kinds import Kind, Value
 
 
 def of_user(error: errors.ReplicatorError, scope: str) -> errors.ReplicatorError:
-    """Returns an error of the passes, in words for one who knows of no replicas."""
+    """Rewords an error of the passes for users who know of no replicas."""
     said = str(error).replace(f"{scope}/", "").partition("\nFix: ")[0]
     fix = (
         "let what is written follow from gradients of tf.gradients, from variables and "
@@ -23,7 +23,7 @@ def of_user(error: errors.ReplicatorError, scope: str) -> errors.ReplicatorError
 
 
 def unsplit(what: str, error: errors.ReplicatorError) -> str:
-    """Returns the warning of what is computed of whole batches, for an error."""
+    """Returns the warning that each replica computes whole batches, and why."""
     said, _, fix = str(error).partition("\nFix: ")
     return errors.compose(
         f"{what} is not split: each replica computes the whole batch, as one device "
@@ -38,8 +38,8 @@ def unbuildable(
     """Returns the error for owned variables that cannot be mirrored either.
 
     Args:
-        whys: The names of variables, and for what each replica needs a component.
-        lines: Where they were made.
+        whys: Maps the names of variables to why each replica needs a component.
+        lines: Where the variables were created.
     """
     names = ", ".join(whys)
     return errors.UnsupportedError(
@@ -53,7 +53,7 @@ def unbuildable(
 
 
 def no_whole(variable: str, line: str, said: str) -> errors.ReplicatorError:
-    """Returns the error for a write of what differs and cannot be made equal."""
+    """Returns the error for a differing write that has no value for all examples."""
     return errors.UnsupportedError(
         errors.compose(
             f"variable {variable} is assigned what differs between replicas, "
@@ -66,7 +66,7 @@ def no_whole(variable: str, line: str, said: str) -> errors.ReplicatorError:
 
 
 def argument(name: str, line: str, value: Value) -> errors.ReplicatorError:
-    """Returns the error for what a function is given that takes gradients of it."""
+    """Returns the error for an argument of a function that takes gradients."""
     said = "made of other examples, too" if value.kind is Kind.ROWS else value.said
     return errors.UnsupportedError(
         errors.compose(
@@ -81,7 +81,7 @@ def argument(name: str, line: str, value: Value) -> errors.ReplicatorError:
 
 
 def given_gradients(what: str, line: str) -> errors.ReplicatorError:
-    """Returns the error for a gradient of a gradient that starts from a given one."""
+    """Returns the error for second derivatives that start from given gradients."""
     return errors.UnsupportedError(
         errors.compose(
             f"the gradient of {what} is differentiated by a tape that is "
@@ -93,7 +93,7 @@ def given_gradients(what: str, line: str) -> errors.ReplicatorError:
 
 
 def too_late(op: tf.Operation) -> errors.ReplicatorError:
-    """Returns the error for what cannot be added to a graph that is copied already."""
+    """Returns the error for an addition to a graph that is already replicated."""
     return errors.UnsupportedError(
         errors.compose(
             "a variable, a gradient or a write of what depends on the examples was "

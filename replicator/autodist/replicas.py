@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The distributed graph: a copy of a single-device graph for each replica.
+"""Builds the distributed graph: one copy of the single-device graph per replica.
 
-The copies are put together by the passes that build a step, from where the replicas are
-there: variables have one component per replica, or an owner; where the single-device
-graph has a gradient of a variable, the replicas communicate; what they write is proven
-to be equal. Replica 0's ops have the names of the user's, those of replica r stand
-under `AutoDist-Replica-r/`.
+Each variable gets one component per replica or a single owner. Replicas communicate
+where the single-device graph takes the gradient of a variable; the passes that build a
+step connect the copies and prove that everything they write is equal. Replica 0's ops
+keep the user's names; those of replica r are under `AutoDist-Replica-r/`.
 
-Source: the in-graph replication of AutoDist (Zhang et al. 2020), which copies a graph
-of one device, too.
+Source: the in-graph replication of AutoDist (Zhang et al. 2020), which also copies a
+single-device graph.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ _PASSES: tuple[Callable[[Draft], None], ...] = (
 
 
 class _Again(Exception):
-    """A build has learned which variables have to be mirrored.
+    """Restarts a build that found variables which must be mirrored.
 
     Attributes:
-        mirrored: These, and what for.
+        mirrored: Maps the name of each to the reason it needs mirroring.
     """
 
     def __init__(self, mirrored: Mapping[str, str]) -> None:
@@ -70,28 +69,30 @@ def replicate(
 ) -> Replicas:
     """Returns all replicas of a single-device graph; see `Replicas`.
 
-    Where nothing makes what parts of the batch give that of one device, each has all.
+    If no weighting makes results over parts of the batch equal those of one device,
+    each replica computes the whole batch.
     """
     decided = cuts.decide(program, settings.chooser)
     try:
-        made = _replicated(program, settings, loss, decided)
+        result = _replicated(program, settings, loss, decided)
     except errors.UnsupportedError as error:
         whole = program.unsplit()
         if whole is None:
             raise
         try:
-            made = _replicated(whole, settings, loss, decided)
+            result = _replicated(whole, settings, loss, decided)
         except errors.ReplicatorError:
             raise error from None
         if settings.world.num_replicas > 1:
             logging.warning("%s", refusals.unsplit("what sessions are fed", error))
-    made.warn()
-    return made
+    result.warn()
+    return result
 
 
 def _replicated(
     program: Program, settings: Settings, loss: str | None, decided: cuts.Decided
 ) -> Replicas:
+    """Builds `Replicas`, mirroring more variables until a build succeeds."""
     plan, divided = shares.Plan(program, loss), None
     if decided.cuts:
         writes = [write.op for write in plan.writes]
@@ -102,9 +103,9 @@ def _replicated(
         try:
             return Replicas(program, settings, mirrored, loss, plan, decided, divided)
         except _Again as again:
-            known = len(mirrored)
+            previous_count = len(mirrored)
             mirrored.update(again.mirrored)
-            if len(mirrored) == known:
+            if len(mirrored) == previous_count:
                 lines = {
                     name: errors.line_of(source.variables[name].op)
                     for name in again.mirrored
@@ -118,19 +119,19 @@ class Replicas:
     Args:
         program: The single-device graph.
         settings: The devices, and what all steps on them share.
-        mirrored: The names of variables of which each replica needs a component, and
-            what for.
-        loss: What the user says that losses are, "mean" or "sum", if anything.
-        plan: What is known of its values.
-        decided: What a strategy says of its variables.
-        divided: The graph with variables in parts, if there are any.
+        mirrored: Maps the names of variables that need a component on each replica to
+            the reason.
+        loss: What the user declares losses to be, "mean" or "sum"; None if nothing.
+        plan: Where replicas communicate, and how much each replica's values count.
+        decided: The strategy's decisions on the variables.
+        divided: The graph with partitioned variables, if there are any.
 
     Attributes:
         graph: The graph of all replicas.
-        places: `places[r]` has what an op of the original is on replica r; shared ones
-            are on all.
-        program: What it is copied from.
-        plan: What is known of its values.
+        places: `places[r]` maps each op of the original to its copy on replica r; a
+            shared op has the same copy on all.
+        program: The graph that is copied.
+        plan: Where replicas communicate, and how much each replica's values count.
         shares: How many examples each replica has.
 
     Raises:
@@ -157,7 +158,7 @@ class Replicas:
         kind = tf.DeviceSpec.from_string(world.devices[0]).device_type
         self._bodies = bodies.Bodies(kind)
         self._finished = False
-        self._once: dict[tf.Operation, int] = {}  # of which one copy is everyone's
+        self._once: dict[tf.Operation, int] = {}  # ops with a single copy for all
         source = self._source
         with self.graph.as_default():
             self._variables = Variables(source, settings, decided)
@@ -176,18 +177,18 @@ class Replicas:
             self.shares = shares.Shares(world)
             self._share(source)
             start = _tf.operation_count(self.graph)
-            own = self._copy(source)
+            replica_ops = self._copy(source)
             self._deal(source)
-            self._finish(source, own, start)
+            self._finish(source, replica_ops, start)
         self._finished = True
 
     @property
     def _source(self) -> Program:
-        """What is copied for each replica: the program, or that with parts."""
+        """The graph copied for each replica: the program, or its partitioned form."""
         return self.program if self._divided is None else self._divided.program
 
     def _note_places(self) -> None:
-        """Notes what the user's ops are, where others are copied in their places."""
+        """Also maps user ops that partitioning replaced to copies of the new ops."""
         if self._divided is None:
             return
         pairs = list(self._divided.places.items())
@@ -197,14 +198,14 @@ class Replicas:
                     places[original] = places[op]
 
     def extend(self, renewed: Callable[[Program], Program]) -> None:
-        """Copies what was added to the user's graph since it was looked at.
+        """Copies ops that the user's graph has gained since it was last read.
 
         Args:
-            renewed: Returns the user's graph as it is now, given how it was.
+            renewed: Takes the previous Program, returns the current one.
 
         Raises:
-            UnsupportedError: It is a variable, or something about which the replicas
-                would have to communicate.
+            UnsupportedError: The new ops include a variable, or something about which
+                the replicas would have to communicate.
         """
         if _tf.operation_count(self.program.graph) == self.program.count:
             return
@@ -227,14 +228,14 @@ class Replicas:
             self._copy(source)
             self._deal(source)
             self._note_places()
-            for n in range(len(self.places)):  # gradients by what is no variable
+            for n in range(len(self.places)):  # gradients not by variables
                 self.shares.scale(plan, self.places, n)
             freshness.keep_owners_writes(source, self.places, self._variables.owner_of)
             self._order(source)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Where the replicas are."""
+        """The device of each replica."""
         return self._settings.world.devices
 
     def counts(self, source: tf.Operation) -> list[tf.Tensor]:
@@ -243,10 +244,10 @@ class Replicas:
             return self.shares.counts(source, self.places)
 
     def whole(self, tensor: tf.Tensor) -> tf.Tensor | None:
-        """Returns what a tensor is for all examples, or None if that is not computed.
+        """Returns a tensor's value over all examples, or None if it cannot be computed.
 
         Args:
-            tensor: One of the program.
+            tensor: A tensor of the program.
         """
         with self.graph.as_default():
             return self.shares.joined(tensor, self.plan, self.places, 0)
@@ -256,7 +257,7 @@ class Replicas:
         return cuts.trained(self.program, self._decided, self._variables.made)
 
     def warn(self) -> None:
-        """Says which variables are not where a strategy has them, and why."""
+        """Warns of variables that are mirrored in spite of the strategy, and why."""
         for name, why in self._variables.moved().items():
             if name in self._decided.chosen:
                 logging.warning(
@@ -268,59 +269,59 @@ class Replicas:
     # --- Copies -----------------------------------------------------------------------
 
     def _share(self, program: Program) -> None:
-        """Copies what is there once."""
+        """Copies the ops that all replicas share."""
         _tf.copy_functions(program.graph, self.graph)
         stamp = stamping.Stamp(program.graph, program.imported)
 
-        def given(tensor: tf.Tensor) -> tf.Tensor:
+        def substitute(tensor: tf.Tensor) -> tf.Tensor:
             variable = self._variables.behind(program, tensor)
             if variable is None:
                 return stamping.of(self.places[0], tensor)
             handle: tf.Tensor = variable.storage.first.handle
             return handle
 
-        new = stamp.press(
-            self.graph, "", given, lambda op: op.device, dict(self.places[0])
+        copies = stamp.press(
+            self.graph, "", substitute, lambda op: op.device, dict(self.places[0])
         )
         for places in self.places:
-            places.update(new)
+            places.update(copies)
 
     def _copy(self, program: Program) -> list[list[tf.Operation]]:
-        """Copies what each replica has; returns the ops of each."""
+        """Copies the ops that each replica has; returns the ops of each."""
         stamp = stamping.Stamp(program.graph, program.copied)
-        own, made = [], self._variables
-        once = self._once = {} if self._finished else owned.find(program, made)
+        replica_ops, replicated = [], self._variables
+        once = self._once = {} if self._finished else owned.find(program, replicated)
         aliases = None if self._finished else self._build.aliases
 
         def at_owner(tensor: tf.Tensor) -> str:
-            return made.at_owner(program, tensor)
+            return replicated.at_owner(program, tensor)
 
         for n, r in enumerate(self._settings.world.local):
             places, device = self.places[n], self._settings.world.device(r)
 
-            def given(tensor: tf.Tensor, r: int = r, places: Places = places) -> Any:
-                handle = made.handle(program, tensor, r, aliases)
+            def lookup(tensor: tf.Tensor, r: int = r, places: Places = places) -> Any:
+                handle = replicated.handle(program, tensor, r, aliases)
                 return stamping.of(places, tensor) if handle is None else handle
 
-            def placed(op: tf.Operation, device: str = device) -> str:
-                return made.placed(program, op, device)
+            def device_of(op: tf.Operation, device: str = device) -> str:
+                return replicated.placed(program, op, device)
 
             scope = f"{PREFIX}{r}/" if r else ""
 
-            def called(op: tf.Operation, name: str, r: int = r) -> str:
+            def body_of(op: tf.Operation, name: str, r: int = r) -> str:
                 return self._bodies.copy(op, name, r, at_owner)
 
-            left = {op for op, owner in once.items() if owner != n}
+            skip = {op for op, owner in once.items() if owner != n}
             others = dict(places)
             places.update(
-                stamp.press(self.graph, scope, given, placed, others, called, left)
+                stamp.press(self.graph, scope, lookup, device_of, others, body_of, skip)
             )
-            own.append([places[op] for op in stamp.ops if op not in once])
+            replica_ops.append([places[op] for op in stamp.ops if op not in once])
         owned.share(once, self.places)
-        return own
+        return replica_ops
 
     def _deal(self, program: Program) -> None:
-        """Has replicas take elements one after the other, in their order."""
+        """Makes replicas take elements one after the other, in replica order."""
         for op in program.copied:
             if ELEMENTS.fullmatch(op.type):
                 column = [places[op] for places in self.places]
@@ -332,13 +333,13 @@ class Replicas:
     def _finish(
         self, source: Program, own: list[list[tf.Operation]], start: int
     ) -> None:
-        """Has the replicas communicate, and runs the passes."""
+        """Adds the replicas' communication and runs the passes."""
         plan = self.plan
         self._note_places()
         for n, r in enumerate(self._settings.world.local):
             self._communicate(plan, n, r)
         count = len(own[0])
-        # What was added for the communication belongs to the replicas, too.
+        # The ops added for communication belong to the replicas, too.
         added = self._added()
         draft = Draft(
             self._settings,
@@ -365,31 +366,31 @@ class Replicas:
         self._order(source)
 
     def _order(self, source: Program) -> None:
-        """Has reads come before updates, and copies be as what they are copies of."""
+        """Orders reads before updates, and refreshes the copies of owned variables."""
         freshness.read_first(source, self.places)
         devices = self._settings.world.devices
         proxies.keep_up(source, self.places, self._variables.made, devices)
         self._note_places()
 
     def _communicate(self, plan: shares.Plan, n: int, r: int) -> None:
-        """Puts the communication of one replica into its copy."""
+        """Adds one replica's communication to its copy."""
         replica = context.ReplicaContext(self._build, r, scope=f"{PREFIX}{r}/")
         device = self._settings.world.device(r)
         before = _tf.operation_count(self.graph)
         with context.building(replica), tf.device(device), tf.name_scope("AutoDist"):
             self.shares.scale(plan, self.places, n)
-            made = agreement.Agreement(
+            agreeing = agreement.Agreement(
                 *(self.program, plan, self.shares, self._variables.made),
                 *(self.places, n, self._divided),
             )
             for group in plan.gradients:
-                self._reduced[n].update(made.reduce(group))
+                self._reduced[n].update(agreeing.reduce(group))
             for write in plan.writes:
-                made.agree(write)
+                agreeing.agree(write)
         self._parts[n] = (before, _tf.operation_count(self.graph))
 
     def _added(self) -> list[list[tf.Operation]]:
-        """Returns what each replica's communication consists of."""
+        """Returns the ops of each replica's communication."""
         ops = self.graph.get_operations()
         aliases = self._build.aliases.ops()
         return [

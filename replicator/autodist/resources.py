@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices that a resource names, as Replicator takes them."""
+"""Finds the devices that a resource names, as arguments of Replicator."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from replicator.cluster.resources import ResourceSpec
 
 
 def devices_of(resource: Any) -> Any:
-    """Returns the devices that a resource names, as Replicator takes them.
+    """Returns the devices that a resource names, as an argument of Replicator.
 
     Args:
-        resource: What AutoDist was given: the path of a YAML file, a ResourceSpec, or
-            what a Replicator takes.
+        resource: AutoDist's argument: the path of a YAML file, a ResourceSpec, or
+            whatever Replicator takes.
 
     Raises:
-        ClusterError: The file is wrong, or this program is connected to other hosts
-            than it lists, or to none.
+        ClusterError: The file is invalid, or lists hosts other than those that this
+            program is connected to.
     """
     if isinstance(resource, str | os.PathLike):
         resource = ResourceSpec(resource)
@@ -30,10 +30,10 @@ def devices_of(resource: Any) -> Any:
 
 
 def _named(spec: ResourceSpec) -> list[str]:
-    """Returns the devices of hosts by the names that TensorFlow has for them."""
+    """Returns the devices of hosts under TensorFlow's names."""
     hosts = spec.description.hosts
-    known = peers.facts()
-    connected = known.addresses if known is not None else state.connected_hosts()
+    facts = peers.facts()
+    connected = facts.addresses if facts is not None else state.connected_hosts()
     listed = [host.address for host in hosts]
     if [*connected] == listed:
         tasks = [f"/job:{state.WORKER}/replica:0/task:{k}/" for k in range(len(hosts))]
@@ -43,8 +43,8 @@ def _named(spec: ResourceSpec) -> list[str]:
         tasks = [""]  # this program's own host
     return [
         f"{task}{'device:' if task else ''}{device}"
-        for task, own in zip(tasks, spec.by_host, strict=True)
-        for device in own
+        for task, host_devices in zip(tasks, spec.by_host, strict=True)
+        for device in host_devices
     ]
 
 

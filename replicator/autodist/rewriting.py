@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies a graph, or the body of a function, with variables of it in parts.
+"""Copies a graph, or the body of a function, with some of its variables partitioned.
 
-Most ops are copied as they are, at once. Those that use a variable which is divided
-give way to others, which use its parts: part_ops.py says which.
+Most ops are copied unchanged, in a single import. Those that use a partitioned variable
+are replaced by the rules in part_ops.py.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from replicator.autodist.cuts import Cut
 from replicator.autodist.pieces import Pieces
 from replicator.autodist.stamping import Places
 
-# Returns what is in the place of an op, or None if it says so itself.
+# Returns the replacement of an op, or None if it has registered the results itself.
 Divide = Callable[["Rewriter", tf.Operation], tf.Operation | None]
 
 
-# No op may be named as a scope is in which others are already.
-_PARTS = "AutoDist-parts/"  # where what uses parts is named
-_LATER = "AutoDist-later/"  # where what waits for a tensor is named
+# No op may have the name of a scope that others are in already.
+_PARTS = "AutoDist-parts/"  # scope of the ops that use parts
+_LATER = "AutoDist-later/"  # scope of the stubs of tensors that are yet to come
 
 
 @dataclasses.dataclass(frozen=True)
 class Handles:
-    """What is in the place of a handle.
+    """The handles of the parts that replace a variable's handle.
 
     Attributes:
-        cut: How its variable is divided.
+        cut: How the variable is partitioned.
         parts: The handles of the parts.
-        pivot: In control flow of TensorFlow 1, what ops without operands wait for, so
-            that they do not run where the others do not.
+        pivot: In control flow of TensorFlow 1, the op that new ops without inputs wait
+            for, so that they run only when the others of their branch or loop do.
     """
 
     cut: Cut
@@ -46,20 +46,20 @@ class Handles:
 
 
 class Rewriter:
-    """Copies ops of one graph into another, where variables are in parts.
+    """Copies ops of one graph into another, with variables partitioned.
 
     Args:
-        source: Where they are.
-        target: Where they go.
-        divide: Puts what uses parts in the place of an op.
+        source: The graph of the ops.
+        target: The graph of the copies.
+        divide: Replaces an op that uses a partitioned variable.
 
     Attributes:
-        places: What ops have become.
-        handles: What is in the place of handles, by the ids of those.
-        pieces: What of tensors belongs to parts.
-        values: What passes on a value that is written as a whole, by what writes it.
-        whole: What writes values that are not to be divided before.
-        before: What is waited for where ops are being added.
+        places: Maps ops to their copies or replacements.
+        handles: The replacements of handles, by the handle's id.
+        pieces: The pieces of tensors that belong to parts.
+        values: Maps writes of whole values to the ops that pass these on.
+        whole: Writes whose values must stay whole until they are written.
+        before: Control inputs of the ops being added.
     """
 
     def __init__(self, source: Any, target: Any, divide: Divide) -> None:
@@ -71,21 +71,21 @@ class Rewriter:
         self.whole: Collection[tf.Operation] = ()
         self.before: list[tf.Operation] = []
         self._given: dict[int, tf.Tensor] = {}
-        self._kept: list[tf.Tensor] = []  # whose ids are known
+        self._kept: list[tf.Tensor] = []  # keeps their ids valid
         self._stubs: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
 
     def give(self, tensor: tf.Tensor, new: tf.Tensor) -> None:
-        """Says what is in the place of a tensor, which is not copied."""
+        """Registers the substitute for a tensor that is not copied."""
         self._given[id(tensor)] = new
         self._kept.append(tensor)
 
     def divide(self, tensor: tf.Tensor, handles: Handles) -> None:
-        """Says what is in the place of a handle."""
+        """Registers the handles of parts that replace a handle."""
         self.handles[id(tensor)] = handles
         self._kept.append(tensor)
 
     def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns what a tensor has become, or what waits for it."""
+        """Returns the copy of a tensor, or a stub if that is yet to come."""
         if id(tensor) in self._given:
             return self._given[id(tensor)]
         if tensor.op not in self.places:
@@ -93,7 +93,7 @@ class Rewriter:
         return stamping.of(self.places, tensor)
 
     def handles_of(self, op: tf.Operation) -> Handles | None:
-        """Returns what is in the place of the first handle that an op is given."""
+        """Returns the replacement of the first handle among an op's inputs, or None."""
         for tensor in op.inputs:
             if id(tensor) in self.handles:
                 return self.handles[id(tensor)]
@@ -104,46 +104,46 @@ class Rewriter:
         ops: Sequence[tf.Operation],
         marks: Callable[[tf.Operation], bool] = lambda op: False,
     ) -> None:
-        """Copies ops.
+        """Copies ops, replacing those that use partitioned variables.
 
         Args:
-            ops: In their order.
-            marks: Whether an op is the marker of a gradient of what is divided.
+            ops: The ops, in order.
+            marks: Whether an op is a gradient marker of a partitioned variable.
         """
-        own = self._using(ops, marks)
-        inside = set(own)
+        users = self._using(ops, marks)
+        inside = set(users)
         stamp = stamping.Stamp(self.source, [op for op in ops if op not in inside])
         self._stubs.clear()
         others = dict(self.places)
-        new = stamp.press(self.target, "", self.tensor, _device, others)
-        self.places.update(new)
+        copies = stamp.press(self.target, "", self.tensor, _device, others)
+        self.places.update(copies)
         with self.target.as_default():
-            while own:
+            while users:
                 waiting = []
-                for op in own:
+                for op in users:
                     if self._knows(op) or marks(op):
                         self._put(op)
                     else:
                         waiting.append(op)
-                assert len(waiting) < len(own), "every handle has a source"
-                own = waiting
-        left = [stub for _, stub in self._stubs.values()]
-        _tf.abandon([stub.op for stub in left])
+                assert len(waiting) < len(users), "every handle has a source"
+                users = waiting
+        stubs = [stub for _, stub in self._stubs.values()]
+        _tf.abandon([stub.op for stub in stubs])
 
     def _using(
         self, ops: Sequence[tf.Operation], marks: Callable[[tf.Operation], bool]
     ) -> list[tf.Operation]:
-        """Returns the ops that use what is divided, those first that pass it on."""
-        new = set(ops)
+        """Returns the ops on partitioned variables, those that pass them on first."""
+        new_ops = set(ops)
         seen: dict[tf.Operation, None] = {}
         passing: list[tf.Operation] = []
-        stack = [one for one in self._kept if id(one) in self.handles]
+        stack = [handle for handle in self._kept if id(handle) in self.handles]
         while stack:
             tensor = stack.pop()
-            if tensor.op in new:
+            if tensor.op in new_ops:
                 seen[tensor.op] = None
             for op in tensor.consumers():
-                if op not in new or op in seen:
+                if op not in new_ops or op in seen:
                     continue
                 seen[op] = None
                 if op.type in uses.PASSED_ON:
@@ -151,16 +151,16 @@ class Rewriter:
                     stack += op.outputs
                 elif op.type in uses.LOOPS:
                     pairs = zip(op.inputs, op.outputs, strict=True)
-                    stack += [out for own, out in pairs if own is tensor]
+                    stack += [out for operand, out in pairs if operand is tensor]
         others = [op for op in ops if (op in seen or marks(op)) and op not in passing]
         return [*passing, *others]
 
     def _knows(self, op: tf.Operation) -> bool:
-        """Whether it is known what is in the place of an op's handles."""
-        return any(id(one) in self.handles for one in (*op.inputs, *op.outputs))
+        """Whether the replacement of an op's handles is known."""
+        return any(id(tensor) in self.handles for tensor in (*op.inputs, *op.outputs))
 
     def _later(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns what waits for a tensor that is yet to come."""
+        """Returns the stub of a tensor that is yet to come."""
         if id(tensor) not in self._stubs:
             with (
                 self.target.as_default(),
@@ -174,16 +174,16 @@ class Rewriter:
         return self._stubs[id(tensor)][1]
 
     def _put(self, op: tf.Operation) -> None:
-        """Puts what uses parts in the place of an op."""
+        """Replaces an op that uses parts."""
         if all(id(out) in self.handles for out in op.outputs) and op.outputs:
-            return  # it is a handle
+            return  # it makes a handle
         with self.around(op):
-            new = self._divide(self, op)
-        if new is not None:
-            self.become(op, new)
+            replacement = self._divide(self, op)
+        if replacement is not None:
+            self.become(op, replacement)
 
     def become(self, op: tf.Operation, new: tf.Operation) -> None:
-        """Says what an op has become."""
+        """Registers the replacement of an op, and connects it to ops waiting for it."""
         self.places[op] = new
         _tf.copy_line(op, new)
         for tensor in op.outputs:
@@ -195,8 +195,10 @@ class Rewriter:
 
     @contextlib.contextmanager
     def around(self, op: tf.Operation) -> Iterator[None]:
-        """In this block, ops are added where an op was."""
-        before = [self.places[one] for one in op.control_inputs if one in self.places]
+        """Adds this block's ops in place of an op: its device, its control inputs."""
+        before = [
+            self.places[source] for source in op.control_inputs if source in self.places
+        ]
         handles = self.handles_of(op)
         if handles is not None and handles.pivot is not None:
             before.append(handles.pivot)
@@ -208,17 +210,17 @@ class Rewriter:
         ):
             start = _tf.operation_count(self.target)
             yield
-            for made in self.target.get_operations()[start:]:
-                _tf.copy_line(op, made)
+            for new_op in self.target.get_operations()[start:]:
+                _tf.copy_line(op, new_op)
 
 
 def joined(parts: Sequence[tf.Tensor], cut: Cut, name: str | None = None) -> tf.Tensor:
-    """Returns what parts are together.
+    """Returns the join of parts.
 
     Args:
         parts: The parts.
-        cut: How they were divided.
-        name: What the op is called that joins them, outside of all scopes.
+        cut: How they were split.
+        name: The name of the op that joins them, outside all scopes.
     """
     axis = tf.constant(cut.axis)
     with contextlib.nullcontext() if name is None else tf.name_scope(""):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ops make of tensors that have rows of examples.
+"""Rules for ops on tensors that have rows of examples.
 
-Along one axis of such a tensor are the examples. An op keeps them apart, or reduces
-them, or does neither: then nothing is known of what it makes, and losses of that are
-refused. So each op is looked at by what it does to that axis; tables.py has the types.
+One axis of such a tensor holds the examples. An op keeps them apart or reduces them; if
+it does neither, its result is unknown, and losses made of it are refused. So each op is
+classified by what it does to that axis; tables.py lists the types.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Rule = Callable[["Rows", tf.Operation, int, Sequence[Value]], Value]
 
 
 class Rows:
-    """Finds what ops make of rows.
+    """Infers the results of ops on rows.
 
     Args:
-        sizes: Finds what shapes are.
-        is_data: Says of an operand of an op whether it may be that of the whole batch.
+        sizes: Infers the elements of shapes.
+        is_data: Whether an operand of an op may be that of the whole batch.
     """
 
     def __init__(
@@ -37,25 +37,27 @@ class Rows:
         self.sizes, self.is_data = sizes, is_data
 
     def find(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-        """Returns what an op's k-th result is, given what its inputs are.
+        """Returns the Value of an op's k-th result, given those of its inputs.
 
-        Some of them have rows, or are places of such.
+        Some of these have rows, or are places of rows.
         """
         rule = _RULES.get(op.type)
         if rule is None:
             return UNKNOWN
-        own = kinds.alone(values)
-        made = self._put_together(op, own)
-        own = [SAME if Whole(op, n) in made else v for n, v in enumerate(own)]
-        if any(value.kind is Kind.UNKNOWN for value in own):
+        operands = kinds.alone(values)
+        wholes_needed = self._put_together(op, operands)
+        operands = [
+            SAME if Whole(op, n) in wholes_needed else v for n, v in enumerate(operands)
+        ]
+        if any(value.kind is Kind.UNKNOWN for value in operands):
             return UNKNOWN
-        found = rule(self, op, k, own)
-        return kinds.made_of(found, [*values, SAME.replaced(wholes=made)])
+        result = rule(self, op, k, operands)
+        return kinds.made_of(result, [*values, SAME.replaced(wholes=wholes_needed)])
 
     def _put_together(
         self, op: tf.Operation, values: Sequence[Value]
     ) -> frozenset[Whole]:
-        """Returns what rows are combined with that can be of the whole batch."""
+        """Returns the operands combined with rows that may be of the whole batch."""
         if op.type not in tables.ELEMENTWISE and op.type not in _COMBINING:
             return frozenset()
         return frozenset(
@@ -66,7 +68,7 @@ class Rows:
         )
 
 
-# Besides those that act element by element.
+# Besides element-wise ops.
 _COMBINING = ("GatherV2", "MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum")
 
 
@@ -82,7 +84,7 @@ def _passed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Val
 
 
 def _elementwise(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    """Rows are combined with rows that lie as they do, and what has none with each."""
+    """Combines rows with aligned rows, and each row with operands that have none."""
     if op.type == "Select" and op.inputs[0].shape.rank == 1 != op.inputs[1].shape.rank:
         return _selected(values)
     rows = aligned(op, values)
@@ -95,37 +97,37 @@ def _elementwise(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -
     by_value = any(v.by_value for v in rows) or any(
         v.kind is not Kind.SAME for v in others
     )
-    made = rows[0].replaced(power=power, by_value=by_value, mixed=None)
+    result = rows[0].replaced(power=power, by_value=by_value, mixed=None)
     rank = op.outputs[k].shape.rank
     first = next(n for n, v in enumerate(values) if v.kind is Kind.ROWS)
     before = op.inputs[first].shape.rank
     if rank is not None and before is not None:
-        made = made.replaced(axis=made.axis + rank - before)
+        result = result.replaced(axis=result.axis + rank - before)
     if any(v.kind not in (Kind.SAME, Kind.DRAWN) for v in others):
-        return made.replaced(mixed=op)
-    return made
+        return result.replaced(mixed=op)
+    return result
 
 
 def _quantized(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    """Elements, rounded between bounds: if not given, the bounds are of all of them."""
+    """Rounds elements between bounds; bounds not given depend on all elements."""
     return _elementwise(own, op, k, values) if op.get_attr("range_given") else UNKNOWN
 
 
 def _selected(values: Sequence[Value]) -> Value:
-    """What is chosen by a vector with an element for each row, as in TensorFlow 1."""
-    chosen = [v.replaced(by_value=True, mixed=None) for v in values]
-    test, one, two = chosen
+    """Selects rows by a vector with an element per row, as in TensorFlow 1."""
+    operands = [v.replaced(by_value=True, mixed=None) for v in values]
+    test, on_true, on_false = operands
     if (
         test.kind is not Kind.ROWS
         or test.power
-        or test.replaced(power=one.power) != one
+        or test.replaced(power=on_true.power) != on_true
     ):
         return UNKNOWN
-    return one if one == two else UNKNOWN
+    return on_true if on_true == on_false else UNKNOWN
 
 
 def aligned(op: tf.Operation, values: Sequence[Value]) -> list[Value] | None:
-    """Returns the operands that have rows; None unless all operands fit together."""
+    """Returns the operands that have rows; None unless all operands are aligned."""
     pairs = list(zip(op.inputs, values, strict=True))
     rows = [(tensor, v) for tensor, v in pairs if v.kind is Kind.ROWS]
     ranks = {tensor.shape.rank for tensor, _ in rows}
@@ -134,30 +136,32 @@ def aligned(op: tf.Operation, values: Sequence[Value]) -> list[Value] | None:
         if not scalars or len(rows) > 1:
             return None
         return [v for _, v in rows]
-    places = {v.axis - (tensor.shape.rank or 0) for tensor, v in rows}
-    if len(places) > 1 or len({(v.order, v.some) for _, v in rows}) > 1:
+    axes_from_end = {v.axis - (tensor.shape.rank or 0) for tensor, v in rows}
+    if len(axes_from_end) > 1 or len({(v.order, v.some) for _, v in rows}) > 1:
         return None
-    (place,) = places
+    (axis_from_end,) = axes_from_end
     for tensor, v in pairs:
         if v.kind is Kind.ROWS:
             continue
         rank = tensor.shape.rank
         if v.kind is Kind.PLACES or rank is None:
             return None
-        if rank >= -place and shapes.sizes(tensor)[place] != 1:
+        if rank >= -axis_from_end and shapes.sizes(tensor)[axis_from_end] != 1:
             return None
     return [v for _, v in rows]
 
 
 def _power(op: tf.Operation, values: Sequence[Value]) -> float | None:
-    """Returns the power of what an element-wise op makes; None if it has none."""
-    found = []
+    """Returns the power of an element-wise op's result; None if it has none."""
+    operand_powers = []
     for tensor, value in zip(op.inputs, values, strict=True):
-        has = value.kind in (Kind.SAME, Kind.ROWS, Kind.DRAWN)
-        if not has and not kinds.is_level(value):
+        has_power = value.kind in (Kind.SAME, Kind.ROWS, Kind.DRAWN)
+        if not has_power and not kinds.is_level(value):
             return None
-        found.append(0 if not has else None if powers.is_zero(tensor) else value.power)
-    return powers.power_of(op.type, found)
+        operand_powers.append(
+            0 if not has_power else None if powers.is_zero(tensor) else value.power
+        )
+    return powers.power_of(op.type, operand_powers)
 
 
 # --- Reductions -----------------------------------------------------------------------
@@ -168,22 +172,24 @@ def _reduced(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Va
     axes, rank = _axes(op.inputs[1]), tensor.shape.rank
     if value.kind is not Kind.ROWS or not kinds.is_same(values[1]):
         return UNKNOWN
-    every = _all_axes(op, axes, rank)
-    if not every and (axes is None or rank is None):
+    reduces_all = _all_axes(op, axes, rank)
+    if not reduces_all and (axes is None or rank is None):
         return UNKNOWN
-    at = [axis % rank for axis in axes or () if rank]
-    if every or value.axis in at:
-        if op.type == "Mean" and op.outputs[0].dtype.is_integer:  # which is rounded
+    reduced_axes = [axis % rank for axis in axes or () if rank]
+    if reduces_all or value.axis in reduced_axes:
+        if op.type == "Mean" and op.outputs[0].dtype.is_integer:  # and rounded
             return STATISTIC
         if op.type == "Mean" and value.some is not None and not value.power:
-            # Of rows that are left, it is their sum divided by how many there are.
+            # A mean of the remaining rows is their sum divided by their number.
             return Value(Kind.RATIO, 1, over=tensor)
         return powers.reduced(op.type, value)
     if value.power and op.type not in ("Sum", "Mean", "Max", "Min"):
         return UNKNOWN
     if op.get_attr("keep_dims"):
         return value
-    return value.replaced(axis=value.axis - sum(axis < value.axis for axis in at))
+    return value.replaced(
+        axis=value.axis - sum(axis < value.axis for axis in reduced_axes)
+    )
 
 
 def _axes(tensor: tf.Tensor) -> list[int] | None:
@@ -192,7 +198,7 @@ def _axes(tensor: tf.Tensor) -> list[int] | None:
 
 
 def _all_axes(op: tf.Operation, axes: list[int] | None, rank: int | None) -> bool:
-    """Whether a reduction is of all axes, however many there are."""
+    """Whether a reduction covers all axes, even if their number is unknown."""
     if axes is not None and rank is not None:
         return len({axis % rank for axis in axes}) == rank
     source = op.inputs[1].op
@@ -214,14 +220,14 @@ def _bias(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value
 
 
 def _first_axis(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    """Ops on batches, whose other operands are the same for all."""
+    """Ops on batches whose other operands are the same for all examples."""
     rows = [value for value in values if value.kind is Kind.ROWS]
     if any(v.axis for v in rows) or len({(v.order, v.some) for v in rows}) > 1:
         return UNKNOWN
     if any(not kinds.is_same(v) for v in values if v.kind is not Kind.ROWS):
         return UNKNOWN
-    linear = op.type in _LINEAR and values[0].kind is Kind.ROWS
-    if any(v.power for v in rows) and not (linear and len(rows) == 1):
+    is_linear = op.type in _LINEAR and values[0].kind is Kind.ROWS
+    if any(v.power for v in rows) and not (is_linear and len(rows) == 1):
         if not op.type.endswith("Grad") or any(v.power for v in values[:-1]):
             return UNKNOWN
         return values[-1].replaced(by_value=True)
@@ -246,7 +252,7 @@ def _last_axes(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> 
 
 
 def _along(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    """Ops along axes that do not have the examples."""
+    """Ops along axes other than that of the examples."""
     value, rank = values[0], op.inputs[0].shape.rank
     axes = _axes(op.inputs[-1])
     if value.kind is not Kind.ROWS or rank is None or axes is None:
@@ -258,8 +264,8 @@ def _along(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Valu
     if op.type in tables.CHOSEN:
         below = sum(axis % rank < value.axis for axis in axes)
         return value.replaced(axis=value.axis - below, power=0)
-    linear = op.type in ("Cumsum", "ReverseV2", "Roll")
-    return value if linear or not value.power else UNKNOWN
+    is_linear = op.type in ("Cumsum", "ReverseV2", "Roll")
+    return value if is_linear or not value.power else UNKNOWN
 
 
 def _normalized(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
@@ -273,12 +279,12 @@ def _normalized(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) ->
         return value.replaced(mixed=op) if training else value
     if not training:
         return SAME
-    # Of means and variances, the means over the replicas are kept.
+    # Moving means and variances get the mean over the replicas.
     return Value(Kind.MEAN, mixed=op)
 
 
 def _parsed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    """Texts with an example each, of which each is parsed by itself."""
+    """Parses strings that hold an example each."""
     rank, value = op.outputs[k].shape.rank, values[0]
     dense = op.type == "DecodeCSV" or k >= 3 * len(op.get_attr("sparse_types"))
     if value.kind is Kind.ROWS and not value.axis and rank and dense:
@@ -290,15 +296,15 @@ def _parsed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Val
 
 
 def _filled(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    """What is as large as a shape says, a row for each example if that does."""
+    """Fills a shape: the result has a row per example if the shape grows with them."""
     place = tables.SHAPED[op.type]
-    axis, known = grown(own.sizes.elements(op.inputs[place]))
-    if not known:
+    axis, is_known = grown(own.sizes.elements(op.inputs[place]))
+    if not is_known:
         return UNKNOWN
-    drawn = op.type not in ("Fill", "BroadcastTo", "Empty")
+    is_drawn = op.type not in ("Fill", "BroadcastTo", "Empty")
     if axis is None:
         others = [v for n, v in enumerate(values) if n != place]
-        return kinds.DRAWN if drawn else others[0] if others else SAME
+        return kinds.DRAWN if is_drawn else others[0] if others else SAME
     if op.type == "BroadcastTo":
         return shaping.broadcast(op, values[0], axis)
     filling = values[1 if op.type == "Fill" else 0]
@@ -306,7 +312,7 @@ def _filled(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Val
         if filling.kind is not Kind.SAME:
             return UNKNOWN
         return Value(Kind.ROWS, filling.power, axis=axis, by_value=False)
-    return Value(Kind.ROWS, axis=axis, by_value=drawn)
+    return Value(Kind.ROWS, axis=axis, by_value=is_drawn)
 
 
 def _believed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
@@ -314,11 +320,11 @@ def _believed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> V
 
 
 def believed(tensor: tf.Tensor, values: Sequence[Value]) -> Value:
-    """Returns what Python computes: a row for each example if it may have that many.
+    """Returns the Value of a Python function: a row per example if shapes allow that.
 
     Args:
-        tensor: What was computed, with the shape that the user says that it has.
-        values: What is known of that of which it was computed.
+        tensor: The result, with the shape that the user declares.
+        values: The Values of the function's arguments.
     """
     shape = tensor.shape
     rows = [v for v in values if v.kind is Kind.ROWS]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session on a single-device graph, that runs all of its replicas."""
+"""A session on a single-device graph that runs all of its replicas."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from replicator.strategy.description import Strategy
 
 
 class DistributedSession(tf.compat.v1.Session):
-    """A session of the user's graph; what it runs is the graph of all replicas.
+    """A session of the user's graph that runs the graph of all replicas.
 
-    What is fetched and fed are tensors and ops of the user's graph, or their names.
+    Fetches and feeds are tensors and ops of the user's graph, or their names.
 
     Args:
-        program: Returns the user's graph as it is now, given how it was.
+        program: Takes the previous Program, returns that of the user's current graph.
         replicas: The graph of all replicas.
         config: A ConfigProto, or None.
         strategy: Returns the strategy in force, given variables by their names.
@@ -51,20 +51,20 @@ class DistributedSession(tf.compat.v1.Session):
         options: tf.compat.v1.RunOptions | None = None,
         run_metadata: tf.compat.v1.RunMetadata | None = None,
     ) -> Any:
-        """Runs what is fetched, on all replicas; returns values for all examples.
+        """Runs the fetches on all replicas; returns their values for all examples.
 
         Args:
             fetches: A nest of tensors, operations, variables and their names.
-            feed_dict: What is fed: values of the whole batch, which are split.
+            feed_dict: Values of the whole batch, which are split.
             options: As for any session.
-            run_metadata: As for any session; it is told of all replicas.
+            run_metadata: As for any session; covers all replicas.
         """
-        look = self._look()
+        lookup = self._look()
         places = self._replicas.places
         fed = feeds.split(self._replicas.program, feed_dict, len(places))
-        leaves = [look.leaf(leaf, fed.names) for leaf in _flat(fetches)]
-        found = [part for leaf in leaves for part in leaf.parts]
-        sources = list(dict.fromkeys(one.source for one in found if one.source))
+        leaves = [lookup.leaf(leaf, fed.names) for leaf in _flat(fetches)]
+        parts = [part for leaf in leaves for part in leaf.parts]
+        sources = list(dict.fromkeys(fetch.source for fetch in parts if fetch.source))
         values, dealt = self._all.run(
             [
                 [[part.on(places) for part in leaf.parts] for leaf in leaves],
@@ -76,14 +76,14 @@ class DistributedSession(tf.compat.v1.Session):
         )
         counts = {None: fed.counts, **dict(zip(sources, dealt, strict=True))}
         joined = [
-            leaf.joined(own, [counts[part.source] for part in leaf.parts])
-            for leaf, own in zip(leaves, values, strict=True)
+            leaf.joined(leaf_values, [counts[part.source] for part in leaf.parts])
+            for leaf, leaf_values in zip(leaves, values, strict=True)
         ]
         return tf.nest.pack_sequence_as(fetches, joined)
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy in force: how each variable that is trained is kept equal.
+        """The strategy in force: how each trained variable is kept equal.
 
         Example:
             >>> from replicator import strategy
@@ -101,16 +101,17 @@ class DistributedSession(tf.compat.v1.Session):
             return self._strategy(self._replicas.trained())
 
     def _look(self) -> fetches.Fetches:
-        """Returns what looks up fetches, in the user's graph as it is now."""
+        """Returns the lookup of fetches in the user's graph as it is now."""
         self._replicas.extend(self._program)
         program = self._replicas.program
         if self._found is None or self._found[0] is not program:
             replicas = self._replicas
-            found = fetches.Fetches(program, replicas.plan, replicas.whole)
-            self._found = program, found
+            lookup = fetches.Fetches(program, replicas.plan, replicas.whole)
+            self._found = program, lookup
         return self._found[1]
 
     def _fed(self, fed: feeds.Feeds) -> Mapping[Any, Any]:
+        """Returns the feeds of the graph of all replicas, their shares included."""
         values: dict[Any, Any] = feeds.fed_to(fed, self._replicas.places)
         if fed.weights is not None:
             shares = self._replicas.shares
@@ -120,7 +121,7 @@ class DistributedSession(tf.compat.v1.Session):
         return values
 
     def close(self) -> None:
-        """Ends the session."""
+        """Closes the session."""
         self._all.close()
         super().close()
 
@@ -153,22 +154,21 @@ class DistributedSession(tf.compat.v1.Session):
 
 
 def configured(config: Any, devices: Sequence[str]) -> Any:
-    """Returns a ConfigProto by which a session has all CPUs that replicas are on.
+    """Returns a ConfigProto with which a session has all the CPUs that replicas use.
 
-    Of what TensorFlow does to the graph before it runs, it leaves out what finds
-    nothing in those of many replicas.
+    It switches off graph optimizations that find nothing in graphs of many replicas.
 
     Args:
         config: The user's; with None, a session has the logical devices of the program.
-        devices: Where the replicas are.
+        devices: The device of each replica.
 
     Raises:
-        ArgumentError: `config` is none.
+        ArgumentError: `config` is not a ConfigProto.
     """
     on_cpus = cost.share_memory(devices)
     if config is None:
-        made = _tf.with_less_optimizing(None, on_cpus)
-        return None if made is None else _placed_in_part(made)
+        result = _tf.with_less_optimizing(None, on_cpus)
+        return None if result is None else _placed_in_part(result)
     if not isinstance(config, tf.compat.v1.ConfigProto):
         raise errors.ArgumentError(
             errors.compose(
@@ -176,29 +176,29 @@ def configured(config: Any, devices: Sequence[str]) -> Any:
                 fix="pass a tf.compat.v1.ConfigProto, or None.",
             )
         )
-    made = tf.compat.v1.ConfigProto()
-    made.CopyFrom(config)
+    result = tf.compat.v1.ConfigProto()
+    result.CopyFrom(config)
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     cpus = [spec.device_index or 0 for spec in specs if spec.device_type == "CPU"]
     if cpus:
-        made.device_count["CPU"] = max(made.device_count["CPU"], max(cpus) + 1)
-    return _placed_in_part(_tf.with_less_optimizing(made, on_cpus))
+        result.device_count["CPU"] = max(result.device_count["CPU"], max(cpus) + 1)
+    return _placed_in_part(_tf.with_less_optimizing(result, on_cpus))
 
 
 def _placed_in_part(config: Any) -> Any:
-    """Returns a ConfigProto by which TensorFlow places ops only once they are run.
+    """Returns a ConfigProto with which TensorFlow only places the ops that it runs.
 
-    The graph of all replicas has many that never are: what initializes variables was
-    copied, and what each replica would write of what another one owns.
+    Many ops of the graph of all replicas never run: copies of variables' initializers,
+    and each replica's copy of writes to variables that another one owns.
     """
-    made = tf.compat.v1.ConfigProto()
-    made.CopyFrom(config)
-    made.graph_options.place_pruned_graph = True
-    return made
+    result = tf.compat.v1.ConfigProto()
+    result.CopyFrom(config)
+    result.graph_options.place_pruned_graph = True
+    return result
 
 
 def _flat(fetches: Any) -> list[Any]:
-    """Returns the leaves of what is fetched."""
+    """Returns the leaves of a nest of fetches."""
     try:
         flat: list[Any] = tf.nest.flatten(fetches)
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the examples are in what is reshaped, sliced, joined or looked up.
+"""Rules for reshaping, slicing, joining and splitting: where the axis of examples goes.
 
-Pure functions of an op and of what is known of its inputs; see rows.py.
+Pure functions of an op and of the Values of its inputs; see rows.py.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _UNKNOWN_SIZE = "?"
 
 
 def broadcast(op: tf.Operation, value: Value, axis: int) -> Value:
-    """Returns what is broadcast to a shape in which an axis grows with the examples."""
-    given, rank = op.inputs[0].shape.rank, op.outputs[0].shape.rank
-    if given is None or rank is None:
+    """Returns the Value of a broadcast to a shape with an axis of examples."""
+    rank_before, rank = op.inputs[0].shape.rank, op.outputs[0].shape.rank
+    if rank_before is None or rank is None:
         return UNKNOWN
-    place = axis - (rank - given)  # where that axis was before
+    axis_before = axis - (rank - rank_before)
     if value.kind is Kind.ROWS:
-        return value.replaced(axis=axis) if value.axis == place else UNKNOWN
-    if place >= 0 and shapes.sizes(op.inputs[0])[place] != 1:
+        return value.replaced(axis=axis) if value.axis == axis_before else UNKNOWN
+    if axis_before >= 0 and shapes.sizes(op.inputs[0])[axis_before] != 1:
         return UNKNOWN
     return _repeated(op, value, axis)
 
 
 def _repeated(op: tf.Operation, value: Value, axis: int) -> Value:
-    """Returns what rows are along an axis that all have what a value is."""
+    """Returns the rows of a value repeated along an axis."""
     if value.kind is Kind.SAME:
         return Value(Kind.ROWS, value.power, axis=axis, by_value=False)
     if kinds.is_level(value):
@@ -61,13 +61,14 @@ def _reshaped(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Va
             return value.replaced(axis=place)
         return UNKNOWN
     if all(size == 1 for size in target[:place]):
-        # What came before the examples is now among them: they are interleaved.
+        # The axes in front of the examples' are merged into it: examples are
+        # interleaved.
         return value.replaced(axis=place, order=("blocks", outer, value.order))
     return UNKNOWN
 
 
 def _flat(op: tf.Operation, value: Value) -> Value:
-    """Reshapes what has an unknown rank, and the examples along its first axis."""
+    """Reshapes a tensor of unknown rank whose first axis holds the examples."""
     target = tf.get_static_value(op.inputs[1])
     if value.axis or target is None or not len(target) or target[0] != -1:
         return UNKNOWN
@@ -77,17 +78,17 @@ def _flat(op: tf.Operation, value: Value) -> Value:
 def _like(op: tf.Operation, value: Value) -> Value:
     """Reshapes to a shape of which only the rank and some sizes are known."""
     before, after = shapes.static(op.inputs[0]), shapes.static(op.outputs[0])
-    same = before is not None and before == after
-    return value if same and list(before or ()).count(None) == 1 else UNKNOWN
+    is_same = before is not None and before == after
+    return value if is_same and list(before or ()).count(None) == 1 else UNKNOWN
 
 
 def _grown_place(target: Sequence[Element], value: Value) -> int | None:
-    """Returns which size of a new shape grows with the examples."""
+    """Returns the index of the size in a new shape that grows with the examples."""
     place, _ = grown([1 if size == -1 else size for size in target])
     if place is not None:
         return place
     if -1 not in target or None in target:
-        # Rows of which some were left out have a number that nothing else has.
+        # The number of rows left after a selection equals no other size.
         unknown = [n for n, size in enumerate(target) if size is None]
         if value.some is not None and len(unknown) == 1 and -1 not in target:
             return unknown[0]
@@ -98,12 +99,12 @@ def _grown_place(target: Sequence[Element], value: Value) -> int | None:
 
 
 def _fits(inner: Sequence[int | None], target: Sequence[Element], place: int) -> bool:
-    """Whether no row of a new shape has parts of two examples."""
+    """Whether no row of a new shape mixes two examples."""
     after = _known(target[place + 1 :])
-    size = math.prod(one for one in after if one is not None and one > 0)
+    size = math.prod(n for n in after if n is not None and n > 0)
     if target[place] != -1 and (None in after or -1 in after):
-        return True  # the rest is what is left for each
-    return not size or math.prod(one for one in inner if one is not None) % size == 0
+        return True  # the other sizes divide what is left per example
+    return not size or math.prod(n for n in inner if n is not None) % size == 0
 
 
 def _known(target: Sequence[Element]) -> list[int | None]:
@@ -112,8 +113,8 @@ def _known(target: Sequence[Element]) -> list[int | None]:
 
 def _count(sizes: Sequence[int | None]) -> int | str:
     """Returns a product of sizes."""
-    known = [size for size in sizes if size is not None]
-    return math.prod(known) if len(known) == len(sizes) else _UNKNOWN_SIZE
+    known_sizes = [size for size in sizes if size is not None]
+    return math.prod(known_sizes) if len(known_sizes) == len(sizes) else _UNKNOWN_SIZE
 
 
 def _expanded(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
@@ -150,7 +151,7 @@ def _transposed(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> 
 
 
 def _alike(values: Sequence[Value]) -> Value | None:
-    """Returns what rows are that lie alike, and all have rows; None if they do not."""
+    """Returns the common Value of operands that all have aligned rows, else None."""
     if {v.kind for v in values} != {Kind.ROWS}:
         return None
     if len({(v.axis, v.order, v.some, v.power) for v in values}) > 1:
@@ -188,14 +189,14 @@ def _concatenated(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -
         return UNKNOWN
     if int(axis) % rank != value.axis:
         return value
-    # One batch behind the other: the examples of a replica are not together any more.
+    # A concatenation of batches: a replica's examples are no longer contiguous.
     return value.replaced(order=("behind", len(values), value.order))
 
 
 def _split(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    at, place = (1, 0) if op.type == "Split" else (0, 2)
-    value, rank = values[at], op.inputs[at].shape.rank
-    axis = tf.get_static_value(op.inputs[place])
+    data_index, axis_index = (1, 0) if op.type == "Split" else (0, 2)
+    value, rank = values[data_index], op.inputs[data_index].shape.rank
+    axis = tf.get_static_value(op.inputs[axis_index])
     if value.kind is not Kind.ROWS or axis is None or rank is None:
         return UNKNOWN
     if int(axis) % rank != value.axis:
@@ -208,7 +209,7 @@ def _split(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value
 
 
 def _sliced(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    """A slice that leaves the examples as they are."""
+    """A slice that keeps all examples."""
     value, rank = values[0], op.inputs[0].shape.rank
     spec = tf.get_static_value(op.inputs[1])
     if value.kind is not Kind.ROWS:
@@ -227,8 +228,8 @@ def _sliced(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Valu
         if masks["ellipsis"] & bit:
             if rank is None:
                 return UNKNOWN
-            new = bin(masks["new_axis"] >> (n + 1)).count("1")
-            skipped = rank - axis - (count - n - 1 - new)
+            new_axes = bin(masks["new_axis"] >> (n + 1)).count("1")
+            skipped = rank - axis - (count - n - 1 - new_axes)
             if axis <= value.axis < axis + skipped:
                 return value.replaced(axis=after + value.axis - axis)
             axis, after = axis + skipped, after + skipped
@@ -251,21 +252,21 @@ def _sliced(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Valu
 def _slice_gradient(
     own: Own, op: tf.Operation, k: int, values: Sequence[Value]
 ) -> Value:
-    """The gradient of what was sliced, in which the examples were left as they are."""
-    value, (place, known) = values[-1], grown(own.sizes.elements(op.inputs[0]))
+    """The gradient of a slice that keeps all examples."""
+    value, (place, is_known) = values[-1], grown(own.sizes.elements(op.inputs[0]))
     begin = tf.get_static_value(op.inputs[1])
-    if value.kind is not Kind.ROWS or not known or place is None or begin is None:
+    if value.kind is not Kind.ROWS or not is_known or place is None or begin is None:
         return UNKNOWN
     masks = ("ellipsis_mask", "new_axis_mask")
     if any(op.get_attr(mask) for mask in masks) or place >= len(begin):
         return UNKNOWN if place < len(begin) else value.replaced(axis=place)
     bit = 1 << place
-    full = op.get_attr("begin_mask") & bit and op.get_attr("end_mask") & bit
-    return value.replaced(axis=place) if full else UNKNOWN
+    is_full = op.get_attr("begin_mask") & bit and op.get_attr("end_mask") & bit
+    return value.replaced(axis=place) if is_full else UNKNOWN
 
 
 def _is_end(own: Own, op: tf.Operation, n: int, value: Value) -> bool:
-    """Whether a slice ends where the examples do."""
+    """Whether a slice ends at the last example."""
     end = own.sizes.elements(op.inputs[2])
     sizes = own.sizes.of_shape(op.inputs[0])
     return (
@@ -277,7 +278,7 @@ def _is_end(own: Own, op: tf.Operation, n: int, value: Value) -> bool:
 
 
 def _is_its_size(end: tf.Tensor, source: tf.Tensor, n: int, value: Value) -> bool:
-    """Whether a bound is read from the very shape that is sliced."""
+    """Whether a bound is read from the shape of the sliced tensor itself."""
     op = end.op
     if op.type == "Pack":
         op = op.inputs[n].op
@@ -287,9 +288,9 @@ def _is_its_size(end: tf.Tensor, source: tf.Tensor, n: int, value: Value) -> boo
 
 
 def _cut(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    """tf.slice with the examples as they are."""
+    """A tf.slice that keeps all examples."""
     value = values[0]
-    begin, size = (tf.get_static_value(one) for one in op.inputs[1:])
+    begin, size = (tf.get_static_value(operand) for operand in op.inputs[1:])
     if value.kind is not Kind.ROWS or begin is None or begin[value.axis]:
         return UNKNOWN
     return value if size is not None and size[value.axis] == -1 else UNKNOWN
@@ -297,8 +298,8 @@ def _cut(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
 
 def _tiled(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
     value, times = values[0], own.sizes.elements(op.inputs[1])
-    axis, known = grown(times)
-    if times is None or not known:
+    axis, is_known = grown(times)
+    if times is None or not is_known:
         return UNKNOWN
     if value.kind is Kind.ROWS:
         if axis is not None:
@@ -328,8 +329,10 @@ def _reverse_sequence(
     value, lengths = values
     if value.kind is not Kind.ROWS or lengths.kind not in (Kind.ROWS, Kind.SAME):
         return UNKNOWN
-    ok = op.get_attr("batch_dim") == value.axis and op.get_attr("seq_dim") != value.axis
-    return value if ok and lengths.kind is Kind.ROWS else UNKNOWN
+    is_valid = (
+        op.get_attr("batch_dim") == value.axis and op.get_attr("seq_dim") != value.axis
+    )
+    return value if is_valid and lengths.kind is Kind.ROWS else UNKNOWN
 
 
 def _categorical(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many of the examples each replica has, and what its gradients weigh for that.
+"""Computes each replica's share of the examples, and so the weights of its gradients.
 
-A loss that is a mean over a replica's examples counts by its share of all examples, so
-that the sum of what the replicas compute is the mean over all. A loss that is a sum
-counts as it is. The share multiplies what differentiation starts from, one number, and
-not each gradient: so what is made of gradients on the way is that of one device, too.
+A loss that is a mean over a replica's examples counts by the replica's share of all
+examples, so that the replicas' losses add up to the mean over all. A loss that is a sum
+counts fully. The weight multiplies the single number that differentiation starts from,
+not each gradient, so values made of gradients on the way equal those of one device,
+too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from replicator.autodist.wholes import Whole
 from replicator.world import World
 
 _STARTS = re.compile(r"(|.*/)grad_ys_\d+")
-Source: TypeAlias = tf.Operation | None  # what deals the elements; None: what is fed
+Source: TypeAlias = tf.Operation | None  # what deals the elements; None: the feed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Write:
     """A write of a value that differs between replicas.
 
     Attributes:
-        op: Writes it.
-        value: What the value is that it writes.
+        op: The op that writes.
+        value: The Value of what it writes.
     """
 
     op: tf.Operation
@@ -54,22 +55,24 @@ class Write:
 
 
 class Plan:
-    """Where the replicas of a program communicate.
+    """Where the replicas of a program communicate, and with which weights.
 
     Args:
         program: The single-device graph.
-        declared: What the user says that losses are, "mean" or "sum", if anything.
+        declared: What the user declares losses to be, "mean" or "sum"; None if nothing.
 
     Attributes:
-        kinds: What values are when the examples are split.
-        gradients: Those that are reduced together.
-        starts: What tf.gradients starts from, with what it differentiates.
-        writes: Those of values that differ.
-        wholes: What has to be put together for these, by references to the tensors.
-        behind: What takes gradients for which it is, if from an unknown start.
+        kinds: Infers Values when the examples are split.
+        gradients: Groups of gradients that are reduced together.
+        starts: The starts of tf.gradients, each with the Value of its loss.
+        writes: Writes of values that differ.
+        wholes: The operands that must be of the whole batch for these, by tensor
+            reference.
+        behind: Markers of gradients from unknown starts whose losses need such
+            operands.
 
     Raises:
-        UnsupportedError: A loss is of a kind that nothing can be made equal of.
+        UnsupportedError: No weights make the gradients of a loss those of one device.
     """
 
     def __init__(self, program: Program, declared: str | None = None) -> None:
@@ -85,19 +88,19 @@ class Plan:
         self.starts: list[tuple[tf.Operation, Value]] = []
         self._begun: dict[str, Value] = {}
         self.kinds = Values(program.flow)
-        begun = taken.begun_by_tapes(program.markers)
+        tape_starts = taken.begun_by_tapes(program.markers)
         for op in program.copied if program.is_split else ():
             if _STARTS.fullmatch(op.name):
                 loss = self._loss(op)
                 if loss is not None:
                     self._begin(op, loss, op.name.rpartition("/")[0])
-            elif op.name in begun:
-                self._begin(op, self._of_tape(begun[op.name]), op.name)
+            elif op.name in tape_starts:
+                self._begin(op, self._of_tape(tape_starts[op.name]), op.name)
         self.writes = self._find_writes()
         values = [*(v for _, v in self.starts), *(w.value for w in self.writes)]
         self._warn(values)
         self.behind: list[tf.Operation] = []
-        for gradient in (one for group in self.gradients for one in group):
+        for gradient in (g for group in self.gradients for g in group):
             loss, is_begun = self.loss_behind(gradient)
             if not is_begun and loss.wholes:
                 self.behind += gradient.ops
@@ -105,7 +108,7 @@ class Plan:
         self.wholes = self._put_together(values)
 
     def _begin(self, start: tf.Operation, loss: Value, key: str) -> None:
-        """Notes from where differentiation starts, and so what gradients are."""
+        """Records a start of differentiation and its weighted Value."""
         self.starts.append((start, loss))
         self._begun[key] = loss
         value = kinds.of_start(loss, self.kinds.of(start.outputs[0]))
@@ -114,53 +117,57 @@ class Plan:
             self.kinds = Values(self._program.flow)
 
     def _put_together(self, values: Sequence[Value]) -> dict[object, list[Whole]]:
-        """Returns what has to be of the whole batch, for values to be what they are."""
-        every = frozenset[Whole]().union(*(value.wholes for value in values))
-        found = wholes.by_tensor(every)
-        if found is None:
-            raise losses.no_whole(next(iter(every)).tensor)
-        return found
+        """Returns the operands that must be of the whole batch for Values to hold."""
+        operands = frozenset[Whole]().union(*(value.wholes for value in values))
+        by_tensor = wholes.by_tensor(operands)
+        if by_tensor is None:
+            raise losses.no_whole(next(iter(operands)).tensor)
+        return by_tensor
 
     def _warn(self, values: Sequence[Value]) -> None:
-        """Warns of rows that are made of more than their own example."""
+        """Warns of rows that depend on examples other than their own."""
         for op in dict.fromkeys(v.mixed for v in values if v.mixed is not None):
             logging.warning("%s", losses.mixes(op))
 
     def unweighed(self, tensor: tf.Tensor, value: Value) -> Value:
-        """Returns what a tensor of the program is before gradients are weighed.
+        """Returns the Value of a tensor of the program before gradients are weighted.
 
-        Copies of what differentiation starts from are what they were, and what is
-        given to others in their places is weighed.
+        The copies of starts keep their Values; it is their consumers that get weighted
+        ones.
         """
-        loss = next((own for op, own in self.starts if op is tensor.op), None)
+        loss = next(
+            (start_loss for op, start_loss in self.starts if op is tensor.op), None
+        )
         return value if loss is None else kinds.scaled(value, loss.power - 1)
 
     def source(self, op: tf.Operation) -> Source:
-        """Returns what deals the elements that an op depends on."""
-        return next((s for s, found in self._dealt.items() if op in found), None)
+        """Returns the op that deals the elements which an op depends on."""
+        return next(
+            (s for s, dependents in self._dealt.items() if op in dependents), None
+        )
 
     def loss_behind(self, gradient: Gradient) -> tuple[Value, bool]:
-        """Returns what a gradient is of, and whether that was weighed before.
+        """Returns the Value of a gradient's loss, and whether its start is weighted.
 
         Raises:
-            UnsupportedError: It is not known.
+            UnsupportedError: The loss is unknown.
         """
         if not self._program.is_split:
             return kinds.SAME, False
         op = gradient.ops[0]
-        taken = (marked.text(op, marked.TAKEN) or "").removesuffix("/")
-        if taken in self._begun:
-            return self._begun[taken], True
+        scope = (marked.text(op, marked.TAKEN) or "").removesuffix("/")
+        if scope in self._begun:
+            return self._begun[scope], True
         seeds = (marked.text(op, marked.BEGUN) or "").split(",")
         if seeds[0] in self._begun:
             return self._begun[seeds[0]], True
         return self._of_tape(op), False
 
     def _loss(self, start: tf.Operation) -> Value | None:
-        """Returns what tf.gradients differentiates from a start on.
+        """Returns the Value of the loss that tf.gradients differentiates from a start.
 
-        None if that is not known and no variable's gradient is asked for: then what
-        comes of it is looked at as all other values are.
+        None if that is unknown and no variable's gradient depends on it; its results
+        are then inferred like any other Values.
         """
         scope, _, k = start.name.rpartition("grad_ys_")
         marker = self._texts.get(scope)
@@ -168,32 +175,32 @@ class Plan:
         names = texts.partition(";")[0].split(",")
         if int(k) < len(names) and names[int(k)]:
             target: tf.Tensor | None = self._tensor(names[int(k)])
-        else:  # gradients of what is no variable
+        else:  # gradients not by variables
             target = taken.differentiated(self._program.graph, start)
         if target is None:
             return None
-        given = start.inputs[0] if start.type == "Identity" else None
+        initial = start.inputs[0] if start.type == "Identity" else None
         try:
-            return losses.find(self.kinds, [target], [given], self._declared)
+            return losses.find(self.kinds, [target], [initial], self._declared)
         except errors.UnsupportedError:
             if marker is not None:
                 raise
             return None
 
     def _of_tape(self, marker: tf.Operation) -> Value:
-        """Returns what a tape differentiated to get a gradient."""
+        """Returns the Value of the loss that a tape differentiated for a gradient."""
         names = marked.text(marker, marked.LOSS)
         if not names:
             line = errors.line_of(marker)
             raise losses.not_found(marked.text(marker, marked.GRADIENT) or "", line)
         if names not in self._known:
-            targets, given = (
+            targets, initial = (
                 [name and self._tensor(name) for name in part.split(",")]
                 for part in names.split(";")
             )
-            given = [one if one != "" else None for one in given]
-            found = losses.find(self.kinds, targets, given, self._declared)
-            self._known[names] = found
+            initial = [one if one != "" else None for one in initial]
+            loss = losses.find(self.kinds, targets, initial, self._declared)
+            self._known[names] = loss
         return self._known[names]
 
     def _tensor(self, name: str) -> tf.Tensor:
@@ -203,7 +210,7 @@ class Plan:
     def _find_writes(self) -> list[Write]:
         program = self._program
         differing = program.differing()
-        initializers = {one.initializer for one in program.variables.values()}
+        initializers = {variable.initializer for variable in program.variables.values()}
         return [
             Write(op, self.kinds.of(op.inputs[1]))
             for op in program.copied
@@ -216,16 +223,16 @@ class Plan:
 
 
 class Shares:
-    """How many examples each replica has, as tensors of its own.
+    """How many examples each replica has, as tensors on that replica.
 
     Args:
         world: The replicas.
 
     Attributes:
-        shares: `shares[n]` is replica n's part of what is fed, 1/R where nothing is
+        shares: `shares[n]` is replica n's fraction of what is fed, 1/R where nothing is
             split; fed by the session.
-        parts: `parts[n]` is what a sum over replica n's examples counts: 1 where
-            something is split, 0 for one that has none of it.
+        parts: `parts[n]` is the weight of a sum over replica n's examples: 1 where
+            something is split, 0 if the replica got none of it.
     """
 
     def __init__(self, world: World) -> None:
@@ -247,70 +254,70 @@ class Shares:
         places: Sequence[Places],
         n: int,
     ) -> tf.Tensor:
-        """Returns what a value of replica n is multiplied by before all are added up.
+        """Returns the factor of replica n's value in the sum over all replicas.
 
         Args:
-            source: What deals the elements it depends on.
-            what: What it is: the same for all, a mean, a sum or a ratio.
+            source: The op that deals the elements the value depends on.
+            what: The value: the same on all, a mean, a sum or a ratio.
             places: What the ops of the program are on each replica.
             n: The replica.
         """
         with tf.device(self._world.devices[n]):
-            own = self._counting(source, what.power, places)
+            factors = self._counting(source, what.power, places)
             if what.over is None:
-                return own[n]
-            over = [
-                tf.cast(tf.size(stamping.of(one, what.over)), tf.float32)
-                for one in places
+                return factors[n]
+            divisors = [
+                tf.cast(tf.size(stamping.of(replica_places, what.over)), tf.float32)
+                for replica_places in places
             ]
             counts = self._counting(source, 1, places)
-            total = tf.add_n([a * b for a, b in zip(over, counts, strict=True)])
-            return joining.part_of(own[n] * over[n], total, own[n])
+            total = tf.add_n([a * b for a, b in zip(divisors, counts, strict=True)])
+            return joining.part_of(factors[n] * divisors[n], total, factors[n])
 
     def _put_together(self, plan: Plan, places: Sequence[Places], n: int) -> None:
-        """Gives a replica what has to be of the whole batch, wherever that is used.
+        """Gives a replica the operands of the whole batch that the plan calls for.
 
         Args:
-            plan: What is known of values.
+            plan: Says which operands these are.
             places: What the ops of the program are on each replica.
             n: The replica.
 
         Raises:
-            UnsupportedError: It cannot be put together of those of the replicas.
+            UnsupportedError: An operand does not follow from those of the replicas.
         """
         starts = {op for op, _ in plan.starts}
-        for several in plan.wholes.values():
-            tensor = several[0].tensor
+        for operands in plan.wholes.values():
+            tensor = operands[0].tensor
             share = self._counting(plan.source(tensor.op), 0, places)[n]
             whole = self.whole(tensor, plan, places, n)
             with tf.device(self._world.devices[n]):
-                given = wholes.scaled(whole, several[0].power, share)
-            uses = [(one.op, one.index) for one in several]
+                operand = wholes.scaled(whole, operands[0].power, share)
+            uses = [(operand_use.op, operand_use.index) for operand_use in operands]
             uses += wholes.in_gradients(tensor, starts)
             uses += wholes.between(tensor, plan.behind)
-            wholes.put(given, [(places[n][op], k) for op, k in uses])
+            wholes.put(operand, [(places[n][op], k) for op, k in uses])
 
     def whole(
         self, tensor: tf.Tensor, plan: Plan, places: Sequence[Places], n: int
     ) -> tf.Tensor:
-        """Returns a value of the whole batch, on the device of replica n.
+        """Returns a tensor's value over the whole batch, on the device of replica n.
 
         Raises:
-            UnsupportedError: It cannot be put together of those of the replicas.
+            UnsupportedError: It does not follow from those of the replicas.
         """
-        found = self.joined(tensor, plan, places, n)
-        if found is None:
+        result = self.joined(tensor, plan, places, n)
+        if result is None:
             raise losses.no_whole(tensor)
-        return found
+        return result
 
     def joined(
         self, tensor: tf.Tensor, plan: Plan, places: Sequence[Places], n: int
     ) -> tf.Tensor | None:
-        """Returns a value of the whole batch, or None if that cannot be computed."""
+        """Returns a tensor's value over the whole batch; None if not computable."""
 
         def join(one: tf.Tensor, value: Value) -> tf.Tensor:
             shares = self._counting(plan.source(one.op), 0, places)
-            parts = [stamping.of(own, one) for own in places]
+            parts = [stamping.of(replica_places, one) for replica_places in places]
             value = plan.unweighed(one, value)
             return joining.of_parts(value, parts, shares)
 
@@ -325,7 +332,7 @@ class Shares:
     def _counting(
         self, source: Source, power: float, places: Sequence[Places]
     ) -> list[tf.Tensor]:
-        """Returns what a value of each replica counts in the sum over all."""
+        """Returns the factor of each replica's value in the sum over all."""
         if source is not None:
             counts = self.counts(source, places)
             total = tf.add_n(counts)
@@ -334,7 +341,7 @@ class Shares:
             return self.shares
         if power == 1:
             return self.parts
-        # Where nothing is split, all replicas have computed the same.
+        # Where nothing is split, all replicas have computed the same value.
         return [
             tf.where(tf.equal(part, 1), joining.share_of(power, share), part)
             for part, share in zip(self.parts, self.shares, strict=True)
@@ -344,22 +351,22 @@ class Shares:
         """Returns how many examples each replica has been dealt, as floats."""
         if source not in self._dealt:
             k = _examples_of(source)
-            self._dealt[source] = made = []
-            for own, device in zip(places, self._world.devices, strict=True):
+            self._dealt[source] = counts = []
+            for replica_places, device in zip(places, self._world.devices, strict=True):
                 with tf.device(device), tf.name_scope("AutoDist"):
                     count = tf.constant(1.0)
                     if k is not None:
-                        element = own[source].outputs[k]
+                        element = replica_places[source].outputs[k]
                         count = tf.cast(tf.shape(element)[0], tf.float32)
-                    made.append(count)
+                    counts.append(count)
         return self._dealt[source]
 
     def scale(self, plan: Plan, places: Sequence[Places], n: int) -> None:
-        """Weighs what tf.gradients starts from on replica n."""
+        """Weights the starts of tf.gradients on replica n."""
         self._put_together(plan, places, n)
         for op, loss in plan.starts:
             start = places[n][op].outputs[0]
-            used = [
+            uses = [
                 (consumer, k)
                 for consumer in start.consumers()
                 for k, tensor in enumerate(consumer.inputs)
@@ -370,17 +377,17 @@ class Shares:
             )
             weight = self.weight(source, loss, places, n)
             scaled = start * tf.cast(weight, start.dtype)
-            for consumer, k in used:
+            for consumer, k in uses:
                 _tf.set_input(consumer, k, scaled)
 
 
 def _examples_of(source: tf.Operation) -> int | None:
-    """Returns which part of an element has a row for each example, if one has."""
-    for unknown in (True, False):
+    """Returns which component of an element has a row per example, or None."""
+    for is_unknown in (True, False):
         for k, tensor in enumerate(source.outputs):
             shape = tensor.shape
             if tensor.dtype in (tf.resource, tf.variant) or not shape.rank:
                 continue
-            if (shape[0] is None) == unknown:
+            if (shape[0] is None) == is_unknown:
                 return k
     return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the numbers in a shape are: sizes that are known, and numbers of examples.
+"""Infers the elements of shapes: known sizes, and numbers of examples.
 
-Shapes are short vectors of integers, whose elements are not alike: one is a number of
-examples, the others are not. So each is looked at by itself.
+A shape is a short integer vector whose elements differ in nature: one may be a number
+of examples while the others are fixed. So each element is inferred separately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator.autodist.kinds import Kind, Power, Value
 from replicator.graph.ir import shapes
 
-# Of one element: a size, or by which power of the number of examples it grows.
+# One element: a known size, or the exponent of the number of examples in it.
 Element: TypeAlias = "int | tuple[Power] | None"
 GROWS: Element = (1,)
 FIXED: Element = (0,)
@@ -25,36 +25,36 @@ _PASSED = ("Identity", "Cast", "StopGradient", "Snapshot", "EnsureShape")
 
 
 class Sizes:
-    """Finds what the elements of vectors and scalars of integers are.
+    """Infers the elements of integer vectors and scalars.
 
     Args:
-        of: Returns what is known of a tensor.
+        of: Returns the Value of a tensor.
     """
 
     def __init__(self, of: Callable[[tf.Tensor], Value]) -> None:
         self._of = of
 
     def elements(self, tensor: tf.Tensor, depth: int = 0) -> list[Element] | None:
-        """Returns what the elements of a vector are, or a scalar's; None if unknown."""
-        known = tf.get_static_value(tensor)
-        if known is not None:
-            if not np.issubdtype(np.asarray(known).dtype, np.integer):
+        """Returns the elements of a vector, or a scalar's only one; None if unknown."""
+        static_value = tf.get_static_value(tensor)
+        if static_value is not None:
+            if not np.issubdtype(np.asarray(static_value).dtype, np.integer):
                 return None
-            return [int(size) for size in np.ravel(known)]
+            return [int(size) for size in np.ravel(static_value)]
         rank = tensor.shape.rank
         if rank is None or rank > 1 or depth > 30:
             return None
-        found = self.computed(tensor, depth + 1)
-        if found is None:
+        elements = self.computed(tensor, depth + 1)
+        if elements is None:
             value = self._of(tensor)
             count = 1 if rank == 0 else shapes.sizes(tensor)[0]
             if value.kind is Kind.SAME and count is not None:
                 if rank == 0 or not value.power:
                     return [(value.power,)] * count
-        return found
+        return elements
 
     def computed(self, tensor: tf.Tensor, depth: int = 0) -> list[Element] | None:
-        """Returns what the elements are of what ops on shapes make; None if none do."""
+        """Returns the elements of the result of an op on shapes; None for other ops."""
         op = tensor.op
         if op.type in ("Shape", "ShapeN"):
             return self.of_shape(op.inputs[tensor.value_index])
@@ -63,9 +63,11 @@ class Sizes:
         if op.type == "Reshape" and tensor.shape.rank == 1:
             return self.elements(op.inputs[0], depth)
         if op.type == "Pack":
-            return _chained([self.elements(one, depth) for one in op.inputs])
+            return _chained([self.elements(operand, depth) for operand in op.inputs])
         if op.type == "ConcatV2":
-            return _chained([self.elements(one, depth) for one in op.inputs[:-1]])
+            return _chained(
+                [self.elements(operand, depth) for operand in op.inputs[:-1]]
+            )
         if op.type == "ExpandDims" and tensor.shape.rank == 1:
             return self.elements(op.inputs[0], depth)
         if op.type == "StridedSlice":
@@ -83,18 +85,18 @@ class Sizes:
         return None
 
     def of_shape(self, tensor: tf.Tensor) -> list[Element] | None:
-        """Returns what the sizes of a tensor are."""
+        """Returns the sizes of a tensor."""
         if tensor.shape.rank is None:
             return None
         value = self._of(tensor)
-        known: list[Element] = [
+        sizes: list[Element] = [
             FIXED if size is None else size for size in shapes.sizes(tensor)
         ]
         if value.kind is Kind.ROWS:
-            known[value.axis] = None if value.some is not None else GROWS
+            sizes[value.axis] = None if value.some is not None else GROWS
         elif value.kind in (Kind.UNKNOWN, Kind.PLACES):
-            known = [None if size == FIXED else size for size in known]
-        return known
+            sizes = [None if size == FIXED else size for size in sizes]
+        return sizes
 
     def _sliced(self, op: tf.Operation, depth: int) -> list[Element] | None:
         source = self.elements(op.inputs[0], depth)
@@ -106,15 +108,15 @@ class Sizes:
             return [source[begin]] if -len(source) <= begin < len(source) else None
         if op.get_attr("new_axis_mask") or op.get_attr("ellipsis_mask"):
             return None
-        at = slice(
+        kept_range = slice(
             None if op.get_attr("begin_mask") & 1 else begin,
             None if op.get_attr("end_mask") & 1 else end,
             stride,
         )
-        return source[at]
+        return source[kept_range]
 
     def _cut(self, op: tf.Operation, depth: int) -> list[Element] | None:
-        source, begin, size = (self.elements(one, depth) for one in op.inputs)
+        source, begin, size = (self.elements(operand, depth) for operand in op.inputs)
         if source is None or begin is None or size is None:
             return None
         first, count = begin[0], size[0]
@@ -138,10 +140,10 @@ class Sizes:
             return None
         if op.inputs[0].shape.rank != 1:
             return None
-        made: Element = 1
-        for one in source:
-            made = _times(made, one)
-        return [made]
+        product: Element = 1
+        for element in source:
+            product = _times(product, element)
+        return [product]
 
     def _pairs(self, op: tf.Operation, depth: int) -> list[Element] | None:
         ones, twos = (self.elements(one, depth) for one in op.inputs)
@@ -159,42 +161,44 @@ class Sizes:
 
     def _stitched(self, op: tf.Operation, depth: int) -> list[Element] | None:
         half = len(op.inputs) // 2
-        made: dict[int, Element] = {}
-        for where, what in zip(op.inputs[:half], op.inputs[half:], strict=True):
-            places = self.elements(where, depth)
-            values = self.elements(what, depth)
+        elements: dict[int, Element] = {}
+        for indices, data in zip(op.inputs[:half], op.inputs[half:], strict=True):
+            places = self.elements(indices, depth)
+            values = self.elements(data, depth)
             if places is None or values is None or len(places) != len(values):
                 return None
             for place, value in zip(places, values, strict=True):
                 if not isinstance(place, int):
                     return None
-                made[place] = value
-        return [made[k] for k in sorted(made)]
+                elements[place] = value
+        return [elements[k] for k in sorted(elements)]
 
 
 def grown(elements: Sequence[Element] | None) -> tuple[int | None, bool]:
-    """Returns which element is a number of examples, and whether all is known.
+    """Returns the index of the number of examples, and whether all elements are known.
 
-    None for the first if none of them is.
+    The index is None if no element is a number of examples.
     """
     if elements is None or None in elements:
         return None, False
     places = [
-        k for k, one in enumerate(elements) if isinstance(one, tuple) and one != FIXED
+        k
+        for k, element in enumerate(elements)
+        if isinstance(element, tuple) and element != FIXED
     ]
     if not places:
         return None, True
-    ok = len(places) == 1 and elements[places[0]] == GROWS
-    return (places[0], True) if ok else (None, False)
+    is_single = len(places) == 1 and elements[places[0]] == GROWS
+    return (places[0], True) if is_single else (None, False)
 
 
 def _chained(parts: list[list[Element] | None]) -> list[Element] | None:
-    made: list[Element] = []
+    elements: list[Element] = []
     for part in parts:
         if part is None:
             return None
-        made += part
-    return made
+        elements += part
+    return elements
 
 
 def _power(one: Element) -> Power | None:
@@ -215,7 +219,7 @@ def _times(one: Element, two: Element) -> Element:
 def _over(one: Element, two: Element) -> Element:
     if isinstance(one, int) and isinstance(two, int):
         return one // two if two else None
-    # Without a remainder, as sizes are divided in gradients: by a factor of theirs.
+    # Gradients divide sizes by their own factors, so there is no remainder.
     if two == 1:
         return one
     if _power(one) is None or _power(two) is None:
@@ -240,7 +244,7 @@ def _extreme(
             return choose(one, two)
         if one == two:
             return one
-        if two == 1 and choose is max:  # nothing is smaller
+        if two == 1 and choose is max:  # sizes are at least 1
             return one
         return FIXED if _power(one) == 0 == _power(two) else None
 

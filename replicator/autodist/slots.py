@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which variables of a single-device graph go with others: the slots of optimizers.
+"""Finds the slot variables of optimizers in a single-device graph.
 
-Nothing in a graph says so. An op that updates several variables names the one that is
-trained first; optimizers that update by assignments read a slot of the same shape, and
-compute the variable's value of it element by element.
+A graph does not name them. Ops that update several variables have the trained one as
+their first input; optimizers that update by assignment read a slot of the same shape
+and compute the variable's new value from it element by element.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from replicator.graph.ir.kinds import resource_inputs
 
 UPDATES = re.compile(r"Resource(Sparse)?Apply\w+")
 WRITERS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-# Each element of a result is computed of the same element of each operand, or numbers.
+# Each element of a result depends on the same element of each operand, or on scalars.
 ELEMENTWISE = frozenset(
     "Abs Add AddN AddV2 Cast CheckNumerics ClipByValue Cos Div DivNoNan Elu Equal Erf "
     "Exp Expm1 Floor FloorDiv Greater GreaterEqual Identity Inv IsFinite IsInf IsNan "
@@ -28,34 +28,34 @@ ELEMENTWISE = frozenset(
     "SquaredDifference StopGradient Sub Tanh ZerosLike".split()
 )
 
-Behind = Callable[[tf.Tensor], Any]  # the variable of which a tensor is a handle
+Behind = Callable[[tf.Tensor], Any]  # returns a handle's variable, or None
 
 
 def find(ops: Sequence[tf.Operation], behind: Behind) -> dict[str, str]:
-    """Returns the variables that go with another, by their names.
+    """Maps the names of slots to those of their variables.
 
     Args:
-        ops: Of the graph.
-        behind: Returns the variable of which a tensor is a handle, or None.
+        ops: The ops of the graph.
+        behind: Returns the variable that a tensor is a handle of, or None.
     """
-    found: dict[str, str] = {}
+    primaries: dict[str, str] = {}
     for op in ops:
         if UPDATES.fullmatch(op.type):
-            own = [behind(tensor) for _, tensor in resource_inputs(op)]
-            names = [one.op.name for one in own if one is not None]
-            found.update((name, names[0]) for name in names[1:])
+            variables = [behind(tensor) for _, tensor in resource_inputs(op)]
+            names = [updated.op.name for updated in variables if updated is not None]
+            primaries.update((name, names[0]) for name in names[1:])
     for op in ops:
         if op.type not in WRITERS or op.inputs[1].op.type not in ELEMENTWISE:
             continue
         variable = behind(op.inputs[0])
         if variable is not None and variable.trainable and variable.dtype.is_floating:
             for slot in _read(op.inputs[1], variable, behind):
-                found.setdefault(slot.op.name, variable.op.name)
-    return found
+                primaries.setdefault(slot.op.name, variable.op.name)
+    return primaries
 
 
 def _read(value: tf.Tensor, variable: Any, behind: Behind) -> Iterator[Any]:
-    """Yields what is not trained and of a variable's shape, of what a value is made."""
+    """Yields the untrained variables of a variable's shape that a value depends on."""
     seen, stack = {value.op}, [value.op]
     while stack:
         op = stack.pop()
@@ -70,5 +70,5 @@ def _read(value: tf.Tensor, variable: Any, behind: Behind) -> Iterator[Any]:
 
 
 def _fits(slot: Any, variable: Any) -> bool:
-    known = variable.shape.is_fully_defined() and slot.shape.is_fully_defined()
-    return known and slot.shape == variable.shape and slot.dtype.is_floating
+    are_known = variable.shape.is_fully_defined() and slot.shape.is_fully_defined()
+    return are_known and slot.shape == variable.shape and slot.dtype.is_floating

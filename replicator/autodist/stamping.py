@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies ops of one graph into another, as often as there are replicas.
+"""Copies ops of one graph into another, once per replica.
 
-A copy is an import in C++: of nodes that are complete, under a name scope, with other
-tensors in the places of those that are not copied. The ops that an op of the original
-became are found by the original.
+A copy is an import in C++ of complete nodes under a name scope, with other tensors
+substituted for inputs that are not copied. Copies are looked up by the original op.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.graph.ir.kinds import kind_of
 
-_OUTSIDE = "AutoDist-outside"  # where what nodes are given from elsewhere is named
-Places = dict[tf.Operation, tf.Operation]  # what an op of the original has become
+_OUTSIDE = "AutoDist-outside"  # scope of the names that stand for tensors not copied
+Places = dict[tf.Operation, tf.Operation]  # maps an op of the original to its copy
 
 
 def of(places: Mapping[tf.Operation, tf.Operation], tensor: tf.Tensor) -> tf.Tensor:
-    """Returns what a tensor of the original has become."""
+    """Returns the copy of a tensor of the original."""
     return places[tensor.op].outputs[tensor.value_index]
 
 
@@ -29,7 +28,7 @@ class Stamp:
     """Ops of a graph, ready to be copied into another one.
 
     Args:
-        graph: Where they are.
+        graph: The graph of the ops.
         ops: The ops, in order.
     """
 
@@ -38,7 +37,7 @@ class Stamp:
         inside = set(ops)
         self.outside: list[tf.Tensor] = []
         self._waits: list[tuple[tf.Operation, tf.Operation]] = []
-        known: dict[int, int] = {}
+        input_numbers: dict[int, int] = {}
         by_name = {op.name: n for n, op in enumerate(self.ops)}
         nodes: list[Any] = [None] * len(self.ops)
         if self.ops:
@@ -53,7 +52,7 @@ class Stamp:
                 if tensor.op in inside:
                     node.input.append(tensor.name)
                     continue
-                k = known.setdefault(id(tensor), len(known))
+                k = input_numbers.setdefault(id(tensor), len(input_numbers))
                 if k == len(self.outside):
                     self.outside.append(tensor)
                 node.input.append(f"{_OUTSIDE}{k}:0")
@@ -63,9 +62,11 @@ class Stamp:
                 else:
                     self._waits.append((op, source))
             self._definition.node.append(node)
-        # Those that wait for others of them.
+        # Ops with control inputs among the copied ops.
         self._ordered = [
-            op for op in self.ops if any(one in inside for one in op.control_inputs)
+            op
+            for op in self.ops
+            if any(source_op in inside for source_op in op.control_inputs)
         ]
         self._calling = [op for op in self.ops if kind_of(op).calls]
         self._handles = [
@@ -85,24 +86,24 @@ class Stamp:
         called: Callable[[tf.Operation, str], str] | None = None,
         without: Collection[tf.Operation] = (),
     ) -> Places:
-        """Adds a copy to a graph; returns what each op has become.
+        """Adds a copy to a graph; returns the copy of each op.
 
         Args:
             graph: Where the copy goes.
             scope: Its name scope, with the final "/", or "".
-            given: Returns what is in the place of a tensor that is not copied.
+            given: Returns the substitute for a tensor that is not copied.
             placed: Returns the device of an op's copy.
-            others: What ops have become that are not copied here.
-            called: Returns the function in the place of one that an op calls; None: ops
-                call what they called.
-            without: Ops that are not copied this time, whose results nothing uses.
+            others: The copies of ops that are not copied here.
+            called: Returns the name of the function that a copy calls in place of the
+                original's; None: the same.
+            without: Ops to leave out this time, whose results nothing uses.
         """
         definition, nodes = self._defined(without)
         if not nodes:
             return {}
         for op, node in nodes.items():
             node.device = placed(op)
-            if "frame_name" in node.attr:  # one loop of TensorFlow 1 for each copy
+            if "frame_name" in node.attr:  # a TensorFlow 1 loop per copy
                 frame = node.attr["frame_name"]
                 frame.s = scope.encode() + frame.s
         if called is not None:
@@ -112,8 +113,8 @@ class Stamp:
             f"{_OUTSIDE}{k}:0": given(tensor) for k, tensor in enumerate(self.outside)
         }
         with graph.as_default():
-            new = _tf.import_nodes(graph, definition, inputs, scope)
-        by_name = {op.name: op for op in new}
+            new_ops = _tf.import_nodes(graph, definition, inputs, scope)
+        by_name = {op.name: op for op in new_ops}
         places = {op: by_name[scope + op.name] for op in nodes}
         for op, source in self._waits:
             if source in others and op in places:
@@ -128,15 +129,15 @@ class Stamp:
     def _defined(
         self, without: Collection[tf.Operation]
     ) -> tuple[Any, dict[tf.Operation, Any]]:
-        """Returns nodes of all ops but some, and which is whose."""
+        """Returns the nodes of all ops but some, also by op."""
         definition = tf.compat.v1.GraphDef()
         if not without:
             definition.CopyFrom(self._definition)
             return definition, dict(zip(self.ops, definition.node, strict=True))
         pairs = zip(self.ops, self._definition.node, strict=True)
-        kept = [(op, node) for op, node in pairs if op not in without]
-        definition.node.extend(node for _, node in kept)
-        nodes = {op: definition.node[n] for n, (op, _) in enumerate(kept)}
+        kept_pairs = [(op, node) for op, node in pairs if op not in without]
+        definition.node.extend(node for _, node in kept_pairs)
+        nodes = {op: definition.node[n] for n, (op, _) in enumerate(kept_pairs)}
         names = {f"^{op.name}" for op in without}
         for op in self._ordered:
             node = nodes.get(op)
@@ -150,7 +151,7 @@ class Stamp:
 def _call(
     node: Any, op: tf.Operation, called: Callable[[tf.Operation, str], str]
 ) -> None:
-    """Lets a copy of an op call other functions."""
+    """Makes the node of a copy call other functions."""
     for value in node.attr.values():
         if value.HasField("func"):
             value.func.name = called(op, value.func.name)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of ops, by what they do to the rows of examples.
+"""Types of ops, by what they do to rows of examples.
 
-What is in none of these tables is not known: a loss that it makes is refused, and what
-is fetched of it is computed of the whole batch.
+The results of ops in none of these tables are unknown: losses made of them are refused,
+and fetches of them are computed from the whole batch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ PASSED_ON = frozenset(
     EnsureShape PlaceholderWithDefault DebugGradientIdentity DebugIdentityV2
     DeepCopy Bitcast Neg ReadVariableOp""".split()
 )
-# Element by element, with one operand or several that are broadcast; what several
-# powers of the number of examples make is in powers.py.
+# Element-wise ops, with one operand or several that are broadcast; powers.py has the
+# rules for powers of the number of examples.
 ELEMENTWISE = frozenset(
     """Abs Acos Acosh Angle Asin Asinh Atan Atan2 Atanh BesselI0 BesselI0e BesselI1
     BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1
@@ -40,27 +40,27 @@ COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
 ADDED = frozenset({"Add", "AddV2", "AddN", "Sub", "AccumulateNV2"})
 TIMES = frozenset({"Mul", "MulNoNan"})
 OVER = frozenset({"RealDiv", "Div", "DivNoNan"})
-# By how many times the power of its operand an op of one operand has.
+# Ops of one operand: the factor by which they multiply its exponent.
 HOMOGENEOUS = {
     **dict.fromkeys(("Abs", "Relu", "LeakyRelu", "ComplexAbs", "Real", "Imag"), 1.0),
     **{"Conj": 1.0, "Square": 2.0, "Sqrt": 0.5, "Rsqrt": -0.5},
     **dict.fromkeys(("Reciprocal", "Inv"), -1.0),
     **dict.fromkeys(("Sign", "ZerosLike", "OnesLike", "IsNan", "IsFinite"), 0.0),
 }
-# Of operands of one power: what of it the result has.
+# Ops of operands with equal exponents: the factor by which they multiply it.
 ALIKE = {
     **dict.fromkeys(("Maximum", "Minimum"), 1),
     **dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual"), 0),
     **{"Equal": 0, "NotEqual": 0, "SquaredDifference": 2},
 }
-# The gradients of element-wise ops, that are multiples of their last operand.
+# Gradients of element-wise ops: the index of the operand they are a multiple of.
 MULTIPLES = {
     **{"TanhGrad": 1, "SigmoidGrad": 1, "ReluGrad": 0, "LeakyReluGrad": 0},
     **{"EluGrad": 0, "SeluGrad": 0, "SoftplusGrad": 0, "SoftsignGrad": 0},
     **{"RsqrtGrad": 1, "SqrtGrad": 1, "ReciprocalGrad": 1, "Relu6Grad": 0},
 }
 REDUCED = frozenset({"Mean", "Sum", "Max", "Min", "All", "Any", "Prod"})
-# Of the first axis, whose rows they treat alike, and of nothing else that has rows.
+# Ops that treat the rows of the first axis alike, and have no other operands with rows.
 FIRST_AXIS = frozenset(
     """Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPoolV2 MaxPool3D AvgPool AvgPool3D
     BiasAdd LRN ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea
@@ -73,7 +73,7 @@ FIRST_AXIS = frozenset(
     ImageProjectiveTransformV2 ImageProjectiveTransformV3 DrawBoundingBoxesV2
     """.split()
 )
-# Of the last axis, or axes, how many these are.
+# Ops on the last axis or axes: the number of these.
 LAST_AXES = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "TopK", "FFT", "IFFT"), 1),
     **dict.fromkeys(("RFFT", "IRFFT", "NthElement", "MatrixDiagV3", "MatrixDiag"), 1),
@@ -86,7 +86,7 @@ LAST_AXES = {
 ALONG = frozenset({"Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll"})
 CHOSEN = frozenset({"ArgMax", "ArgMin"})
 NORMALIZED = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
-# By the shape that they are given as an operand: at which place.
+# Ops that are given their result's shape: the index of that operand.
 SHAPED = {
     **{"Fill": 0, "RandomUniform": 0, "RandomStandardNormal": 0, "TruncatedNormal": 0},
     **{"RandomUniformInt": 0, "StatelessRandomUniform": 0, "StatelessRandomNormal": 0},
@@ -97,5 +97,5 @@ SHAPED = {
     **{"StatefulTruncatedNormal": 2, "StatefulUniformInt": 2},
     **{"BroadcastTo": 1, "Empty": 0},
 }
-# What Python computes, and ops of others: they are taken to treat rows one by one.
+# Python functions: they are trusted to treat rows one by one.
 BELIEVED = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})

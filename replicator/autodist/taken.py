@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which gradients of variables a single-device graph takes, and of what."""
+"""Finds the gradients that a single-device graph takes, and of which losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Gradient:
 
     Attributes:
         variable: The variable's name.
-        ops: Its marker; two of them, of values and indices, if it is sparse.
+        ops: Its marker; if sparse, those of its values and indices.
     """
 
     variable: str
@@ -25,39 +25,39 @@ class Gradient:
 
 
 def begun_by_tapes(markers: Sequence[tf.Operation]) -> dict[str, tf.Operation]:
-    """Returns what tapes start from, with a gradient that they took from there."""
-    found: dict[str, tf.Operation] = {}
+    """Maps the ops that tapes start from to a gradient's marker each."""
+    markers_by_start: dict[str, tf.Operation] = {}
     for op in markers:
         for name in (marked.text(op, marked.BEGUN) or "").split(","):
             if name:
-                found.setdefault(name, op)
-    return found
+                markers_by_start.setdefault(name, op)
+    return markers_by_start
 
 
 def grouped(markers: Sequence[tf.Operation]) -> list[list[Gradient]]:
-    """Returns the gradients that one call of tf.gradients takes, each with the others.
+    """Groups the gradients that one call of tf.gradients takes.
 
-    None of them depends on another: what they lead to are handles.
+    Gradients in a group do not depend on one another, as they lead to handles.
     """
     groups: dict[object, list[Gradient]] = {}
-    waiting = None
+    values_marker = None
     for op in markers:
         if marked.text(op, marked.PART) == "values":
-            waiting = op
+            values_marker = op
             continue
-        ops = (op,) if waiting is None else (waiting, op)
-        waiting = None
+        ops = (op,) if values_marker is None else (values_marker, op)
+        values_marker = None
         name = marked.text(op, marked.GRADIENT)
         assert name is not None, "it is a marker"
-        # Others depend on those that lead through a gradient, to another one.
-        alone = marked.text(op, marked.BACK)
-        key = op if alone else marked.text(op, marked.TAKEN) or op
+        # A second derivative is alone, since gradients in other groups depend on it.
+        back = marked.text(op, marked.BACK)
+        key = op if back else marked.text(op, marked.TAKEN) or op
         groups.setdefault(key, []).append(Gradient(name, ops))
     return list(groups.values())
 
 
 def differentiated(graph: tf.Graph, start: tf.Operation) -> tf.Tensor | None:
-    """Returns what is differentiated from a start on, by the names of gradients."""
+    """Returns the tensor differentiated from a start, by the names of gradients."""
     scope = start.name.rpartition("grad_ys_")[0]
     for consumer in start.outputs[0].consumers():
         rest = consumer.name.removeprefix(scope)

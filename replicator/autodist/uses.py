@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops use variables, and whether they could use them in parts."""
+"""Finds the ops that use variables, and whether they could use them in parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOPS = ("While", "StatelessWhile")
 FUNCTIONS = ("PartitionedCall", "StatefulPartitionedCall")
 CALLS = ("If", "StatelessIf", "Case", "StatelessCase", *LOOPS, *FUNCTIONS)
 READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-PASSED_ON = ("Identity", "Switch", "Enter")  # what they return is still a handle
+PASSED_ON = ("Identity", "Switch", "Enter")  # their results are still handles
 _KNOWN = re.compile(
     r"ReadVariableOp|VarIsInitializedOp|VariableShape|Assign(Add|Sub)?VariableOp"
     r"|ResourceGather(Nd)?|ResourceScatter(Nd)?(Add|Sub|Update|Max|Min)"
@@ -26,21 +26,21 @@ _KNOWN = re.compile(
 
 
 def obstacle(program: Any, names: Sequence[str]) -> tf.Operation | None:
-    """Returns an op that cannot use variables in parts; None if all can.
+    """Returns an op that cannot use variables in parts, or None if all can.
 
     Args:
         program: The single-device graph.
-        names: Of the variables, which would be divided alike.
+        names: The names of variables that would be partitioned alike.
     """
-    known: dict[int, tf.Tensor] = {}
+    handles: dict[int, tf.Tensor] = {}
     for name in names:
         handle = program.variables[name].op.outputs[0]
-        known[id(handle)] = handle
-    return _refusing(known)
+        handles[id(handle)] = handle
+    return _refusing(handles)
 
 
 def _refusing(known: Mapping[int, tf.Tensor]) -> tf.Operation | None:
-    """Returns an op that cannot use what handles stand for in parts.
+    """Returns an op that cannot use the variables behind handles in parts, or None.
 
     Args:
         known: The handles, in one graph, by their ids.
@@ -53,18 +53,18 @@ def _refusing(known: Mapping[int, tf.Tensor]) -> tf.Operation | None:
             if op in seen:
                 continue
             if op.type in PASSED_ON or op.type in LOOPS:
-                made = _passed_on(op, handles)
-                handles.update((id(tensor), tensor) for tensor in made)
-                stack += made
+                passed_handles = _passed_on(op, handles)
+                handles.update((id(tensor), tensor) for tensor in passed_handles)
+                stack += passed_handles
             seen.add(op)
     return next((op for op in seen if not _takes_parts(op, handles)), None)
 
 
 def _passed_on(op: tf.Operation, handles: Mapping[int, tf.Tensor]) -> list[tf.Tensor]:
-    """Returns those results of an op that are handles, too."""
+    """Returns the results of an op that are handles, too."""
     if op.type in LOOPS:
         pairs = zip(op.inputs, op.outputs, strict=True)
-        return [out for own, out in pairs if id(own) in handles]
+        return [out for operand, out in pairs if id(operand) in handles]
     return list(op.outputs)
 
 
@@ -82,25 +82,25 @@ def _takes_parts(op: tf.Operation, handles: Mapping[int, tf.Tensor]) -> bool:
 def _body_takes_parts(
     op: tf.Operation, attribute: str, name: str, handles: Mapping[int, tf.Tensor]
 ) -> bool:
-    """Whether a function can be given parts by an op that calls it."""
-    found = _tf.function_called(op, name)
-    if found is None or _tf.compiled(op, name):
+    """Whether a function can take parts from an op that calls it."""
+    function = _tf.function_called(op, name)
+    if function is None or _tf.compiled(op, name):
         return False
-    body, results = found
+    body, results = function
     inside = {
-        id(own): own
-        for tensor, own in zip(arguments(op), body.inputs, strict=False)
+        id(argument): argument
+        for tensor, argument in zip(arguments(op), body.inputs, strict=False)
         if id(tensor) in handles
     }
     for k, tensor in enumerate(results):
-        given = attribute == "body" and tensor is body.inputs[k]
-        if tensor.dtype == tf.resource and id(tensor) in inside and not given:
+        is_unchanged = attribute == "body" and tensor is body.inputs[k]
+        if tensor.dtype == tf.resource and id(tensor) in inside and not is_unchanged:
             return False
     return _refusing(inside) is None
 
 
 def arguments(op: tf.Operation) -> list[tf.Tensor]:
-    """Returns what the functions get that an op calls."""
+    """Returns the arguments that an op passes to the functions it calls."""
     return list(op.inputs)[1 if chooses(op) else 0 :]
 
 
@@ -108,16 +108,16 @@ def called(op: tf.Operation) -> list[tuple[str, str]]:
     """Returns (attribute, name) of each function that an op calls."""
     if not kind_of(op).calls:
         return []
-    found = []
+    functions = []
     for attribute, value in sorted(op.node_def.attr.items()):
         names = [value.func.name] if value.HasField("func") else []
         names += [function.name for function in value.list.func]
-        found += [(attribute, name) for name in names]
-    return found
+        functions += [(attribute, name) for name in names]
+    return functions
 
 
 def passed_on(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the handle that a tensor is, of what only passes it on."""
+    """Returns the handle that a tensor was passed on from."""
     while tensor.dtype == tf.resource:
         op = tensor.op
         if op.type in PASSED_ON:
@@ -130,31 +130,31 @@ def passed_on(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def needing_components(program: Any) -> dict[str, str]:
-    """Returns the variables of which each replica needs a component, and what for.
+    """Returns the variables that need a component on each replica, and why.
 
-    XLA reaches one device, and so do the functions of datasets.
+    XLA reaches a single device, and so do the functions of datasets.
 
     Args:
         program: The single-device graph.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for op in program.ops:
         if not kind_of(op).calls or (op.type in CALLS and not _compiles(op)):
             continue
-        what = "a function with jit_compile=True" if op.type in CALLS else op.type
+        user = "a function with jit_compile=True" if op.type in CALLS else op.type
         for tensor in op.inputs:
             variable = program.variable_behind(tensor)
             if variable is not None:
-                found.setdefault(variable.op.name, f"used in {what}")
-    return found
+                reasons.setdefault(variable.op.name, f"used in {user}")
+    return reasons
 
 
 def _compiles(op: tf.Operation) -> bool:
-    """Whether XLA compiles what an op calls, to any depth."""
+    """Whether XLA compiles a function that an op calls, at any depth."""
     for _, name in called(op):
-        known = _tf.function_called(op, name)
+        function = _tf.function_called(op, name)
         if _tf.compiled(op, name) or (
-            known is not None and any(map(_compiles, known[0].get_operations()))
+            function is not None and any(map(_compiles, function[0].get_operations()))
         ):
             return True
     return False

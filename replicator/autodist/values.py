@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what the values of a graph are when the examples are split over replicas.
+"""Infers how tensors of a graph depend on splitting the examples over replicas.
 
-It goes from a value to what that is computed from, into functions, conditionals and
-loops, too. What ops make of rows is in rows.py, what of other values in kinds.py.
+Walks from a tensor back to the ops that compute it, into functions, conditionals and
+loops, too. The rules for rows are in rows.py, those for other Values in kinds.py.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _GIVES_ROWS = (tf.resource, tf.variant)
 
 
 class Values:
-    """Finds what is known of the tensors of a graph.
+    """Infers the `Value` of each tensor of a graph.
 
     Args:
-        flow: What of it differs between replicas.
-        called: Whether it is that of a function, in which nothing can be changed.
+        flow: Which of the graph's ops differ between replicas.
+        called: Whether the graph is a function's, whose ops cannot be rewired.
     """
 
     def __init__(self, flow: flows.Flow, called: bool = False) -> None:
@@ -57,27 +57,27 @@ class Values:
         self._called: dict[tf.Operation, list[Value]] = {}
         self._sizes = Sizes(self.of)
         self._rows = rows.Rows(self._sizes, self._is_data)
-        # What joins the values of a loop's turns, as it is taken to be for now.
+        # The assumed Value of each loop-carried Merge, until an iteration confirms it.
         self._assumed: dict[tf.Operation, Value] = {}
 
     def of(self, tensor: tf.Tensor) -> Value:
-        """Returns what is known of a tensor."""
+        """Returns the Value of a tensor."""
         key = tensor.ref()
         if key in self._known:
             return self._known[key]
         while not self._look(tensor):
-            self._known.clear()  # a loop is not what it was taken to be
+            self._known.clear()  # an assumption about a loop was wrong
         return self._known[key]
 
     def is_given(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor is what a replica was given of the examples."""
+        """Whether a tensor is a replica's part of the examples, as it came in."""
         return id(tensor) in self._flow.given and self.of(tensor).kind is Kind.ROWS
 
     def not_kept(self, results: Sequence[tf.Tensor]) -> tf.Operation | None:
-        """Returns what has a gradient of the user's own that is not that of one device.
+        """Returns an op whose custom gradient may differ from that of one device.
 
-        None if what results are made of has none. What differs and calls functions is
-        looked at where its results are.
+        None if no op behind the results has one. Functions called by ops that differ
+        are checked when the Values of their results are inferred.
         """
         return own_gradients.first_not_kept(
             results, self._flow.differing, self.of, self._computed_in, self._of_body
@@ -89,16 +89,17 @@ class Values:
         return self._flow.control
 
     def follows_gradient(self, op: tf.Operation) -> bool:
-        """Whether an op is given a gradient that is not that of all replicas."""
+        """Whether an op depends on a gradient that is not yet summed over replicas."""
         reduced = ("PlaceholderWithDefault", placeholder.TYPE)
-        before = flows.upstream(op.inputs, lambda one: one.type in reduced)
+        upstream = flows.upstream(op.inputs, lambda one: one.type in reduced)
         return any(
-            one.name.rpartition("/")[2].startswith("grad_ys_") or _tf.begins_tape(one)
-            for one in before
+            op_before.name.rpartition("/")[2].startswith("grad_ys_")
+            or _tf.begins_tape(op_before)
+            for op_before in upstream
         )
 
     def _look(self, tensor: tf.Tensor) -> bool:
-        """Finds out about a tensor and all before it; False if it has to begin anew."""
+        """Infers the Values of a tensor and of all before it; False to begin again."""
         given, differing = self._flow.given, self._flow.differing
 
         def stops(op: tf.Operation) -> bool:
@@ -114,10 +115,10 @@ class Values:
             if op.type in MERGES:
                 merges.append(op)
         for op in merges:
-            found = self._merged(op)
-            before = self._assumed.get(op)
-            if before is not None and found != before:
-                self._assumed[op] = turns.in_turns(before, found, turns.is_list(op))
+            value = self._merged(op)
+            assumed = self._assumed.get(op)
+            if assumed is not None and value != assumed:
+                self._assumed[op] = turns.in_turns(assumed, value, turns.is_list(op))
                 return False
         return True
 
@@ -139,7 +140,7 @@ class Values:
         if op.type in _PASSED:
             return values[0]
         if op.type == "IdentityN":
-            closed = any(wholes.is_closed(op, k, one) for one in values[k].wholes)
+            closed = any(wholes.is_closed(op, k, whole) for whole in values[k].wholes)
             return UNKNOWN if closed else values[k]
         if op.type == "EnsureShape" and op.inputs[0].op.type in tables.BELIEVED:
             before = [self._known.get(t.ref(), SAME) for t in op.inputs[0].op.inputs]
@@ -151,15 +152,15 @@ class Values:
         if op.type in _SIZES or (
             tensor.dtype.is_integer and any(v.kind is Kind.SIZES for v in values)
         ):
-            found = self._size(op, tensor)
-            if found is not None:
-                return found
+            size = self._size(op, tensor)
+            if size is not None:
+                return size
         if any(v.kind in (Kind.ROWS, Kind.PLACES) for v in values):
             return self._rows.find(op, k, values)
         return self._computed(op, k, values)
 
     def _given(self, op: tf.Operation, k: int, tensor: tf.Tensor) -> Value:
-        """Returns what a source of what differs is."""
+        """Returns the Value of an op that itself makes replicas differ."""
         if op.type in tables.SHAPED or flows.draws(op):
             if op.type in tables.SHAPED:
                 return self._rows.find(op, k, [SAME] * len(op.inputs))
@@ -169,7 +170,7 @@ class Values:
         return Value(Kind.ROWS)
 
     def _size(self, op: tf.Operation, tensor: tf.Tensor) -> Value | None:
-        """Returns what the numbers of a shape are, if they are alike."""
+        """Returns the Value of a size, or of a shape whose elements are alike."""
         if op.type == "Size":
             elements = self._sizes.of_shape(op.inputs[0])
             value = self.of(op.inputs[0])
@@ -177,7 +178,7 @@ class Values:
                 return Value(Kind.MEAN, 1)
             if elements is None or None in elements:
                 return None
-            powers = [one[0] for one in elements if isinstance(one, tuple)]
+            powers = [size[0] for size in elements if isinstance(size, tuple)]
             return Value(Kind.SAME, sum(powers), by_value=False)
         source = op.inputs[0]
         if op.type == "StridedSlice" and source.op.type == "Shape":
@@ -185,25 +186,25 @@ class Values:
             begin = tf.get_static_value(op.inputs[1])
             if value.kind is Kind.ROWS and value.some is not None and begin is not None:
                 if begin.tolist() == [value.axis] and not tensor.shape.rank:
-                    return Value(Kind.MEAN, 1)  # it differs from example to example
+                    return Value(Kind.MEAN, 1)  # differs per example
         elements = self._sizes.computed(tensor)
         if elements is None or None in elements:
             return None
-        powers = [one[0] if isinstance(one, tuple) else 0 for one in elements]
+        powers = [size[0] if isinstance(size, tuple) else 0 for size in elements]
         if not powers or len(set(powers)) > 1:
             return SIZES
         return Value(Kind.SAME, powers[0], by_value=False)
 
     def _computed(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-        """Returns what is computed of values without rows."""
-        own = kinds.alone(values)
-        found = self._without_rows(op, k, own)
-        if found.kind in (Kind.STATISTIC, Kind.UNKNOWN, Kind.MIXED):
-            found = self._of_whole(op, k, own) or found
-        return kinds.made_of(found, values)
+        """Returns the Value of an op none of whose operands has rows."""
+        operands = kinds.alone(values)
+        result = self._without_rows(op, k, operands)
+        if result.kind in (Kind.STATISTIC, Kind.UNKNOWN, Kind.MIXED):
+            result = self._of_whole(op, k, operands) or result
+        return kinds.made_of(result, values)
 
     def _of_whole(self, op: tf.Operation, k: int, values: list[Value]) -> Value | None:
-        """Returns what is computed once what is not trained is put together first.
+        """Returns the Value of an op that is given data of the whole batch.
 
         None if that does not help.
         """
@@ -218,19 +219,20 @@ class Values:
         if op.type in tables.OVER and values[0].kind is Kind.MEAN and data[-1] == 1:
             data, power = [1], values[0].power
         elif all(kinds.is_same(v) or n in data for n, v in enumerate(values)):
-            # Nothing of it is trained: so it is put together where it is used.
+            # Nothing here is trained, so the result itself becomes that of the whole
+            # batch where it is used.
             if not any(wholes.is_trained(tensor) for tensor in op.inputs):
                 return None
         for n in data:
             values = [*values[:n], SAME.replaced(power=power), *values[n + 1 :]]
-        found = self._without_rows(op, k, values)
-        if found.kind not in (Kind.SAME, Kind.MEAN):
+        result = self._without_rows(op, k, values)
+        if result.kind not in (Kind.SAME, Kind.MEAN):
             return None
-        made = frozenset(wholes.Whole(op, n, power) for n in data)
-        return found.replaced(wholes=made)
+        wholes_needed = frozenset(wholes.Whole(op, n, power) for n in data)
+        return result.replaced(wholes=wholes_needed)
 
     def _is_data(self, op: tf.Operation, index: int, stops: Sequence[str] = ()) -> bool:
-        """Whether an operand may be of the whole batch: nothing is trained by it."""
+        """Whether an operand may be of the whole batch: nothing trains through it."""
         if self._is_called or not wholes.may_be(op, index, self._flow.control):
             return False
         return not wholes.is_trained(op.inputs[index], stops)
@@ -238,14 +240,14 @@ class Values:
     def _without_rows(self, op: tf.Operation, k: int, values: list[Value]) -> Value:
         type_, first = op.type, values[0]
         if type_ in tables.ADDED:
-            found = [
+            summands = [
                 value
                 for value, tensor in zip(values, op.inputs, strict=True)
                 if not kinds.is_same(value) or not powers.is_zero(tensor)
             ]
-            if type_ == "Sub" and found and found[-1] is values[1]:
-                found[-1] = kinds.negated(found[-1])
-            return kinds.added(found)
+            if type_ == "Sub" and summands and summands[-1] is values[1]:
+                summands[-1] = kinds.negated(summands[-1])
+            return kinds.added(summands)
         if type_ in tables.TIMES:
             return kinds.multiplied(*values)
         if type_ in tables.OVER:
@@ -277,9 +279,9 @@ class Values:
     # --- Control flow -----------------------------------------------------------------
 
     def _first_merged(self, op: tf.Operation) -> Value:
-        """Returns what one of several branches gives, or a loop's turns."""
-        loop = any(tensor.op.type in NEXT for tensor in op.inputs)
-        if not loop:
+        """Returns the Value of a Merge: of branches, or what is assumed for a loop."""
+        is_loop = any(tensor.op.type in NEXT for tensor in op.inputs)
+        if not is_loop:
             return self._merged(op)
         if op not in self._assumed:
             entering = next(t for t in op.inputs if t.op.type not in NEXT)
@@ -295,17 +297,17 @@ class Values:
         ]
         if turns.is_list(op):
             values = [v for v in values if not kinds.is_same(v)] or values
-        found = functools.reduce(kinds.joined, values)
+        result = functools.reduce(kinds.joined, values)
         tests = self._flow.control.deciders(op) or ()
-        known = (self._known.get(test.ref(), SAME) for test in tests)
-        return found if all(map(kinds.is_same, known)) else UNKNOWN
+        test_values = (self._known.get(test.ref(), SAME) for test in tests)
+        return result if all(map(kinds.is_same, test_values)) else UNKNOWN
 
     def _of_call(self, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-        """Returns what a result of a function, a conditional or a loop is."""
+        """Returns the Value of a result of a function, a conditional or a loop."""
         if op not in self._called:
             self._called[op] = self._results(op, list(values))
-        found = self._called[op]
-        return found[k] if k < len(found) else UNKNOWN
+        results = self._called[op]
+        return results[k] if k < len(results) else UNKNOWN
 
     def _results(self, op: tf.Operation, values: list[Value]) -> list[Value]:
         if op.type in uses.LOOPS:
@@ -316,26 +318,26 @@ class Values:
         elif op.type not in uses.FUNCTIONS:
             return []
         bodies = [body for _, body in _tf.called_graphs(op)]
-        made = [self._of_body(body, values, body.outputs) for body in bodies]
-        if not made:
+        body_results = [self._of_body(body, values, body.outputs) for body in bodies]
+        if not body_results:
             return []
-        several = list(zip(*made, strict=False))
+        columns = list(zip(*body_results, strict=False))
         if not kinds.is_same(test):
-            return [UNKNOWN] * len(several)
-        return [functools.reduce(kinds.joined, one) for one in several]
+            return [UNKNOWN] * len(columns)
+        return [functools.reduce(kinds.joined, column) for column in columns]
 
     def _after_loop(self, op: tf.Operation, values: list[Value]) -> list[Value]:
-        """Returns what a loop ends with, after any number of turns."""
+        """Returns the Values that a loop ends with, after any number of iterations."""
         names = [op.get_attr(name).name for name in ("cond", "body")]
-        found = [_tf.function_called(op, name) for name in names]
-        if None in found:
+        functions = [_tf.function_called(op, name) for name in names]
+        if None in functions:
             return []
-        (test, tested), (body, results) = (one for one in found if one is not None)
+        (test, tested), (body, results) = (f for f in functions if f is not None)
         for _ in range(2 * len(Kind)):
-            (go_on,) = self._of_body(test, values, tested)
+            (test_value,) = self._of_body(test, values, tested)
             after = [
-                turns.in_turns(one, two, tensor.dtype == tf.variant)
-                for tensor, one, two in zip(
+                turns.in_turns(before, result, tensor.dtype == tf.variant)
+                for tensor, before, result in zip(
                     op.inputs, values, self._of_body(body, values, results), strict=True
                 )
             ]
@@ -344,33 +346,33 @@ class Values:
             values = after
         else:
             return []
-        if kinds.is_same(go_on):
+        if kinds.is_same(test_value):
             return after
-        both = list(zip(test.inputs, body.inputs, strict=True))
-        known = _inside(test, values, tested)
+        variables = list(zip(test.inputs, body.inputs, strict=True))
+        test_scope = _inside(test, values, tested)
         loop = lengths.Loop(
-            *(tested[0], op.inputs, both, results),
-            lambda t: kinds.is_same((known if t.graph is test else self).of(t)),
+            *(tested[0], op.inputs, variables, results),
+            lambda t: kinds.is_same((test_scope if t.graph is test else self).of(t)),
         )
         return [turns.ended(value, (loop, k)) for k, value in enumerate(after)]
 
     def _computed_in(
         self, body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
     ) -> list[Value]:
-        """Returns what results of a function are that nobody differentiates."""
+        """Returns the Values of a function's results, which are not differentiated."""
         inside = _inside(body, values, results)
         return [inside.of(tensor) for tensor in results]
 
     def _of_body(
         self, body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
     ) -> list[Value]:
-        """Returns what a function's results are, given what its arguments are."""
+        """Returns the Values of a function's results, given those of its arguments."""
         inside = _inside(body, values, results)
         if inside.not_kept(results) is not None:
             return [UNKNOWN] * len(results)
-        # What is in a function cannot be counted outside of it.
-        found = [inside.of(tensor) for tensor in results]
-        return [UNKNOWN if value.over is not None else value for value in found]
+        # Nothing outside can count the elements of a tensor in a function.
+        result_values = [inside.of(tensor) for tensor in results]
+        return [UNKNOWN if value.over is not None else value for value in result_values]
 
 
 _MOVED = frozenset(
@@ -382,17 +384,17 @@ _MOVED = frozenset(
 def _inside(
     body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
 ) -> Values:
-    """Returns what finds values in a function, given what its arguments are."""
-    given = dict(zip(map(id, body.inputs), values, strict=False))
-    own = {
+    """Returns what infers Values in a function, given those of its arguments."""
+    argument_values = dict(zip(map(id, body.inputs), values, strict=False))
+    source_kinds = {
         tensor.op: "value" if value.by_value else "shape"
         for tensor, value in zip(body.inputs, values, strict=False)
         if not kinds.is_same(value)
     }
     flow = flows.flow(
         flows.upstream(results, lambda op: False),
-        lambda op: own.get(op) or ("value" if flows.draws(op) else ""),
+        lambda op: source_kinds.get(op) or ("value" if flows.draws(op) else ""),
         lambda op: False,
-        given=given,
+        given=argument_values,
     )
     return Values(flow, called=True)

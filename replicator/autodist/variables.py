@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables of a program in the graph of all replicas, and where ops are.
+"""Replicates a program's variables and places the ops that use them.
 
-Each has components as the strategy says, or as there is none. Ops are where what they
-use is: with the one who owns a variable, or else with their replica.
+The strategy, if there is one, decides on each variable's components. An op is placed
+where the variable it uses is: with its owner, else with the op's own replica.
 """
 
 from __future__ import annotations
@@ -27,41 +27,42 @@ SCOPE = "AutoDist/variables"
 
 
 class Variables:
-    """What a program's variables are in the default graph.
+    """A program's variables in the default graph.
 
     Args:
         program: The single-device graph.
-        settings: The devices, and what makes variables.
-        decided: What a strategy says of them.
+        settings: The devices, and what creates variables.
+        decided: The strategy's decisions on them.
 
     Attributes:
-        made: ReplicatedVariables, by the names of the program's.
+        made: ReplicatedVariables, by the names of the program's variables.
     """
 
     def __init__(self, program: Program, settings: Settings, decided: Decided) -> None:
         self._world = settings.world
         self.made: dict[str, Any] = {}
-        empty: dict[Any, tf.Tensor] = {}
+        placeholder_values: dict[Any, tf.Tensor] = {}
         slots = decided.slots
         with tf.name_scope(SCOPE):
             for name in sorted(program.variables, key=slots.__contains__):
                 variable = program.variables[name]
                 kind = variable.dtype, shapes.static(variable)
-                if kind not in empty:
-                    empty[kind] = marked.empty(variable)
+                if kind not in placeholder_values:
+                    placeholder_values[kind] = marked.empty(variable)
                 self.made[name] = settings.factory.creator(
                     None,
-                    # What is initialized is a copy of the user's own initializer.
-                    initial_value=empty[kind],
+                    # A placeholder value: the copy of the user's own initializer
+                    # assigns the real one.
+                    initial_value=placeholder_values[kind],
                     name=name,
                     shape=variable.shape,
-                    trainable=False,  # the strategy has been asked
+                    trainable=False,  # the strategy has already decided
                     slot_of=self.made.get(slots.get(name, "")),
                     chosen=decided.chosen.get(name),
                 )
 
     def mirror(self, program: Program, names: Mapping[str, str]) -> None:
-        """Gives each replica a component of some variables, given why."""
+        """Gives each replica a component of some variables, for the reasons passed."""
         needs = []
         for name, why in names.items():
             line = errors.line_of(program.variables[name].op)
@@ -70,35 +71,39 @@ class Variables:
             storage.mirror_all(needs)
 
     def moved(self) -> dict[str, str]:
-        """Returns the variables that have been given components, and why."""
-        whys = {name: one.storage.why_mirrored for name, one in self.made.items()}
+        """Returns the variables that were mirrored afterwards, and why."""
+        whys = {
+            name: variable.storage.why_mirrored for name, variable in self.made.items()
+        }
         return {name: why for name, why in whys.items() if why is not None}
 
     def owned(self) -> list[Any]:
-        """Returns those that one replica owns for all."""
-        every = self.made.values()
-        return [one for one in every if one.placement.owner is not None]
+        """Returns the variables that one replica owns."""
+        variables = self.made.values()
+        return [
+            variable for variable in variables if variable.placement.owner is not None
+        ]
 
     def owner_of(self, variable: Any) -> int | None:
-        """Returns the place of the replica that owns a variable of the program's."""
+        """Returns the place of the replica that owns a program's variable, or None."""
         owner = self.made[variable.op.name].placement.owner
         return None if owner is None else self._world.place(owner)
 
     def behind(self, program: Program, tensor: tf.Tensor) -> Any:
-        """Returns the variable of which a tensor is a handle, or None."""
+        """Returns the ReplicatedVariable that a tensor is a handle of, or None."""
         original = program.variable_behind(tensor)
         return None if original is None else self.made[original.op.name]
 
     def handle(
         self, program: Program, tensor: tf.Tensor, r: int, aliases: Aliases | None
     ) -> tf.Tensor | None:
-        """Returns a replica's handle of the variable that a tensor stands for.
+        """Returns a replica's handle of the variable that a tensor is a handle of.
 
         Args:
-            program: Has the tensor.
-            tensor: Any one.
+            program: The program of the tensor.
+            tensor: Any tensor.
             r: The replica.
-            aliases: Of the build; None: there are no aliases any more.
+            aliases: The build's aliases; None once it is finished.
         """
         variable = self.behind(program, tensor)
         if variable is None:
@@ -112,28 +117,28 @@ class Variables:
         return handle
 
     def placed(self, program: Program, op: tf.Operation, device: str) -> str:
-        """Returns where a replica has an op.
+        """Returns the device of a replica's copy of an op.
 
-        What the user has put on a device of the replicas' kind is meant for the one
-        device that there was.
+        An op that the user put on a device of the replicas' kind goes to the replica's,
+        since the user meant the only device there was.
 
         Args:
-            program: Has the op.
+            program: The program of the op.
             op: The op.
-            device: That of the replica.
+            device: The replica's device.
         """
-        given = resource_inputs(op)
+        handles = resource_inputs(op)
         if op.type in SWITCHING and op.inputs[0].dtype == tf.resource:
-            given = [(0, op.inputs[0])]
-        for _, tensor in given:
+            handles = [(0, op.inputs[0])]
+        for _, tensor in handles:
             variable = self.behind(program, uses.passed_on(tensor))
             if variable is not None and not _calls(op):
                 if variable.placement.has_copies and op.type in uses.READS:
                     return device
                 return self.at_owner(program, tensor) or device
             if tensor.op in program.shared:
-                own: str = op.device
-                return own  # TensorFlow puts it where the resource is
+                resource_device: str = op.device
+                return resource_device  # TensorFlow places it with the resource
         if not op.device:
             return device
         own_spec, asked = _spec(device), _spec(op.device)
@@ -144,7 +149,7 @@ class Variables:
         ).to_string()
 
     def at_owner(self, program: Program, tensor: tf.Tensor) -> str:
-        """Returns where the variable behind a handle is; "": with each replica."""
+        """Returns the device of an owned variable behind a handle, else ""."""
         variable = self.behind(program, uses.passed_on(tensor))
         if variable is None or variable.placement.owner is None:
             return ""
@@ -153,7 +158,7 @@ class Variables:
 
 @functools.lru_cache(maxsize=64)
 def _spec(device: str) -> tf.DeviceSpec:
-    """Returns a device's name in parts; it is asked for of each op of each replica."""
+    """Returns a parsed device name; cached, as every op of every replica needs it."""
     return tf.DeviceSpec.from_string(device)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is computed of the whole batch, for what follows from it to be a mean or a sum.
+"""Operands that must be computed from the whole batch for results to be means or sums.
 
-A sum over a replica's examples that is divided by how many of them are positive, or an
-example less the mean of all: nothing that is done to what comes of these makes it what
-it is on one device, as one replica may have to divide by zero. But nothing has to be
-trained through such a divisor or mean, so it is put together before it is used.
+Take a sum over a replica's examples divided by how many of them are positive, or an
+example less the mean of all: no weight turns the replicas' results into that of one
+device, as one replica may have to divide by zero. But nothing has to be trained through
+such a divisor or mean, so it is combined over the replicas before it is used.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp")
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """An operand that has to be that of the whole batch.
+    """An operand that must be that of the whole batch.
 
     Attributes:
-        op: What is given it.
-        index: At which place.
-        power: By which power of a replica's share of the examples it is multiplied
-            then, so that a sum that is divided by it becomes a mean.
+        op: The op that is given it.
+        index: The index of that input.
+        power: The exponent of a replica's share of the examples by which it is then
+            multiplied, so that a sum divided by it becomes a mean.
     """
 
     op: tf.Operation
@@ -40,12 +40,12 @@ class Whole:
 
     @property
     def tensor(self) -> tf.Tensor:
-        """What a replica has in its place."""
+        """The replica's own tensor in its place."""
         return self.op.inputs[self.index]
 
 
 def may_be(op: tf.Operation, index: int, control: switching.Flow) -> bool:
-    """Whether an operand may be put together before it is used."""
+    """Whether an operand may be combined over the replicas before it is used."""
     tensor = op.inputs[index]
     if not tensor.dtype.is_floating or not tensor.shape.is_fully_defined():
         return False
@@ -55,20 +55,23 @@ def may_be(op: tf.Operation, index: int, control: switching.Flow) -> bool:
 
 
 def is_closed(op: tf.Operation, index: int, one: Whole) -> bool:
-    """Whether a result of an IdentityN was made of an operand within its own gradient.
+    """Whether a custom gradient encloses the path from an operand to a result.
 
-    What a `tf.custom_gradient` computes of it, or of what it is made of, is not known.
+    What a `tf.custom_gradient` computes of the operand, or of what it depends on, is
+    not known.
 
     Args:
-        op: What ends a function with a gradient of its own, or another IdentityN.
-        index: Of the result.
+        op: The IdentityN that ends a function with a custom gradient, or any other.
+        index: The index of the result.
         one: The operand.
     """
     if not _has_own_gradient(op):
         return False
-    given = {t.op for t in op.inputs if t.op.type == "Identity"}
-    given.discard(op.inputs[index].op)
-    return one.op in flows.upstream([op.inputs[index]], lambda before: before in given)
+    argument_ops = {t.op for t in op.inputs if t.op.type == "Identity"}
+    argument_ops.discard(op.inputs[index].op)
+    return one.op in flows.upstream(
+        [op.inputs[index]], lambda before: before in argument_ops
+    )
 
 
 def _has_own_gradient(op: tf.Operation) -> bool:
@@ -94,34 +97,35 @@ def is_trained(tensor: tf.Tensor, stops: Collection[str] = ()) -> bool:
             return True
         if op.type in stops:
             continue
-        new = [one.op for one in op.inputs if one.op not in seen]
-        seen.update(new)
-        stack += new
+        new_ops = [operand.op for operand in op.inputs if operand.op not in seen]
+        seen.update(new_ops)
+        stack += new_ops
     return False
 
 
 def by_tensor(wholes: Iterable[Whole]) -> dict[object, list[Whole]] | None:
-    """Returns operands that are one tensor together, by the references to these.
+    """Groups operands by tensor reference; None if powers differ within a group.
 
-    In an order that is the same on all replicas, which tell one another of them. None
-    if one tensor would have to be several.
+    The order is the same on all replicas, which communicate about each group.
     """
-    found: dict[object, list[Whole]] = {}
-    for one in sorted(wholes, key=lambda one: (one.op.name, one.index)):
-        found.setdefault(one.tensor.ref(), []).append(one)
-    if any(len({one.power for one in several}) > 1 for several in found.values()):
+    groups: dict[object, list[Whole]] = {}
+    for operand in sorted(wholes, key=lambda one: (one.op.name, one.index)):
+        groups.setdefault(operand.tensor.ref(), []).append(operand)
+    if any(
+        len({operand.power for operand in operands}) > 1 for operands in groups.values()
+    ):
         return None
-    return found
+    return groups
 
 
 def uses(tensor: tf.Tensor) -> list[tuple[tf.Operation, int]]:
-    """Returns which ops are given a tensor, and at which places, for its value."""
+    """Returns the ops that use a tensor's value, with the indices of the inputs."""
     return [
         (consumer, k)
         for consumer in dict.fromkeys(tensor.consumers())
         if consumer.type not in flows.SHAPES
-        for k, one in enumerate(consumer.inputs)
-        if one is tensor
+        for k, operand in enumerate(consumer.inputs)
+        if operand is tensor
     ]
 
 
@@ -130,62 +134,63 @@ def in_gradients(
     starts: Collection[tf.Operation],
     given: tf.Tensor | None = None,
 ) -> list[tuple[tf.Operation, int]]:
-    """Returns where gradients use a tensor: behind what differentiation starts from.
+    """Returns the uses of a tensor by gradients: those that depend on their starts.
 
-    Or in what goes into that and was made later than the start, as what tells where an
-    example was clipped.
+    Ops made after a start whose results reach such a use count, too, e.g. the test of
+    which examples were clipped.
 
     Args:
         tensor: The tensor.
-        starts: From where differentiation starts.
-        given: What is in its place, if that is made of it in this graph.
+        starts: The ops that differentiation starts from.
+        given: The tensor that replaces it, if this graph computes that from it.
     """
-    every = tensor.graph.get_operations()
-    first = next((k for k, op in enumerate(every) if op in starts), len(every))
-    later, behind = set(every[first:]), _downstream(starts)
+    graph_ops = tensor.graph.get_operations()
+    first = next((k for k, op in enumerate(graph_ops) if op in starts), len(graph_ops))
+    later, dependents = set(graph_ops[first:]), _downstream(starts)
     if given is not None:
         later -= set(flows.upstream([given], lambda op: False))
     return [
         (op, k)
         for op, k in uses(tensor)
-        if op in behind or (op in later and not behind.isdisjoint(_downstream([op])))
+        if op in dependents
+        or (op in later and not dependents.isdisjoint(_downstream([op])))
     ]
 
 
 def _downstream(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
-    found = set(ops)
-    stack = list(found)
+    dependents = set(ops)
+    stack = list(dependents)
     while stack:
-        new = {c for t in stack.pop().outputs for c in t.consumers()} - found
-        found |= new
-        stack += new
-    return found
+        new_ops = {c for t in stack.pop().outputs for c in t.consumers()} - dependents
+        dependents |= new_ops
+        stack += new_ops
+    return dependents
 
 
 def between(
     tensor: tf.Tensor, behind: Collection[tf.Operation]
 ) -> list[tuple[tf.Operation, int]]:
-    """Returns where a tensor is used for what is given to some ops."""
-    inputs = [one for op in behind for one in op.inputs]
-    before = set(flows.upstream(inputs, lambda op: False))
-    return [(op, k) for op, k in uses(tensor) if op in before]
+    """Returns the uses of a tensor that some ops depend on."""
+    inputs = [operand for op in behind for operand in op.inputs]
+    upstream = set(flows.upstream(inputs, lambda op: False))
+    return [(op, k) for op, k in uses(tensor) if op in upstream]
 
 
 def put(tensor: tf.Tensor, uses: Iterable[tuple[tf.Operation, int]]) -> None:
-    """Puts a tensor in the places of others."""
+    """Makes a tensor the input of ops at some uses."""
     for op, k in uses:
         _tf.set_input(op, k, tensor)
 
 
 def scaled(whole: tf.Tensor, power: float, share: tf.Tensor) -> tf.Tensor:
-    """Returns what is put in the place of a replica's own value.
+    """Returns the tensor that replaces a replica's own operand.
 
     Args:
-        whole: That of all examples.
-        power: By which power of the replica's share it is multiplied.
-        share: That share; a replica without examples counts for nothing in any case.
+        whole: The operand of all examples.
+        power: The exponent of the replica's share by which it is multiplied.
+        share: That share; a replica without examples counts for nothing anyway.
     """
     if not power:
         return whole
-    part = tf.where(share > 0, share, tf.ones_like(share))
-    return whole * tf.cast(tf.pow(part, power), whole.dtype)
+    positive_share = tf.where(share > 0, share, tf.ones_like(share))
+    return whole * tf.cast(tf.pow(positive_share, power), whole.dtype)
