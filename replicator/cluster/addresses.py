@@ -51,10 +51,10 @@ def join(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or number means this host to whoever uses it.
+    """Whether a name or number always means the local host, on any host.
 
     Args:
-        host: A name or a number, without a port. Names are not looked up.
+        host: A name or a number, without a port. Names are not resolved.
     """
     if host.lower().rstrip(".") in ("localhost", "ip6-localhost", "ip6-loopback"):
         return True

@@ -140,10 +140,10 @@ class Doing(threading.Thread):
 
 def _rivals(now: _Now) -> list[tuple[int, int]]:
     """Returns the places at which another process can never meet this one."""
-    told, steps = now.place
+    exchanges, steps = now.place
     if now.kind == _TALK:
-        return [(told - 1, steps + 1)]
-    return [(told, steps), (told + 1, steps - 1)]
+        return [(exchanges - 1, steps + 1)]
+    return [(exchanges, steps), (exchanges + 1, steps - 1)]
 
 
 def _clash(now: _Now, other: _Now) -> bool:

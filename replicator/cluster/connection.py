@@ -191,8 +191,8 @@ def _wait(described: description.Description, limit: float, silence: float) -> N
             "; ".join(health.told(described.hosts, problems)),
         )
 
-    asked = [host.address for host in described.hosts]
-    problems = waiting.wait_for(asked, limit, silence, progress)
+    host_addresses = [host.address for host in described.hosts]
+    problems = waiting.wait_for(host_addresses, limit, silence, progress)
     if problems:
         raise errors.ClusterError(
             errors.compose(

@@ -34,8 +34,8 @@ def lost(
         All problems, by host address.
     """
     problems = dict(known or {})
-    asked = [host.address for host in hosts if host.address not in problems]
-    problems |= waiting.ask_all(asked, silence)
+    addresses = [host.address for host in hosts if host.address not in problems]
+    problems |= waiting.ask_all(addresses, silence)
     for k, host in enumerate(hosts):
         if host.address not in problems:
             problem = _of_answering(k, host.address, silence)

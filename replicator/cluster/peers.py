@@ -108,7 +108,7 @@ class Peers:
         self._number = next(_numbers)
         self.failures: Iterator[int] = (
             itertools.count()
-        )  # of steps that failed while they ran
+        )  # numbers the steps that failed at run time
         self._common: BaseException | None = None  # the error that all have raised
         self.keys = Keys(self._number)
         names = [self.name(k) for k in known.everyone]

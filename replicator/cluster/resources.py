@@ -192,9 +192,9 @@ def _node(
         raise description.wrong(at, f'"chief" is {_shown(chief)}, not true or false')
     name = node.get("ssh_config")
     if name is not None and (not isinstance(name, str) or name not in groups):
-        known = ", ".join(map(str, groups)) or "none"
+        names = ", ".join(map(str, groups)) or "none"
         raise description.wrong(
-            at, f'"ssh_config" is {_shown(name)}; under "ssh" there are: {known}'
+            at, f'"ssh_config" is {_shown(name)}; under "ssh" there are: {names}'
         )
     cpus, gpus = _indices(node, "cpus", at), _indices(node, "gpus", at)
     if cpus == ():
@@ -217,10 +217,10 @@ def _check(hosts: Sequence[description.Host], where: str) -> None:
     """Checks the rules across nodes: one chief, and ssh for all other hosts."""
     chiefs = [host.name for host in hosts if host.chief]
     if len(chiefs) != 1:
-        what = f"{', '.join(chiefs)} are" if chiefs else "none is"
+        problem = f"{', '.join(chiefs)} are" if chiefs else "none is"
         raise description.wrong(
             where,
-            f"exactly one node is the chief, and {what}",
+            f"exactly one node is the chief, and {problem}",
             "write chief: true at the host on which the program runs",
         )
     for host in hosts:

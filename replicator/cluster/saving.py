@@ -92,7 +92,7 @@ class Together:
         options: tf.train.CheckpointOptions,
     ) -> None:
         self._peers, self._saved, self._options = peers, saved, options
-        # Objects created after `restore` read their values later, so files stay.
+        # Objects created after `restore` read their values then, so the files stay.
         self._received: tempfile.TemporaryDirectory[str] | None = None
         self._first = None
         if peers.own == 0:
@@ -148,8 +148,8 @@ class Together:
         else:
             with tempfile.TemporaryDirectory("-replicator") as folder:
                 self._saved.write(os.path.join(folder, "dropped"), self._options)
-        # No process continues before the checkpoint exists: whoever fails from here on
-        # can resume from it.
+        # No process continues before the checkpoint exists, so that a failure from here
+        # on can resume from it.
         self._latest = self._peers.exchange(_SAVES, self._latest)[0]
         return str(self._latest)
 
@@ -183,8 +183,8 @@ def files(
 class Asked:
     """Agrees on when training stops after a signal to any of its processes.
 
-    The processes compare notes about twice a second, each time at a step on which they
-    agreed before, so that all stop after the same step.
+    The processes exchange signals about twice a second, at steps agreed on in advance,
+    so that all stop after the same step.
 
     Args:
         peers: The processes; None if this one is alone.

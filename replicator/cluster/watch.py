@@ -47,12 +47,12 @@ class Lifeline:
             "pause": _PAUSE * heartbeat,
             "limit": _ANSWER * heartbeat,
         }
-        self._control, theirs = socket.socketpair()
+        self._control, remote = socket.socketpair()
         self._users, self._lock = len(hosts), threading.Lock()
-        with theirs:
+        with remote:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", lifeline.__file__, json.dumps(facts)],
-                stdin=theirs.fileno(),
+                stdin=remote.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # no terminal's Ctrl-C reaches it
             )

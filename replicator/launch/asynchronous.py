@@ -48,10 +48,10 @@ class Asynchronous(Attempt):
         folder = stack.enter_context(tempfile.TemporaryDirectory("-replicator"))
         job = commands.with_servers(self._job)
         self._serving = servers = Servers(job, self._machines, Shared(folder))
-        if ended := await self._begin(servers.start(retry=self._before > 0)):
-            return ended
-        if ended := await self._begin(self._start_all(servers)):
-            return ended
+        if outcome := await self._begin(servers.start(retry=self._before > 0)):
+            return outcome
+        if outcome := await self._begin(self._start_all(servers)):
+            return outcome
         return await self._look_after(servers)
 
     async def _start_all(self, servers: Servers) -> None:

@@ -163,8 +163,8 @@ class Attempt(abc.ABC):
         ended = asyncio.gather(*(process.end(number, limit) for process in processes))
         while not ended.done():
             signalled = self._signals.next()
-            either: list[asyncio.Future[Any]] = [ended, signalled]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            futures: list[asyncio.Future[Any]] = [ended, signalled]
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if signalled.done():
                 self._at_once = True
                 for process in processes:

@@ -40,8 +40,8 @@ class Between(Attempt):
 
     async def _live(self, stack: contextlib.AsyncExitStack) -> Outcome:
         self._running = programs = Programs(self._job, self._machines, self._before)
-        if ended := await self._begin(programs.start(retry=self._before > 0)):
-            return ended
+        if outcome := await self._begin(programs.start(retry=self._before > 0)):
+            return outcome
         await self._first_failure(programs)
         if not programs.failed:  # all have succeeded, or a signal has come
             return Outcome(0, final=True)

@@ -178,8 +178,8 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             return list(argv[:position]), list(argv[position + 1 :])
         if argument == "-m" or not argument.startswith("-"):
             break
-        alone = "=" in argument or argument in {*_WITHOUT_VALUE, "-h", "--help"}
-        position += 1 if alone else 2
+        has_no_value = "=" in argument or argument in {*_WITHOUT_VALUE, "-h", "--help"}
+        position += 1 if has_no_value else 2
     return list(argv[:position]), list(argv[position:])
 
 

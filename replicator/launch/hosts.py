@@ -142,6 +142,8 @@ def _distinct(found: Sequence[Host], where: str) -> list[Host]:
             )
         names.add(host.name)
     if sum(host.local for host in found) > 1:
-        both = " and ".join(host.name for host in found if host.local)
-        raise LaunchError(f"{where}: {both} are both this host; --nnodes has several")
+        local_names = " and ".join(host.name for host in found if host.local)
+        raise LaunchError(
+            f"{where}: {local_names} are both this host; --nnodes has several"
+        )
     return list(found)

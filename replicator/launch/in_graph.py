@@ -55,8 +55,8 @@ class InGraph(Attempt):
         self._shared = Shared(folder)
         servers = Servers(self._job, self._machines, self._shared)
         self._serving = servers
-        if ended := await self._begin(servers.start(retry=self._before > 0)):
-            return ended
+        if outcome := await self._begin(servers.start(retry=self._before > 0)):
+            return outcome
         self._program = await self._start_program(servers.cluster)
         failed = await self._look_after(servers)
         if failed is not None and not self._program.status.done():

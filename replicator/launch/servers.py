@@ -65,12 +65,12 @@ class Servers:
     @property
     def up(self) -> list[Serving]:
         """The announced facts of the servers in use."""
-        return [up for up in self._up if up is not None]
+        return [server for server in self._up if server is not None]
 
     @property
     def count(self) -> int:
         """The number of servers, including those that are being restarted."""
-        return sum(up is not None for up in self._up)
+        return sum(server is not None for server in self._up)
 
     @property
     def can_restart(self) -> bool:
@@ -84,15 +84,15 @@ class Servers:
             LaunchError: The server does not start in time.
         """
         index = self._index(process)
-        host, up = self._job.hosts[index], self._up[index]
-        assert up
+        host, serving = self._job.hosts[index], self._up[index]
+        assert serving
         self._machines.waiting.append(host.name)
         limit = self._job.start_timeout
         try:
             async with asyncio.timeout(limit):
                 if process.status.result() == LOST:
                     await self._machines.reach_again(index)
-                await self._serve(index, up.address)
+                await self._serve(index, serving.address)
         except TimeoutError as error:
             text = f"{host.name}: not up after {limit:g} seconds"
             raise LaunchError(text, 1) from error
@@ -126,8 +126,8 @@ class Servers:
             return facts is not None
 
         machines.follow(process, look)
-        either: list[asyncio.Future[Any]] = [up, process.status]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        futures: list[asyncio.Future[Any]] = [up, process.status]
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         if not up.done():
             await machines.finish(process)
             status = process.status.result()

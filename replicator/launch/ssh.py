@@ -48,9 +48,9 @@ class Remote:
         self.package = ""
         self._heartbeat = heartbeat
         peer = connection.get_extra_info("peername")
-        own = connection.get_extra_info("sockname")
+        local = connection.get_extra_info("sockname")
         self.address: str = peer[0] if peer else ""
-        self.own_address: str = own[0] if own else ""
+        self.own_address: str = local[0] if local else ""
 
     async def start(self, command: Command) -> Process:
         """Starts a command under a keeper on the host."""
@@ -126,13 +126,13 @@ class Remote:
             )
             raise LaunchError(text)
         try:
-            theirs = json.loads(stdout.splitlines()[-1])
+            their_versions = json.loads(stdout.splitlines()[-1])
         except (ValueError, IndexError) as error:
             reason = last_line(stderr) or f"status {status}"
             text = f"{self.host.name}: {self.python} does not run: {reason}"
             raise LaunchError(text, _FAILED) from error
-        self.package = theirs["path"] or ""
-        compare(self.host.name, self.python, versions.versions(), theirs)
+        self.package = their_versions["path"] or ""
+        compare(self.host.name, self.python, versions.versions(), their_versions)
 
 
 def compare(
