@@ -104,11 +104,11 @@ class Clock:
         if self.staleness is None:
             return False
         own_steps = table[STEPS, self._board.own] + steps
-        others_steps = table[STEPS][
+        live_steps = table[STEPS][
             np.isin(table[STATES], (boards.ABSENT, boards.PRESENT))
         ]
         return bool(
-            own_steps - others_steps.min(initial=own_steps) > max(self.staleness, steps)
+            own_steps - live_steps.min(initial=own_steps) > max(self.staleness, steps)
         )
 
     def _read(self) -> np.ndarray:

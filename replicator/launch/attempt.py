@@ -29,7 +29,7 @@ class Outcome:
 
     Attributes:
         status: The exit status.
-        final: Whether to make no further attempt: it succeeded, or a signal ended it.
+        final: Whether to make no further attempt, as after success or a signal.
         text: Describes the failure to the user.
         port: Whether the failure was a port in use.
     """

@@ -216,7 +216,7 @@ def _facts(job: Job, servers: Sequence[Serving | None]) -> dict[str, Any]:
 def is_port_taken(line: bytes, address: str) -> bool:
     """Whether a program reports that it cannot listen at its address.
 
-    The line is of the error by `replicator.connect`, which names the address and quotes
+    `replicator.connect` then raises an error that names the address and quotes
     TensorFlow.
 
     Example:
