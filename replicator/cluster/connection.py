@@ -266,11 +266,13 @@ def _way(described: description.Description) -> str:
     One of them may be this very host, for which /etc/hosts may name a loopback
     address; that is useless to the others, so other addresses are preferred.
     """
-    sources = [
+    candidates = [
         addresses.own_address(*addresses.split(host.address))
         for host in described.hosts
     ]
-    return next((own for own in sources if not addresses.is_loopback(own)), sources[0])
+    return next(
+        (own for own in candidates if not addresses.is_loopback(own)), candidates[0]
+    )
 
 
 def _devices(described: description.Description) -> list[str]:

@@ -198,12 +198,12 @@ def _facts(job: Job, servers: Sequence[Serving | None]) -> dict[str, Any]:
     hosts = [
         {
             "name": host.name,
-            "address": serving.address,
+            "address": server_facts.address,
             "cpus": host.slots,
-            "gpus": serving.gpus,
+            "gpus": server_facts.gpus,
         }
-        for host, serving in zip(job.hosts, servers, strict=True)
-        if serving is not None
+        for host, server_facts in zip(job.hosts, servers, strict=True)
+        if server_facts is not None
     ]
     return {
         "version": 1,
