@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs of asynchronous mode tell one another: a variable on a server.
+"""A shared table through which the programs of asynchronous mode communicate.
 
-Each writes its own columns, and reads all. Nobody waits in TensorFlow's runtime for
-anybody, so that a program that dies holds up nobody else's calls.
+The table is a variable on a server; each program writes its own column and reads all.
+No program waits for another inside TensorFlow's runtime, so a program that dies does
+not block the calls of others.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ import tensorflow as tf
 
 from replicator import _tf
 
-STEPS, BEATS, STATES = range(3)  # the rows: steps done, signs of life, one of these:
-ABSENT, PRESENT, ENDED, LOST = range(4)
-_PAUSES = (0.001, 0.05)  # seconds between two looks, at first and at most
+STEPS, BEATS, STATES = range(3)  # the rows: steps done, heartbeats, states
+ABSENT, PRESENT, ENDED, LOST = range(4)  # the states
+_PAUSES = (0.001, 0.05)  # seconds between two polls, at first and at most
 
 
 class Board:
-    """A table of numbers, [3, count], that all programs see.
+    """An int64 table, [3, count], that all programs share.
 
     Args:
-        own: Which program this is.
-        count: How many there are.
-        device: Where the table is.
+        own: The number of this program.
+        count: The number of programs.
+        device: The device of the table.
 
     Attributes:
-        own: That.
-        count: That.
+        own: The number of this program.
+        count: The number of programs.
     """
 
     def __init__(self, own: int, count: int, device: str) -> None:
@@ -40,12 +41,12 @@ class Board:
         )
 
     def create(self) -> None:
-        """Creates the table, unless it is there: this program may be started again."""
+        """Creates the table unless it exists, as after a restart of this program."""
         if not self.exists():
             self._table.assign(np.zeros([3 * self.count], np.int64))
 
     def exists(self) -> bool:
-        """Whether the table was created."""
+        """Whether the table has been created."""
         return bool(_tf.is_initialized(self._table))
 
     def read(self) -> np.ndarray:
@@ -58,30 +59,30 @@ class Board:
         Args:
             row: One of STEPS, BEATS, STATES.
             value: The number.
-            column: Of which program; of this one, unless given.
+            column: The program's number; this program's by default.
         """
         column = self.own if column is None else column
-        place = tf.constant([row * self.count + column], tf.int64)
+        index = tf.constant([row * self.count + column], tf.int64)
         self._table.scatter_update(
-            tf.IndexedSlices(tf.constant([value], tf.int64), place)
+            tf.IndexedSlices(tf.constant([value], tf.int64), index)
         )
 
 
 def wait(until: Callable[[], bool], limit: float) -> bool:
-    """Looks again and again, less and less often, whether something is so.
+    """Polls a condition, with growing pauses, until it holds.
 
     Args:
-        until: Whether it is.
-        limit: After how many seconds to give up.
+        until: The condition.
+        limit: The number of seconds after which to give up.
 
     Returns:
-        Whether it came to be so.
+        Whether the condition came to hold.
     """
-    pause, most = _PAUSES
-    end = time.monotonic() + limit
+    pause, longest = _PAUSES
+    deadline = time.monotonic() + limit
     while not until():
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             return False
         time.sleep(pause)
-        pause = min(2 * pause, most)
+        pause = min(2 * pause, longest)
     return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What strategies say of programs that do not wait for one another."""
+"""The staleness bounds that strategies set for asynchronous programs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from replicator.strategy.rules import Rules
 
 
 def staleness(strategy: Builder | None) -> int | None:
-    """Returns by how many steps programs may be apart; None: by any number.
+    """Returns how many steps programs may be apart; None if there is no bound.
 
     Args:
-        strategy: What the Replicator was given.
+        strategy: The strategy of the Replicator.
 
     Raises:
-        StrategyError: It is for programs that one process builds.
+        StrategyError: The strategy is for programs that one process builds.
     """
     if strategy is None:
         return None
     rules = strategy.rules if isinstance(strategy, Rules) else {"": strategy}
-    found = []
+    bounds = []
     for builder in rules.values():
-        apart = isinstance(builder, PS) and (builder.staleness or not builder.sync)
-        if type(builder) not in (PS, PSLoadBalancing) or not apart:
+        is_asynchronous = isinstance(builder, PS) and (
+            builder.staleness or not builder.sync
+        )
+        if type(builder) not in (PS, PSLoadBalancing) or not is_asynchronous:
             raise errors.StrategyError(
                 errors.compose(
                     f"{type(builder).__name__} is given where programs train the same "
@@ -35,5 +37,5 @@ def staleness(strategy: Builder | None) -> int | None:
                 )
             )
         assert isinstance(builder, PS)
-        found.append(builder.staleness)
-    return min(filter(None, found), default=None)
+        bounds.append(builder.staleness)
+    return min(filter(None, bounds), default=None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of programs that share their variables: the first one writes them."""
+"""Checkpoints of programs that share variables; the first program writes them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from replicator.cluster.saving import Alone
 class Shared:
     """The checkpoints of all programs, in a directory of the first.
 
-    The first restores the newest, once in the life of the servers: a program that is
-    started again while others go on finds the variables as they are, and goes on from
-    the step at which it would have saved last.
+    The first program restores the newest checkpoint, once in the life of the servers. A
+    program that restarts while others go on uses the current variables, and resumes
+    from the step at which it last called `save`.
 
     Args:
         member: This program.
-        number: Which checkpoints these are, of the program's.
-        first: Reads and writes them, in the first program.
-        done: The variable with the number of steps that are done.
+        number: The number of these checkpoints among those of the program.
+        first: Reads and writes the checkpoints, in the first program.
+        done: The variable with the number of steps done.
     """
 
     def __init__(
@@ -32,16 +32,17 @@ class Shared:
         own, count = member.board.own, member.board.count
         self._own, self._begun, self._first = own, count, first
         self._done = done
-        # The steps done by each, and those that were restored; one more, each.
+        # The steps done by each program, and last those restored; each plus one, as 0
+        # stands for none.
         self._steps = member.store.table(f"checkpoints/{number}", count + 1)
 
     @property
     def latest(self) -> str | None:
-        """The path of the newest on the first host; None elsewhere."""
+        """The path of the newest checkpoint on the first host; None elsewhere."""
         return self._first.latest if self._own == 0 else None
 
     def restore(self) -> None:
-        """Restores the newest, if there is one and nobody has yet."""
+        """Restores the newest checkpoint, unless that was done; waits until it is."""
         if self._own == 0 and not self._known(self._begun):
             self._first.restore()
             self._tell(self._begun, int(self._done))
@@ -50,7 +51,7 @@ class Shared:
         self._done.assign_sub(1)
 
     def save(self, number: int) -> str:
-        """Writes one, in the first program; notes how far this one is."""
+        """Records this program's steps; the first program also writes a checkpoint."""
         path = self._first.save(number) if self._own == 0 else ""
         self._tell(self._own, number)
         return path
@@ -59,6 +60,6 @@ class Shared:
         return int(self._steps.numpy()[index])
 
     def _tell(self, index: int, steps: int) -> None:
-        place = tf.constant([index], tf.int64)
+        indices = tf.constant([index], tf.int64)
         value = tf.constant([steps + 1], tf.int64)
-        self._steps.scatter_update(tf.IndexedSlices(value, place))
+        self._steps.scatter_update(tf.IndexedSlices(value, indices))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far programs may be ahead of one another: a clock that each of them advances.
+"""Bounds how far programs may be ahead of each other, by a clock that each advances.
 
-With a staleness of k, a program begins a step only when it will not then be more than
-k steps ahead of the slowest. Those that have ended, or are lost, hold up nobody.
+With a staleness of k, a program begins a step only if it then is at most k steps ahead
+of the slowest. Programs that have ended or are lost hold nobody up.
 
 Source: the stale synchronous parallel model (Ho et al. 2013, More effective distributed
 ML via a stale synchronous parallel parameter server).
@@ -23,13 +23,13 @@ from replicator.asynchronous.events import Events
 
 
 class Clock:
-    """Counts this program's steps, and has them wait for the slowest program.
+    """Counts this program's steps, and makes them wait for the slowest program.
 
     Args:
-        board: Where all programs tell how many steps they have done.
-        names: Of the programs, for messages.
-        events: Where it is logged.
-        staleness: By how many steps it may be ahead; None: by any number.
+        board: The table of the steps done by each program.
+        names: The names of the programs, for messages.
+        events: The log of this program.
+        staleness: How many steps this program may be ahead; None for no bound.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class Clock:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Which program this is, and how many there are."""
+        """The number of this program, and the number of programs."""
         return self._board.own, self._board.count
 
     def counted(self, run: Callable[[], Any], steps: int) -> Callable[[], Any]:
-        """Returns what waits, runs a step, and counts it.
+        """Wraps a step so that it waits for the slowest program, and is counted.
 
         Args:
-            run: Runs it.
-            steps: How many steps that is.
+            run: Runs the step.
+            steps: The number of steps that one call runs.
         """
 
         def call() -> Any:
@@ -64,10 +64,10 @@ class Clock:
         return call
 
     def refuse_graph(self) -> None:
-        """Refuses to build a step into a function or graph, whose calls nobody counts.
+        """Refuses to build a step into a function or graph, whose calls go uncounted.
 
         Raises:
-            ContextError: The programs' steps are counted.
+            ContextError: There is a staleness bound.
         """
         if self.staleness is not None:
             raise errors.ContextError(
@@ -81,10 +81,10 @@ class Clock:
             )
 
     def begin(self, steps: int) -> None:
-        """Waits until so many steps may begin.
+        """Waits until `steps` more steps may begin.
 
         Raises:
-            HostLostError: The others have taken this program for lost.
+            HostLostError: The others have declared this program lost.
         """
         table = self._read()
         if self._is_early(table, steps):
@@ -94,7 +94,7 @@ class Clock:
         self._events.note("begins", **_facts(table))
 
     def done(self, steps: int) -> None:
-        """Counts steps that are done."""
+        """Counts `steps` more steps as done."""
         table = self._read()
         total = int(table[STEPS, self._board.own]) + steps
         self._board.write(STEPS, total)
@@ -103,22 +103,26 @@ class Clock:
     def _is_early(self, table: np.ndarray, steps: int) -> bool:
         if self.staleness is None:
             return False
-        own = table[STEPS, self._board.own] + steps
-        waited = table[STEPS][np.isin(table[STATES], (boards.ABSENT, boards.PRESENT))]
-        return bool(own - waited.min(initial=own) > max(self.staleness, steps))
+        own_steps = table[STEPS, self._board.own] + steps
+        live_steps = table[STEPS][
+            np.isin(table[STATES], (boards.ABSENT, boards.PRESENT))
+        ]
+        return bool(
+            own_steps - live_steps.min(initial=own_steps) > max(self.staleness, steps)
+        )
 
     def _read(self) -> np.ndarray:
         table = self._board.read()
         if table[STATES, self._board.own] == LOST:
-            own = self._names[self._board.own]
+            name = self._names[self._board.own]
             raise errors.HostLostError(
                 errors.compose(
-                    f"this program, {own}, was silent for longer than the heartbeat, "
+                    f"this program, {name}, was silent for longer than the heartbeat, "
                     "and the others have gone on without it.",
                     [f"at {errors.user_line()}"],
                     "start it again: it goes on with the variables as they are.",
                 ),
-                (own,),
+                (name,),
             )
         return table
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log of what each program of asynchronous mode does when: lines of JSON."""
+"""Logs the events of each program of asynchronous mode, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-FOLDER = "REPLICATOR_EVENTS"  # the variable that says where the logs are to be
+FOLDER = "REPLICATOR_EVENTS"  # the environment variable with the folder of the logs
 
 
 class Events:
     """The log of one program.
 
     Args:
-        own: Which program this is.
-        environment: The variables of this process; without FOLDER nothing is written.
+        own: The number of this program.
+        environment: The environment variables; without FOLDER, nothing is written.
     """
 
     def __init__(self, own: int, environment: Mapping[str, str] = os.environ) -> None:
@@ -34,8 +34,8 @@ class Events:
         """Writes a line.
 
         Args:
-            event: What happens.
-            **facts: What is to be known of it.
+            event: The name of the event.
+            **facts: Further fields of the line.
         """
         if self._file is not None:
             line = {"time": time.time(), "worker": self._own, "event": event, **facts}

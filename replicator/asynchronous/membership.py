@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This program as one of several: tells that it lives, and looks whether others do.
+"""Announces that this program is alive, and finds silent ones, in asynchronous mode.
 
-Which of them it is, TensorFlow's connection says; what goes with that is kept by a
-thread, so nothing is kept here.
+TensorFlow's connection knows which program this is, and a thread holds the state that
+belongs to it, so this module keeps none.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from replicator.asynchronous.events import Events
 from replicator.asynchronous.store import Store
 from replicator.cluster import state, watch
 
-_BEAT = 0.2  # parts of a heartbeat between two signs of life
+_BEAT = 0.2  # the time between two beats, as a fraction of the heartbeat
 
 
 class Member(threading.Thread):
-    """This program's membership: tells that it lives, and looks whether others do.
+    """A thread that signals that this program is alive, and declares silent ones lost.
 
     Args:
-        board: What the programs tell one another.
-        names: Of the programs.
-        heartbeat: Seconds that one may be silent.
+        board: The table that the programs share.
+        names: The names of the programs.
+        heartbeat: How many seconds a program may be silent.
         token: The connection to the servers.
 
     Attributes:
-        board: That.
-        names: Those.
-        token: That.
-        events: The program's log.
-        store: The variables that it shares.
+        board: The table that the programs share.
+        names: The names of the programs.
+        token: The connection to the servers.
+        events: The log of this program.
+        store: The variables that the programs share.
+        checkpoints: Numbers this program's checkpoints.
     """
 
     def __init__(
@@ -51,15 +52,15 @@ class Member(threading.Thread):
         self.store = Store(board, names, servers, max(60.0, heartbeat))
         self._heartbeat = heartbeat
         self._over = threading.Event()
-        self.checkpoints = itertools.count()  # numbers for them
-        self._heard: dict[int, tuple[int, float]] = {}  # by program: which beat, when
+        self.checkpoints = itertools.count()
+        self._heard: dict[int, tuple[int, float]] = {}  # by program: last beat, time
 
     def clock(self, staleness: int | None) -> Clock:
-        """Returns the clock of steps that may be so far ahead."""
+        """Returns the clock for a staleness bound."""
         return Clock(self.board, self.names, self.events, staleness)
 
     def run(self) -> None:
-        """Tells and looks, until the program ends."""
+        """Beats and looks for silent programs, until this program ends."""
         beat = 0
         while not self._over.wait(_BEAT * self._heartbeat):
             if watch.current() is not self.token:
@@ -68,14 +69,16 @@ class Member(threading.Thread):
             try:
                 self.board.write(BEATS, beat)
                 self._look()
-            except Exception:  # the server is gone, of which the program will hear
+            except Exception:  # the server is gone, as the program will notice
                 return
 
     def _look(self) -> None:
-        """Declares lost who has been silent for a heartbeat."""
+        """Declares programs lost that have been silent for a heartbeat."""
         table, now = self.board.read(), time.monotonic()
-        for n, (beat, at) in enumerate(zip(table[BEATS], table[STATES], strict=True)):
-            if at != PRESENT or n == self.board.own:
+        for n, (beat, status) in enumerate(
+            zip(table[BEATS], table[STATES], strict=True)
+        ):
+            if status != PRESENT or n == self.board.own:
                 self._heard.pop(n, None)
                 continue
             last, since = self._heard.setdefault(n, (int(beat), now))
@@ -91,7 +94,7 @@ class Member(threading.Thread):
                 )
 
     def end(self) -> None:
-        """Tells that the program ends."""
+        """Marks this program as ended."""
         self._over.set()
         self.join()
         if watch.current() is self.token:
@@ -103,7 +106,7 @@ class Member(threading.Thread):
 
 
 def member() -> Member | None:
-    """Returns this program's membership; None if it is none of several programs."""
+    """Returns this program's membership; None outside of asynchronous mode."""
     if state.trainer() is None:
         return None
     token = watch.current()

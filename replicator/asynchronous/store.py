@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that all programs of asynchronous mode share: on servers, by name.
+"""Shares variables among the programs of asynchronous mode: on servers, by name.
 
-Every program makes the same variables in the same order. The first one gives them
+Every program creates the same variables in the same order. The first program sets
 their initial values; the others find them by their numbers.
 """
 
@@ -21,13 +21,13 @@ from replicator.variables.seeds import Seed
 
 
 class Store:
-    """What this program shares with the others.
+    """The variables that this program shares with the others.
 
     Args:
-        board: What the programs tell one another.
-        names: Of the programs, for messages.
-        devices: Of the servers; a variable goes to that with the fewest bytes.
-        limit: Seconds to wait for the first program to make a variable.
+        board: The table that the programs share.
+        names: The names of the programs, for messages.
+        devices: The servers' devices; a variable goes to the one with the fewest bytes.
+        limit: How many seconds to wait for the first program to create a variable.
     """
 
     def __init__(
@@ -42,22 +42,22 @@ class Store:
         self._numbers = itertools.count()
 
     def takes(self, placement: Placement, local: tf.Variable) -> bool:
-        """Whether all programs share a variable: not metrics, nor what draws numbers.
+        """Whether all programs share a variable: all but metrics and random seeds.
 
         Args:
-            placement: Where it would be in one program alone.
-            local: It, as it would be there.
+            placement: The variable's placement in a program alone.
+            local: The variable in a program alone.
         """
         return not placement.differs and Seed.of(local) is None
 
     def share(self, local: tf.Variable) -> tf.Variable:
-        """Returns the variable of all programs that is in the place of a local one.
+        """Returns the shared variable that replaces a local one.
 
         Args:
-            local: Has the initial value, and what is known of the variable.
+            local: The local variable; gives the initial value, dtype and shape.
 
         Raises:
-            MismatchError: The first program makes another variable, or none.
+            MismatchError: The first program creates a different variable, or none.
         """
         number = next(self._numbers)
         size = (local.shape.num_elements() or 0) * local.dtype.size
@@ -66,24 +66,24 @@ class Store:
         name = f"replicator/{number}"
         shared = _tf.shared_variable(name, local.dtype, local.shape, device, local)
         facts = f"{local.name}: {local.dtype.name}{local.shape}"
-        made = _tf.shared_variable(f"{name}/made", tf.string, [], device)
+        marker = _tf.shared_variable(f"{name}/made", tf.string, [], device)
         if self._board.own == 0:
-            if not _tf.is_initialized(made):
+            if not _tf.is_initialized(marker):
                 shared.assign(local.read_value())
-                made.assign(facts)
+                marker.assign(facts)
             return shared
-        self._wait_for(made, facts)
-        told = made.numpy().decode()
-        if told != facts:
-            raise self._mismatch(f"{self._names[0]} makes {told}", facts)
+        self._wait_for(marker, facts)
+        first_facts = marker.numpy().decode()
+        if first_facts != facts:
+            raise self._mismatch(f"{self._names[0]} makes {first_facts}", facts)
         return shared
 
     def table(self, name: str, size: int) -> tf.Variable:
-        """Returns numbers that all programs share, which are 0 at first.
+        """Returns a shared int64 vector that is 0 at first.
 
         Args:
-            name: What they are called.
-            size: How many there are.
+            name: The name of the vector.
+            size: Its length.
         """
         device = next(iter(self._bytes))
         shared = _tf.shared_variable(f"replicator/{name}", tf.int64, [size], device)
@@ -94,7 +94,12 @@ class Store:
         return shared
 
     def _wait_for(self, made: tf.Variable, facts: str) -> None:
-        """Waits until the first program has made a variable."""
+        """Waits until the first program has created a variable.
+
+        Args:
+            made: Set by the first program once the variable has its initial value.
+            facts: Describes this program's variable, for messages.
+        """
 
         def settled() -> bool:
             first = self._board.read()[STATES, 0]
@@ -105,11 +110,11 @@ class Store:
             raise self._mismatch(f"{self._names[0]} makes none", facts)
 
     def _mismatch(self, first: str, facts: str) -> errors.MismatchError:
-        own = self._names[self._board.own]
+        own_name = self._names[self._board.own]
         return errors.MismatchError(
             errors.compose(
                 "the programs create different variables.",
-                [first, f"{own} makes {facts}, at {errors.user_line()}"],
+                [first, f"{own_name} makes {facts}, at {errors.user_line()}"],
                 "let all programs create the same variables in the same order.",
             )
         )

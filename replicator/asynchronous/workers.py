@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of asynchronous mode: how one joins the others.
+"""Joins this program to the others of asynchronous mode.
 
-Each is a client of the servers that hold the variables, and of nothing else: programs
-come and go by themselves.
+Each program is a client of only the servers that hold the variables, so programs come
+and go independently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class AsynchronousCluster(Cluster):
     """The servers that hold this program's variables, and the programs that share them.
 
     Attributes:
-        host_id: Which program this is.
+        host_id: The number of this program.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class AsynchronousCluster(Cluster):
 def join(
     described: description.Description, token: Any, limit: float, heartbeat: float
 ) -> AsynchronousCluster:
-    """Makes this process, which is connected to the servers, one of the programs.
+    """Joins this process, which is connected to the servers, to the other programs.
 
     Args:
         described: The servers and the programs.
-        token: The connection.
-        limit: Seconds to wait for the other programs.
-        heartbeat: Seconds that one may be silent.
+        token: The connection to the servers.
+        limit: How many seconds to wait for the other programs.
+        heartbeat: How many seconds a program may be silent.
 
     Raises:
-        ClusterError: Some do not come.
+        ClusterError: A program does not join in time.
     """
     names = tuple(program.name for program in described.programs)
     own = described.task or 0
@@ -71,7 +71,7 @@ def join(
         raise _missing(names[:1], len(names), limit)
     table = board.read()
     others = [n for n, at in enumerate(table[STATES]) if at == PRESENT and n != own]
-    if table[STATES, own] != ABSENT:  # it was there before, and is started again
+    if table[STATES, own] != ABSENT:  # this program was restarted
         board.write(STEPS, min((int(table[STEPS, n]) for n in others), default=0))
     board.write(STATES, PRESENT)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several hosts: which there are, and the connection to them."""
+"""Several hosts: their descriptions, the connection to them, and its faults."""

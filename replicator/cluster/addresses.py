@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of servers, "host:port": parsed, checked, found. No TensorFlow."""
+"""Parses, checks and finds addresses of servers, "host:port". No TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import ipaddress
 import re
 import socket
 
-# Where a server listens if nobody says: the first port that TensorFlow's own
-# SlurmClusterResolver gives.
+# The default port of servers: the first that TensorFlow's SlurmClusterResolver gives.
 DEFAULT_PORT = 8888
 _MOST = 65535
-# What else a name may not have is left to the resolver; these are typing errors.
+# Excludes typing errors only; the resolver checks the rest of a name.
 _NAME = re.compile(r"[^\s/:\[\]@,]+")
 
 
@@ -19,14 +18,14 @@ def split(address: str) -> tuple[str, int | None]:
     """Returns the host and the port of an address.
 
     Args:
-        address: "host", "host:port", "10.0.0.1:port", "[::1]:port" or "::1"; with
-            "grpc://" before it or not.
+        address: "host", "host:port", "10.0.0.1:port", "[::1]:port" or "::1", optionally
+            prefixed with "grpc://".
 
     Returns:
-        The host without brackets, and the port, None if there is none.
+        The host without brackets, and the port, or None if the address has none.
 
     Raises:
-        ValueError: It is no address; the text says why.
+        ValueError: The address is malformed; the message says how.
     """
     text = address.removeprefix("grpc://")
     if text.startswith("["):
@@ -52,10 +51,10 @@ def join(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this one by a name that no other host could use.
+    """Whether a name or number always means the local host, on any host.
 
     Args:
-        host: A name or a number, without a port. A name that nobody knows is none.
+        host: A name or a number, without a port. Names are not resolved.
     """
     if host.lower().rstrip(".") in ("localhost", "ip6-localhost", "ip6-loopback"):
         return True
@@ -66,14 +65,14 @@ def is_loopback(host: str) -> bool:
 
 
 def own_address(towards: str, port: int | None) -> str:
-    """Returns this host's address on the way to another host.
+    """Returns the address from which this host reaches another.
 
     Args:
         towards: The other host.
         port: Any port; nothing is sent there.
 
     Raises:
-        OSError: There is no way to it, or nobody knows its name.
+        OSError: There is no route to the other host, or its name is unknown.
     """
     if is_loopback(towards):
         return "127.0.0.1"
@@ -86,7 +85,7 @@ def own_address(towards: str, port: int | None) -> str:
 
 
 def free_port() -> int:
-    """Returns a port of this host at which nobody listens."""
+    """Returns a free port of this host."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

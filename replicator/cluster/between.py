@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between-graph mode: every host runs the program, and builds a graph of its own.
+"""Between-graph mode: every host runs the program and builds its own graph.
 
-A process that ends, or is silent for longer than the heartbeat, is an error in all
-others: TensorFlow's coordination service and our own lookout.py see to that.
+TensorFlow's coordination service and lookout.py raise an error in all other processes
+when one ends, or is silent for longer than the heartbeat.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from replicator.options import Options
 
 
 class JoinedCluster(Cluster):
-    """The hosts that run this program together, as `replicator.connect` returns it.
+    """The hosts that run this program together; returned by `replicator.connect`.
 
     Attributes:
-        host_id: Which of them this is.
+        host_id: The number of this host.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class JoinedCluster(Cluster):
 
     @property
     def connected(self) -> bool:
-        """True: a process that has joined others cannot leave them but by its end."""
+        """True: a process that has joined others leaves them only by ending."""
         return True
 
     def check(self) -> None:
-        """Asks all other hosts whether they are there.
+        """Checks that all other hosts answer.
 
         Takes milliseconds, or `heartbeat` seconds if one is silent.
 
         Raises:
-            HostLostError: One is not, or its program has ended.
+            HostLostError: A host does not answer, or its program has ended.
         """
         faults.ask(self.heartbeat)
 
@@ -61,16 +61,16 @@ class JoinedCluster(Cluster):
 def join(
     described: description.Description, task: int, limit: float, silence: float
 ) -> JoinedCluster:
-    """Makes this process one of those that run the program together.
+    """Joins this process to those that run the program together.
 
     Args:
         described: The hosts.
-        task: Which of them this is.
-        limit: Seconds to wait for all.
-        silence: Seconds after which a silent one counts as lost.
+        task: The number of this host.
+        limit: How many seconds to wait for all processes.
+        silence: How many seconds a process may be silent before it counts as lost.
 
     Raises:
-        ClusterError: It cannot.
+        ClusterError: The process cannot join.
     """
     if not 0 <= task < len(described.hosts):
         raise errors.ClusterError(
@@ -104,29 +104,29 @@ def join(
                 "free, and that no firewall is between the hosts.",
             )
         ) from error
-    known = peers.facts()
-    assert known is not None, "it has joined"
+    facts = peers.facts()
+    assert facts is not None, "it has joined"
     lookout.begin(described.hosts, task, silence)
     with faults.named():
         peers.tell_devices(task, devices.own())
-        names = peers.devices(known, limit)
+        names = peers.devices(facts, limit)
     return JoinedCluster(described, task, names, silence)
 
 
 @contextlib.contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Has SIGTERM do afterwards what it did before.
+    """Restores the program's SIGTERM handler after the block.
 
-    TensorFlow, when it joins, has itself told of it in place of the program, which then
-    neither ends nor saves. Python changes this in its main thread only.
+    When TensorFlow joins, it installs a handler of its own, with which the program
+    would neither end nor save. Python can set handlers in its main thread only.
     """
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and before is not None:
-            signal.signal(signal.SIGTERM, before)
+        if is_main and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def checked(
@@ -135,29 +135,33 @@ def checked(
     options: Options,
     strategy: str = "",
 ) -> Options:
-    """Returns the options of a Replicator of several processes, alike in all of them.
+    """Returns the options of a Replicator of several processes, equal in all of them.
 
     Raises:
-        MismatchError: The processes make different ones.
-        ArgumentError: There is an option that is for one process.
+        MismatchError: The processes make different Replicators.
+        ArgumentError: An option does not support several processes.
     """
-    for name, value, only in (
+    for name, value, allowed in (
         ("variables", options.variables, ("auto", "mirrored")),
         ("build", options.build, ("trace",)),
     ):
-        if value not in only:
+        if value not in allowed:
             raise errors.ArgumentError(
                 errors.compose(
                     f"Replicator was given {name}={value!r}, which is for programs "
                     "that one process builds.",
-                    fix=f"pass {name}={only[-1]!r} in between-graph mode.",
+                    fix=f"pass {name}={allowed[-1]!r} in between-graph mode.",
                 )
             )
     facts: dict[str, Any] = dataclasses.asdict(options)
     facts["calibration"] = repr(facts["calibration"])
     together.same(
         "makes a Replicator",
-        {"devices": [list(own) for own in names], **facts, "strategy": strategy},
+        {
+            "devices": [list(replica) for replica in names],
+            **facts,
+            "strategy": strategy,
+        },
         "make the Replicator with the same arguments on every host.",
     )
     return dataclasses.replace(options, variables="mirrored")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint: what a training goes on from after a fault, or a new start."""
+"""`Checkpoint`: saves training state, to resume after a fault or a restart."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from replicator.asynchronous import checkpoints as shared
 from replicator.asynchronous import membership
 from replicator.cluster import faults, peers, saving, state
 
-TERMINATED = 128 + signal.SIGTERM  # the status of shells for what SIGTERM has ended
+TERMINATED = 128 + signal.SIGTERM  # the exit status that shells give to SIGTERM
 
 
 class Checkpoint:
-    """The checkpoints of a training, in a directory of the client's.
+    """The checkpoints of a training run, in a directory of this process.
 
-    They are those of a tf.train.CheckpointManager, with the number of steps done:
-    whoever is killed while one is written finds the one before. Variables on other
-    hosts are read and written by the client, so only this process needs the directory.
+    A tf.train.CheckpointManager writes them, with the number of steps done. A program
+    that is killed while writing one resumes from the one before. This process reads and
+    writes variables on other hosts, so only it needs the directory.
 
     `cluster.checkpoint(directory, v=v)` makes one, too.
 
@@ -45,28 +45,29 @@ class Checkpoint:
         (10, 5.0)
 
     Args:
-        directory: Where they are. The latest is restored at once; what is made later
-            is restored when it is.
-        objects: What they hold, by name: models, optimizers, variables, `repl.inputs`.
-        keep: How many there are at most.
+        directory: The directory of the checkpoints. The latest is restored at once;
+            variables that are created later are restored on creation.
+        objects: The objects to save, by name: models, optimizers, variables,
+            `repl.inputs`.
+        keep: The maximum number of checkpoints.
 
     Attributes:
-        step: How many steps are done.
+        step: The number of steps done.
     """
 
     def __init__(
         self, directory: str | os.PathLike[str], objects: dict[str, Any], keep: int = 3
     ) -> None:
         _check(objects, keep)
-        own = state.own_task().replace(device_type="CPU", device_index=0).to_string()
-        with tf.device(own):
+        cpu = state.own_task().replace(device_type="CPU", device_index=0).to_string()
+        with tf.device(cpu):
             self._done = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
-        # Names of its own, which users' objects cannot have.
+        # A name that the objects of users do not have.
         saved = tf.train.Checkpoint(replicator_step=self._done, **objects)
-        known = peers.facts()
-        self._peers = None if known is None else peers.Peers(known)
+        facts = peers.facts()
+        self._peers = None if facts is None else peers.Peers(facts)
         self._files: saving.Files
-        options = tf.train.CheckpointOptions(experimental_io_device=own)
+        options = tf.train.CheckpointOptions(experimental_io_device=cpu)
         with faults.named():
             self._files = saving.files(
                 self._peers, saved, os.fspath(directory), keep, options
@@ -93,7 +94,7 @@ class Checkpoint:
         return self._files.latest
 
     def save(self) -> str:
-        """Writes a checkpoint, and removes the oldest; returns its path.
+        """Writes a checkpoint, removes excess old ones, and returns its path.
 
         Example:
             >>> checkpoint = replicator.Checkpoint("saved", {"v": tf.Variable(1.0)})
@@ -101,7 +102,7 @@ class Checkpoint:
             'ckpt-0'
 
         Raises:
-            HostLostError: A host was lost meanwhile; the checkpoints before are there.
+            HostLostError: A host was lost meanwhile; earlier checkpoints are intact.
             InputError: The position of an input cannot be saved.
         """
         with faults.named():
@@ -109,10 +110,10 @@ class Checkpoint:
             return self._files.save(self.step)
 
     def steps(self, total: int, *, every: int = 100) -> Iterator[int]:
-        """Yields the numbers of the steps that are left, and saves now and then.
+        """Yields the numbers of the remaining steps and saves at intervals.
 
-        After SIGTERM, which announces that a host is taken away, the step at hand is
-        done, a checkpoint saved, and the program ended with status 143.
+        After SIGTERM, which announces that a host will be taken away, it completes the
+        current step, saves a checkpoint and ends the program with status 143.
 
         Example:
             >>> checkpoint = replicator.Checkpoint("saved", {"v": tf.Variable(1.0)})
@@ -122,8 +123,9 @@ class Checkpoint:
             [3, 4]
 
         Args:
-            total: How many steps there are in all, with those that are done.
-            every: After how many a checkpoint is saved; the last is saved in any case.
+            total: The number of steps in all, including those already done.
+            every: The number of steps between checkpoints; the last step is always
+                saved.
 
         Raises:
             HostLostError: A host was lost while a checkpoint was saved.
@@ -140,30 +142,30 @@ class Checkpoint:
 
     def _steps(self, total: int, every: int) -> Iterator[int]:
         with _termination() as signals:
-            asked = saving.Asked(self._peers, self.step)
+            agreement = saving.Asked(self._peers, self.step)
             while self.step < total:
                 yield self.step
                 self.step += 1
-                came = asked.stops(self.step, bool(signals))
-                if came or self.step % every == 0 or self.step == total:
+                stopping = agreement.stops(self.step, bool(signals))
+                if stopping or self.step % every == 0 or self.step == total:
                     self.save()
-                if came:
+                if stopping:
                     logging.warning("SIGTERM: saved after %d steps.", self.step)
                     raise SystemExit(TERMINATED)
 
 
 @contextlib.contextmanager
 def _termination() -> Iterator[list[int]]:
-    """Yields a list that SIGTERM is added to, in the main thread."""
-    came: list[int] = []
+    """Yields a list to which each SIGTERM is appended; in the main thread only."""
+    signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield came  # Python lets no other thread choose
+        yield signals  # Python allows only the main thread to set handlers
         return
-    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    handler = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     try:
-        yield came
+        yield signals
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
 
 def _check(objects: dict[str, Any], keep: Any) -> None:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that do different things and so would wait for one another for ever.
+"""Detects processes that do different things and would wait for each other forever.
 
-What is built is told before it runs. What runs is not told, for that would cost time in
-every step: a process that runs one step, while another runs another or waits to be told
-something, would wait in a collective. So a process that waits for long tells at which
-place of its program it is, and whether another is where the two can never meet.
+Processes exchange what they build before it runs, but not what they run, since that
+would cost time in every step. A process that runs one step, while another runs a
+different step or waits for an exchange, would hang in a collective. So a process that
+waits for long publishes its place in the program, and looks for another process at a
+place where the two can never meet.
 
-A place is told by two numbers: how much was told until there, and how many steps were
-begun in which all processes communicate. Both are the same in all at the same place.
+A place is a pair of numbers: the exchanges so far, and the steps begun in which all
+processes communicate. Equal places have equal numbers in all processes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import tensorflow as tf
 from replicator import _tf, errors
 from replicator.cluster import watch
 
-_LONG = 0.5  # seconds that something takes before others are asked
+_LONG = 0.5  # seconds that an activity takes before this process looks at others
 _QUICK = 0.05  # seconds for the store to answer
 _STEP, _TALK = "runs", "waits"
 _FIX = (
@@ -34,14 +35,14 @@ _FIX = (
 
 
 class _Now(NamedTuple):
-    """What a process does.
+    """The current activity of a process.
 
     Attributes:
-        kind: Whether it runs a step, or waits to be told something.
-        which: Tells the step from others.
-        text: Both, for messages, with a line.
-        since: When that began.
-        place: Where in the program it is.
+        kind: `_STEP` if it runs a step, `_TALK` if it waits for an exchange.
+        which: Identifies the step.
+        text: Describes both for messages, with the user's line.
+        since: When the activity began.
+        place: The place in the program; see the module's docstring.
     """
 
     kind: str
@@ -52,11 +53,11 @@ class _Now(NamedTuple):
 
 
 class Doing(threading.Thread):
-    """Knows what this process does, and tells the others if it takes long.
+    """Tracks what this process does, and tells the others if it takes long.
 
     Args:
         own: The number of this process.
-        names: What all are called.
+        names: The names of all processes, for messages.
     """
 
     def __init__(self, own: int, names: list[str]) -> None:
@@ -70,7 +71,7 @@ class Doing(threading.Thread):
 
     @contextlib.contextmanager
     def running(self, which: int, text: str) -> Iterator[None]:
-        """Returns a block in which a step runs, of which all processes are a part."""
+        """Marks a block in which a step of all processes runs."""
         self._steps += 1
         place, since = (self._told, self._steps), time.monotonic()
         self._now = _Now(_STEP, which, text, since, place)
@@ -81,13 +82,13 @@ class Doing(threading.Thread):
             self._now = None
 
     def next_number(self) -> int:
-        """Returns the number of what this process tells next; alike in all."""
+        """Returns the number of this process's next exchange, equal in all."""
         self._told += 1
         return self._told - 1
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """Returns a block in which this process waits to be told something."""
+        """Marks a block in which this process waits for an exchange."""
         place = (self._told, self._steps)
         self._now = _Now(_TALK, 0, text, time.monotonic(), place)
         try:
@@ -101,7 +102,7 @@ class Doing(threading.Thread):
             raise self._clash
 
     def run(self) -> None:
-        """Looks now and then, until the process ends."""
+        """Looks for clashes at intervals, until one is found or the process ends."""
         while watch.current() is self._token and self._clash is None:
             time.sleep(_LONG / 2)
             now = self._now
@@ -139,10 +140,10 @@ class Doing(threading.Thread):
 
 def _rivals(now: _Now) -> list[tuple[int, int]]:
     """Returns the places at which another process can never meet this one."""
-    told, steps = now.place
+    exchanges, steps = now.place
     if now.kind == _TALK:
-        return [(told - 1, steps + 1)]
-    return [(told, steps), (told + 1, steps - 1)]
+        return [(exchanges - 1, steps + 1)]
+    return [(exchanges, steps), (exchanges + 1, steps - 1)]
 
 
 def _clash(now: _Now, other: _Now) -> bool:
@@ -156,21 +157,23 @@ def _key(place: tuple[int, int], process: int) -> str:
 
 
 def doing(own: int, names: list[str]) -> Doing:
-    """Returns the one of this process, which is begun if there is none."""
+    """Returns this process's monitor; starts it if there is none."""
     for thread in threading.enumerate():
         if isinstance(thread, Doing):
             return thread
-    begun = Doing(own, names)
-    begun.start()
-    return begun
+    monitor = Doing(own, names)
+    monitor.start()
+    return monitor
 
 
 def of_all(function: Any, count: int) -> int | None:
-    """Returns what tells a step from others; None if not all processes are part of it.
+    """Returns the key that identifies a step of all processes; None for other steps.
+
+    The key is the instance key of its first collective of all processes.
 
     Args:
         function: A traced step.
-        count: How many processes there are.
+        count: The number of processes.
     """
     for op in function.graph.get_operations():
         if op.type.startswith("Collective") and len(op.inputs) > _KEY:
@@ -180,4 +183,4 @@ def of_all(function: Any, count: int) -> int | None:
     return None
 
 
-_SIZE, _KEY = 1, 3  # inputs of collectives: how many take part, and the instance
+_SIZE, _KEY = 1, 3  # inputs of collective ops: the group size and the instance key

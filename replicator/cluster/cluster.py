@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cluster: the hosts to which this process is connected."""
+"""`Cluster`: the hosts that this process is connected to."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from replicator.cluster import checkpoints, description, faults, health, session
 
 
 class Cluster:
-    """The hosts to which this process is connected, as `replicator.connect` returns it.
+    """The hosts that this process is connected to; returned by `replicator.connect`.
 
-    In a `with` block it is closed at the end.
+    As a context manager, it closes the connection on exit.
 
     Example:
         >>> with replicator.connect(addresses) as cluster:
@@ -27,8 +27,8 @@ class Cluster:
         2 hosts, 4 replicas
 
     Attributes:
-        source: Where the hosts were found, e.g. "REPLICATOR_CLUSTER".
-        heartbeat: Seconds that a host may be silent.
+        source: Where the hosts are described, e.g. "REPLICATOR_CLUSTER".
+        heartbeat: How many seconds a host may be silent before it counts as lost.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Cluster:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts, as they were given; host k is task k of the job "worker".
+        """The hosts, as the user named them; host k is task k of the job "worker".
 
         Example:
             >>> cluster.hosts == tuple(addresses)
@@ -66,9 +66,9 @@ class Cluster:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The full name of the device of each replica, host by host.
+        """The full device name of each replica, host by host.
 
-        All accelerators of all hosts, or all their CPU devices if there are none.
+        These are all accelerators of all hosts, or all CPU devices if there are none.
 
         Example:
             >>> cluster.devices[2]
@@ -80,7 +80,7 @@ class Cluster:
 
     @property
     def connected(self) -> bool:
-        """Whether it was neither closed nor replaced by another connection.
+        """Whether the connection is open: neither closed nor replaced by another.
 
         Example:
             >>> cluster.connected
@@ -89,7 +89,7 @@ class Cluster:
         return _tf.connection() is self._token
 
     def host_of(self, device: str) -> str:
-        """Returns the host that a device is on, as it was given.
+        """Returns the host that a device is on, as the user named it.
 
         Example:
             >>> cluster.host_of(cluster.devices[2]) == addresses[1]
@@ -99,7 +99,7 @@ class Cluster:
             device: One of `devices`.
 
         Raises:
-            DeviceError: It is on none of the hosts.
+            DeviceError: The device is on none of the hosts.
         """
         try:
             spec = tf.DeviceSpec.from_string(device)
@@ -115,7 +115,7 @@ class Cluster:
         return self._hosts[spec.task].name
 
     def check(self) -> None:
-        """Asks all hosts whether they are there and still hold what was made on them.
+        """Checks that all hosts answer and still hold this program's state.
 
         Takes milliseconds, or `heartbeat` seconds if a host is silent.
 
@@ -123,7 +123,7 @@ class Cluster:
             >>> cluster.check()  # both are there
 
         Raises:
-            HostLostError: Some are not, by their names.
+            HostLostError: Hosts are lost; the error names them.
             ClusterError: The connection was closed.
         """
         self._require("its hosts")
@@ -143,10 +143,11 @@ class Cluster:
             )
 
     def named(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a block whose errors name lost hosts, as those of `repl.run` do.
+        """Returns a context in which errors name lost hosts, as those of `repl.run` do.
 
-        For what does not pass through a Replicator: tf.functions, eager reads and
-        writes, checkpoints of TensorFlow's. Theirs is a tf.errors.UnavailableError.
+        For calls that bypass a Replicator: tf.functions, eager reads and writes, and
+        TensorFlow's own checkpoints. These otherwise raise
+        tf.errors.UnavailableError.
 
         Example:
             >>> repl = replicator.Replicator(cluster.devices)
@@ -162,12 +163,13 @@ class Cluster:
     def session_arguments(
         self, config: tf.compat.v1.ConfigProto | None = None
     ) -> dict[str, Any]:
-        """Returns what a session of TensorFlow 1 is made with, to run on all hosts.
+        """Returns the arguments for a TensorFlow 1 session that runs on all hosts.
 
-        Its master is this process: inputs that call Python run here, and files of
-        Savers are here. What `tf.py_function` or `tf.numpy_function` call is not known
-        on other hosts: put these under `tf.device("/job:master/task:0")`. Once a host
-        is lost, `run` fails and `close` waits until its server is started again.
+        The session's master is this process: inputs that call Python run here, and
+        Savers write their files here. Other hosts cannot call the Python functions of
+        `tf.py_function` and `tf.numpy_function`, so place these ops under
+        `tf.device("/job:master/task:0")`. Once a host is lost, `run` fails and `close`
+        waits until the host's server is restarted.
 
         Example:
             >>> repl = replicator.Replicator(cluster.devices)
@@ -178,20 +180,20 @@ class Cluster:
             ...         print([int(x) for x in session.run(sums)])
             [6, 6, 6, 6]
 
-        Monitored sessions call the first argument otherwise:
+        Monitored sessions have another name for the first argument:
 
             >>> creator = tf.compat.v1.train.ChiefSessionCreator(
             ...     master=arguments["target"], config=arguments["config"]
             ... )
 
         Args:
-            config: What the session's ConfigProto is to say besides.
+            config: Further settings of the session; copied into its ConfigProto.
 
         Returns:
             The arguments `target` and `config`.
 
         Raises:
-            ArgumentError: `config` is none, or describes a cluster itself.
+            ArgumentError: `config` is no ConfigProto, or describes a cluster itself.
             ClusterError: The connection was closed.
         """
         self._require("session_arguments")
@@ -200,7 +202,7 @@ class Cluster:
     def checkpoint(
         self, directory: str | os.PathLike[str], *, keep: int = 3, **objects: Any
     ) -> checkpoints.Checkpoint:
-        """Returns the checkpoints in a directory; restores the latest, if there is one.
+        """Manages checkpoints in a directory and restores the latest, if there is one.
 
         Example:
             >>> repl = replicator.Replicator(cluster.devices)
@@ -210,18 +212,18 @@ class Cluster:
             >>> _ = checkpoint.save()
 
         Args:
-            directory: Of this process; the hosts need not have it.
-            keep: How many checkpoints are kept.
-            **objects: What they hold: models, optimizers, variables; `repl.inputs` is
-                the position of the inputs.
+            directory: A directory of this process; the hosts need not have it.
+            keep: How many checkpoints to keep.
+            **objects: The objects to save: models, optimizers, variables; and
+                `repl.inputs`, the position of the inputs.
 
         Raises:
-            ArgumentError: A checkpoint cannot hold one of these.
+            ArgumentError: A checkpoint cannot hold one of the objects.
         """
         return checkpoints.Checkpoint(directory, objects, keep)
 
     def close(self) -> None:
-        """Ends the connection; variables on the hosts are gone, the servers stay.
+        """Closes the connection; variables on the hosts are lost, the servers go on.
 
         Example:
             >>> cluster.close()
@@ -229,16 +231,16 @@ class Cluster:
             False
 
         Raises:
-            ClusterError: A host is silent, which TensorFlow would wait for.
+            ClusterError: A host is silent, and TensorFlow would wait for it.
         """
         if self.connected:
             health.leave(self._hosts, health.lost(self._hosts, self.heartbeat))
 
     def _require(self, what: str) -> None:
-        """Raises ClusterError if the connection was closed, or replaced.
+        """Raises ClusterError if the connection was closed or replaced.
 
         Args:
-            what: What was asked for.
+            what: What the caller needs the connection for, for the message.
         """
         if not self.connected:
             raise errors.ClusterError(
@@ -260,7 +262,7 @@ class Cluster:
         try:
             self.close()
         except errors.ClusterError:
-            if error is None:  # what ended the block says more than this
+            if error is None:  # the block's own error says more than this one
                 raise
 
     def __repr__(self) -> str:

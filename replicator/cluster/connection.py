@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""connect: the servers of all hosts become this process's own devices.
+"""`connect` makes the devices of all hosts' servers devices of this process.
 
-TensorFlow has one connection per process; which one it is, it says itself. So nothing
-is kept here but what a Cluster knows of its own.
+TensorFlow has one connection per process and can be asked for it, so this module keeps
+no state; a Cluster holds only its own facts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from replicator.cluster import (
 from replicator.cluster.cluster import Cluster
 from replicator.cluster.state import CLIENT, TRAINER, WORKER
 
-_LONGEST = 1e6  # seconds; longer is a mistake, and too long for sockets
-_ATTEMPTS = 3  # to find a port of our own that stays free
+_LONGEST = 1e6  # seconds; more is a mistake, and too long for sockets
+_ATTEMPTS = 3  # at finding a port for this process that stays free
 
 
 @tf.autograph.experimental.do_not_convert
@@ -42,11 +42,11 @@ def connect(
     client: str | None = None,
     task: int | None = None,
 ) -> Cluster:
-    """Connects this process to the servers of all hosts, and returns them.
+    """Connects this process to the servers of all hosts and returns the cluster.
 
-    From then on their devices are devices of this process, and `Replicator(None)` runs
-    on all of them. Call it before anything else of TensorFlow: variables that were made
-    before cannot be used afterwards. What was on the hosts is gone.
+    The hosts' devices become devices of this process, and `Replicator(None)` runs on
+    all of them. Connect before any other use of TensorFlow: variables created earlier
+    cannot be used afterwards. Connecting discards all state on the hosts.
 
     Example:
         >>> cluster = replicator.connect(addresses)  # where servers listen
@@ -57,25 +57,25 @@ def connect(
     Args:
         hosts: ["host:port", ...] where `python -m replicator.serve` listens; a
             ResourceSpec or the path of its YAML file; or a resolver of
-            tf.distribute.cluster_resolver. None: what the environment says, by
-            REPLICATOR_CLUSTER (which `python -m replicator.launch` sets), TF_CONFIG,
-            REPLICATOR_HOSTFILE, Slurm or mpirun.
-        timeout: Seconds to wait for all hosts.
-        heartbeat: Seconds that a host may be silent before it is taken for lost; 10, or
-            what the launcher was told.
-        client: The "host:port" by which the hosts reach this process; port 0 is a free
-            one. None: this host's address on the way to the first of them.
-        task: For between-graph mode, in which every host runs the program, and no
-            server: which of the hosts this is, from 0 on. `python -m replicator.launch
-            --mode=between` says so by itself.
+            tf.distribute.cluster_resolver. By default, the hosts come from the
+            environment: REPLICATOR_CLUSTER (which `python -m replicator.launch` sets),
+            TF_CONFIG, REPLICATOR_HOSTFILE, Slurm or mpirun.
+        timeout: How many seconds to wait for all hosts.
+        heartbeat: How many seconds a host may be silent before it counts as lost; by
+            default 10, or the launcher's setting.
+        client: The "host:port" at which the hosts reach this process; port 0 stands for
+            a free port. By default, the address from which this process reaches them.
+        task: The number of this host, from 0, in between-graph mode, where every host
+            runs the program in place of a server. `python -m replicator.launch
+            --mode=between` sets it.
 
     Returns:
         The cluster; `Replicator(cluster.devices)` runs on it.
 
     Raises:
-        ClusterError: There is no description of hosts, or it is wrong; some do not
+        ClusterError: There is no description of hosts, or it is wrong; a host does not
             answer; or this process is connected already.
-        ArgumentError: A time is none, or `client` is no address.
+        ArgumentError: A time is not a positive number, or `client` is no address.
         ContextError: Called inside a step or a graph.
     """
     _refuse_place()
@@ -114,7 +114,7 @@ def connect(
 
 
 def _refuse_place() -> None:
-    """Refuses to connect where TensorFlow could not."""
+    """Raises ContextError inside a step or a graph, where TensorFlow cannot connect."""
     if context.current() is not None or not tf.executing_eagerly():
         where = "inside a step" if context.current() is not None else "in a graph"
         raise errors.ContextError(
@@ -152,7 +152,7 @@ def _check_client(client: Any) -> None:
 
 
 def _refuse_connected(silence: float) -> None:
-    """Refuses to connect while this process is; drops what is left of a failure."""
+    """Refuses to connect twice; closes an old connection that has lost hosts."""
     token = _tf.connection()
     if token is None:
         return
@@ -164,23 +164,23 @@ def _refuse_connected(silence: float) -> None:
                 fix="connect by replicator.connect alone, in a new process.",
             )
         )
-    before = state.connected_hosts()
-    if not before:
+    old_addresses = state.connected_hosts()
+    if not old_addresses:
         return
-    left = [description.Host(name=a, address=a) for a in before]
-    problems = health.lost(left, silence)
+    old_hosts = [description.Host(name=a, address=a) for a in old_addresses]
+    problems = health.lost(old_hosts, silence)
     if not problems:
         raise errors.ClusterError(
             errors.compose(
-                f"this process is connected already, to {', '.join(before)}.",
+                f"this process is connected already, to {', '.join(old_addresses)}.",
                 fix="use the Cluster that connect returned, or call its close() first.",
             )
         )
-    health.leave(left, problems)
+    health.leave(old_hosts, problems)
 
 
 def _wait(described: description.Description, limit: float, silence: float) -> None:
-    """Waits until all hosts answer."""
+    """Waits until all hosts answer; raises ClusterError if some do not in time."""
     count = len(described.hosts)
 
     def progress(problems: Mapping[str, str], passed: float) -> None:
@@ -191,8 +191,8 @@ def _wait(described: description.Description, limit: float, silence: float) -> N
             "; ".join(health.told(described.hosts, problems)),
         )
 
-    asked = [host.address for host in described.hosts]
-    problems = waiting.wait_for(asked, limit, silence, progress)
+    host_addresses = [host.address for host in described.hosts]
+    problems = waiting.wait_for(host_addresses, limit, silence, progress)
     if problems:
         raise errors.ClusterError(
             errors.compose(
@@ -208,42 +208,42 @@ def _wait(described: description.Description, limit: float, silence: float) -> N
 
 
 def _connected(described: description.Description, client: str | None) -> Any:
-    """Has TensorFlow connect; returns the token of the connection."""
+    """Makes TensorFlow connect; returns the connection's token."""
     servers = dict(enumerate(host.address for host in described.hosts))
-    listed = servers.values()
+    host_addresses = servers.values()
     job, task = (TRAINER, described.task or 0) if described.programs else (CLIENT, 0)
     for attempt in range(_ATTEMPTS):
-        own = _own_address(client, described)
+        local = _own_address(client, described)
         try:
-            jobs = {job: {task: own}, WORKER: servers}
+            jobs = {job: {task: local}, WORKER: servers}
             return _tf.connect(jobs, job, task, health.CHANNELS)
         except (tf.errors.OpError, RuntimeError) as error:
-            taken = "Could not start gRPC server" in str(error)
-            if taken and attempt + 1 < _ATTEMPTS and _tf.connection() is None:
+            port_taken = "Could not start gRPC server" in str(error)
+            if port_taken and attempt + 1 < _ATTEMPTS and _tf.connection() is None:
                 continue
             problem = (
-                f"port {addresses.split(own)[1]} of this host is taken."
-                if taken
+                f"port {addresses.split(local)[1]} of this host is taken."
+                if port_taken
                 else f"TensorFlow could not connect: {errors.told(error)}."
             )
             raise errors.ClusterError(
                 errors.compose(
                     problem,
                     [
-                        f"the hosts of {described.source}: {', '.join(listed)}",
+                        f"the hosts of {described.source}: {', '.join(host_addresses)}",
                         f"at {errors.user_line()}",
                     ],
                     "see that every host has the same version of TensorFlow, and that "
-                    f"{own} is this host's address as the others see it (`client=`).",
+                    f"{local} is this host's address as the others see it (`client=`).",
                 )
             ) from error
     raise AssertionError("unreachable")
 
 
 def _own_address(client: str | None, described: description.Description) -> str:
-    """Returns the address by which the hosts reach this process.
+    """Returns the address at which the hosts reach this process.
 
-    Its port stays that of the first connection: TensorFlow's server at it never ends.
+    All connections use the port of the first: TensorFlow never stops its server there.
     """
     try:
         host, port = addresses.split(client) if client else (_way(described), None)
@@ -254,35 +254,37 @@ def _own_address(client: str | None, described: description.Description) -> str:
                 fix='pass client="host:0", by which the hosts reach this one.',
             )
         ) from error
-    before = _tf.connection()
-    if before is not None:
-        port = addresses.split(state.own_address(before))[1]
+    old_connection = _tf.connection()
+    if old_connection is not None:
+        port = addresses.split(state.own_address(old_connection))[1]
     return addresses.join(host, port or addresses.free_port())
 
 
 def _way(described: description.Description) -> str:
-    """Returns this host's address on the way to the hosts.
+    """Returns the address from which this process reaches the hosts.
 
-    One of them may be this host itself, which a name in /etc/hosts may lead back to a
-    loopback address that is of no use to the others.
+    One of them may be this very host, for which /etc/hosts may name a loopback
+    address; that is useless to the others, so other addresses are preferred.
     """
-    found = [
+    candidates = [
         addresses.own_address(*addresses.split(host.address))
         for host in described.hosts
     ]
-    return next((own for own in found if not addresses.is_loopback(own)), found[0])
+    return next(
+        (own for own in candidates if not addresses.is_loopback(own)), candidates[0]
+    )
 
 
 def _devices(described: description.Description) -> list[str]:
-    """Returns the devices of all hosts, as they are; refuses others than described."""
-    found = devices.of_hosts([d.name for d in tf.config.list_logical_devices()])
+    """Returns the actual devices of all hosts; refuses unexpected numbers of CPUs."""
+    names = devices.of_hosts([d.name for d in tf.config.list_logical_devices()])
     for k, host in enumerate(described.hosts):
-        own = [
+        device_types = [
             spec.device_type
-            for spec in map(tf.DeviceSpec.from_string, found)
+            for spec in map(tf.DeviceSpec.from_string, names)
             if spec.task == k
         ]
-        cpus = own.count("CPU")  # none are listed beside accelerators
+        cpus = device_types.count("CPU")  # none are listed beside accelerators
         if host.cpus and cpus and host.cpus != cpus:
             raise errors.ClusterError(
                 errors.compose(
@@ -292,4 +294,4 @@ def _devices(described: description.Description) -> list[str]:
                     f"`python -m replicator.serve --cpus={host.cpus}`.",
                 )
             )
-    return found
+    return names

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This process's own connections to a host, and their end."""
+"""Finds and shuts down this process's connections to a host."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import struct
 
 from replicator.cluster import addresses
 
-_DESCRIPTORS = "/dev/fd"  # Linux and macOS list there what a process has open
-# Linux lists connections there. In these columns are the address of the other side, in
-# words of the machine's byte order, the state, and the inode; sockets that are still
-# connecting (SYN_SENT) name the other side nowhere else.
+_DESCRIPTORS = "/dev/fd"  # where Linux and macOS list a process's open files
+# Linux's tables of connections, and the bytes of their addresses. The columns hold the
+# address of the other side, in words of the machine's byte order, the state and the
+# inode. Nothing else names the other side of a socket that is connecting (SYN_SENT).
 _TABLES = (("/proc/self/net/tcp", 4), ("/proc/self/net/tcp6", 16))
 _REMOTE, _STATE, _INODE = 2, 3, 9
 _CONNECTING = "02"
@@ -28,63 +28,63 @@ def cut(address: str) -> int:
     Args:
         address: "host:port".
     """
-    found = connections(address)
-    for connection in found:
+    copies = connections(address)
+    for connection in copies:
         with connection, contextlib.suppress(OSError):  # it has ended by itself
             connection.shutdown(socket.SHUT_RDWR)
-    return len(found)
+    return len(copies)
 
 
 def connections(address: str) -> list[socket.socket]:
-    """Returns copies of all connections of this process to an address.
+    """Returns duplicates of all connections of this process to an address.
 
-    Those that are still being made are among them: a packet that is lost has gRPC wait
-    for 20 seconds.
+    They include sockets that are still connecting: after a lost packet, gRPC waits for
+    20 seconds.
 
     Args:
         address: "host:port".
     """
     host, port = addresses.split(address)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         names = os.listdir(_DESCRIPTORS)
-    except OSError:  # nobody knows its name, or a system without such a list
+    except OSError:  # the name is unknown, or the system has no such list
         return []
-    peers = {_peer(info[4]) for info in found}
+    peers = {_peer(info[4]) for info in infos}
     connecting = _connecting(peers)
     copies: dict[int, socket.socket] = {}
     for descriptor in map(int, names):
-        # The listing has its own descriptor, which is a copy's by now.
+        # The listing includes its own descriptor, which a copy may have taken since.
         if descriptor in copies:
             continue
-        made = _copy_if(descriptor, peers, connecting)
-        if made is not None:
-            copies[made.fileno()] = made
+        copy = _copy_if(descriptor, peers, connecting)
+        if copy is not None:
+            copies[copy.fileno()] = copy
     return list(copies.values())
 
 
 def _copy_if(
     descriptor: int, peers: set[tuple[str, int]], connecting: set[int]
 ) -> socket.socket | None:
-    """Returns a copy of a descriptor if it is a connection to one of these.
+    """Returns a duplicate of a descriptor if it is a connection to one of the peers.
 
     Args:
         descriptor: A file descriptor.
         peers: Addresses and ports.
-        connecting: The inodes of sockets that are about to be such a connection.
+        connecting: The inodes of sockets that are connecting to one of the peers.
     """
     try:
-        # A copy, so that it cannot become another file's meanwhile.
-        copied = os.dup(descriptor)
-    except OSError:  # it is closed by now
+        # Duplicated first, so that it cannot become another file's meanwhile.
+        duplicate = os.dup(descriptor)
+    except OSError:  # closed by now
         return None
     try:
-        connection = socket.socket(fileno=copied)
-    except OSError:  # it is no socket
-        os.close(copied)
+        connection = socket.socket(fileno=duplicate)
+    except OSError:  # not a socket
+        os.close(duplicate)
         return None
     try:
-        if os.fstat(copied).st_ino in connecting:
+        if os.fstat(duplicate).st_ino in connecting:
             return connection
         if _peer(connection.getpeername()) in peers:
             return connection
@@ -95,21 +95,21 @@ def _copy_if(
 
 
 def _connecting(peers: set[tuple[str, int]]) -> set[int]:
-    """Returns the inodes of sockets that are being connected to one of these."""
-    found = set()
+    """Returns the inodes of sockets that are connecting to one of the peers."""
+    inodes = set()
     for table, size in _TABLES:
         try:
             rows = pathlib.Path(table).read_text().splitlines()[1:]
-        except OSError:  # it is no Linux
+        except OSError:  # not Linux
             continue
         for row in map(str.split, rows):
             if row[_STATE] == _CONNECTING and _remote(row[_REMOTE], size) in peers:
-                found.add(int(row[_INODE]))
-    return found
+                inodes.add(int(row[_INODE]))
+    return inodes
 
 
 def _remote(text: str, size: int) -> tuple[str, int]:
-    """Returns address and port, as Linux's tables have them: "0100007F:1F90"."""
+    """Parses an address and port of Linux's tables, such as "0100007F:1F90"."""
     number, _, port = text.partition(":")
     words = struct.unpack(f">{size // 4}I", bytes.fromhex(number))
     packed = struct.pack(f"={size // 4}I", *words)
@@ -117,7 +117,7 @@ def _remote(text: str, size: int) -> tuple[str, int]:
 
 
 def _peer(name: tuple[object, ...]) -> tuple[str, int]:
-    """Returns address and port; an IPv4 address is the same by way of IPv6."""
+    """Returns address and port, with an IPv4-mapped IPv6 address as IPv4."""
     number = ipaddress.ip_address(str(name[0]).partition("%")[0])
     mapped = getattr(number, "ipv4_mapped", None)
     port = name[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts a cluster has: facts and their checks. No TensorFlow, no network."""
+"""Descriptions of a cluster's hosts, and their checks. No TensorFlow, no network."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import Any
 from replicator import errors
 from replicator.cluster import addresses
 
-HEARTBEAT = 10.0  # seconds that a host may be silent
+HEARTBEAT = 10.0  # seconds a host may be silent
 _VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Ssh:
-    """How a host is reached to start a server on it."""
+    """How to reach a host by ssh to start a server on it."""
 
     username: str | None = None
     port: int = 22
-    python_venv: str | None = None  # a file to source, as AutoDist has it
+    python_venv: str | None = None  # a file to source, as in AutoDist
     key_file: str | None = None
     shared_envs: tuple[tuple[str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """One host, with one server."""
+    """One host and its server."""
 
     name: str  # as the user wrote it
     address: str  # "host:port", where its server listens
-    cpus: int | None = None  # CPU devices of its server; None: what the server says
+    cpus: int | None = None  # CPU devices of its server; None accepts any number
     gpus: int | None = None
     chief: bool = False  # where the user's program runs
-    bandwidth: float = 1.0  # of its network, Gbit/s
+    bandwidth: float = 1.0  # network bandwidth, Gbit/s
     ssh: Ssh | None = None
 
 
@@ -45,7 +45,7 @@ class Program:
     """One of the programs that train together in asynchronous mode."""
 
     name: str  # of its host, as the user wrote it
-    cpus: int | None = None  # into how many devices it splits the CPU
+    cpus: int | None = None  # number of logical CPU devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +53,16 @@ class Description:
     """The hosts of a cluster, in the order of their replicas."""
 
     hosts: tuple[Host, ...]
-    source: str  # where it was found, for messages: "TF_CONFIG"
-    client: str | None = None  # "host:port" of the user's program; port 0: a free one
+    source: str  # where the description is, for messages: "TF_CONFIG"
+    client: str | None = None  # "host:port" of the user's program; port 0: any free one
     heartbeat: float | None = None
-    task: int | None = None  # between-graph: which of the hosts this process is
-    # Asynchronous mode: all programs, of which this process is number `task`; `hosts`
-    # then are the servers that hold their variables.
+    task: int | None = None  # between-graph: the number of this process's host
+    # Asynchronous mode: all programs; this process is number `task`, and `hosts` are
+    # the servers that hold the variables.
     programs: tuple[Program, ...] = ()
 
     def to_json(self) -> str:
-        """Returns the text that `from_json` reads; the value of REPLICATOR_CLUSTER."""
+        """Returns the JSON that `from_json` reads: the value of REPLICATOR_CLUSTER."""
         hosts = [
             {"name": h.name, "address": h.address, "cpus": h.cpus, "gpus": h.gpus}
             for h in self.hosts
@@ -75,19 +75,21 @@ class Description:
         if self.task is not None:
             facts["task"] = self.task
         if self.programs:
-            facts["programs"] = [dataclasses.asdict(own) for own in self.programs]
+            facts["programs"] = [
+                dataclasses.asdict(program) for program in self.programs
+            ]
         return json.dumps(facts)
 
 
 def from_json(text: str, where: str) -> Description:
-    """Returns what a text of `Description.to_json` describes.
+    """Parses the JSON that `Description.to_json` writes.
 
     Args:
         text: JSON, as the launcher sets it.
-        where: What holds the text, for messages: "REPLICATOR_CLUSTER".
+        where: The source of the text, for messages: "REPLICATOR_CLUSTER".
 
     Raises:
-        ClusterError: It is no such text.
+        ClusterError: The text is no such JSON.
     """
     try:
         facts = json.loads(text)
@@ -112,11 +114,11 @@ def from_json(text: str, where: str) -> Description:
 def of_addresses(
     listed: Sequence[str], source: str, *, client: str | None = None
 ) -> Description:
-    """Returns the description of hosts of which nothing but addresses is known.
+    """Describes hosts by their addresses alone.
 
     Args:
-        listed: "host:port" each; without a port, it is addresses.DEFAULT_PORT.
-        source: Where they were found, for messages.
+        listed: "host:port" each; the default port is addresses.DEFAULT_PORT.
+        source: Where the addresses are from, for messages.
         client: The address of the user's program.
 
     Raises:
@@ -127,11 +129,11 @@ def of_addresses(
 
 
 def checked(described: Description) -> Description:
-    """Returns a description whose addresses are complete and possible.
+    """Returns the description with complete addresses, after checking them.
 
     Raises:
-        ClusterError: There are no hosts; an address is none, or is listed twice; or
-            some are loopback addresses and others not.
+        ClusterError: There are no hosts; an address is malformed or listed twice; or
+            only some of them are loopback addresses.
     """
     where = described.source
     if not described.hosts:
@@ -157,12 +159,12 @@ def checked(described: Description) -> Description:
 
 
 def wrong(where: str, what: str, fix: str = "") -> errors.ClusterError:
-    """Returns the error of a description that is none.
+    """Returns the error for an invalid description.
 
     Args:
-        where: What holds it: "REPLICATOR_CLUSTER".
+        where: The source of the description: "REPLICATOR_CLUSTER".
         what: What is wrong with it, without a full stop.
-        fix: The way out.
+        fix: How to correct it.
     """
     problem = f"{where} describes no cluster: {what}."
     fix = fix or "correct it there; docs/guides/hosts.md says what it may hold."
@@ -179,19 +181,19 @@ def _split(address: Any, where: str) -> tuple[str, int | None]:
 
 
 def _refuse_twice(hosts: Sequence[Host], where: str) -> None:
-    seen = collections.Counter(host.address for host in hosts)
+    counts = collections.Counter(host.address for host in hosts)
     for host in hosts:
-        if seen[host.address] > 1:
+        if counts[host.address] > 1:
             raise wrong(
                 where,
-                f"{host.address} is listed {seen[host.address]} times",
+                f"{host.address} is listed {counts[host.address]} times",
                 "list each server once; one server may have several devices, "
                 "`python -m replicator.serve --cpus=2`",
             )
 
 
 def _refuse_mixed(names: Sequence[str], described: Description) -> None:
-    """Refuses loopback addresses beside others: each host would take it for itself."""
+    """Refuses loopback addresses beside others: on each host they mean that host."""
     local = [name for name in names if addresses.is_loopback(name)]
     if local and len(local) < len(names):
         other = next(name for name in names if not addresses.is_loopback(name))
@@ -215,15 +217,17 @@ def _host(facts: Mapping[str, Any], where: str) -> Host:
 
 
 def _programs(facts: Mapping[str, Any], where: str) -> tuple[Program, ...]:
-    listed = facts.get("programs", [])
-    if not isinstance(listed, list) or not all(isinstance(p, Mapping) for p in listed):
+    programs = facts.get("programs", [])
+    if not isinstance(programs, list) or not all(
+        isinstance(p, Mapping) for p in programs
+    ):
         raise wrong(where, '"programs" is no list of objects')
     task = facts.get("task")
-    if listed and (task is None or not 0 <= task < len(listed)):
-        raise wrong(where, f'there are {len(listed)} programs, and "task" is {task}')
+    if programs and (task is None or not 0 <= task < len(programs)):
+        raise wrong(where, f'there are {len(programs)} programs, and "task" is {task}')
     return tuple(
-        Program(_text(own, "name", where) or f"worker {n}", _count(own, "cpus", where))
-        for n, own in enumerate(listed)
+        Program(_text(p, "name", where) or f"worker {n}", _count(p, "cpus", where))
+        for n, p in enumerate(programs)
     )
 
 

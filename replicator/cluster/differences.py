@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between what two processes tell, for people."""
+"""Renders the difference between two processes' values for messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from replicator import errors
 
 
 def shown(one: Any, other: Any) -> tuple[str, str]:
-    """Returns the parts by which two JSON values differ, for people."""
+    """Returns the first differing part of each of two JSON values, as text."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in {**one, **other}:
             if not (name in one and name in other and one[name] == other[name]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts are why something failed: TensorFlow's errors name tasks, or nobody."""
+"""Finds the lost hosts behind an error: TensorFlow's errors name tasks, or nothing."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import tensorflow as tf
 from replicator import _tf, errors
 from replicator.cluster import health, lookout, state, waiting, watch
 
-_QUICK = 0.5  # seconds for an answer; who is silent for longer, the watch finds
+_QUICK = 0.5  # seconds for an answer; the watch finds hosts that are silent for longer
 _TASK = re.compile(rf"/job:{state.WORKER}/(?:replica:0/)?task:(\d+)")
-_OF_OTHERS = (  # what calls to other processes raise
+_OF_OTHERS = (  # errors that calls to other processes raise
     tf.errors.UnavailableError,
     tf.errors.DeadlineExceededError,
     tf.errors.AbortedError,
@@ -34,15 +34,15 @@ _FIX_BETWEEN = (
 
 
 def lost(error: BaseException) -> errors.HostLostError | None:
-    """Returns the error to raise in place of another whose cause is a lost host.
+    """Returns the error that names the lost hosts which caused `error`.
 
     Takes milliseconds, or half a second if a host is silent.
 
     Args:
-        error: What was raised.
+        error: The original error.
 
     Returns:
-        None if all hosts are there, or the error is about something else.
+        None if all hosts are there, or the error has another cause.
     """
     if isinstance(error, errors.HostLostError):
         return error
@@ -54,16 +54,16 @@ def lost(error: BaseException) -> errors.HostLostError | None:
     if _tf.joined() is not None:
         problems = _between(error, watched)
         return _named(problems, len(watched) + 1, "lost", _FIX_BETWEEN)
-    problems, what = _problems(watched), "lost"
+    problems, condition = _problems(watched), "lost"
     if not problems and isinstance(error, tf.errors.UnavailableError):
-        problems, what = _told_by(error, watched), "there, but connections broke"
-    return _named(problems, len(watched), what, _FIX)
+        problems, condition = _told_by(error, watched), "there, but connections broke"
+    return _named(problems, len(watched), condition, _FIX)
 
 
 def _named(
     problems: Sequence[tuple[str, str]], count: int, what: str, fix: str
 ) -> errors.HostLostError | None:
-    """Returns the error that names hosts, None if nothing is wrong with any."""
+    """Returns the error that names the hosts with problems; None if there are none."""
     if not problems:
         return None
     names = [name for name, _ in problems]
@@ -79,10 +79,10 @@ def _named(
 
 
 def check() -> None:
-    """Raises if another process is known to be gone, in between-graph mode.
+    """Checks, in between-graph mode, that no other process is known to be gone.
 
     Raises:
-        HostLostError: One is.
+        HostLostError: A process is.
     """
     watched = watch.watchers()
     gone = [(w.host.name, w.problem) for w in watched if w.problem is not None]
@@ -92,13 +92,13 @@ def check() -> None:
 
 
 def ask(seconds: float) -> None:
-    """Asks all other processes whether they are there, in between-graph mode.
+    """Probes all other processes, in between-graph mode.
 
     Args:
-        seconds: That one may be silent.
+        seconds: How long a process may take to answer.
 
     Raises:
-        HostLostError: One does not answer, or has told that it ended.
+        HostLostError: A process does not answer, or has reported its end.
     """
     check()
     watched = watch.watchers()
@@ -109,7 +109,7 @@ def ask(seconds: float) -> None:
 
 @contextlib.contextmanager
 def named() -> Iterator[None]:
-    """In this block, errors whose cause is a lost host become those that name it.
+    """Turns errors that lost hosts cause in this block into errors that name them.
 
     Raises:
         HostLostError: A host is lost.
@@ -117,10 +117,10 @@ def named() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        found = lost(error)
-        if found is None or found is error:
+        host_error = lost(error)
+        if host_error is None or host_error is error:
             raise
-        raise found from error
+        raise host_error from error
 
 
 def _is_about_inputs(error: BaseException) -> bool:
@@ -133,22 +133,28 @@ def _place() -> list[str]:
 
 
 def _problems(watched: Sequence[watch.Watcher]) -> list[tuple[str, str]]:
-    """Returns the hosts that are lost now, as the user wrote them, and why."""
-    known = {w.host.address: w.problem for w in watched if w.problem is not None}
-    found = health.lost([watcher.host for watcher in watched], _QUICK, known)
+    """Returns the hosts that are lost now, by the user's names, and why."""
+    watch_problems = {
+        w.host.address: w.problem for w in watched if w.problem is not None
+    }
+    problems = health.lost(
+        [watcher.host for watcher in watched], _QUICK, watch_problems
+    )
     return [
-        (w.host.name, found[w.host.address]) for w in watched if w.host.address in found
+        (w.host.name, problems[w.host.address])
+        for w in watched
+        if w.host.address in problems
     ]
 
 
 def _between(
     error: tf.errors.OpError, watched: Sequence[watch.Watcher]
 ) -> list[tuple[str, str]]:
-    """Returns the other processes that are gone or have failed, and why."""
-    told = lookout.read(str(error.message))
-    problems = [(w.host.name, told[w.task]) for w in watched if w.task in told]
-    if told and not problems:
-        problems = [("this host", text) for text in told.values()]
+    """Returns the other processes that ended or failed, and why."""
+    reports = lookout.read(str(error.message))
+    problems = [(w.host.name, reports[w.task]) for w in watched if w.task in reports]
+    if reports and not problems:
+        problems = [("this host", text) for text in reports.values()]
     if problems:
         return problems
     problems = [(w.host.name, w.problem) for w in watched if w.problem is not None]
@@ -160,27 +166,29 @@ def _between(
 
 
 def _asked(watched: Sequence[watch.Watcher], seconds: float) -> list[tuple[str, str]]:
-    found = waiting.ask_all([w.host.address for w in watched], seconds)
+    unanswered = waiting.ask_all([w.host.address for w in watched], seconds)
     problems = []
     for w in watched:
-        if w.host.address in found:
+        if w.host.address in unanswered:
             note = lookout.ended(w.task)
-            problems.append((w.host.name, note or found[w.host.address]))
+            problems.append((w.host.name, note or unanswered[w.host.address]))
     return problems
 
 
 def _is_about_others(error: tf.errors.OpError) -> bool:
-    """Whether an error may come of another process, and not of the step itself."""
+    """Whether an error may be due to another process and not to the step itself."""
     return isinstance(error, _OF_OTHERS)
 
 
 def _told_by(
     error: tf.errors.OpError, watched: Sequence[watch.Watcher]
 ) -> list[tuple[str, str]]:
-    """Returns the hosts that were lost and are back, or those TensorFlow speaks of."""
-    were = [(w.host.name, f"it was {w.last}") for w in watched if w.last is not None]
-    if were:
-        return were
+    """Returns the hosts that were lost and are back, or those the error names."""
+    recovered = [
+        (w.host.name, f"it was {w.last}") for w in watched if w.last is not None
+    ]
+    if recovered:
+        return recovered
     tasks = {int(number) for number in _TASK.findall(str(error.message))}
-    told = errors.told(error)
-    return [(w.host.name, told) for w in watched if w.task in tasks]
+    text = errors.told(error)
+    return [(w.host.name, text) for w in watched if w.task in tasks]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the hosts of a connection are still there, and how it ends."""
+"""Checks the hosts of a connection, and closes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from replicator import _tf, errors
 from replicator.cluster import description, state, waiting, watch
 
-CHANNELS = 2  # to each server; two carry a third more than one, more bring nothing
+CHANNELS = 2  # per server; two carry a third more than one, and more gain nothing
 START = (
     "start `python -m replicator.serve` on each host, or the whole program by "
     "`python -m replicator.launch`"
@@ -23,19 +23,19 @@ def lost(
     silence: float,
     known: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Returns what is wrong with each host that does not answer or knows us no more.
+    """Returns the problem of each host that does not answer or no longer knows us.
 
     Args:
-        hosts: Those of the connection, in the order of their tasks.
-        silence: Seconds that each may take to answer.
-        known: What is known to be wrong with some, who are not asked.
+        hosts: The hosts of the connection, in task order.
+        silence: How many seconds each host may take to answer.
+        known: Known problems, by host address; these hosts are not probed.
 
     Returns:
-        By their addresses.
+        All problems, by host address.
     """
     problems = dict(known or {})
-    asked = [host.address for host in hosts if host.address not in problems]
-    problems |= waiting.ask_all(asked, silence)
+    addresses = [host.address for host in hosts if host.address not in problems]
+    problems |= waiting.ask_all(addresses, silence)
     for k, host in enumerate(hosts):
         if host.address not in problems:
             problem = _of_answering(k, host.address, silence)
@@ -45,10 +45,10 @@ def lost(
 
 
 def _of_answering(task: int, address: str, silence: float) -> str | None:
-    """Returns what is wrong with a host that has answered, None if it knows us.
+    """Returns what is wrong with a host that has answered; None if it knows us.
 
-    It may have fallen silent since, whereupon the watch cuts the connection: that is
-    not the refusal of a server that was started again.
+    If the host has fallen silent since, the watch cuts the connection, which must not
+    be mistaken for the refusal of a restarted server. So the host is probed once more.
     """
     if _knows_us(task):
         return None
@@ -60,8 +60,8 @@ def _of_answering(task: int, address: str, silence: float) -> str | None:
 
 def _knows_us(task: int) -> bool:
     """Whether a server that answers is the one to which this process connected."""
-    # In a thread of its own, which executes eagerly: here a graph may be being built,
-    # to which nothing must be added, or which is finalized.
+    # In a thread of its own, which executes eagerly: the caller may be building a graph
+    # that must not change, or that is finalized.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(_computes, task).result()
 
@@ -69,18 +69,18 @@ def _knows_us(task: int) -> bool:
 def _computes(task: int) -> bool:
     try:
         with tf.device(f"/job:{state.WORKER}/task:{task}/device:CPU:0"):
-            tf.identity(0)  # a server that was started again has no such client
+            tf.identity(0)  # fails on a restarted server, which has no such client
     except tf.errors.OpError:
         return False
     return True
 
 
 def told(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> list[str]:
-    """Returns a line for each host with a problem, which names it as the user did.
+    """Returns one line per host with a problem, which names the host as the user did.
 
     Args:
-        hosts: All of them.
-        problems: What is wrong with some, by their addresses.
+        hosts: All hosts.
+        problems: The problems, by host address.
     """
     lines = []
     for host in hosts:
@@ -91,14 +91,14 @@ def told(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> list
 
 
 def leave(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> None:
-    """Ends the connection that there is.
+    """Closes the current connection.
 
     Args:
         hosts: Its hosts.
-        problems: What is wrong with some, by their addresses.
+        problems: The problems, by host address.
 
     Raises:
-        ClusterError: One is silent, and TensorFlow would wait for it.
+        ClusterError: A host is silent, and TensorFlow would wait for it.
     """
     silent = {a: p for a, p in problems.items() if p == waiting.SILENT}
     if silent:
@@ -109,9 +109,9 @@ def leave(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> Non
                 "end its process, by SIGKILL if it is stopped; then try again.",
             )
         )
-    made = _tf.connection()
-    job, task = made.job_name, made.task_index
-    watchers = watch.watchers()  # which free what follows, should a host fall silent
-    _tf.connect({job: {task: state.own_address(made)}}, job, task, CHANNELS)
+    connection = _tf.connection()
+    job, task = connection.job_name, connection.task_index
+    watchers = watch.watchers()  # unblock the next call if a host falls silent
+    _tf.connect({job: {task: state.own_address(connection)}}, job, task, CHANNELS)
     for watcher in watchers:
         watcher.end()

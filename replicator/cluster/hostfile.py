@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that list hosts, as mpirun and horovodrun read them; and mpirun's variables."""
+"""Reads hostfiles in the format of mpirun and horovodrun, and mpirun's variables."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from replicator import errors
 from replicator.cluster import addresses, description
 from replicator.launch import hostfile
 
-# Which hosts there are is no variable of mpirun's; which file says so may be one.
+# mpirun sets no variable that lists the hosts, but one may name its hostfile.
 MPIRUN_FILES = (
     "OMPI_MCA_orte_default_hostfile",
     "PRTE_MCA_prte_default_hostfile",
     "PRTE_MCA_default_hostfile",
 )
 _RANK = "OMPI_COMM_WORLD_RANK"
-_LARGEST = 1 << 20  # bytes; a file that is larger is another
+_LARGEST = 1 << 20  # bytes; a larger file is no hostfile
 _PRIVILEGED = 1024
 
 
@@ -26,9 +26,9 @@ def read(path: str | os.PathLike[str], source: str) -> description.Description:
     """Returns the hosts that a file lists.
 
     Args:
-        path: A file of lines "host", "host:port" or "host slots=2"; behind a "#", what
-            is for readers. A server has as many CPU devices as slots.
-        source: Where the path was found, for messages.
+        path: A file of lines "host", "host:port" or "host slots=2"; a "#" begins a
+            comment. A server has as many CPU devices as slots.
+        source: Where the path is from, for messages.
 
     Raises:
         ClusterError: The file cannot be read, or is no such list.
@@ -47,14 +47,13 @@ def read(path: str | os.PathLike[str], source: str) -> description.Description:
 def describe_mpirun(
     environment: Mapping[str, str],
 ) -> description.Description | None:
-    """Returns the hosts of mpirun's hostfile, None where mpirun started nothing.
+    """Returns the hosts of mpirun's hostfile; None outside of mpirun.
 
     Args:
-        environment: The variables of this process.
+        environment: The environment variables of this process.
 
     Raises:
-        ClusterError: This is not the first process, or mpirun does not say which hosts
-            there are.
+        ClusterError: This is not the first process, or no variable names the hostfile.
     """
     rank = environment.get(_RANK)
     if rank is None:
@@ -77,25 +76,25 @@ def describe_mpirun(
     )
 
 
-_LONGEST = 1000  # characters of a path that is shown
+_LONGEST = 1000  # characters of a path in a message
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """Returns a path as it is, or quoted where it could not be read or printed."""
+    """Returns a path for messages; quoted if it is long, empty or not printable."""
     text = os.fsdecode(path)
     readable = text and text.isprintable() and len(text) <= _LONGEST
     return text if readable else errors.shown(text)
 
 
 def text_of(path: str | os.PathLike[str], where: str) -> str:
-    """Returns what a file holds.
+    """Returns the text of a file.
 
     Args:
         path: The file.
-        where: What it is, for messages.
+        where: What the file is, for messages.
 
     Raises:
-        ClusterError: It cannot be read, or is no text.
+        ClusterError: The file cannot be read, or is not text.
     """
     try:
         if not pathlib.Path(path).is_file():

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that ends the connections of another to hosts that are silent.
+"""A helper process that ends another process's connections to silent hosts.
 
-TensorFlow waits for an answer as long as a connection lasts, and now and then holds
-Python's lock while it does; so no thread can help. This process is given the other's
-connections (file descriptors, through a socket that is its standard input), asks the
-hosts now and then, and shuts the connections to a silent one down. TensorFlow's call
-ends then, as it does when the other side dies. Nothing public does that: cancelling a
-call sends another to the same host, and waits for it.
+TensorFlow waits for an answer for as long as a connection lasts, and sometimes holds
+Python's lock meanwhile, so that no thread can help. This process receives the other's
+connections (file descriptors, through a socket that is its standard input), probes the
+hosts at intervals, and shuts down the connections to a silent one. TensorFlow's call
+then ends as if the other side had died. No public API does that: cancelling a call
+sends another to the same host, and waits for it.
 
-It is run by its path, so that it needs no TensorFlow: only the standard library is used
-here.
+The file is run by its path and uses only the standard library, so that the helper does
+not load TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]
 _SETTINGS = 4  # the type of a frame, its fourth byte
 _HEADER = struct.Struct("!I")  # of a message: the number of a host
 _MOST = 200  # connections to one host
-_CUTS = 0.1  # seconds between two cuts while a host is silent: TensorFlow tries again
-_CUTS_AT_ONCE = 10  # between two questions
+_CUTS = 0.1  # seconds between cuts while a host is silent: TensorFlow reconnects
+_CUTS_AT_ONCE = 10  # cuts between two probes
 
 SILENT = "accepts connections but does not answer: its process is stopped or hangs"
 
 
 def ask(host: str, port: int, limit: float, stay: float = 0.0) -> str | None:
-    """Returns what is wrong with a server, None if it answers.
+    """Returns what is wrong with a server; None if it answers.
 
-    gRPC answers the first bytes of HTTP/2 with its settings. Nobody can connect to a
-    host that is cut off; to one that is stopped one can, but it says nothing. If this
-    process itself is stopped meanwhile, it reads what answer has come by then.
+    gRPC answers the first bytes of HTTP/2 with its settings. A host that is cut off
+    accepts no connection; a stopped process accepts one but stays silent. If this
+    process itself was stopped meanwhile, it reads the answer that has arrived by then.
 
     Args:
-        host: Where it is.
-        port: Where it listens.
-        limit: Seconds that each of these may take.
-        stay: For how many seconds to hold the connection then; less if it is ended on
-            the other side, as it is when that process is.
+        host: The server's host.
+        port: The server's port.
+        limit: Timeout in seconds, for the connection and for the answer each.
+        stay: How many seconds to hold the connection after an answer; it ends sooner if
+            the other side closes it, as it does when its process ends.
     """
     try:
         with socket.create_connection((host, port), timeout=limit) as peer:
@@ -71,17 +71,17 @@ def ask(host: str, port: int, limit: float, stay: float = 0.0) -> str | None:
 
 
 def _hold(peer: socket.socket, seconds: float) -> None:
-    """Holds a connection for so long, or until it is ended on the other side."""
-    until = time.monotonic() + seconds
+    """Holds a connection for `seconds`, or until the other side ends it."""
+    deadline = time.monotonic() + seconds
     with contextlib.suppress(OSError):
-        while (left := until - time.monotonic()) > 0:
-            peer.settimeout(left)
+        while (remaining := deadline - time.monotonic()) > 0:
+            peer.settimeout(remaining)
             if not peer.recv(4096):
                 return
 
 
 def _is_cut(peer: socket.socket) -> bool:
-    """Whether this side has ended a connection: the watch does, to silent hosts."""
+    """Whether this side has ended a connection, as the watch does to silent hosts."""
     try:
         peer.send(b"\0")
     except BrokenPipeError:
@@ -90,25 +90,25 @@ def _is_cut(peer: socket.socket) -> bool:
 
 
 def hand_over(control: socket.socket, number: int, descriptors: list[int]) -> None:
-    """Gives the process all connections to a host, in place of those it has.
+    """Sends the helper all connections to a host, to replace those that it holds.
 
     Args:
-        control: The other end of its standard input.
-        number: The host's.
-        descriptors: The connections'.
+        control: The other end of the helper's standard input.
+        number: The number of the host.
+        descriptors: The file descriptors of the connections.
     """
-    with contextlib.suppress(OSError):  # it has ended, with this process
+    with contextlib.suppress(OSError):  # the helper has ended, with this process
         socket.send_fds(control, [_HEADER.pack(number)], descriptors[:_MOST])
 
 
 class _Lifeline:
-    """Watches over one host.
+    """Monitors one host and cuts the connections to it while it is silent.
 
     Args:
-        host: Where its server is.
-        port: Where it listens.
-        pause: Seconds between two questions.
-        limit: Seconds for the answer.
+        host: The server's host.
+        port: The server's port.
+        pause: Seconds between two probes.
+        limit: Timeout of a probe in seconds.
     """
 
     def __init__(self, host: str, port: int, pause: float, limit: float) -> None:
@@ -117,15 +117,15 @@ class _Lifeline:
         self._connections: list[socket.socket] = []
 
     def replace(self, descriptors: list[int]) -> None:
-        """Takes over the connections that there are now."""
-        found = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        """Takes over new connections and closes the previous ones."""
+        new_connections = [socket.socket(fileno=d) for d in descriptors]
         with self._lock:
-            old, self._connections = self._connections, found
-        for connection in old:
+            old_connections, self._connections = self._connections, new_connections
+        for connection in old_connections:
             connection.close()
 
     def run(self) -> None:
-        """Asks for ever."""
+        """Probes the host forever."""
         while True:
             time.sleep(self._pause)
             if ask(self._host, self._port, self._limit) is not None:
@@ -141,24 +141,24 @@ class _Lifeline:
 
 
 def main(text: str) -> None:
-    """Watches over hosts until standard input closes.
+    """Monitors hosts until standard input closes.
 
     Args:
         text: JSON: `hosts`, [host, port] each; `pause` and `limit`, in seconds.
     """
     facts = json.loads(text)
-    lines = [
+    lifelines = [
         _Lifeline(host, port, facts["pause"], facts["limit"])
         for host, port in facts["hosts"]
     ]
-    for line in lines:
-        threading.Thread(target=line.run, daemon=True).start()
+    for lifeline in lifelines:
+        threading.Thread(target=lifeline.run, daemon=True).start()
     control = socket.socket(fileno=0)
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, _HEADER.size, _MOST)
         if len(data) < _HEADER.size:
             os._exit(0)
-        lines[_HEADER.unpack(data)[0]].replace(descriptors)
+        lifelines[_HEADER.unpack(data)[0]].replace(descriptors)
 
 
 if __name__ == "__main__":

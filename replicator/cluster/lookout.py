@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches over the other processes in between-graph mode, and frees what waits for one.
+"""Monitors the other processes in between-graph mode, and unblocks calls to lost ones.
 
-TensorFlow by itself ends a collective where a connection breaks, and where a process
-was silent for the heartbeat; not where it waits for a process to begin, nor does its
-store say that whoever was to tell something is gone. So a thread for each other process
-holds a connection to it, which ends with the process, and asks now and then whether it
-answers, as in watch.py. A process that was lost stays lost: collectives that were
-aborted are so for good, and the program starts again everywhere.
+TensorFlow itself ends a collective when a connection breaks, or when a process is
+silent for the heartbeat. It does not while the collective waits for a process to begin,
+and its store never says that the writer of a missing entry is gone. So one thread per
+other process holds a connection to it, which ends with the process, and probes it at
+intervals, as in watch.py. A lost process stays lost: aborted collectives cannot be
+revived, and the program restarts everywhere.
 
-Beside that, each process leaves a note in the store when its program ends.
+Each process also leaves a note in the store when its program ends.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import tensorflow as tf
 from replicator import _tf, errors
 from replicator.cluster import cutting, description, waiting, watch
 
-# Parts of the heartbeat: between two questions, and for the answer to one. A silent
-# process is asked twice, and is named before the heartbeat is over.
+# Fractions of the heartbeat: between two probes, and for the answer to one. A silent
+# process is probed twice, and is named before the heartbeat is over.
 _PAUSE, _ANSWER = 0.15, 0.3
 _QUICK = 0.3  # seconds for the store to answer
 _CUTS = 0.1  # seconds between two cuts
-_FAREWELL = 10.0  # seconds that the first process, whose store it is, waits for others
-_MOST = 300  # characters of what a process tells of its end: TensorFlow cuts messages
+_FAREWELL = 10.0  # seconds for which the first process keeps the store for the others
+_MOST = 300  # characters of a process's last note: TensorFlow truncates messages
 _TOLD = re.compile(r"<<host (\d+): (.*?)>>")
 
 REFUSED = os.strerror(errno.ECONNREFUSED).lower()
@@ -42,11 +42,11 @@ ENDED = "its program has ended"
 
 
 class Neighbour(watch.Watcher):
-    """Watches over one other process, until this one ends.
+    """Monitors one other process until this one ends.
 
     Attributes:
-        problem: What is wrong with it, for good, or None.
-        last: The same.
+        problem: The permanent problem of the process, or None.
+        last: The same as `problem`.
     """
 
     def _watch(self) -> None:
@@ -62,24 +62,24 @@ class Neighbour(watch.Watcher):
                 return
 
     def _give_up(self, problem: str) -> None:
-        """Notes that the process is gone, and frees what waits for it."""
+        """Records that the process is gone, and unblocks calls that wait for it."""
         self.problem = self.last = problem
-        if problem != ENDED:  # the others may still end what it has ended
+        if problem != ENDED:  # the others may still complete their last step
             abort(self.task, problem)
         silent = problem not in (ENDED, REFUSED)
         while silent and not self._over(_CUTS):
             if waiting.ask(self.host.address, _CUTS) is not None:
                 cutting.cut(self.host.address)
-        self._ended.wait()  # as long as this thread is there, it says what is wrong
+        self._ended.wait()  # `problem` can be read for as long as this thread lives
 
 
 def begin(hosts: Sequence[description.Host], own: int, heartbeat: float) -> None:
-    """Watches over the other processes, and takes care of the end of this one.
+    """Starts monitoring the other processes, and reports this one's end at exit.
 
     Args:
-        hosts: All, in the order of their tasks.
-        own: Which of them this process is.
-        heartbeat: Seconds that one may be silent.
+        hosts: All hosts, in task order.
+        own: The number of this process.
+        heartbeat: How many seconds a process may be silent.
     """
     for task, host in enumerate(hosts):
         if task != own:
@@ -94,24 +94,24 @@ def begin(hosts: Sequence[description.Host], own: int, heartbeat: float) -> None
 
 
 def told(task: int, text: str) -> str:
-    """Returns what other processes read out of TensorFlow's errors, by `read`."""
+    """Encodes a report that other processes `read` from TensorFlow's errors."""
     plain = re.sub(r"[<>\"'\\\s]+", " ", text)[:_MOST].strip()
     return f"<<host {task}: {plain}>>"
 
 
 def read(text: str) -> dict[int, str]:
-    """Returns what processes have told, by their numbers, out of an error's text."""
-    return {int(number): said for number, said in _TOLD.findall(text)}
+    """Returns the reports in the text of an error, by the numbers of the processes."""
+    return {int(number): report for number, report in _TOLD.findall(text)}
 
 
 def abort(task: int, problem: str) -> None:
-    """Ends what waits in collectives of this process, since another is gone."""
+    """Aborts this process's collectives, since another process is gone."""
     with contextlib.suppress(tf.errors.OpError):
         _tf.abort_collectives(told(task, problem))
 
 
 def fail(own: int, text: str) -> None:
-    """Ends what waits in collectives of all processes: this one cannot go on."""
+    """Aborts the collectives of all processes, since this one cannot go on."""
     with contextlib.suppress(tf.errors.OpError):
         _note(own, text)
     with contextlib.suppress(tf.errors.OpError):
@@ -119,11 +119,11 @@ def fail(own: int, text: str) -> None:
 
 
 def ended(task: int) -> str | None:
-    """Returns how the program of a process ended, None if it says nothing."""
+    """Returns how the program of a process ended; None if it left no note."""
     try:
         text = _tf.store_get(_key(task), _QUICK)
     except tf.errors.OpError:
-        return None  # the store has ended, too
+        return None  # the store is gone, too
     return None if text is None else str(json.loads(text))
 
 
@@ -139,7 +139,7 @@ def _leave(own: int, heartbeat: float) -> None:
     """Tells the other processes that the program of this one ends."""
     error = getattr(sys, "last_value", None)
     if isinstance(error, errors.HostLostError):
-        return  # they know
+        return  # they know already
     if error is not None:
         fail(own, f"its program ended by {errors.told(error)}")
         return
@@ -150,9 +150,9 @@ def _leave(own: int, heartbeat: float) -> None:
 
 
 def _wait_for_others(seconds: float) -> None:
-    """Waits for the ends of all others that are there: their store is here."""
-    until = time.monotonic() + seconds
+    """Waits for the other live processes to end: this one hosts their store."""
+    deadline = time.monotonic() + seconds
     for neighbour in watch.watchers():
         while neighbour.problem is None and ended(neighbour.task) is None:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return

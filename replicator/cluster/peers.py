@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes that each build a part of the world tell one another while they build.
+"""Build-time agreement among the processes that each build a part of the world.
 
-In between-graph mode every host runs the same program and builds a graph of its own.
-What has to be the same in all of them is told by way of the coordination service of
-TensorFlow, whose store the first process keeps, before anything runs: a difference is
-an error on every host, where a graph without its counterpart would wait forever.
+In between-graph mode every host runs the same program and builds its own graph. Before
+anything runs, the processes exchange the facts that must agree through the key-value
+store of TensorFlow's coordination service, which the first process hosts. A difference
+is an error on every host; a graph without its counterpart would wait forever.
 
-Nothing is kept between programs: what TensorFlow was told says who the peers are.
+No state outlives a program: TensorFlow itself knows which processes have joined.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from absl import logging
 from replicator import _tf, errors
 from replicator.cluster import clashes, differences, faults
 
-_PATIENCE = 600.0  # seconds for the slowest: input pipelines may take long to make
-_POLL = 0.25  # seconds until this process looks whether the others are still there
-_PROGRESS = 10.0  # seconds between two lines that say for whom this process waits
-_LARGEST = 1_000_000  # characters of one entry of the store
-_numbers = itertools.count()  # of the Replicators of this process, alike in all
+_PATIENCE = 600.0  # seconds for the slowest process: building inputs may take long
+_POLL = 0.25  # seconds between checks that the other processes are alive
+_PROGRESS = 10.0  # seconds between warnings that name the process waited for
+_LARGEST = 1_000_000  # characters per entry of the store
+_numbers = itertools.count()  # numbers Replicators, equally in all processes
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Which of several processes this is.
+    """This process's place among the processes that joined.
 
     Attributes:
-        own: Its number.
-        addresses: Those of all.
+        own: The number of this process.
+        addresses: The addresses of all processes, by number.
     """
 
     own: int
@@ -54,35 +54,35 @@ class Facts:
 
 
 def facts() -> Facts | None:
-    """Returns which of several processes this is; None if it is alone."""
+    """Returns this process's place among the joined ones; None if it is alone."""
     joined = _tf.joined()
     return None if joined is None else Facts(*joined)
 
 
 def tell_devices(own: int, names: Sequence[str]) -> None:
-    """Tells all processes on which devices this one computes, once it has joined."""
+    """Publishes this process's devices to the others; call it after joining."""
     _tf.store_put(f"replicator/devices/{own}", json.dumps(list(names)))
 
 
 def devices(known: Facts, seconds: float) -> list[str]:
-    """Returns the full names of the devices of all processes, in their order.
+    """Returns the full device names of all processes, in process order.
 
     Args:
         known: The processes.
-        seconds: How long to wait for those that have not said so yet.
+        seconds: How long to wait for processes that have not published theirs.
 
     Raises:
-        ClusterError: Some have not by then.
+        ClusterError: A process did not publish its devices in time.
     """
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     names: list[str] = []
     for process in known.everyone:
-        told = None
-        while told is None and time.monotonic() < until:
-            told = _tf.store_get(f"replicator/devices/{process}", _POLL)
-            if told is None:
+        text = None
+        while text is None and time.monotonic() < deadline:
+            text = _tf.store_get(f"replicator/devices/{process}", _POLL)
+            if text is None:
                 faults.check()
-        if told is None:
+        if text is None:
             raise errors.ClusterError(
                 errors.compose(
                     f"host {process} ({known.addresses[process]}) did not say within "
@@ -91,16 +91,16 @@ def devices(known: Facts, seconds: float) -> list[str]:
                     "replicator.connect.",
                 )
             )
-        names += json.loads(told)
+        names += json.loads(text)
     return names
 
 
 class Peers:
-    """The processes that build one Replicator; each tells the others what it builds.
+    """The processes that build one Replicator, and what they exchange while building.
 
     Args:
-        known: Which of them this is.
-        doing: What this process does; that of the program, unless given.
+        known: This process's place among them.
+        doing: The monitor of this process's activity; the program's by default.
     """
 
     def __init__(self, known: Facts, doing: clashes.Doing | None = None) -> None:
@@ -108,15 +108,15 @@ class Peers:
         self._number = next(_numbers)
         self.failures: Iterator[int] = (
             itertools.count()
-        )  # of steps that failed while they ran
-        self._common: BaseException | None = None  # that all processes have raised
+        )  # numbers the steps that failed at run time
+        self._common: BaseException | None = None  # the error that all have raised
         self.keys = Keys(self._number)
         names = [self.name(k) for k in known.everyone]
         self.doing = doing or clashes.doing(known.own, names)
 
     @property
     def number(self) -> int:
-        """That of the Replicator, which is the same in all processes."""
+        """The number of the Replicator, equal in all processes."""
         return self._number
 
     @property
@@ -130,77 +130,77 @@ class Peers:
         return self._facts.everyone
 
     def name(self, process: int) -> str:
-        """Returns what a process is called in messages."""
+        """Returns the name of a process in messages."""
         return f"host {process} ({self._facts.addresses[process]})"
 
     @functools.cached_property
     def order(self) -> tuple[int, ...]:
-        """Whose part is the k-th of what TensorFlow gathers of all processes.
+        """`order[k]` is the process whose value comes k-th in TensorFlow's gathers.
 
-        Found out when it is first asked for, by all at once: TensorFlow sorts the
-        members of a group in a way of its own.
+        TensorFlow sorts the members of a group in an order of its own, so the first
+        access runs a gather; all processes must make it together.
         """
         if len(self.everyone) == 1:
             return (0,)
         everyone = tuple(self.everyone)
         with faults.named(), tf.init_scope(), tf.device("CPU:0"):
-            found = tf.raw_ops.CollectiveGatherV2(
+            gathered = tf.raw_ops.CollectiveGatherV2(
                 input=[self.own],
                 group_size=len(everyone),
                 group_key=self.keys.group(everyone),
                 instance_key=self.keys.take(self.keys.next, 1),
                 ordering_token=[],
             )
-        return tuple(found.numpy().tolist())
+        return tuple(gathered.numpy().tolist())
 
     def exchange(self, what: str, said: Any, line: str | None = None) -> list[Any]:
-        """Tells all processes something, and returns what each of them says.
+        """Sends a value to all processes and returns the values of all.
 
         Args:
-            what: What this process is about to do; all do the same.
-            said: A JSON value.
-            line: The user's line; the one at hand, unless given.
+            what: What this process is about to do; the same in all processes.
+            said: This process's value, as JSON.
+            line: The user's line; the current one by default.
 
         Returns:
-            What each said, in their order.
+            The values of all processes, in process order.
 
         Raises:
             MismatchError: Another process does something else, or has failed.
-            HostLostError: One was lost.
+            HostLostError: A process was lost.
         """
-        return [one["said"] for one in self._alike(what, said, line)]
+        return [entry["said"] for entry in self._alike(what, said, line)]
 
     def _alike(self, what: str, said: Any, line: str | None) -> list[dict[str, Any]]:
-        """As `exchange`; returns all that each tells."""
+        """As `exchange`, but returns the whole entries."""
         said = json.loads(json.dumps(said))  # as the others will read it
         entry = self._entry(what, line or errors.user_line(), said)
-        found = self._exchange(entry)
-        if any(one["what"] != what or one["of"] != self.number for one in found):
-            self._common = self._refusal(found)
+        entries = self._exchange(entry)
+        if any(e["what"] != what or e["of"] != self.number for e in entries):
+            self._common = self._refusal(entries)
             raise self._common
-        return found
+        return entries
 
     def same(self, what: str, said: Any, fix: str) -> None:
-        """Raises unless all processes say the same.
+        """Checks that all processes pass the same value.
 
         Args:
             what: What this process is about to do.
-            said: A JSON value.
-            fix: The way out.
+            said: This process's value, as JSON.
+            fix: How to resolve a difference, for the message.
 
         Raises:
-            MismatchError: One says something else.
+            MismatchError: The values of two processes differ.
         """
-        found = self._alike(what, said, None)
+        entries = self._alike(what, said, None)
         for process in self.everyone:
-            pair = found[0]["said"], found[process]["said"]
+            pair = entries[0]["said"], entries[process]["said"]
             if pair[0] != pair[1]:
                 shown = differences.shown(*pair)
                 raise errors.MismatchError(
                     errors.compose(
                         f"every host {what}, and they differ.",
                         [
-                            f"{self.name(k)}: {text} at {found[k]['line']}"
+                            f"{self.name(k)}: {text} at {entries[k]['line']}"
                             for k, text in zip((0, process), shown, strict=True)
                         ],
                         fix,
@@ -208,7 +208,7 @@ class Peers:
                 )
 
     def broadcast(self, words: tf.Tensor) -> tf.Tensor:
-        """Returns an int32 vector as the first process has it; eagerly, in all."""
+        """Returns the first process's int32 vector; called eagerly by all processes."""
         everyone = tuple(self.everyone)
         keys: dict[str, Any] = {
             "group_size": len(everyone),
@@ -226,10 +226,10 @@ class Peers:
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """Returns a block of which an error is told to the others: all do what it does.
+        """Reports an error raised in this block to the other processes.
 
-        They wait for what this process was to say next. What all have learned together
-        is an error in all of them, and nobody waits.
+        They wait for this process's next entry, which the report replaces. An error
+        that all processes raised together needs no report: no process waits.
         """
         try:
             yield
@@ -237,7 +237,7 @@ class Peers:
             raise
         except Exception as error:
             if error is not self._common:
-                self._common = error  # blocks may be inside of one another
+                self._common = error  # blocks may nest
                 line = errors.line_of(error)
                 line = errors.user_line() if line == errors.UNKNOWN else line
                 with faults.named():
@@ -267,7 +267,7 @@ class Peers:
         parts = [text[k : k + _LARGEST] for k in range(0, len(text), _LARGEST)]
         for k, part in enumerate(parts[1:], 1):
             _tf.store_put(f"replicator/{place}/{self.own}/{k}", part)
-        # The first comes last: with it, all are there.
+        # The first part is written last: once it is there, so are all others.
         _tf.store_put(f"replicator/{place}/{self.own}/0", f"{len(parts)} {parts[0]}")
 
     def _hear(self, place: int, process: int, entry: dict[str, Any]) -> dict[str, Any]:
@@ -275,24 +275,24 @@ class Peers:
         count, _, text = self._wait(f"{key}/0", process, entry).partition(" ")
         for k in range(1, int(count)):
             text += self._wait(f"{key}/{k}", process, entry)
-        heard: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
-        return heard
+        reply: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
+        return reply
 
     def _wait(self, key: str, process: int, entry: dict[str, Any]) -> str:
-        start = said = time.monotonic()
+        start = last_warning = time.monotonic()
         while (value := _tf.store_get(key, _POLL)) is None:
             faults.check()
             self.doing.check()
             now = time.monotonic()
             passed = now - start
-            if now - said < _PROGRESS:
+            if now - last_warning < _PROGRESS:
                 continue
-            said = now
-            doing = f"{entry['what']} at {entry['line']}"
+            last_warning = now
+            activity = f"{entry['what']} at {entry['line']}"
             if passed > _PATIENCE:
                 raise errors.MismatchError(
                     errors.compose(
-                        f"{self.name(process)} did not come to {doing} within "
+                        f"{self.name(process)} did not come to {activity} within "
                         f"{_PATIENCE:.0f} s.",
                         fix="let the program do the same on every host, in the same "
                         "order.",
@@ -300,18 +300,18 @@ class Peers:
                 )
             logging.warning(
                 "%s waits for %s since %.0f s, to come to %s.",
-                *(self.name(self.own), self.name(process), passed, doing),
+                *(self.name(self.own), self.name(process), passed, activity),
             )
         return value
 
     def _refusal(self, found: Sequence[dict[str, Any]]) -> errors.MismatchError:
-        """Returns the error of processes that do not do the same."""
-        failed = [k for k, one in enumerate(found) if one["what"] is None]
+        """Returns the error for processes that do different things."""
+        failed = [k for k, entry in enumerate(found) if entry["what"] is None]
         sites = [
-            f"{self.name(k)}: failed at {one['line']}: {one['said']}"
-            if one["what"] is None
-            else f"{self.name(k)}: {one['what']} at {one['line']}"
-            for k, one in enumerate(found)
+            f"{self.name(k)}: failed at {entry['line']}: {entry['said']}"
+            if entry["what"] is None
+            else f"{self.name(k)}: {entry['what']} at {entry['line']}"
+            for k, entry in enumerate(found)
         ]
         problem = "the hosts do not do the same."
         if failed:
@@ -327,20 +327,20 @@ class Peers:
 
 
 def telling(peers: Peers | None) -> contextlib.AbstractContextManager[None]:
-    """Returns the block that `Peers.telling` is, if there are other processes."""
+    """Returns `peers.telling()`; a null context if there are no other processes."""
     return contextlib.nullcontext() if peers is None else peers.telling()
 
 
 class Keys:
-    """Numbers by which collectives of all processes find one another.
+    """Allocates the group and instance keys that match collectives across processes.
 
-    They derive from what all processes were told, so that all come to the same.
+    Keys derive only from facts that all processes share, so all allocate the same.
 
     Args:
-        number: That of the Replicator; each has numbers of its own.
+        number: The number of the Replicator; each has its own range of keys.
     """
 
-    _SHARE = 1 << 23  # instances of each Replicator; TensorFlow's keys have 31 bits
+    _SHARE = 1 << 23  # instances per Replicator; TensorFlow's keys have 31 bits
     _GROUPS = 1 << 12
 
     def __init__(self, number: int) -> None:
@@ -359,11 +359,11 @@ class Keys:
 
     @property
     def next(self) -> int:
-        """The first number that this process has not used."""
+        """The first unused number."""
         return self._next
 
     def take(self, first: int, count: int) -> int:
-        """Notes that numbers from `first` on are used; returns the first as a key."""
+        """Reserves `count` numbers from `first` on; returns the first as a key."""
         self._next = max(self._next, first + count)
         if self._next > self._SHARE:
             raise errors.ClusterError(
@@ -376,6 +376,6 @@ class Keys:
         return self._base + first
 
     def group(self, processes: tuple[int, ...]) -> int:
-        """Returns the key of a group of processes; asked in the same order on all."""
+        """Returns a group's key; all processes ask for groups in the same order."""
         number = self._groups.setdefault(processes, len(self._groups))
         return self._first_group + number

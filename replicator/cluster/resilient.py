@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""resilient: a training that goes on after hosts were lost."""
+"""`resilient` restarts training after hosts are lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from replicator import _tf, errors
 from replicator.cluster import connection, faults, sources
 from replicator.cluster.cluster import Cluster
 
-_AT_ONCE = 2.0  # seconds for one attempt: meanwhile the launcher may give up a host
+# Seconds per attempt; short, because the launcher may drop a host between attempts.
+_AT_ONCE = 2.0
 
 
 def resilient(
@@ -28,13 +29,13 @@ def resilient(
     heartbeat: float | None = None,
     client: str | None = None,
 ) -> Any:
-    """Connects and calls a function; after a host was lost, once more.
+    """Connects to a cluster and calls `train`, again after each loss of a host.
 
-    What is on a lost host is gone, so `train` has to make everything anew: the
-    Replicator, the model, the optimizer, the datasets; `cluster.checkpoint` restores
-    them. It has the losses of a run without a fault, then. `python -m
-    replicator.launch --max-restarts=3` starts the servers of lost hosts again; those
-    that somebody else starts again must listen where they did.
+    State on a lost host is gone, so `train` must create everything from scratch: the
+    Replicator, the model, the optimizer and the datasets. `cluster.checkpoint` then
+    restores them, and the losses match those of a run without faults. `python -m
+    replicator.launch --max-restarts=3` restarts the servers of lost hosts; servers
+    restarted by other means must listen at their previous addresses.
 
     Example:
         >>> def train(cluster):
@@ -50,18 +51,19 @@ def resilient(
 
     Args:
         train: Called with the Cluster.
-        hosts: As of `connect`.
-        max_restarts: How many times it is called again.
-        timeout: As of `connect`; also after each fault, for hosts to come back.
-        heartbeat: As of `connect`.
-        client: As of `connect`.
+        hosts: See `connect`.
+        max_restarts: The maximum number of times that `train` is called again.
+        timeout: See `connect`; also how long to wait for hosts after each fault.
+        heartbeat: See `connect`.
+        client: See `connect`.
 
     Returns:
-        What `train` returned.
+        The return value of `train`.
 
     Raises:
-        HostLostError: Hosts were lost once more than that; in between-graph mode, once.
-        ClusterError: A host did not come back in time; otherwise as `connect`.
+        HostLostError: Hosts were lost more than `max_restarts` times; in between-graph
+            mode, once.
+        ClusterError: A host did not come back in time, or `connect` raised it.
     """
     if isinstance(max_restarts, bool) or not isinstance(max_restarts, int):
         raise errors.ArgumentError(
@@ -80,41 +82,44 @@ def resilient(
             result = train(cluster)
             break
         except Exception as error:
-            found = faults.lost(error)
-            if found is None:
+            host_error = faults.lost(error)
+            if host_error is None:
                 raise
             if restarts >= max_restarts or _tf.joined() is not None:
-                raise found from error
+                raise host_error from error
             _let_go(error)
         restarts += 1
-        logging.warning("%s Connecting again, %d of %d.", found, restarts, max_restarts)
+        logging.warning(
+            "%s Connecting again, %d of %d.", host_error, restarts, max_restarts
+        )
         cluster = _connect(cluster, hosts, timeout, options)
     cluster.close()
     return result
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Lets go of what the frames of an error hold: variables of lost hosts."""
-    seen = 0
-    while error is not None and seen < 10:
+    """Clears an error's frames, which keep variables on lost hosts alive."""
+    depth = 0
+    while error is not None and depth < 10:
         traceback.clear_frames(error.__traceback__)
-        error, seen = error.__cause__ or error.__context__, seen + 1
+        error, depth = error.__cause__ or error.__context__, depth + 1
     gc.collect()
 
 
 def _connect(
     before: Cluster, hosts: Any, timeout: float, options: dict[str, Any]
 ) -> Cluster:
-    """Connects anew, to whichever hosts there are by the time they all answer."""
-    until = time.monotonic() + timeout
+    """Reconnects, looking up the current hosts again at each attempt."""
+    deadline = time.monotonic() + timeout
     while True:
-        left = until - time.monotonic()
+        remaining = deadline - time.monotonic()
         try:
-            before.close()  # hosts that were only silent, or cut off, still know us
+            # Hosts that were only silent or cut off still hold the old connection.
+            before.close()
             return connection.connect(
-                hosts, timeout=max(0.1, min(_AT_ONCE, left)), **options
+                hosts, timeout=max(0.1, min(_AT_ONCE, remaining)), **options
             )
         except errors.ClusterError:
-            if left <= _AT_ONCE:
+            if remaining <= _AT_ONCE:
                 raise
             time.sleep(0.2)

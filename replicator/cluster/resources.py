@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResourceSpec: a YAML file that lists hosts and how they are reached.
+"""`ResourceSpec`: reads a YAML file of hosts and of how to reach them.
 
 Source: the resource specification of AutoDist, https://github.com/petuum/autodist.
 """
@@ -16,7 +16,7 @@ import yaml
 from replicator import errors
 from replicator.cluster import description, hostfile
 
-_MOST_DEVICES = 1024  # of a host
+_MOST_DEVICES = 1024  # per host
 _FASTEST = 1e6  # Gbit/s
 _NODE = ("address", "cpus", "gpus", "chief", "ssh_config", "network_bandwidth")
 _SSH = ("username", "port", "python_venv", "key_file", "shared_envs")
@@ -54,7 +54,8 @@ class ResourceSpec:
         path: The file.
 
     Raises:
-        ClusterError: It cannot be read, or a field is missing, unknown or impossible.
+        ClusterError: The file cannot be read, or a field is missing, unknown or
+            impossible.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -101,7 +102,7 @@ class ResourceSpec:
 
     @property
     def by_host(self) -> tuple[tuple[str, ...], ...]:
-        """The same by the hosts, without their addresses.
+        """The `devices` of each host, without its address.
 
         Example:
             >>> text = "nodes: [{address: 127.0.0.1, cpus: [0, 1]}]"
@@ -127,12 +128,12 @@ class ResourceSpec:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses keys that are given twice, of which YAML would take the last."""
+    """Rejects duplicate keys, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Returns the mapping of a node; called by yaml."""
         if not isinstance(node, yaml.MappingNode):
-            return super().construct_mapping(node, deep)  # refuses it
+            return super().construct_mapping(node, deep)  # raises
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if isinstance(key, str) and keys.count(key) > 1:
@@ -150,7 +151,7 @@ def _load(text: str, where: str) -> Any:
 
 
 def _parse(facts: Any, where: str) -> list[tuple[description.Host, tuple[str, ...]]]:
-    """Returns each node as a host, and the devices of its replicas."""
+    """Returns each node's host and the devices of its replicas."""
     top = _mapping(facts, ("nodes", "ssh"), where, "the file")
     nodes = top.get("nodes")
     if not isinstance(nodes, list) or not nodes:
@@ -160,10 +161,14 @@ def _parse(facts: Any, where: str) -> list[tuple[description.Host, tuple[str, ..
     groups = top.get("ssh") or {}
     if not isinstance(groups, Mapping):
         raise description.wrong(where, '"ssh" is no mapping of names to settings')
-    ssh = {name: _ssh(own, f"{where}, ssh {name!r}") for name, own in groups.items()}
-    parsed = [_node(own, k, ssh, len(nodes) == 1, where) for k, own in enumerate(nodes)]
-    _check([host for host, _ in parsed], where)
-    return parsed
+    ssh = {
+        name: _ssh(group, f"{where}, ssh {name!r}") for name, group in groups.items()
+    }
+    hosts = [
+        _node(node, k, ssh, len(nodes) == 1, where) for k, node in enumerate(nodes)
+    ]
+    _check([host for host, _ in hosts], where)
+    return hosts
 
 
 def _node(
@@ -187,9 +192,9 @@ def _node(
         raise description.wrong(at, f'"chief" is {_shown(chief)}, not true or false')
     name = node.get("ssh_config")
     if name is not None and (not isinstance(name, str) or name not in groups):
-        known = ", ".join(map(str, groups)) or "none"
+        names = ", ".join(map(str, groups)) or "none"
         raise description.wrong(
-            at, f'"ssh_config" is {_shown(name)}; under "ssh" there are: {known}'
+            at, f'"ssh_config" is {_shown(name)}; under "ssh" there are: {names}'
         )
     cpus, gpus = _indices(node, "cpus", at), _indices(node, "gpus", at)
     if cpus == ():
@@ -209,13 +214,13 @@ def _node(
 
 
 def _check(hosts: Sequence[description.Host], where: str) -> None:
-    """Refuses what each node by itself does not show."""
+    """Checks the rules across nodes: one chief, and ssh for all other hosts."""
     chiefs = [host.name for host in hosts if host.chief]
     if len(chiefs) != 1:
-        what = f"{', '.join(chiefs)} are" if chiefs else "none is"
+        problem = f"{', '.join(chiefs)} are" if chiefs else "none is"
         raise description.wrong(
             where,
-            f"exactly one node is the chief, and {what}",
+            f"exactly one node is the chief, and {problem}",
             "write chief: true at the host on which the program runs",
         )
     for host in hosts:
@@ -257,25 +262,25 @@ def _variable(name: Any, value: Any, where: str) -> tuple[str, str]:
 
 
 def _indices(node: Mapping[str, Any], key: str, where: str) -> tuple[int, ...] | None:
-    """Returns the indices of devices, None if there is no such field."""
-    listed = node.get(key)
-    if listed is None:
+    """Returns a field's device indices; None if the field is missing."""
+    indices = node.get(key)
+    if indices is None:
         return None
-    good = isinstance(listed, list) and all(
-        type(k) is int and 0 <= k < _MOST_DEVICES for k in listed
+    valid = isinstance(indices, list) and all(
+        type(k) is int and 0 <= k < _MOST_DEVICES for k in indices
     )
-    if not good or len({*listed}) < len(listed):
+    if not valid or len({*indices}) < len(indices):
         raise description.wrong(
             where,
             f'"{key}" is no list of different indices below {_MOST_DEVICES}',
             f"write {key}: [0, 1]",
         )
-    return tuple(listed)
+    return tuple(indices)
 
 
 def _bandwidth(value: Any, where: str) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not 0 < value <= _FASTEST:
+    valid = isinstance(value, int | float) and not isinstance(value, bool)
+    if not valid or not 0 < value <= _FASTEST:
         raise description.wrong(
             where,
             f'"network_bandwidth" is {_shown(value)}, which is no number of Gbit/s',
@@ -286,7 +291,7 @@ def _bandwidth(value: Any, where: str) -> float:
 def _mapping(
     facts: Any, known: Sequence[str], where: str, what: str
 ) -> Mapping[str, Any]:
-    """Returns a mapping, all of whose keys are known."""
+    """Returns `facts`, checked to be a mapping with only known keys."""
     if not isinstance(facts, Mapping):
         raise description.wrong(where, f"{what} is no mapping of {', '.join(known)}")
     for key in facts:
@@ -307,7 +312,7 @@ def _text(group: Mapping[str, Any], key: str, where: str) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """Returns a scalar; of anything larger, which YAML can make huge, what it is."""
+    """Returns a scalar as text; only the type of other values, which can be huge."""
     if value is None or isinstance(value, str | int | float):
         return errors.shown(value)
     return f"a {type(value).__name__}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session of TensorFlow 1 is made with, to run on all hosts of a connection."""
+"""Arguments for TensorFlow 1 sessions that run on all hosts of a connection."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from replicator import errors
 from replicator.cluster import state
 from replicator.cluster.state import WORKER
 
-# This process' server is started as the job "client", the hosts' as one of their own.
-# A session is refused in which a server has the name that it was started with.
+# A job name for this process within sessions: TensorFlow refuses a session in which a
+# server has the name that it was started with, and this process's is "client".
 _MASTER = "master"
 
 
@@ -21,28 +21,28 @@ def arguments(connection: tf.train.ServerDef, config: Any) -> dict[str, Any]:
 
     Args:
         connection: As `_tf.connection` returns it.
-        config: A ConfigProto that the session's is to follow, or None.
+        config: A ConfigProto with further settings for the session, or None.
 
     Raises:
-        ArgumentError: `config` is something else, or names jobs of its own.
+        ArgumentError: `config` is neither, or has a cluster_def of its own.
     """
     if config is None:
         config = tf.compat.v1.ConfigProto()
     if not isinstance(config, tf.compat.v1.ConfigProto) or config.cluster_def.job:
-        what = "one with a cluster_def of its own"
+        problem = "one with a cluster_def of its own"
         if not isinstance(config, tf.compat.v1.ConfigProto):
-            what = errors.shown(config)
+            problem = errors.shown(config)
         raise errors.ArgumentError(
             errors.compose(
-                f"session_arguments was given config={what}.",
+                f"session_arguments was given config={problem}.",
                 fix="pass a tf.compat.v1.ConfigProto without a cluster_def, which is "
                 "that of the connection.",
             )
         )
     spec = tf.train.ClusterSpec(connection.cluster)
-    own = state.own_address(connection)
-    jobs = {WORKER: spec.job_tasks(WORKER), _MASTER: [own]}
-    made = tf.compat.v1.ConfigProto()
-    made.CopyFrom(config)
-    made.cluster_def.CopyFrom(tf.train.ClusterSpec(jobs).as_cluster_def())
-    return {"target": f"grpc://{own}", "config": made}
+    master = state.own_address(connection)
+    jobs = {WORKER: spec.job_tasks(WORKER), _MASTER: [master]}
+    session_config = tf.compat.v1.ConfigProto()
+    session_config.CopyFrom(config)
+    session_config.cluster_def.CopyFrom(tf.train.ClusterSpec(jobs).as_cluster_def())
+    return {"target": f"grpc://{master}", "config": session_config}

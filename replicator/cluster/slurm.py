@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm's variables say of hosts.
+"""Finds the hosts of a Slurm job from Slurm's environment variables.
 
-SlurmClusterResolver asks for GPUs, and fails where there are none. Which host the job
-was started from (SLURM_LAUNCH_NODE_IPADDR) is of no use: often the login node.
+TensorFlow's SlurmClusterResolver queries GPUs, and fails where there are none. The host
+from which the job was launched (SLURM_LAUNCH_NODE_IPADDR) is of no use: it is often the
+login node.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ _PART = re.compile(r"[^,\[\]]+|\[[^\[\]]*\]")
 
 
 def describe(environment: Mapping[str, str]) -> description.Description | None:
-    """Returns the hosts of a Slurm job, None outside of one.
+    """Returns the hosts of a Slurm job; None outside of one.
 
-    A server is expected on each at addresses.DEFAULT_PORT, with as many CPU devices as
-    there are tasks on it.
+    Each host is expected to have a server at addresses.DEFAULT_PORT, with as many CPU
+    devices as there are tasks on the host.
 
     Args:
-        environment: The variables of this process.
+        environment: The environment variables of this process.
 
     Raises:
-        ClusterError: They are no such variables, or this is not the step's first task.
+        ClusterError: Slurm's list of hosts is malformed, or this is not the step's
+            first task.
     """
     variable = next((name for name in NODES if environment.get(name)), None)
     if variable is None:
@@ -47,7 +49,7 @@ def describe(environment: Mapping[str, str]) -> description.Description | None:
     except ValueError as error:
         raise description.wrong(variable, str(error)) from None
     counts = _tasks_per_node(environment.get("SLURM_TASKS_PER_NODE", ""))
-    if len(counts) != len(names):  # srun sets it for its step, whose nodes may be fewer
+    if len(counts) != len(names):  # srun sets it for its step, which may use fewer
         counts = [None] * len(names)
     hosts = [
         description.Host(name=name, address=name, cpus=count)
@@ -59,14 +61,14 @@ def describe(environment: Mapping[str, str]) -> description.Description | None:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Returns the names that a list of Slurm stands for.
+    """Expands Slurm's compressed list of host names.
 
     Args:
         text: E.g. "login,node[1-2,07]-ib", which is login, node1-ib, node2-ib and
             node07-ib.
 
     Raises:
-        ValueError: It is no such list.
+        ValueError: The text is no such list.
     """
     names: list[str] = []
     for entry in _entries(text):
@@ -75,8 +77,8 @@ def expand_hosts(text: str) -> list[str]:
             for part in _PART.findall(entry)
         ]
         count = 1
-        for own in choices:
-            count *= len(own)
+        for alternatives in choices:
+            count *= len(alternatives)
         if count + len(names) > _MOST_HOSTS:
             raise ValueError(f"{text!r} stands for more than {_MOST_HOSTS} hosts")
         names += map("".join, itertools.product(*choices))
@@ -105,7 +107,7 @@ def _range_of(inside: str, text: str) -> Iterator[str]:
 
 
 def _tasks_per_node(text: str) -> list[int | None]:
-    """Returns the counts of "2(x3),1"; nothing if it is no such text."""
+    """Parses task counts such as "2(x3),1"; returns [] for any other text."""
     counts: list[int | None] = []
     for part in text.split(","):
         match = _TASKS.fullmatch(part)

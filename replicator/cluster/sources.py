@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a cluster is described: arguments, files, and the variables of launchers."""
+"""Finds the description of a cluster: in arguments, files or launchers' variables."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LAUNCHER = "REPLICATOR_CLUSTER"
 HOSTFILE = "REPLICATOR_HOSTFILE"
 TF_CONFIG = "TF_CONFIG"
 GIVEN = "the list that connect was given"
-# The jobs whose one task is the program itself; those whose tasks are hosts.
+# Jobs whose single task is the program itself, and the job whose tasks are hosts.
 _CLIENTS = ("chief", "master", "client", "coordinator")
 _WORKERS = "worker"
-_RESILIENT = "resilient"  # a file beside that with the launcher's description
+_RESILIENT = "resilient"  # a file beside the launcher's description
 
 _LOOKED = (
     f"{LAUNCHER}, which `python -m replicator.launch` sets: it is not set",
@@ -36,11 +36,11 @@ def find(hosts: Any, environment: Mapping[str, str]) -> description.Description:
     """Returns the description of the hosts to connect to.
 
     Args:
-        hosts: What `connect` was given.
-        environment: The variables of this process.
+        hosts: The argument of `connect`.
+        environment: The environment variables of this process.
 
     Raises:
-        ClusterError: There is none, or it is wrong.
+        ClusterError: There is no description, or it is wrong.
     """
     if hosts is not None:
         return _given(hosts)
@@ -48,13 +48,13 @@ def find(hosts: Any, environment: Mapping[str, str]) -> description.Description:
         return description.from_json(_now(environment[LAUNCHER]), LAUNCHER)
     if environment.get(TF_CONFIG):
         return _tf_config(environment[TF_CONFIG])
-    found = slurm.describe(environment)
-    if found is None and environment.get(HOSTFILE):
-        found = hostfile.read(environment[HOSTFILE], HOSTFILE)
-    if found is None:
-        found = hostfile.describe_mpirun(environment)
-    if found is not None:
-        return found
+    described = slurm.describe(environment)
+    if described is None and environment.get(HOSTFILE):
+        described = hostfile.read(environment[HOSTFILE], HOSTFILE)
+    if described is None:
+        described = hostfile.describe_mpirun(environment)
+    if described is not None:
+        return described
     raise errors.ClusterError(
         errors.compose(
             "connect found no description of hosts.",
@@ -71,10 +71,10 @@ def find(hosts: Any, environment: Mapping[str, str]) -> description.Description:
 
 
 def announce_resilience(environment: Mapping[str, str]) -> None:
-    """Tells the launcher, if there is one, that lost hosts do not end this program.
+    """Tells the launcher, if there is one, that this program survives lost hosts.
 
     Args:
-        environment: The variables of this process.
+        environment: The environment variables of this process.
     """
     path = _launchers_file(environment.get(LAUNCHER, ""))
     if path is not None and path.exists():
@@ -82,7 +82,7 @@ def announce_resilience(environment: Mapping[str, str]) -> None:
 
 
 def _now(text: str) -> str:
-    """Returns the launcher's description as it is now, hosts having come and gone."""
+    """Returns the launcher's current description; `text` may name lost hosts."""
     path = _launchers_file(text)
     if path is None:
         return text
@@ -100,7 +100,7 @@ def _launchers_file(text: str) -> pathlib.Path | None:
 
 
 def _given(hosts: Any) -> description.Description:
-    """Returns what the argument `hosts` describes."""
+    """Returns the description that the argument `hosts` of `connect` stands for."""
     if isinstance(hosts, resources.ResourceSpec):
         return hosts.description
     if isinstance(hosts, str | os.PathLike):
@@ -109,8 +109,8 @@ def _given(hosts: Any) -> description.Description:
         return _resolved(hosts)
     if isinstance(hosts, tf.train.ClusterSpec):
         return _of_jobs(hosts.as_dict(), "the ClusterSpec that connect was given")
-    listed = isinstance(hosts, Sequence | Set) and not isinstance(hosts, Set | bytes)
-    if not listed or not all(isinstance(address, str) for address in hosts):
+    is_list = isinstance(hosts, Sequence | Set) and not isinstance(hosts, Set | bytes)
+    if not is_list or not all(isinstance(address, str) for address in hosts):
         raise errors.ClusterError(
             errors.compose(
                 f"connect was given hosts={errors.shown(hosts)}.",
@@ -139,17 +139,17 @@ def _file(path: str | os.PathLike[str]) -> description.Description:
 def _resolved(
     resolver: tf.distribute.cluster_resolver.ClusterResolver,
 ) -> description.Description:
-    """Returns what a resolver finds, whatever it asks for that."""
+    """Returns the hosts that a cluster resolver finds."""
     name = type(resolver).__name__
     try:
         jobs = resolver.cluster_spec().as_dict()
-    except Exception as error:  # of Kubernetes' client, a subprocess, the network
+    except Exception as error:  # from Kubernetes' client, a subprocess, the network
         raise description.wrong(name, f"it failed with {errors.told(error)}") from error
     return _of_jobs(jobs, name)
 
 
 def _tf_config(text: str) -> description.Description:
-    """Returns what the variable TF_CONFIG describes."""
+    """Returns the hosts that the variable TF_CONFIG describes."""
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -163,22 +163,22 @@ def _tf_config(text: str) -> description.Description:
     task = facts.get("task")
     kind = task.get("type") if isinstance(task, dict) else None
     index = task.get("index", 0) if isinstance(task, dict) else 0
-    chief = described.client is not None
-    ours = kind in _CLIENTS if chief else (kind, index) == (_WORKERS, 0)
-    if kind is not None and not ours:
+    has_chief = described.client is not None
+    is_ours = kind in _CLIENTS if has_chief else (kind, index) == (_WORKERS, 0)
+    if kind is not None and not is_ours:
         raise description.wrong(
             TF_CONFIG,
             f"this is task {errors.shown(index)} of {errors.shown(kind)}, and the "
-            f"{'chief' if chief else 'first worker'} connects to all hosts",
+            f"{'chief' if has_chief else 'first worker'} connects to all hosts",
             "run `python -m replicator.serve` here, and the program there",
         )
     return described
 
 
 def _of_jobs(jobs: Mapping[str, Any], source: str) -> description.Description:
-    """Returns the hosts of a cluster as TensorFlow describes it.
+    """Returns the hosts of a cluster that is described by jobs, as in TensorFlow.
 
-    Its workers are the hosts; its chief, if any, is the program that connects.
+    The workers are the hosts; the chief, if any, is the program that connects.
     """
     workers = _tasks(jobs.get(_WORKERS), source)
     chiefs = [a for job in _CLIENTS for a in _tasks(jobs.get(job), source)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorFlow itself says of the connection there is; nothing is kept here."""
+"""Reads the state of the connection from TensorFlow; this module keeps none."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 
-# The jobs of a connection that `connect` made: the program, or in asynchronous mode one
-# of the programs; and the hosts' servers.
+# The jobs of connections that `connect` makes: the program, one of the programs in
+# asynchronous mode, and the hosts' servers.
 CLIENT, TRAINER, WORKER = "client", "trainer", "worker"
-# TensorFlow reads it at each call: whether eager calls on other hosts go out on a
-# stream of their own, where a step may overtake the write before it.
+# TensorFlow reads this variable at each call. Unless it is false, eager calls to other
+# hosts use a separate stream, where a step may overtake the write before it.
 ORDERING = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
 
 
 def own_task() -> tf.DeviceSpec:
-    """Returns the job, replica and task of this process; does not start TensorFlow."""
+    """Returns the job, replica and task of this process without starting TensorFlow."""
     local = tf.DeviceSpec(job="localhost", replica=0, task=0)
     if not _tf.has_started() and _tf.connection() is None:
         return local
@@ -32,21 +32,25 @@ def own_task() -> tf.DeviceSpec:
 
 def connected_hosts() -> tuple[str, ...]:
     """Returns the addresses of the hosts to which `connect` connected this process."""
-    made = _tf.connection()
-    if made is None or made.job_name not in (CLIENT, TRAINER):
+    connection = _tf.connection()
+    if connection is None or connection.job_name not in (CLIENT, TRAINER):
         return ()
-    spec = tf.train.ClusterSpec(made.cluster)
+    spec = tf.train.ClusterSpec(connection.cluster)
     return tuple(spec.job_tasks(WORKER)) if WORKER in spec.jobs else ()
 
 
 def trainer() -> int | None:
-    """Returns which program this is in asynchronous mode; None in the other modes."""
-    made = _tf.connection()
-    return made.task_index if made is not None and made.job_name == TRAINER else None
+    """Returns this program's number in asynchronous mode; None in the other modes."""
+    connection = _tf.connection()
+    return (
+        connection.task_index
+        if connection is not None and connection.job_name == TRAINER
+        else None
+    )
 
 
 def own_address(connection: tf.train.ServerDef) -> str:
-    """Returns where this process listens.
+    """Returns the address at which this process listens.
 
     Args:
         connection: As `_tf.connection` returns it.
@@ -56,7 +60,7 @@ def own_address(connection: tf.train.ServerDef) -> str:
 
 
 def order() -> None:
-    """Has eager writes on other hosts done before the next step begins."""
+    """Makes eager writes on other hosts complete before the next step begins."""
     os.environ[ORDERING] = "false"
 
 
@@ -64,10 +68,10 @@ def refuse_unordered(device: str) -> None:
     """Refuses a device of another host if a step may overtake an eager write there.
 
     Args:
-        device: Its full name.
+        device: The full name of the device.
 
     Raises:
-        ClusterError: It may.
+        ClusterError: A step may overtake a write; `order` was not called.
     """
     if os.environ.get(ORDERING, "").lower() in ("false", "0"):
         return

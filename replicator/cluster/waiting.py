@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether servers are there: asks them over TCP, before TensorFlow would wait for ever.
+"""Probes servers over TCP before TensorFlow connects to them.
 
-TensorFlow's own connecting has no time limit: where a host does not answer, it never
-returns. So each is asked first, by the first bytes of HTTP/2, which gRPC speaks:
-whoever answers with settings listens and is not stopped.
+TensorFlow connects without a time limit: if a host does not answer, the call never
+returns. So each host is probed first with the first bytes of HTTP/2, the protocol of
+gRPC: a server that answers with its settings listens and is not stopped.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from collections.abc import Callable, Mapping, Sequence
 from replicator.cluster import addresses, lifeline
 
 _MOST_AT_ONCE = 64
-_PAUSE = 0.2  # seconds between two rounds
-_PROGRESS = 5.0  # seconds between two lines
+_PAUSE = 0.2  # seconds between two rounds of probes
+_PROGRESS = 5.0  # seconds between two progress reports
 
 SILENT = lifeline.SILENT
 
 
 def ask(address: str, limit: float, stay: float = 0.0) -> str | None:
-    """Returns what is wrong with a server, None if it answers.
+    """Returns what is wrong with a server; None if it answers.
 
     Args:
         address: "host:port".
-        limit: Seconds that it may take.
-        stay: As `lifeline.ask` has it.
+        limit: Timeout in seconds.
+        stay: See `lifeline.ask`.
     """
     host, port = addresses.split(address)
     return lifeline.ask(host, port or 0, limit, stay)
 
 
 def ask_all(asked: Sequence[str], limit: float) -> dict[str, str]:
-    """Returns what is wrong with each server that does not answer.
+    """Returns what is wrong with each server that does not answer, by address.
 
     Args:
         asked: Addresses, "host:port".
-        limit: Seconds that each may take.
+        limit: Timeout per server in seconds.
     """
     if not asked:
         return {}
     with concurrent.futures.ThreadPoolExecutor(min(len(asked), _MOST_AT_ONCE)) as pool:
         answers = pool.map(lambda address: ask(address, limit), asked)
-        found = zip(asked, answers, strict=True)
-    return {address: problem for address, problem in found if problem is not None}
+        problems = zip(asked, answers, strict=True)
+    return {address: problem for address, problem in problems if problem is not None}
 
 
 def wait_for(
@@ -58,21 +58,21 @@ def wait_for(
 
     Args:
         asked: Addresses, "host:port".
-        limit: Seconds in all.
-        silence: Seconds that one may take to answer.
-        progress: Called now and then with what is wrong with those that are missing,
-            and the seconds that have passed.
+        limit: How many seconds to wait in all.
+        silence: Timeout of one probe in seconds.
+        progress: Called at intervals with the problems of the missing servers, by
+            address, and the seconds elapsed.
     """
-    began = told = time.monotonic()
-    left = list(asked)
+    start = last_report = time.monotonic()
+    missing = list(asked)
     while True:
-        remaining = began + limit - time.monotonic()
-        problems = ask_all(left, max(0.05, min(silence, remaining)))
-        left = list(problems)
+        remaining = start + limit - time.monotonic()
+        problems = ask_all(missing, max(0.05, min(silence, remaining)))
+        missing = list(problems)
         now = time.monotonic()
-        if not left or now - began >= limit:
+        if not missing or now - start >= limit:
             return problems
-        if now - told >= _PROGRESS:
-            told = now
-            progress(problems, now - began)
-        time.sleep(min(_PAUSE, max(0.0, began + limit - now)))
+        if now - last_report >= _PROGRESS:
+            last_report = now
+            progress(problems, now - start)
+        time.sleep(min(_PAUSE, max(0.0, start + limit - now)))

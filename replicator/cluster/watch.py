@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches over the hosts of a connection, and frees what waits for a silent one.
+"""Monitors the hosts of a connection, and unblocks calls that wait for a silent one.
 
-A thread for each host asks its server now and then, by the first bytes of HTTP/2, which
-a process that is stopped does not answer, nor one behind a link that is cut. As long as
-it does not, this process's connections to it are shut down, so that a step that waits
-for it fails, and so does the next. Where TensorFlow holds Python's lock while it waits,
-a process beside this one does that (lifeline.py).
+One thread per host probes its server at intervals with the first bytes of HTTP/2, which
+a stopped process, or one behind a cut link, does not answer. While a host is silent,
+its thread shuts down this process's connections to it, so that a step that waits for
+it fails, and so does the next. Where TensorFlow waits with Python's lock held, a helper
+process does this instead (lifeline.py).
 
-Which threads there are says Python itself, so nothing is kept here.
+This module keeps no state: the threads are found through `threading.enumerate`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from typing import Any
 from replicator import _tf
 from replicator.cluster import addresses, cutting, description, lifeline, waiting
 
-# Parts of the heartbeat: between two questions, and for the answer to one. Together
-# they leave time to free the step and to name the host.
+# Fractions of the heartbeat: between two probes, and for the answer to one. Together
+# they leave time to unblock the step and to name the host.
 _PAUSE, _ANSWER = 0.15, 0.4
-_CUTS = 0.1  # seconds between two cuts while a host is silent: TensorFlow tries again
-_CUTS_AT_ONCE = 10  # between two questions
+_CUTS = 0.1  # seconds between cuts while a host is silent: TensorFlow reconnects
+_CUTS_AT_ONCE = 10  # cuts between two probes
 
 
 class Lifeline:
-    """The process beside this one that shuts connections down; it ends with this one.
+    """A helper process that shuts down connections to silent hosts.
+
+    It ends with this process.
 
     Args:
         hosts: The hosts.
-        heartbeat: Seconds that one may be silent.
+        heartbeat: How many seconds a host may be silent.
     """
 
     def __init__(self, hosts: Sequence[description.Host], heartbeat: float) -> None:
@@ -45,34 +47,34 @@ class Lifeline:
             "pause": _PAUSE * heartbeat,
             "limit": _ANSWER * heartbeat,
         }
-        self._control, theirs = socket.socketpair()
+        self._control, remote = socket.socketpair()
         self._users, self._lock = len(hosts), threading.Lock()
-        with theirs:
+        with remote:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", lifeline.__file__, json.dumps(facts)],
-                stdin=theirs.fileno(),
+                stdin=remote.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # no terminal's Ctrl-C reaches it
             )
 
     def hand_over(self, task: int, address: str) -> None:
-        """Gives it this process's connections to a host.
+        """Passes this process's connections to a host to the helper.
 
         Args:
             task: The host's number.
-            address: The host's.
+            address: The host's address.
         """
         with contextlib.ExitStack() as stack:
-            found = [stack.enter_context(c) for c in cutting.connections(address)]
-            descriptors = [connection.fileno() for connection in found]
+            copies = [stack.enter_context(c) for c in cutting.connections(address)]
+            descriptors = [connection.fileno() for connection in copies]
             lifeline.hand_over(self._control, task, descriptors)
 
     def end(self) -> None:
-        """Has it shut nothing down from now on."""
+        """Kills the helper, so that it shuts nothing down from now on."""
         self._process.kill()
 
     def release(self) -> None:
-        """Has it end once all have called this."""
+        """Ends the helper once the watchers of all hosts have called this."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
@@ -81,18 +83,18 @@ class Lifeline:
 
 
 class Watcher(threading.Thread):
-    """Watches over one host, as long as its connection is the one there is.
+    """Monitors one host for as long as the connection to it is the current one.
 
     Args:
         host: The host.
         task: Its number in the connection.
         token: The connection, as `_tf.connection` returns it.
-        heartbeat: Seconds that it may be silent.
-        beside: What frees where no thread can, or None.
+        heartbeat: How many seconds the host may be silent.
+        beside: The helper process for when no thread can run, or None.
 
     Attributes:
-        problem: What is wrong with it now, or None.
-        last: What was wrong with it last, or None.
+        problem: What is wrong with the host now, or None.
+        last: The last problem of the host, or None.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class Watcher(threading.Thread):
         self.last: str | None = None
 
     def run(self) -> None:
-        """Asks, until the connection is closed or replaced."""
+        """Probes the host until the connection is closed or replaced."""
         try:
             self._watch()
         finally:
@@ -119,9 +121,9 @@ class Watcher(threading.Thread):
                 self._beside.release()
 
     def end(self) -> None:
-        """Has it end soon, and shut nothing down from now on.
+        """Makes the watcher end soon, and shut nothing down from now on.
 
-        A connection that is made next may be to a host that was silent a moment ago.
+        The next connection may be to a host that was silent a moment ago.
         """
         with self._cutting:
             self._ended.set()
@@ -150,40 +152,40 @@ class Watcher(threading.Thread):
                 return
 
     def _over(self, seconds: float) -> bool:
-        """Waits; returns whether nobody needs this any more."""
+        """Waits; returns whether the watcher is no longer needed."""
         return self._ended.wait(seconds) or current() is not self.token
 
 
 def current() -> Any:
-    """Returns the connection there is, or by what this process joined others."""
+    """Returns the current connection, or the server by which this process joined."""
     return _tf.connection() or _tf.joined_server()
 
 
 def begin(hosts: Sequence[description.Host], token: Any, heartbeat: float) -> None:
-    """Watches over the hosts of a connection, until that is closed or replaced.
+    """Starts monitoring hosts, until their connection is closed or replaced.
 
     Args:
-        hosts: In the order of their tasks.
+        hosts: The hosts of the connection, in task order.
         token: The connection, as `_tf.connection` returns it.
-        heartbeat: Seconds that one may be silent.
+        heartbeat: How many seconds a host may be silent.
     """
-    beside = Lifeline(hosts, heartbeat)
+    helper = Lifeline(hosts, heartbeat)
     for task, host in enumerate(hosts):
-        Watcher(host, task, token, heartbeat, beside).start()
+        Watcher(host, task, token, heartbeat, helper).start()
 
 
 def watchers() -> list[Watcher]:
-    """Returns those of the connection there is, by task.
+    """Returns the watchers of the current connection, in task order.
 
-    There are none unless `connect` made it. In between-graph mode they watch over the
-    other processes.
+    There are none unless `connect` made the connection. In between-graph mode they
+    monitor the other processes.
     """
     token = current()
     if token is None:
         return []
-    found = [
+    threads = [
         thread
         for thread in threading.enumerate()
         if isinstance(thread, Watcher) and thread.token is token
     ]
-    return sorted(found, key=lambda watcher: watcher.task)
+    return sorted(threads, key=lambda watcher: watcher.task)

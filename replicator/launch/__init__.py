@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program `python -m replicator.launch`: starts servers and a program.
+"""The program `python -m replicator.launch`: starts servers and programs on hosts.
 
-Nothing here needs TensorFlow: what runs on it are other processes.
+Nothing here imports TensorFlow; only the processes that it starts do.
 """

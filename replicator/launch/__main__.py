@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts servers on hosts, and a program, or the program on all hosts.
+"""Starts servers on all hosts and a program that uses them, or a program per host.
 
-`python -m replicator.launch train.py` does the first, with --mode=between the second.
+`python -m replicator.launch train.py` does the former, --mode=between the latter.
 `python -m replicator.launch --help` lists the flags.
 """
 
@@ -16,7 +16,7 @@ from replicator.launch import flags, hosts, run
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs what the arguments ask for; returns the exit status."""
+    """Runs the job that the arguments describe; returns the exit status."""
     try:
         job = flags.parse(argv, os.environ, hosts.own_names())
         return asyncio.run(run.launch(job))

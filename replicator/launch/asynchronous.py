@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous mode: every host runs the program, and some a server with variables."""
+"""Asynchronous mode: every host runs the program; some also serve the variables."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from replicator.launch.signals import Signals
 
 
 class Asynchronous(Attempt):
-    """One life of the servers, in which programs come and go."""
+    """One attempt at running the servers, during which programs may restart."""
 
     def __init__(self, job: Job, out: Output, signals: Signals, restarts: int) -> None:
         super().__init__(job, out, signals, restarts)
         self._serving: Servers | None = None
-        self._running: dict[Process, int] = {}  # by the number of the host
+        self._running: dict[Process, int] = {}  # to the number of the host
         self._replacing: set[asyncio.Task[None]] = set()
         self._ended: list[Process] = []
-        self._lost: list[Process] = []  # failed for good
+        self._lost: list[Process] = []  # failed, and not restarted
 
     @property
     def _programs(self) -> Sequence[Process]:
@@ -48,10 +48,10 @@ class Asynchronous(Attempt):
         folder = stack.enter_context(tempfile.TemporaryDirectory("-replicator"))
         job = commands.with_servers(self._job)
         self._serving = servers = Servers(job, self._machines, Shared(folder))
-        if ended := await self._begin(servers.start(retry=self._before > 0)):
-            return ended
-        if ended := await self._begin(self._start_all(servers)):
-            return ended
+        if outcome := await self._begin(servers.start(retry=self._before > 0)):
+            return outcome
+        if outcome := await self._begin(self._start_all(servers)):
+            return outcome
         return await self._look_after(servers)
 
     async def _start_all(self, servers: Servers) -> None:
@@ -71,11 +71,11 @@ class Asynchronous(Attempt):
         machines.note(f"{process.name}: the program is started")
 
     async def _look_after(self, servers: Servers) -> Outcome:
-        """Waits until all programs have ended, or a server has, or for a signal."""
+        """Restarts failed programs until all or a server end, or a signal comes."""
         try:
             while (self._running or self._replacing) and self._signals.first is None:
-                both = [*servers.processes, *self._running]
-                await self._first([*(one.status for one in both), *self._replacing])
+                processes = [*servers.processes, *self._running]
+                await self._first([*(p.status for p in processes), *self._replacing])
                 for process in servers.processes:
                     if process.status.done():
                         return _server_ended(process)
@@ -90,19 +90,19 @@ class Asynchronous(Attempt):
         return Outcome(exit_status(first), final=True)
 
     def _note_ends(self, servers: Servers) -> None:
-        """Takes programs that have ended away; those that failed start again."""
+        """Removes programs that have ended, and restarts those that failed."""
         for task in [task for task in self._replacing if task.done()]:
             self._replacing.remove(task)
             task.result()
-        for process in [one for one in self._running if one.status.done()]:
+        for process in [p for p in self._running if p.status.done()]:
             index = self._running.pop(process)
             self._ended.append(process)
             if process.status.result() != 0:
-                replacing = self._replace(process, index, servers)
-                self._replacing.add(asyncio.create_task(replacing))
+                replacement = self._replace(process, index, servers)
+                self._replacing.add(asyncio.create_task(replacement))
 
     async def _replace(self, process: Process, index: int, servers: Servers) -> None:
-        """Starts a program again that has failed, as often as that may be."""
+        """Restarts a failed program, unless all restarts are used up."""
         await self._machines.finish(process)
         status = process.status.result()
         text = f"{process.name}: the program has ended: {ending(status)}"
@@ -121,8 +121,8 @@ class Asynchronous(Attempt):
             except (LaunchError, TimeoutError) as error:
                 text = f"{process.name}: not up again: {error or 'not in time'}"
         self._lost.append(process)
-        left = len(self._running) + len(self._replacing) - 1
-        others = f"; {left} of {self._count} programs go on" if left else ""
+        remaining = len(self._running) + len(self._replacing) - 1
+        others = f"; {remaining} of {self._count} programs go on" if remaining else ""
         self._out.say(text + others)
 
 

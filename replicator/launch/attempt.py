@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One life of all that a job runs: what every mode does to begin and to end it."""
+"""One attempt at running a job: how every mode starts and ends its processes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from replicator.launch.output import Output
 from replicator.launch.processes import Process, exit_status
 from replicator.launch.signals import Signals
 
-_OVER = 5.0  # seconds in addition to all grace times, after which nobody waits
+_OVER = 5.0  # seconds to wait beyond all grace times
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How one attempt ended.
+    """How an attempt ended.
 
     Attributes:
         status: The exit status.
-        final: Whether it is not to be tried again: it went well, or was called off.
-        text: What failed, for people.
-        port: Whether it was a port that somebody else had taken.
+        final: Whether to make no further attempt, as after success or a signal.
+        text: Describes the failure to the user.
+        port: Whether the failure was a port in use.
     """
 
     status: int
@@ -41,31 +41,31 @@ class Outcome:
 
 
 class Attempt(abc.ABC):
-    """One life of all that runs; each mode has a subclass.
+    """One attempt at running a job; each mode has a subclass.
 
     Args:
-        job: What is launched.
-        out: Where output goes.
-        signals: What calls it off.
-        restarts: How many lives there were before.
+        job: The job to launch.
+        out: Receives all output.
+        signals: The signals that end the attempt.
+        restarts: The number of restarts before this attempt.
 
     Attributes:
-        restarts: That, and how many servers were started again alone.
+        restarts: The number of restarts so far, including those of single processes.
     """
 
     def __init__(self, job: Job, out: Output, signals: Signals, restarts: int) -> None:
         self._job, self._out, self._signals = job, out, signals
         self.restarts = self._before = restarts
-        self._at_once = False  # whether whoever waits has lost patience
+        self._at_once = False  # whether a second signal asked to kill everything
 
     async def run(self) -> Outcome:
-        """Starts all, waits for the first that ends, says so, and ends the others."""
+        """Starts all processes, waits for the first end, and ends the others."""
         async with contextlib.AsyncExitStack() as stack:
             self._machines = Machines(self._job, self._out, stack)
             try:
                 outcome = await self._live(stack)
                 if outcome.text and self._signals.first is None:
-                    self._out.say(outcome.text)  # the others may take long to end
+                    self._out.say(outcome.text)  # first, as ending the rest takes long
             finally:
                 await self._end()
         if self._signals.first is None:
@@ -75,41 +75,41 @@ class Attempt(abc.ABC):
     @property
     @abc.abstractmethod
     def _programs(self) -> Sequence[Process]:
-        """The user's programs that were started."""
+        """The processes of the user's program started so far."""
 
     @property
     def _servers(self) -> Sequence[Process]:
-        """What these need to the last."""
+        """The servers, which the programs need until their end."""
         return ()
 
     @property
     @abc.abstractmethod
     def _count(self) -> int:
-        """How many programs there are once all were started."""
+        """The number of programs once all are started."""
 
     @abc.abstractmethod
     async def _live(self, stack: contextlib.AsyncExitStack) -> Outcome:
-        """Starts all, and waits until something is to be ended; or for a signal."""
+        """Starts all processes; waits for one that ends the attempt, or a signal."""
 
     async def _drain(self) -> None:
-        """Shows what processes that have ended said last."""
+        """Shows the last output of processes that have ended."""
         await self._machines.finish()
 
     def _status_after_signal(self, number: int) -> int:
-        ended = [p.status.result() for p in self._programs if p.status.done()]
-        if len(ended) < self._count:
+        statuses = [p.status.result() for p in self._programs if p.status.done()]
+        if len(statuses) < self._count:
             return 128 + number
-        failed = [status for status in ended if status != 0]
-        return exit_status(failed[0]) if failed else 0  # they may have ended well
+        failed = [status for status in statuses if status != 0]
+        return exit_status(failed[0]) if failed else 0  # they may have succeeded
 
     async def _begin(self, starting: Coroutine[Any, Any, None]) -> Outcome | None:
-        """Waits until all is started.
+        """Waits until all processes have started.
 
         Returns:
-            The end, if it has come to that already.
+            The outcome, if the attempt has ended already.
 
         Raises:
-            LaunchError: The very first attempt fails to.
+            LaunchError: The start failed, and this is the first attempt.
         """
         try:
             await self._until_signal(starting)
@@ -118,11 +118,11 @@ class Attempt(abc.ABC):
                 raise
             return Outcome(error.status, text=str(error))
         if self._signals.first is not None:
-            return Outcome(1)  # of no matter: it is called off
+            return Outcome(1)  # unused: a signal has ended the attempt
         return None
 
     async def _until_signal(self, waited: Coroutine[Any, Any, None]) -> None:
-        """Runs something, and cancels it where a signal comes first."""
+        """Runs a coroutine; cancels it if a signal comes first."""
         task = asyncio.create_task(waited)
         await self._first([task])
         if not task.done():
@@ -134,7 +134,7 @@ class Attempt(abc.ABC):
     async def _first(
         self, waited: Sequence[asyncio.Future[Any]], limit: float | None = None
     ) -> None:
-        """Waits for the first of several, or for a signal."""
+        """Waits for the first of several futures, or for a signal."""
         if self._signals.first is None:
             await asyncio.wait(
                 [*waited, self._signals.next()],
@@ -156,15 +156,15 @@ class Attempt(abc.ABC):
             process.abandon()
 
     async def _end_these(self, processes: Sequence[Process], number: int) -> None:
-        """Ends some, and kills them when another signal comes."""
+        """Ends processes; kills them if another signal comes."""
         if self._at_once:
             number = signal.SIGKILL
         limit = 3 * self._job.grace + _OVER
         ended = asyncio.gather(*(process.end(number, limit) for process in processes))
         while not ended.done():
             signalled = self._signals.next()
-            either: list[asyncio.Future[Any]] = [ended, signalled]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            futures: list[asyncio.Future[Any]] = [ended, signalled]
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if signalled.done():
                 self._at_once = True
                 for process in processes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between-graph mode: every host runs the program, and no server."""
+"""Between-graph mode: every host runs the program, and there are no servers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from replicator.launch.processes import LOST, Process, ending, exit_status
 from replicator.launch.programs import Programs
 from replicator.launch.signals import Signals
 
-# What ends a program by no fault of its own: its host is lost, or somebody kills it, as
-# its keeper does if it is silent.
+# The statuses of programs that fail first and make others fail: the host is lost, or
+# the program was killed, as by its keeper if it is silent.
 _CAUSES = (LOST, 128 + signal.SIGKILL)
-# Seconds in which that may become known after another has failed because of it, and the
-# part of a heartbeat, if that is longer: programs may find a silent one sooner.
+# Seconds, or this fraction of a heartbeat if longer, for such a status to arrive after
+# another program has failed: programs may notice a silent one before the launcher does.
 _WAIT, _WAIT_PART = 0.5, 0.2
 
 
 class Between(Attempt):
-    """One life of the programs of all hosts."""
+    """One attempt at running the programs of all hosts."""
 
     def __init__(self, job: Job, out: Output, signals: Signals, restarts: int) -> None:
         super().__init__(job, out, signals, restarts)
@@ -40,13 +40,13 @@ class Between(Attempt):
 
     async def _live(self, stack: contextlib.AsyncExitStack) -> Outcome:
         self._running = programs = Programs(self._job, self._machines, self._before)
-        if ended := await self._begin(programs.start(retry=self._before > 0)):
-            return ended
+        if outcome := await self._begin(programs.start(retry=self._before > 0)):
+            return outcome
         await self._first_failure(programs)
-        if not programs.failed:  # all have ended well, or a signal has come
+        if not programs.failed:  # all have succeeded, or a signal has come
             return Outcome(0, final=True)
         cause = await self._cause(programs)
-        await self._machines.finish(cause)  # it may say that its port is taken
+        await self._machines.finish(cause)  # its output may say that its port is taken
         status = cause.status.result()
         return Outcome(
             exit_status(status),
@@ -55,21 +55,21 @@ class Between(Attempt):
         )
 
     async def _first_failure(self, programs: Programs) -> None:
-        """Waits for it, or until all have ended, or for a signal."""
+        """Waits for the first failure, the end of all programs, or a signal."""
         while not programs.failed and self._signals.first is None:
             if not programs.left:
                 return
             await self._first(programs.left)
 
     async def _cause(self, programs: Programs) -> Process:
-        """Returns what has failed first; where one is lost, the others fail, too."""
+        """Returns the program whose failure caused the others, as far as known."""
         clock = asyncio.get_running_loop().time
-        until = clock() + max(_WAIT, _WAIT_PART * self._job.heartbeat)
+        deadline = clock() + max(_WAIT, _WAIT_PART * self._job.heartbeat)
         while True:
             for process in programs.failed:
                 if process.status.result() in _CAUSES:
                     return process
-            left = until - clock()
-            if not programs.left or left <= 0 or self._signals.first is not None:
+            remaining = deadline - clock()
+            if not programs.left or remaining <= 0 or self._signals.first is not None:
                 return programs.failed[0]
-            await self._first(programs.left, left)
+            await self._first(programs.left, remaining)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is run, and with which variables: the contract with serve and connect. Pure."""
+"""The commands to run and their environment: the contract with serve and connect.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from typing import Any
 from replicator.launch.flags import Job
 from replicator.launch.hosts import Host
 
-CLUSTER = "REPLICATOR_CLUSTER"  # where `replicator.connect` reads what there is
-RESTARTS = "REPLICATOR_RESTARTS"  # how often the launcher has started all anew
+CLUSTER = "REPLICATOR_CLUSTER"  # where `replicator.connect` reads the description
+RESTARTS = "REPLICATOR_RESTARTS"  # how often the launcher has restarted everything
 _ANY_PORT = 0
-_TAKEN = b"Could not start gRPC server"  # what TensorFlow says
-# The part of a heartbeat after which a server that is stopped is killed: the keeper
-# looks now and then, and the program is to know within the heartbeat.
+_TAKEN = b"Could not start gRPC server"  # TensorFlow's message for a port in use
+# The fraction of a heartbeat after which a stopped server is killed: the keeper checks
+# at intervals, and the program must learn of it within the heartbeat.
 _STOPPED = 0.7
-_WARNINGS = "1"  # the least that TensorFlow's servers say; information is "0"
+_WARNINGS = "1"  # the log level of TensorFlow's servers; "0" includes information
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,14 +31,14 @@ class Command:
 
     Attributes:
         argv: The program and its arguments.
-        env: Variables in addition to those of the host.
-        cwd: The working directory, if it exists there.
+        env: Variables to add to those of the host.
+        cwd: The working directory; used if it exists on the host.
         stdin: "null", "pipe", which closes when the keeper ends, or a file descriptor.
-        grace: Seconds between a signal and the next, when it is ended.
-        stopped: After how many seconds in which it is stopped it is killed.
-        remove: A folder that is removed once it has ended.
-        announce: Whether its keeper says that it has ended while what it has left
-            behind is being ended; see processes.Process.
+        grace: Seconds between a signal and the next, when ending the command.
+        stopped: Seconds for which the command may be stopped before it is killed.
+        remove: A folder to remove once the command has ended.
+        announce: Whether the keeper reports the end of the command while it still ends
+            the descendants; see processes.Process.
     """
 
     argv: tuple[str, ...]
@@ -50,11 +53,11 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Serving:
-    """What a server's line says.
+    """The facts that a server announces.
 
     Attributes:
-        address: Where it listens, "host:port".
-        gpus: How many GPUs it has, if that is known.
+        address: The address at which it listens, "host:port".
+        gpus: The number of its GPUs, if known.
     """
 
     address: str
@@ -65,16 +68,16 @@ def server(job: Job, host: Host, listen: str, python: str, cwd: str) -> Command:
     """Returns the command that runs the server of a host.
 
     Args:
-        job: What is launched.
+        job: The job to launch.
         host: The host.
         listen: The address or name by which the others reach the server, "NAME:PORT";
-            port 0 is any that is free.
+            port 0 is any free one.
         python: The interpreter.
         cwd: The working directory.
     """
     name, _, port = listen.rpartition(":")
     flags = [f"--port={port}", f"--host={name}", f"--cpus={host.slots}"]
-    # Behind a tunnel nobody reaches the server, of which it cannot know.
+    # Behind a tunnel nobody else reaches the server, but the server cannot know that.
     insecure = ["--insecure"] if job.insecure or job.tunnel else []
     quiet = {} if job.verbose else {"TF_CPP_MIN_LOG_LEVEL": _WARNINGS}
     return Command(
@@ -88,12 +91,12 @@ def server(job: Job, host: Host, listen: str, python: str, cwd: str) -> Command:
 
 
 def any_port(address: str) -> str:
-    """Returns an address with whatever port is free; IPv6 ones are in brackets."""
+    """Returns "ADDRESS:0", which stands for any free port; brackets IPv6 addresses."""
     return with_port(address, _ANY_PORT)
 
 
 def with_port(address: str, port: int) -> str:
-    """Returns "ADDRESS:PORT"; IPv6 addresses are in brackets."""
+    """Returns "ADDRESS:PORT"; brackets IPv6 addresses."""
     bare = address.strip("[]")
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
@@ -104,33 +107,33 @@ def program(
     """Returns the command that runs the user's program.
 
     Args:
-        job: What is launched.
+        job: The job to launch.
         cluster: The description of the cluster.
-        restarts: How often all was started anew before.
-        stdin: Its standard input, as a Command's.
+        restarts: The number of earlier restarts.
+        stdin: The program's standard input; see Command.
         cwd: The working directory.
     """
     env = {CLUSTER: cluster, RESTARTS: str(restarts)}
-    if job.output_dir is not None:  # which has it write to a pipe
+    if job.output_dir is not None:  # its output is a pipe then
         env["PYTHONUNBUFFERED"] = "1"
     argv = (sys.executable, *job.program)
     return Command(argv, env, cwd, stdin, job.grace)
 
 
 def part(job: Job, cluster: str, restarts: int, python: str, cwd: str) -> Command:
-    """Returns the command that runs the user's program on one of the hosts, as on all.
+    """Returns the command for one host in modes where all run the user's program.
 
     Args:
-        job: What is launched.
+        job: The job to launch.
         cluster: The description of the cluster, with the host's number.
-        restarts: How often all was started anew before.
+        restarts: The number of earlier restarts.
         python: The interpreter.
         cwd: The working directory.
     """
-    told = {CLUSTER: cluster, RESTARTS: str(restarts)}
+    variables = {CLUSTER: cluster, RESTARTS: str(restarts)}
     return Command(
         (python, *job.program),
-        {"PYTHONUNBUFFERED": "1", **job.env, **told},
+        {"PYTHONUNBUFFERED": "1", **job.env, **variables},
         cwd,
         grace=job.grace,
         stopped=_STOPPED * job.heartbeat,
@@ -144,13 +147,13 @@ def describe(
     servers: Sequence[Serving | None],
     file: str | None = None,
 ) -> str:
-    """Returns the value of REPLICATOR_CLUSTER, JSON.
+    """Returns the value of REPLICATOR_CLUSTER for in-graph mode, as JSON.
 
     Args:
-        job: What is launched.
-        client: The program's own address; with port 0 it chooses one.
-        servers: Those of the job's hosts; None: it is left out.
-        file: Where to read this text again, as it is by then.
+        job: The job to launch.
+        client: The program's own address; with port 0 it chooses a port.
+        servers: The servers of the job's hosts; None leaves a host out.
+        file: The path of a file that holds the current version of this text.
     """
     facts = {**_facts(job, servers), "client": client}
     if file is not None:
@@ -159,12 +162,12 @@ def describe(
 
 
 def describe_part(job: Job, addresses: Sequence[str], task: int) -> str:
-    """Returns the value of REPLICATOR_CLUSTER where every host runs the program.
+    """Returns the value of REPLICATOR_CLUSTER for between-graph mode.
 
     Args:
-        job: What is launched.
-        addresses: Where TensorFlow's server of each program listens. What GPUs it will
-            have, nobody knows before.
+        job: The job to launch.
+        addresses: The address at which each program's TensorFlow server listens; their
+            GPUs are not known in advance.
         task: The number of the host.
     """
     listening = [Serving(address, None) for address in addresses]
@@ -172,12 +175,12 @@ def describe_part(job: Job, addresses: Sequence[str], task: int) -> str:
 
 
 def describe_program(job: Job, servers: Sequence[Serving], task: int) -> str:
-    """Returns the value of REPLICATOR_CLUSTER in asynchronous mode.
+    """Returns the value of REPLICATOR_CLUSTER for asynchronous mode.
 
     Args:
-        job: What is launched.
-        servers: Those that hold variables, of the first hosts.
-        task: The number of the host whose program it is for.
+        job: The job to launch.
+        servers: The servers that hold variables, on the first hosts.
+        task: The number of the host whose program this is for.
     """
     facts = _facts(with_servers(job), servers)
     programs = [{"name": host.name, "cpus": host.slots} for host in job.hosts]
@@ -185,31 +188,36 @@ def describe_program(job: Job, servers: Sequence[Serving], task: int) -> str:
 
 
 def with_servers(job: Job) -> Job:
-    """Returns the hosts of a job that hold variables in asynchronous mode."""
-    holding = job.hosts[: job.servers]
-    one = tuple(dataclasses.replace(host, slots=1) for host in holding)
-    return dataclasses.replace(job, hosts=one)
+    """Returns the job with only the hosts that hold variables in asynchronous mode."""
+    first = job.hosts[: job.servers]
+    hosts = tuple(dataclasses.replace(host, slots=1) for host in first)
+    return dataclasses.replace(job, hosts=hosts)
 
 
 def _facts(job: Job, servers: Sequence[Serving | None]) -> dict[str, Any]:
-    listed = [
-        {"name": host.name, "address": up.address, "cpus": host.slots, "gpus": up.gpus}
-        for host, up in zip(job.hosts, servers, strict=True)
-        if up is not None
+    hosts = [
+        {
+            "name": host.name,
+            "address": server_facts.address,
+            "cpus": host.slots,
+            "gpus": server_facts.gpus,
+        }
+        for host, server_facts in zip(job.hosts, servers, strict=True)
+        if server_facts is not None
     ]
     return {
         "version": 1,
         "source": job.source,
         "heartbeat": job.heartbeat,
-        "hosts": listed,
+        "hosts": hosts,
     }
 
 
 def is_port_taken(line: bytes, address: str) -> bool:
-    """Returns whether a program says that it cannot listen where it should.
+    """Whether a program reports that it cannot listen at its address.
 
-    `replicator.connect` raises an error then, which names the address and has
-    TensorFlow's words.
+    `replicator.connect` then raises an error that names the address and quotes
+    TensorFlow.
 
     Example:
         >>> from replicator.launch import commands
@@ -221,7 +229,7 @@ def is_port_taken(line: bytes, address: str) -> bool:
 
 
 def serving(line: bytes) -> Serving | None:
-    """Returns what a server says of itself; None if the line is another."""
+    """Parses the line by which a server announces itself; None for other lines."""
     try:
         facts: Any = json.loads(line)
         if facts["replicator-serve"] != 1:

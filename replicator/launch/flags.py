@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of `python -m replicator.launch`. Pure but for files that they name.
+"""Parses the flags of `python -m replicator.launch`. Reads only the files they name.
 
-As of torchrun: the launcher's own come before the script, and all that follows the
-script is the program's, unchanged.
+As with torchrun, the launcher's own flags come before the script, and everything after
+the script is passed to the program unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _USAGE = "python -m replicator.launch [FLAGS] train.py|-m MODULE [ARGUMENTS]"
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is to be launched, and how; the attributes are those of the flags."""
+    """What to launch, and how; the other attributes are the flags of these names."""
 
     hosts: tuple[Host, ...]
     source: str  # the flag that named the hosts, for messages of the program
@@ -48,7 +48,7 @@ class Job:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises, where argparse would print its usage and exit."""
+    """Raises LaunchError where argparse would print its usage and exit."""
 
     def error(self, message: str) -> NoReturn:
         raise LaunchError(f"{message} (see --help)")
@@ -72,7 +72,7 @@ def _number(kind: type, least: float, most: float) -> Any:
 _COUNT = _number(int, 1, hostfile.MOST_SLOTS)
 _SECONDS = _number(float, 0.1, 86400)
 _SWITCH = {"action": "store_true"}
-# By name, what argparse is told of each.
+# The arguments of argparse's `add_argument`, by flag.
 _FLAGS: dict[str, dict[str, Any]] = {
     "hosts": {"metavar": "A,B:2", "help": "Hosts, each with a number of replicas."},
     "hostfile": {"metavar": "FILE", "help": "A file with a host on each line."},
@@ -164,7 +164,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         argv: All arguments, e.g. ["--nnodes", "2", "-m", "train", "--nnodes=7"].
 
     Returns:
-        The launcher's, and from the script, or from -m, on.
+        The launcher's arguments, and those from the script, or from -m, on.
 
     Example:
         >>> from replicator.launch import flags
@@ -178,66 +178,72 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             return list(argv[:position]), list(argv[position + 1 :])
         if argument == "-m" or not argument.startswith("-"):
             break
-        alone = "=" in argument or argument in {*_WITHOUT_VALUE, "-h", "--help"}
-        position += 1 if alone else 2
+        has_no_value = "=" in argument or argument in {*_WITHOUT_VALUE, "-h", "--help"}
+        position += 1 if has_no_value else 2
     return list(argv[:position]), list(argv[position:])
 
 
 def parse(
     argv: Sequence[str], environment: Mapping[str, str], own: Collection[str]
 ) -> Job:
-    """Returns what the arguments ask for.
+    """Parses the launcher's arguments.
 
     Args:
         argv: The arguments, without the launcher's name.
-        environment: The launcher's variables.
+        environment: The launcher's environment variables.
         own: The names of this host.
 
     Raises:
-        LaunchError: They cannot be followed.
+        LaunchError: The arguments are invalid.
     """
     flags, program = split([_dashes(argument) for argument in argv])
     program = list(argv[len(argv) - len(program) :])
-    given = vars(parser().parse_args(flags))
-    found, source = _hosts(given, own)
-    # Where it runs on other hosts alone, they are asked.
-    _check_program(program, given["mode"] == IN_GRAPH or any(h.local for h in found))
-    if given["tunnel"] and given["insecure"]:
+    values = vars(parser().parse_args(flags))
+    job_hosts, source = _hosts(values, own)
+    # If the program runs on other hosts alone, those are asked instead.
+    _check_program(
+        program, values["mode"] == IN_GRAPH or any(h.local for h in job_hosts)
+    )
+    if values["tunnel"] and values["insecure"]:
         raise LaunchError("--tunnel and --insecure were both given; leave out one")
-    if not any(not host.local for host in found):
-        _refuse_ssh_flags(given)
-    least = given["min_nodes"]
-    if given["mode"] == ASYNC and given["tunnel"]:
+    if not any(not host.local for host in job_hosts):
+        _refuse_ssh_flags(values)
+    min_nodes = values["min_nodes"]
+    if values["mode"] == ASYNC and values["tunnel"]:
         raise LaunchError("--tunnel is not for --mode=async; use --insecure")
-    if given["servers"] > (len(found) if given["mode"] == ASYNC else 1):
+    if values["servers"] > (len(job_hosts) if values["mode"] == ASYNC else 1):
         raise LaunchError(
-            f"--servers={given['servers']}, and there are {len(found)} hosts"
-            if given["mode"] == ASYNC
+            f"--servers={values['servers']}, and there are {len(job_hosts)} hosts"
+            if values["mode"] == ASYNC
             else "--servers is for --mode=async"
         )
-    if least is not None and given["mode"] != IN_GRAPH:
+    if min_nodes is not None and values["mode"] != IN_GRAPH:
         raise LaunchError(
             "--min-nodes is for --mode=in-graph: programs of --mode=between go on with "
             "none less, those of --mode=async with any number"
         )
-    if least is not None and least > len(found):
-        raise LaunchError(f"--min-nodes={least}, and there are {len(found)} hosts")
-    variables = dict(_variable(text, environment) for text in given.pop("env"))
-    return Job(tuple(found), source, tuple(program), env=variables, **given)
+    if min_nodes is not None and min_nodes > len(job_hosts):
+        raise LaunchError(
+            f"--min-nodes={min_nodes}, and there are {len(job_hosts)} hosts"
+        )
+    variables = dict(_variable(text, environment) for text in values.pop("env"))
+    return Job(tuple(job_hosts), source, tuple(program), env=variables, **values)
 
 
 def _dashes(argument: str) -> str:
-    """Returns --max_restarts=1, as of torchrun's older versions, with dashes."""
+    """Replaces underscores of older torchrun flags: --max_restarts=1."""
     name, equals, value = argument.partition("=")
     return f"{name.replace('_', '-') if name[:2] == '--' else name}{equals}{value}"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns what parses the launcher's own flags; the documentation reads it, too."""
-    made = _Parser(prog="python -m replicator.launch", usage=_USAGE, allow_abbrev=False)
-    for name, said in _FLAGS.items():
-        made.add_argument(f"--{name}", **said)
-    return made
+    """Returns the parser of the launcher's flags; the documentation uses it, too."""
+    flags = _Parser(
+        prog="python -m replicator.launch", usage=_USAGE, allow_abbrev=False
+    )
+    for name, options in _FLAGS.items():
+        flags.add_argument(f"--{name}", **options)
+    return flags
 
 
 def _check_program(program: Sequence[str], here: bool) -> None:
@@ -250,29 +256,31 @@ def _check_program(program: Sequence[str], here: bool) -> None:
 
 def _hosts(given: dict[str, Any], own: Collection[str]) -> tuple[Sequence[Host], str]:
     """Returns the hosts, and the flag that named them."""
-    listed, path = given.pop("hosts"), given.pop("hostfile")
+    names, path = given.pop("hosts"), given.pop("hostfile")
     count, slots = given.pop("nnodes"), given.pop("nproc_per_node") or 1
-    if listed is not None and path is not None:
+    if names is not None and path is not None:
         raise LaunchError("--hosts and --hostfile were both given; leave out one")
-    if listed is not None:
-        found, source = hosts.parse_hosts(listed, slots, own), f"--hosts={listed}"
+    if names is not None:
+        job_hosts, source = hosts.parse_hosts(names, slots, own), f"--hosts={names}"
     elif path is not None:
         try:
             text = pathlib.Path(path).read_text()
         except (OSError, ValueError) as error:
             raise LaunchError(f"--hostfile: {path}: {_why(error)}") from error
-        found = hosts.parse_hostfile(text, slots, own, path)
+        job_hosts = hosts.parse_hostfile(text, slots, own, path)
         source = f"--hostfile={path}"
     else:
         source = f"--nnodes={count or 1} --nproc-per-node={slots}"
         return hosts.local_hosts(count or 1, slots), source
-    if count is not None and count > len(found):
-        raise LaunchError(f"--nnodes={count}, and {source} names {len(found)} hosts")
-    return found[:count], source
+    if count is not None and count > len(job_hosts):
+        raise LaunchError(
+            f"--nnodes={count}, and {source} names {len(job_hosts)} hosts"
+        )
+    return job_hosts[:count], source
 
 
 def _refuse_ssh_flags(given: Mapping[str, Any]) -> None:
-    """Refuses what would have no effect where all hosts are this one."""
+    """Refuses flags that have no effect if all hosts are this one."""
     for name in ("ssh_port", "identity", "sync", "python"):
         if given[name]:
             flag = name.replace("_", "-")

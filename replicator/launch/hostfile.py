@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lines of a hostfile say, as mpirun and horovodrun write them. Pure.
+"""Parses the lines of hostfiles, in the format of mpirun and horovodrun. Pure.
 
-The launcher reads them, and so does `replicator.connect` (cluster/hostfile.py), for
-which a number behind a host's name is a port and not one of replicas.
+The launcher uses it, and so does `replicator.connect` (cluster/hostfile.py), which
+takes a number after a host's name for a port and not for a number of replicas.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _SLOTS, _MOST = "slots", "max_slots"
 
 
 class HostfileError(ValueError):
-    """A line is not as it should be.
+    """A line of a hostfile is malformed.
 
     Args:
-        number: The line's, from 1 on.
+        number: The number of the line, from 1.
         text: What is wrong with it.
     """
 
@@ -29,13 +29,13 @@ class HostfileError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line that names a host.
+    """A line of a hostfile that names a host.
 
     Attributes:
-        number: The line's, from 1 on.
+        number: The number of the line, from 1.
         host: Its first word.
-        slots: How many replicas the host has, if the line says so.
-        most: How many it has at most, if the line says so.
+        slots: The number of the host's replicas, or None.
+        most: The maximum number of the host's replicas, or None.
     """
 
     number: int
@@ -48,26 +48,28 @@ def lines(text: str) -> list[Line]:
     """Returns the lines of a hostfile that name hosts.
 
     Args:
-        text: The file: on each line a host, perhaps with " slots=2" and " max_slots=4";
-            what follows # is a comment.
+        text: The file's text: on each line a host with optional " slots=2" and
+            " max_slots=4"; a "#" begins a comment.
 
     Raises:
         HostfileError: A line is not of this form.
     """
-    found = []
+    host_lines = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if words:
             limits = _limits(words[1:], number)
-            found.append(Line(number, words[0], limits.get(_SLOTS), limits.get(_MOST)))
-    return found
+            host_lines.append(
+                Line(number, words[0], limits.get(_SLOTS), limits.get(_MOST))
+            )
+    return host_lines
 
 
 def count(text: str) -> int:
-    """Returns a number of replicas.
+    """Parses a number of replicas.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is no such number.
     """
     if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MOST_SLOTS:
         raise ValueError(f"{text!r} is no number of replicas from 1 to {MOST_SLOTS}")
@@ -75,7 +77,7 @@ def count(text: str) -> int:
 
 
 def _limits(words: list[str], number: int) -> dict[str, int]:
-    """Returns what the words behind a host say."""
+    """Parses the words after a host, "slots=2" and "max_slots=4"."""
     limits: dict[str, int] = {}
     for word in words:
         key, equals, value = word.partition("=")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts there are: `--hosts`, `--hostfile`, `--nnodes`. Pure."""
+"""Parses the hosts of a job: `--hosts`, `--hostfile`, `--nnodes`. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.-]+)?")
 
 
 class LaunchError(Exception):
-    """Ends the launcher with one line.
+    """Ends the launcher with one line of text.
 
     Args:
         text: The line.
-        status: The exit status; 2 for what is wrong with how it was called.
+        status: The exit status; 2 if the launcher was called wrongly.
     """
 
     def __init__(self, text: str, status: int = 2) -> None:
@@ -30,14 +30,14 @@ class LaunchError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """A host, on which one server runs.
+    """A host of a job.
 
     Attributes:
-        name: What the user calls it, which is unique: a name, an address, or an alias
-            of ~/.ssh/config.
-        slots: How many replicas it has where they are on CPUs.
-        user: Who logs in there; None: whoever ~/.ssh/config says.
-        local: Whether it is the launcher's own, reached without SSH.
+        name: The user's unique name for the host: a name, an address, or an alias of
+            ~/.ssh/config.
+        slots: The number of its replicas if they are on CPUs.
+        user: The user to log in as; None leaves it to ~/.ssh/config.
+        local: Whether it is the launcher's own host, which needs no SSH.
     """
 
     name: str
@@ -47,18 +47,18 @@ class Host:
 
 
 def own_names() -> frozenset[str]:
-    """Returns the names by which this host is known to itself."""
+    """Returns the names by which this host knows itself."""
     name = socket.gethostname()
     return frozenset({*_LOCAL, name, name.partition(".")[0], socket.getfqdn()})
 
 
 def parse_hosts(text: str, slots: int, own: Collection[str]) -> list[Host]:
-    """Returns the hosts of `--hosts`.
+    """Parses the hosts of `--hosts`.
 
     Args:
-        text: E.g. "host-a,alice@host-b:2,[::1]:4": names, each perhaps with a user and
-            a number of replicas.
-        slots: The number of replicas of those without one.
+        text: E.g. "host-a,alice@host-b:2,[::1]:4": names, each with an optional user
+            and number of replicas.
+        slots: The default number of replicas.
         own: The names of this host.
 
     Raises:
@@ -71,35 +71,35 @@ def parse_hosts(text: str, slots: int, own: Collection[str]) -> list[Host]:
 def parse_hostfile(
     text: str, slots: int, own: Collection[str], path: str
 ) -> list[Host]:
-    """Returns the hosts of a hostfile, of Open MPI's, horovodrun's or MPICH's form.
+    """Parses a hostfile in the format of Open MPI, horovodrun or MPICH.
 
     Args:
-        text: The file: on each line a host, perhaps with ":2" or " slots=2" (and
-            " max_slots=4", which must not be less); what follows # is a comment.
-        slots: The number of replicas of those without one.
+        text: The file's text: on each line a host with optional ":2" or " slots=2" (and
+            " max_slots=4", which must not be less); a "#" begins a comment.
+        slots: The default number of replicas.
         own: The names of this host.
         path: The file's path, for messages.
 
     Raises:
         LaunchError: A line is not of this form, a host is named twice, or none is.
     """
-    found = []
+    hosts = []
     try:
         for line in hostfile.lines(text):
             host = _host(line.host, slots, own, f"{path}, line {line.number}")
             host = dataclasses.replace(host, slots=line.slots or host.slots)
             if line.most is not None and line.most < host.slots:
                 raise hostfile.HostfileError(line.number, "more slots than max_slots")
-            found.append(host)
+            hosts.append(host)
     except hostfile.HostfileError as error:
         raise LaunchError(f"{path}, line {error.number}: {error}") from None
-    if not found:
+    if not hosts:
         raise LaunchError(f"{path} names no host")
-    return _distinct(found, path)
+    return _distinct(hosts, path)
 
 
 def local_hosts(count: int, slots: int) -> list[Host]:
-    """Returns so many hosts that are all this one: `--nnodes` without `--hosts`."""
+    """Returns `count` hosts that are all this one: `--nnodes` without `--hosts`."""
     return [Host(f"localhost-{k}", slots, local=True) for k in range(count)]
 
 
@@ -142,6 +142,8 @@ def _distinct(found: Sequence[Host], where: str) -> list[Host]:
             )
         names.add(host.name)
     if sum(host.local for host in found) > 1:
-        both = " and ".join(host.name for host in found if host.local)
-        raise LaunchError(f"{where}: {both} are both this host; --nnodes has several")
+        local_names = " and ".join(host.name for host in found if host.local)
+        raise LaunchError(
+            f"{where}: {local_names} are both this host; --nnodes has several"
+        )
     return list(found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In-graph mode: a server on each host, and one program, here, that uses them."""
+"""In-graph mode: a server on each host, and one program on this host that uses them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from replicator.launch.servers import Servers
 from replicator.launch.shared import Shared
 from replicator.launch.signals import Signals
 
-# Seconds that the program has to say what a server's death means; at most so large a
-# part of a heartbeat, within which the host is to be named.
+# Seconds for the program to report what the death of a server means; at most this
+# fraction of a heartbeat, within which the host must be named.
 _LAST_WORDS, _LAST_WORDS_PART = 1.0, 0.2
-_CAUSES = 0.5  # seconds in which a server's death may become known after that
+# Seconds after the program's failure for the death of a server to become known.
+_CAUSES = 0.5
 
 
 class InGraph(Attempt):
-    """One life of all servers and the program."""
+    """One attempt at running all servers and the program."""
 
     def __init__(self, job: Job, out: Output, signals: Signals, restarts: int) -> None:
         super().__init__(job, out, signals, restarts)
@@ -54,8 +55,8 @@ class InGraph(Attempt):
         self._shared = Shared(folder)
         servers = Servers(self._job, self._machines, self._shared)
         self._serving = servers
-        if ended := await self._begin(servers.start(retry=self._before > 0)):
-            return ended
+        if outcome := await self._begin(servers.start(retry=self._before > 0)):
+            return outcome
         self._program = await self._start_program(servers.cluster)
         failed = await self._look_after(servers)
         if failed is not None and not self._program.status.done():
@@ -69,16 +70,16 @@ class InGraph(Attempt):
         return self._outcome(servers)
 
     async def _look_after(self, servers: Servers) -> Outcome | None:
-        """Waits for the first that ends, but for servers that are started again.
+        """Restarts or leaves out lost servers while the program can go on.
 
         Returns:
-            How it failed, where a server was not started again.
+            The failure, if a server could not be restarted; None otherwise.
         """
         assert self._program
         while True:
             starting = {process.name for process in self._starting.values()}
-            alone = [p for p in servers.processes if p.name not in starting]
-            ended = [process for process in alone if process.status.done()]
+            running = [p for p in servers.processes if p.name not in starting]
+            ended = [process for process in running if process.status.done()]
             if self._program.status.done() or self._signals.first is not None:
                 return None
             for process in ended:
@@ -101,7 +102,11 @@ class InGraph(Attempt):
             await self._first([self._program.status, *serving, *self._starting])
 
     def _goes_on(self, servers: Servers, process: Process) -> bool:
-        """Whether the program goes on after a server ended, which is seen to here."""
+        """Restarts or leaves out a server that has ended, if the program can cope.
+
+        Returns:
+            Whether the program goes on.
+        """
         if not (self._shared.copes and servers.can_restart):
             return False
         text = f"{process.name}: its server has ended: "
@@ -120,8 +125,8 @@ class InGraph(Attempt):
         return True
 
     def _spare(self, servers: Servers) -> bool:
-        least = self._job.min_nodes
-        return least is not None and servers.count > least
+        min_nodes = self._job.min_nodes
+        return min_nodes is not None and servers.count > min_nodes
 
     def _leave_out(self, servers: Servers, process: Process) -> None:
         servers.leave_out(process)
@@ -129,7 +134,7 @@ class InGraph(Attempt):
         self._out.say(f"going on with {hosts}, without {process.name}")
 
     def _outcome(self, servers: Servers) -> Outcome:
-        """Returns what has failed first; a server's death has the program fail."""
+        """Returns the first failure; the death of a server makes the program fail."""
         assert self._program
         program = self._program.status
         if program.done() and program.result() == 0:
@@ -140,12 +145,12 @@ class InGraph(Attempt):
                 text = f"{process.name}: its server has ended: {ending(status)}"
                 return Outcome(exit_status(status) or 1, text=text)
         if not program.done():
-            return Outcome(1)  # of no matter: it is called off
+            return Outcome(1)  # unused: a signal has ended the attempt
         text = f"the program has ended: {ending(program.result())}"
         return Outcome(exit_status(program.result()), text=text)
 
     async def _start_program(self, cluster: str) -> Process:
-        """Starts the user's program, with the launcher's own input and output."""
+        """Starts the user's program with the launcher's own input and output."""
         capture = self._job.output_dir is not None
         with _stdin() as stdin:
             command = commands.program(
@@ -156,8 +161,8 @@ class InGraph(Attempt):
             process.outputs, (sys.stdout, sys.stderr), strict=True
         ):
             if reader:
-                pumped = output.pump(reader, self._taker(stream))
-                self._pumps.append(asyncio.create_task(pumped))
+                pump = output.pump(reader, self._taker(stream))
+                self._pumps.append(asyncio.create_task(pump))
         return process
 
     def _taker(self, stream: TextIO) -> Callable[[bytes], None]:
@@ -177,18 +182,18 @@ class InGraph(Attempt):
 
 @contextlib.contextmanager
 def _stdin() -> Iterator[str | int]:
-    """Yields the program's standard input, as a Command's.
+    """Yields the program's standard input, for a Command.
 
-    It is the launcher's, but for a terminal: a terminal belongs to one session, and the
-    program has one of its own.
+    It is the launcher's, unless that is a terminal: a terminal belongs to one session,
+    and the program has its own.
     """
     try:
-        terminal = os.isatty(0)
-        copied = os.dup(0)
-    except OSError:  # it is closed
+        is_terminal = os.isatty(0)
+        duplicate = os.dup(0)
+    except OSError:  # standard input is closed
         yield "null"
         return
     try:
-        yield "null" if terminal else copied
+        yield "null" if is_terminal else duplicate
     finally:
-        os.close(copied)
+        os.close(duplicate)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one command on some host, and leaves nothing of it behind.
+"""Runs one command on a host, and leaves nothing of it behind.
 
-Between the launcher and each process that it starts is one of these. The launcher sends
-it this source and what to run (`start` in processes.py), so that a host needs nothing
-but Python for it: only the standard library is used here. Its standard input is how
-the launcher is heard. Lines are `beat` and `end SIGNAL`; if it closes, the launcher is
-gone, and the command is ended like by `end 15`.
+The launcher runs every command under a keeper process. It sends the keeper this source
+and the command (`start` in processes.py), so that a host needs only Python: this file
+uses the standard library alone. The launcher controls the keeper through its standard
+input, by the lines `beat` and `end SIGNAL`. If the input closes, the launcher is gone,
+and the keeper ends the command as for `end 15`.
 
-The command has a session of its own, so that no terminal's Ctrl-C reaches it by itself.
-Its descendants, also those that leave its session, become children of this process
-(PR_SET_CHILD_SUBREAPER) and are ended with it. If this process is killed, the kernel
-kills the command (PR_SET_PDEATHSIG).
+The command has its own session, so that no terminal's Ctrl-C reaches it directly. Its
+descendants, even those that leave its session, become children of the keeper
+(PR_SET_CHILD_SUBREAPER) and end with it. If the keeper is killed, the kernel kills the
+command (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import time
 from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_CANNOT_RUN = 127  # the status of shells for a command that does not exist
-ENDED = "\x1ereplicator.launch: ended "  # what announces the status of the command
-# What follows each signal, a grace time apart, until all have ended.
+_CANNOT_RUN = 127  # a shell's status for a command that does not exist
+ENDED = "\x1ereplicator.launch: ended "  # announces the status of the command
+# The signals that follow each signal, a grace time apart, until all have ended.
 _MORE = {
     signal.SIGINT: (signal.SIGTERM, signal.SIGKILL),
     signal.SIGTERM: (signal.SIGKILL,),
@@ -38,17 +38,17 @@ _MORE = {
 
 
 class Keeper:
-    """Watches one command.
+    """Runs and supervises one command.
 
     Args:
-        spec: What to run, JSON's types: `argv`; `env`, variables in addition to those
-            there are; `cwd`, used if it exists; `stdin`, "null", "pipe" (which closes
+        spec: The command, in JSON's types: `argv`; `env`, variables to add to the
+            environment; `cwd`, used if it exists; `stdin`, "null", "pipe" (which closes
             when this process ends) or an open file descriptor; `grace`, seconds between
-            a signal and the next; `silence`, seconds without a word of the launcher
-            after which it is taken for gone, or None; `stopped`, seconds for which the
-            command may be stopped (SIGSTOP) before it is killed, or None; `remove`, a
-            folder that is removed at the end, or None; `announce`, whether to say on
-            standard error that the command has ended while anything else has not.
+            a signal and the next; `silence`, seconds without input after which the
+            launcher counts as gone, or None; `stopped`, seconds for which the command
+            may be stopped (SIGSTOP) before it is killed, or None; `remove`, a folder to
+            remove at the end, or None; `announce`, whether to report the end of the
+            command on standard error while its descendants still run.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ class Keeper:
         adopt_orphans()
         self._status: int | None = None
         self._next: list[int] = []  # signals still to be sent
-        self._deadline: float | None = None  # when the next of them is due
+        self._deadline: float | None = None  # when the next one is due
         self._stopped_since: float | None = None
         limits = [spec[name] for name in ("silence", "stopped") if spec[name]]
         self._tick = min([1.0, *(limit / 10 for limit in limits)])
@@ -70,12 +70,12 @@ class Keeper:
         self._child = _spawn(spec)
 
     def run(self) -> int:
-        """Returns the status of the command, as shells have it, once all has ended."""
-        control: list[int] = [0]
+        """Waits until all has ended; returns the command's status, as in a shell."""
+        inputs: list[int] = [0]
         text = b""
         while True:
-            soon = 0.05 if self._deadline is not None else self._tick
-            readable, _, _ = select.select([*control, self._wake], [], [], soon)
+            timeout = 0.05 if self._deadline is not None else self._tick
+            readable, _, _ = select.select([*inputs, self._wake], [], [], timeout)
             if self._wake in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
@@ -86,17 +86,17 @@ class Keeper:
                 for line in lines:
                     self._obey(line)
                 if not data:
-                    control = []
+                    inputs = []
                     self._end(signal.SIGTERM)
-            before = self._status
+            old_status = self._status
             if not self._reap():
                 assert self._status is not None
                 if self._spec["remove"]:
                     shutil.rmtree(self._spec["remove"], ignore_errors=True)
                 return self._status
-            if self._status != before and self._spec["announce"]:
+            if self._status != old_status and self._spec["announce"]:
                 _write(f"{ENDED}{self._status}\n")
-            self._look_after(time.monotonic(), bool(control))
+            self._look_after(time.monotonic(), bool(inputs))
 
     def _obey(self, line: bytes) -> None:
         word, _, number = line.partition(b" ")
@@ -108,7 +108,7 @@ class Keeper:
             self._end(signal.SIGTERM)
 
     def _reap(self) -> bool:
-        """Takes note of what has ended; returns whether anything is left."""
+        """Reaps processes that have ended; returns whether any are left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -117,13 +117,13 @@ class Keeper:
                 if pid == self._child:
                     code = os.waitstatus_to_exitcode(status)
                     self._status = code if code >= 0 else 128 - code
-                    self._next = []  # what it has left behind is ended from the start
+                    self._next = []  # its descendants get the whole series of signals
                     self._end(signal.SIGTERM)
-        except ChildProcessError:  # whoever lives has one of them as its ancestor
+        except ChildProcessError:  # no children, and so no other descendants either
             return False
 
     def _look_after(self, now: float, heard: bool) -> None:
-        """Does what is due at a time."""
+        """Checks the time limits, and sends a signal that is due."""
         if now - self._ticked > 10 * self._tick:  # this process itself was stopped
             self._heard, self._stopped_since = now, None
         self._ticked = now
@@ -143,23 +143,23 @@ class Keeper:
             self._send(self._next.pop(0))
 
     def _end(self, number: int) -> None:
-        """Begins to end the command, unless that has begun as sternly."""
+        """Begins to end the command, unless an equally strong signal has begun it."""
         if self._deadline is None or number == signal.SIGKILL or not self._next:
             self._next = list(_MORE[signal.Signals(number)])
             self._send(number)
 
     def _send(self, number: int) -> None:
-        """Signals the command, its group, or all that descends from it."""
-        again = number == signal.SIGKILL  # for what was forked meanwhile
+        """Signals the command, its process group, or all descendants."""
+        again = number == signal.SIGKILL  # for processes that were forked meanwhile
         self._deadline = time.monotonic() + (0 if again else self._spec["grace"])
         self._next = self._next or [signal.SIGKILL]
         if number == signal.SIGKILL or self._status is not None:
             for pid in descendants():
                 _kill(pid, number)
-        elif number == signal.SIGINT:  # what a terminal does
+        elif number == signal.SIGINT:  # as a terminal does
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child, number)
-        else:  # the command may end its own children as it likes
+        else:  # leaves it to the command to end its own children
             _kill(self._child, number)
 
 
@@ -183,7 +183,7 @@ def _spawn(spec: dict[str, Any]) -> int:
 
 
 def _become(spec: dict[str, Any], stdin: int, keeper: int) -> None:
-    """Makes this process the command."""
+    """Replaces this forked process by the command."""
     os.setsid()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != keeper:
@@ -209,7 +209,7 @@ def _kill(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
         if number != signal.SIGKILL:
-            os.kill(pid, signal.SIGCONT)  # one that is stopped would not hear it
+            os.kill(pid, signal.SIGCONT)  # a stopped process would not react
 
 
 def _stat(pid: int | str) -> list[str]:
@@ -234,14 +234,14 @@ def descendants() -> list[int]:
     """Returns all live processes that descend from this one."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdecimal() and (found := _stat(name)) and found[0] not in "ZX":
-            children.setdefault(int(found[1]), []).append(int(name))
-    left, found_pids = [os.getpid()], []
-    while left:
-        more = children.get(left.pop(), [])
-        found_pids += more
-        left += more
-    return found_pids
+        if name.isdecimal() and (stat := _stat(name)) and stat[0] not in "ZX":
+            children.setdefault(int(stat[1]), []).append(int(name))
+    pending, pids = [os.getpid()], []
+    while pending:
+        more = children.get(pending.pop(), [])
+        pids += more
+        pending += more
+    return pids
 
 
 def _say(text: str) -> None:

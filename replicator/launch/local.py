@@ -15,10 +15,10 @@ _STDOUT, _STDERR = 1, 2
 
 
 class _Child(asyncio.SubprocessProtocol):
-    """What is heard of a child.
+    """Tracks the output and the exit of a child process.
 
-    `asyncio.subprocess.Process` would take one that has ended for alive as long as
-    anything else holds the other end of its pipes.
+    `asyncio.subprocess.Process` would consider a child alive for as long as any process
+    holds the other end of its pipes.
     """
 
     def __init__(self, capture: bool) -> None:
@@ -31,7 +31,7 @@ class _Child(asyncio.SubprocessProtocol):
         assert isinstance(transport, asyncio.SubprocessTransport)
         for number, reader in self.readers.items():
             pipe: Any = transport.get_pipe_transport(number)
-            reader.set_transport(pipe)  # which then reads no more than is taken
+            reader.set_transport(pipe)  # so that the reader limits what it buffers
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         self.readers[fd].feed_data(data)
@@ -49,9 +49,9 @@ async def start(name: str, command: Command, capture: bool) -> Process:
     """Starts a command under a keeper.
 
     Args:
-        name: Of the process.
+        name: The name of the process.
         command: The command.
-        capture: Whether its output is read; it shares the launcher's otherwise.
+        capture: Whether to read its output, which is otherwise the launcher's own.
     """
     output = asyncio.subprocess.PIPE if capture else None
     transport, child = await asyncio.get_running_loop().subprocess_exec(
@@ -65,7 +65,7 @@ async def start(name: str, command: Command, capture: bool) -> Process:
         stdout=output,
         stderr=output,
         pass_fds=[command.stdin] if isinstance(command.stdin, int) else [],
-        start_new_session=True,  # no terminal's Ctrl-C reaches it by itself
+        start_new_session=True,  # so that no terminal's Ctrl-C reaches it directly
     )
     stdin: Any = transport.get_pipe_transport(0)
     stdin.write(processes.start(command))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts of a job: how they are reached, and what runs on them under keepers."""
+"""The hosts of a job: connects to them, and runs commands on them under keepers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from replicator.launch.processes import Process
 from replicator.launch.ssh import Remote
 
 _HERE = "127.0.0.1"
-_LAST_LINES = 1.0  # seconds for what processes that have ended said last
+_LAST_LINES = 1.0  # seconds for the last output of processes that have ended
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
-# Sees a line before it is shown; returns whether it keeps the line to itself.
+# Called with each line before it is shown; returns True to hide the line.
 Look = Callable[[bytes], bool]
 
 
@@ -32,20 +32,20 @@ def _pass(_: bytes) -> bool:
 
 
 class Machines:
-    """The hosts of a job, by their numbers.
+    """The hosts of a job, by number.
 
     Args:
-        job: What is launched.
-        out: Where their output goes.
+        job: The job to launch.
+        out: Receives the output of the hosts.
         stack: Closes connections and forwards, once all has ended.
 
     Attributes:
-        remotes: The connections, once `reach` has returned; None: this host.
-        addresses: By which the hosts reach one another, without ports.
-        client: By which they reach this host, "host:port"; port 0 is any.
-        tunnel: If there is one.
-        last: By name, what each has written last to its standard error.
-        waiting: The names of those that are not ready yet; for messages.
+        remotes: The connections, set by `reach`; None stands for this host.
+        addresses: The addresses by which the hosts reach each other, without ports.
+        client: The "host:port" by which they reach this host; port 0 is any free one.
+        tunnel: The tunnel, or None.
+        last: The last line of each host's standard error, by name.
+        waiting: The names of the hosts that are not ready yet, for messages.
     """
 
     def __init__(self, job: Job, out: Output, stack: contextlib.AsyncExitStack) -> None:
@@ -60,10 +60,10 @@ class Machines:
 
     @contextlib.asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
-        """Limits how long all may take to be ready.
+        """Limits how long the hosts may take to become ready in this block.
 
         Raises:
-            LaunchError: Some are not in time.
+            LaunchError: A host is not ready in time.
         """
         limit = self._job.start_timeout
         try:
@@ -77,49 +77,51 @@ class Machines:
             ) from error
 
     async def reach(self, retry: bool) -> None:
-        """Connects to all, copies files to them, and checks what they have.
+        """Connects to all hosts, copies files to them, and checks their packages.
 
         Args:
-            retry: Whether a host that cannot be reached may come back in time.
+            retry: Whether to wait for hosts that cannot be reached yet.
 
         Raises:
-            LaunchError: One cannot be reached or used.
+            LaunchError: A host cannot be reached or used.
         """
         job = self._job
         remotes = await together([self._connect(host, retry) for host in job.hosts])
-        found = [remote for remote in remotes if remote]
-        if job.sync and found:
+        others = [remote for remote in remotes if remote]
+        if job.sync and others:
             names, which = await sync.choose(os.getcwd())
-            packed = await asyncio.to_thread(sync.pack, os.getcwd(), names)
-            said = f"{len(names)} {which}, {len(packed) / 1e6:.1f} MB packed"
-            await together([self._copy(remote, packed, said) for remote in found])
-        await together([remote.check(job, os.getcwd()) for remote in found])
+            archive = await asyncio.to_thread(sync.pack, os.getcwd(), names)
+            text = f"{len(names)} {which}, {len(archive) / 1e6:.1f} MB packed"
+            await together([self._copy(remote, archive, text) for remote in others])
+        await together([remote.check(job, os.getcwd()) for remote in others])
         self.client = commands.any_port(
-            found[0].own_address or _HERE if found else _HERE
+            others[0].own_address or _HERE if others else _HERE
         )
-        refuse_exposed(job, found)
+        refuse_exposed(job, others)
         if job.tunnel:
             self.tunnel = await tunnel.open_tunnel(remotes, self._stack)
             self.client = self.tunnel.client
-        own = self.client.rpartition(":")[0].strip("[]")
-        self.addresses = [remote.address if remote else own for remote in remotes]
+        own_address = self.client.rpartition(":")[0].strip("[]")
+        self.addresses = [
+            remote.address if remote else own_address for remote in remotes
+        ]
         self.remotes = remotes
 
     async def reach_again(self, index: int) -> None:
-        """Connects to a host to which the connection was lost.
+        """Reconnects to a host whose connection was lost.
 
         Raises:
-            LaunchError: It cannot be used.
+            LaunchError: The host cannot be used.
         """
         self.remotes[index] = await self._connect(self._job.hosts[index], retry=True)
 
     def python(self, index: int) -> str:
-        """Returns the Python of a host."""
+        """Returns the Python interpreter of a host."""
         remote = self.remotes[index]
         return remote.python if remote else sys.executable
 
     async def start(self, index: int, command: Command) -> Process:
-        """Starts a command on a host, within the tunnel if there is one."""
+        """Starts a command on a host, inside the tunnel if there is one."""
         remote = self.remotes[index]
         if self.tunnel:
             package = remote.package if remote else _PACKAGE
@@ -131,12 +133,12 @@ class Machines:
     def follow(
         self, process: Process, on_output: Look = _pass, on_error: Look = _pass
     ) -> None:
-        """Shows what a process writes, and keeps it in the host's file.
+        """Shows the output of a process, and writes it to the host's file.
 
         Args:
-            process: One that `start` has returned.
-            on_output: Looks at the lines of its standard output.
-            on_error: Looks at the lines of its standard error.
+            process: A process that `start` returned.
+            on_output: Called with the lines of its standard output.
+            on_error: Called with the lines of its standard error.
         """
 
         def show_output(line: bytes) -> None:
@@ -165,24 +167,24 @@ class Machines:
             self._pumps.setdefault(process, []).append(pump)
 
     async def finish(self, process: Process | None = None) -> None:
-        """Shows what a process that has ended said last; all of them, unless given."""
-        chosen = self._pumps if process is None else [process]
-        pumps = [pump for one in chosen for pump in self._pumps.get(one, ())]
+        """Shows the last output of a process that has ended; by default, of all."""
+        processes = self._pumps if process is None else [process]
+        pumps = [pump for p in processes for pump in self._pumps.get(p, ())]
         if pumps:
             await asyncio.wait(pumps, timeout=_LAST_LINES)
 
     def is_ready(self, name: str) -> None:
-        """Notes that a host is ready."""
+        """Records that a host is ready."""
         if name in self.waiting:
             self.waiting.remove(name)
 
     def note(self, text: str) -> None:
-        """Says what was done, where the user wants to know."""
+        """Reports an action under --verbose."""
         if self._job.verbose:
             self._out.say(text)
 
     async def _connect(self, host: Host, retry: bool) -> Remote | None:
-        """Connects to a host; returns None for this one."""
+        """Connects to a host; returns None for this host."""
         if host.local:
             return None
         python = self._job.python or sys.executable
@@ -193,7 +195,7 @@ class Machines:
             except LaunchError:
                 if not retry:
                     raise
-                await asyncio.sleep(1)  # it may be starting
+                await asyncio.sleep(1)  # the host may be booting
         self._stack.push_async_callback(_close, remote)
         self.note(f"{host.name}: connected")
         return remote
@@ -204,8 +206,8 @@ class Machines:
 
 
 async def together(waited: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Returns the results of all; the first error cancels the others."""
-    tasks = [asyncio.ensure_future(one) for one in waited]
+    """Returns the results of all coroutines; the first error cancels the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in waited]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -215,10 +217,10 @@ async def together(waited: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 def refuse_exposed(job: Job, remotes: Sequence[Remote]) -> None:
-    """Refuses servers that others reach, unless they are accepted.
+    """Refuses servers that others can reach, unless the user accepts that.
 
     Raises:
-        LaunchError: One would be, or cannot be reached at all.
+        LaunchError: A server would be exposed, or cannot be reached at all.
     """
     for remote in remotes:
         if not (job.tunnel or (remote.address and remote.own_address)):
@@ -235,7 +237,7 @@ def refuse_exposed(job: Job, remotes: Sequence[Remote]) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Returns whether an address is one that no other host reaches."""
+    """Whether an address is one that no other host reaches."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:  # a name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes write: lines with a host's name before them, and files."""
+"""Shows processes' output, with host names before its lines, and writes it to files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, Any, Protocol, TextIO
 from replicator.launch.hosts import LaunchError
 
 _STYLES = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan")
-_LONGEST = 1 << 16  # bytes of a line; what is longer is broken
+_LONGEST = 1 << 16  # bytes per line; longer lines are broken up
 _CHUNK = 1 << 16
 _INFORMATION = re.compile(
     rb"I\d{4} \d|\d{4}-\d\d-\d\d \S+: I |WARNING: All log messages before absl::"
@@ -24,11 +24,11 @@ class Reader(Protocol):
     """The reading end of a pipe or a channel."""
 
     async def read(self, n: int, /) -> bytes:
-        """Returns up to n bytes; none at the end."""
+        """Returns up to n bytes; b"" at the end."""
 
 
 class Lines:
-    r"""Makes lines of pieces of bytes.
+    r"""Splits a stream of bytes into lines.
 
     Example:
         >>> from replicator.launch import output
@@ -41,18 +41,18 @@ class Lines:
         self._left = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Returns the lines that end in what comes next, without their ends."""
+        """Returns the lines that the next bytes complete, without line ends."""
         *lines, self._left = (self._left + data).split(b"\n")
-        broken = [piece for line in lines for piece in _pieces(line)]
+        pieces = [piece for line in lines for piece in _pieces(line)]
         while len(self._left) >= _LONGEST:
-            broken.append(self._left[:_LONGEST])
+            pieces.append(self._left[:_LONGEST])
             self._left = self._left[_LONGEST:]
-        return broken
+        return pieces
 
     def rest(self) -> list[bytes]:
-        """Returns a last line that nothing ends."""
-        left, self._left = self._left, b""
-        return [left] if left else []
+        """Returns the last line if it has no line end."""
+        line, self._left = self._left, b""
+        return [line] if line else []
 
 
 def _pieces(line: bytes) -> list[bytes]:
@@ -61,15 +61,15 @@ def _pieces(line: bytes) -> list[bytes]:
 
 
 class Output:
-    """Shows what all processes write, and keeps it in files.
+    """Shows the output of all processes, and writes it to files.
 
     Args:
-        names: Those of the hosts.
-        directory: Where the files go; None: nowhere.
-        more: Names of what has a file, too.
+        names: The names of the hosts.
+        directory: The directory of the files; None writes no files.
+        more: Further names that have files.
 
     Raises:
-        LaunchError: There can be no files in the directory.
+        LaunchError: No files can be created in the directory.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Output:
                 raise LaunchError(text) from error
 
     def say(self, text: str) -> None:
-        """Says something of the launcher itself, in one line."""
+        """Prints a message of the launcher itself, in one line."""
         _write(sys.stderr, f"replicator.launch: {' '.join(text.split())}\n")
 
     def line(self, name: str, line: bytes, stream: IO[str]) -> None:
-        """Shows a line of a host."""
+        """Shows a line of a host, and writes it to its file."""
         self.keep(name, line)
         prefix = f"[{name}]".ljust(self._width + 2) + " "
         console = self._consoles.get(id(stream))
@@ -107,11 +107,11 @@ class Output:
             _write(stream, text)
 
     def keep(self, name: str, line: bytes) -> None:
-        """Keeps a line of a host in its file, and does not show it."""
+        """Writes a line of a host to its file without showing it."""
         self._keep(name, line + b"\n")
 
     def raw(self, name: str, data: bytes, stream: TextIO) -> None:
-        """Passes bytes on as they are."""
+        """Passes bytes on unchanged, and writes them to the file."""
         self._keep(name, data)
         with contextlib.suppress(OSError, ValueError):
             stream.buffer.write(data)
@@ -137,34 +137,34 @@ class Output:
 
 
 def is_information(line: bytes) -> bool:
-    """Returns whether a line is one of those in which TensorFlow tells what it does.
+    """Whether a line is one of TensorFlow's log messages of level INFO.
 
-    It writes many while it is imported, whatever TF_CPP_MIN_LOG_LEVEL says.
+    TensorFlow writes many on import, whatever TF_CPP_MIN_LOG_LEVEL says.
     """
     return bool(_INFORMATION.match(line))
 
 
 async def pump(reader: Reader, take: Callable[[bytes], None]) -> None:
-    """Hands over all that a pipe or a channel brings, until it ends or breaks."""
-    with contextlib.suppress(Exception):  # a broken connection is told of elsewhere
+    """Passes all data of a pipe or channel to `take`, until it ends or breaks."""
+    with contextlib.suppress(Exception):  # a broken connection is reported elsewhere
         while data := await reader.read(_CHUNK):
             take(data)
 
 
 def _write(stream: IO[str], text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # whoever reads it may have gone
+    with contextlib.suppress(OSError, ValueError):  # the reader may be gone
         encoding = getattr(stream, "encoding", None) or "utf-8"
         stream.write(text.encode(encoding, "replace").decode(encoding))
         stream.flush()
 
 
 def _console(stream: IO[str]) -> Any:
-    """Returns what writes in colours; None where that is no terminal."""
+    """Returns a console that writes in colours; None if the stream is no terminal."""
     if not stream.isatty():
         return None
     try:
         import rich.console
-    except ImportError:  # of the extra "hosts": without it there are no colours
+    except ImportError:  # rich is part of the extra "hosts", and optional
         return None
     return rich.console.Console(
         file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True

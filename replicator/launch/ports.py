@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program needs on its host: a free port, and its script.
+"""Checks what a program needs on its host: a free port, and its script.
 
-Sent to other hosts: the standard library only.
+Sent to other hosts: uses the standard library only.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import sys
 
 
 def free_port() -> int:
-    """Returns a port at which nobody listens, by whatever address."""
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return int(found.getsockname()[1])
+    """Returns a port that is free on all interfaces."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def look(script: str) -> dict[str, object]:
-    """Returns what there is.
+    """Returns a free port, whether the script is missing, and the working directory.
 
     Args:
-        script: The path of the script; "": there is none.
+        script: The path of the script, or "" for none.
     """
     missing = bool(script) and not os.path.exists(script)
     return {"port": free_port(), "missing": missing, "folder": os.getcwd()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command under a keeper, on whatever host: how it is started, ended, waited for."""
+"""Starts, ends and waits for a command under a keeper, on any host."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from replicator.launch import keeper
 from replicator.launch.commands import Command
 from replicator.launch.output import Reader
 
-# Reads byte by byte, so that what follows the line is left to the keeper.
+# Reads unbuffered, so that everything after the first line is left to the keeper.
 BOOT = (
     "import json;given=json.loads(open(0,'rb',buffering=0,closefd=False).readline());"
     "exec(compile(given['source'],'<replicator keeper>','exec'))"
 )
-_SILENCES = 6  # heartbeats without one of them after which a keeper gives up
+_SILENCES = 6  # heartbeats of silence after which a keeper gives up
 LOST = -1  # the status of a process whose host is out of reach
-_LOST_STATUS = 255  # what the launcher then exits with, as ssh does
+_LOST_STATUS = 255  # the launcher's exit status for LOST, as of ssh
 
 
 class Process:
     """A command that runs under a keeper.
 
     Args:
-        name: Of its host, or "program".
+        name: The name of its host, or "program".
         write: Sends bytes to the keeper.
-        outputs: Its standard output and error; None where it shares the launcher's.
-        wait: Returns the status, as shells have it, or LOST, once all has ended: the
-            command and what it has left behind.
-        abandon: Lets go of it, and of its output; what has not ended is killed.
+        outputs: Its standard output and error; None if it shares the launcher's.
+        wait: Returns the status, as in a shell, or LOST, once the command and all its
+            descendants have ended.
+        abandon: Drops the process and its output; kills what has not ended.
 
     Attributes:
-        abandon: As given.
-        status: A future, done with the status once the command has ended. Something
-            that it has left behind may still be there if its keeper announces its end.
+        abandon: The argument of that name.
+        status: A future of the command's status. Descendants may outlive the command if
+            its keeper announces its end.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Process:
         self._write = write
 
     def has_ended(self, status: int) -> None:
-        """Notes that the command has ended."""
+        """Records the status of the command, which has ended."""
         if not self.status.done():
             self.status.set_result(status)
 
@@ -74,20 +74,20 @@ class Process:
             self.has_ended(all_.result())
 
     async def all_ended(self) -> None:
-        """Waits until what the command has left behind has ended, too."""
+        """Waits until the command's descendants have ended, too."""
         await asyncio.wait([self._all])
 
     def send(self, line: str) -> None:
-        """Tells the keeper something; one that has ended does not hear it."""
+        """Sends a line to the keeper; does nothing if the keeper has ended."""
         with contextlib.suppress(OSError, RuntimeError):
             self._write(f"{line}\n".encode())
 
     async def end(self, number: int, limit: float) -> None:
-        """Ends it, beginning with a signal, and waits until it has ended.
+        """Ends the command and its descendants, and waits for them.
 
         Args:
-            number: The signal; sterner ones follow.
-            limit: Seconds after which it is let go of, wherever it hangs.
+            number: The first signal; stronger ones follow.
+            limit: Seconds after which the process is abandoned if it hangs.
         """
         self.send(f"end {number}")
         done, _ = await asyncio.wait([self._all], timeout=limit)
@@ -96,28 +96,28 @@ class Process:
 
 
 def start(command: Command, silence: float | None = None) -> bytes:
-    """Returns the line that has a keeper start a command.
+    """Returns the line that makes a keeper start a command.
 
     Args:
         command: The command.
-        silence: Seconds after which a keeper that hears nothing gives up, or None.
+        silence: Seconds without input after which the keeper gives up, or None.
     """
     spec: dict[str, Any] = {**dataclasses.asdict(command), "silence": silence}
     return json.dumps({"source": source_of(keeper), "spec": spec}).encode() + b"\n"
 
 
 def source_of(module: Any) -> str:
-    """Returns the source of a module that needs the standard library only."""
+    """Returns the source of a module that needs only the standard library."""
     return pathlib.Path(inspect.getfile(module)).read_text()
 
 
 def silence(heartbeat: float) -> float:
-    """Returns for how long a keeper on another host may hear nothing, in seconds."""
+    """Returns for how many seconds a keeper on another host may hear nothing."""
     return _SILENCES * heartbeat
 
 
 def ending(status: int) -> str:
-    """Returns how a process with a status has ended, in words.
+    """Describes the end of a process with a given status.
 
     Example:
         >>> from replicator.launch import processes
@@ -132,5 +132,5 @@ def ending(status: int) -> str:
 
 
 def exit_status(status: int) -> int:
-    """Returns what the launcher exits with for the status of a process."""
+    """Returns the launcher's exit status for the status of a process."""
     return _LOST_STATUS if status == LOST else status

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the user's program on each host, as one of those that join one another."""
+"""Starts the user's program on each host, where the programs join each other."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Programs:
     """The programs of a job.
 
     Args:
-        job: What is launched.
+        job: The job to launch.
         machines: Its hosts.
-        restarts: How often all was started anew before.
+        restarts: The number of earlier restarts.
 
     Attributes:
-        processes: Those that were started, also while others are being started.
-        failed: Those of them that have failed, in the order in which they did.
-        left: What those that have not ended yet will end with.
-        port_taken: Whether one could not listen where it should.
+        processes: The processes started so far, even while others are being started.
+        failed: The processes that have failed, in order of failure.
+        left: The future statuses of the processes that still run.
+        port_taken: Whether a program could not listen at its address.
     """
 
     def __init__(self, job: Job, machines: Machines, restarts: int) -> None:
@@ -41,24 +41,24 @@ class Programs:
         self.port_taken = False
 
     async def start(self, retry: bool) -> None:
-        """Finds a port on each host, and then starts all.
+        """Finds a free port on each host, and then starts all programs.
 
         Args:
-            retry: Whether a host that cannot be reached may come back in time.
+            retry: Whether to wait for hosts that cannot be reached yet.
 
         Raises:
-            LaunchError: One does not start, or not in time.
+            LaunchError: A program does not start in time.
         """
         everyone = range(len(self._job.hosts))
         async with self._machines.in_time():
             await self._machines.reach(retry)
-            found: list[str] = []
-            while len({*found}) < len(everyone):  # hosts may be one under two names
-                found = await together([self._address(index) for index in everyone])
-            await together([self._start(index, found) for index in everyone])
+            addresses: list[str] = []
+            while len({*addresses}) < len(everyone):  # two names may be of one host
+                addresses = await together([self._address(index) for index in everyone])
+            await together([self._start(index, addresses) for index in everyone])
 
     async def _address(self, index: int) -> str:
-        """Returns where TensorFlow's server of a host is to listen."""
+        """Returns the address at which a host's TensorFlow server must listen."""
         machines, remote = self._machines, self._machines.remotes[index]
         port = ports.free_port() if remote is None else await self._ask(remote)
         if machines.tunnel:
@@ -66,21 +66,21 @@ class Programs:
         return commands.with_port(machines.addresses[index], port)
 
     async def _ask(self, remote: Remote) -> int:
-        """Returns a port that is free on another host.
+        """Returns a free port of another host, which must have the program.
 
         Raises:
-            LaunchError: It cannot be asked, or has no such program.
+            LaunchError: The host cannot be asked, or lacks the program.
         """
         script = "" if self._job.program[0] == "-m" else self._job.program[0]
         source = processes.source_of(ports)
         argv = (remote.python, "-I", "-c", source, script)
-        status, said, told = await remote.run(Command(argv, {}, os.getcwd()))
+        status, stdout, stderr = await remote.run(Command(argv, {}, os.getcwd()))
         name = remote.host.name
         try:
-            facts = json.loads(said.splitlines()[-1])
+            facts = json.loads(stdout.splitlines()[-1])
         except (ValueError, IndexError) as error:
-            why = ssh.last_line(told) or processes.ending(status)
-            raise LaunchError(f"{name}: no port is found: {why}", _FAILED) from error
+            reason = ssh.last_line(stderr) or processes.ending(status)
+            raise LaunchError(f"{name}: no port is found: {reason}", _FAILED) from error
         if facts["missing"]:
             raise LaunchError(
                 f"{name}: there is no {script} in {facts['folder']}; --sync copies the "
@@ -89,7 +89,7 @@ class Programs:
         return int(facts["port"])
 
     async def _start(self, index: int, addresses: list[str]) -> None:
-        job, machines, own = self._job, self._machines, addresses[index]
+        job, machines, address = self._job, self._machines, addresses[index]
         cluster = commands.describe_part(job, addresses, index)
         python = machines.python(index)
         command = commands.part(job, cluster, self._restarts, python, os.getcwd())
@@ -99,12 +99,14 @@ class Programs:
         process.status.add_done_callback(lambda _: self._note_end(process))
 
         def look(line: bytes) -> bool:
-            self.port_taken |= commands.is_port_taken(line, own)
+            self.port_taken |= commands.is_port_taken(line, address)
             return False
 
         machines.follow(process, on_error=look)
         machines.is_ready(process.name)
-        machines.note(f"{process.name}: the program is started; it listens at {own}")
+        machines.note(
+            f"{process.name}: the program is started; it listens at {address}"
+        )
 
     def _note_end(self, process: Process) -> None:
         self.left.remove(process.status)

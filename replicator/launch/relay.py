@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a server that nothing but sockets in a folder reaches.
+"""Runs a server that can be reached only through sockets in a folder.
 
-The server is moved to a network of its own (a network namespace of Linux), which has
-nothing but a loopback interface. Sockets in the file system are reached from within and
-from without, so a process beside the server passes bytes between them and ports:
-connections to one of them to the server, and those of the server, to what are ports of
-the other hosts there, to the others. It is run by its path, with nothing but the
-standard library.
+The server gets a network of its own (a Linux network namespace), with nothing but a
+loopback interface. Sockets in the file system work across namespaces, so a process
+beside the server passes bytes between them and ports: from one socket to the server's
+port, and from the ports that stand for the other hosts to the other sockets. The file
+is run by its path, with only the standard library.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def main(argv: list[str]) -> None:
-    """Becomes the command in argv[2:], on a network as argv[1] says.
+    """Becomes the command in argv[2:], in a network that argv[1] describes.
 
-    argv[1] is a JSON object: `accept`, a path and the port of the server that it leads
-    to; `listen`, a list of ports and the path that each leads to.
+    argv[1] is a JSON object: `accept`, the path of a socket and the server's port to
+    which it leads; `listen`, pairs of a port and the path to which it leads.
     """
     spec = json.loads(argv[1])
     try:
@@ -59,18 +58,18 @@ def main(argv: list[str]) -> None:
     server = os.getpid()
     if os.fork() == 0:
         _relay(accepting, server)
-    os.execvp(argv[2], argv[2:])  # the sockets are closed with this
+    os.execvp(argv[2], argv[2:])  # closes the sockets in this process
 
 
 def enter_network() -> None:
-    """Moves this process to a network of its own, of a loopback interface.
+    """Moves this process to a network of its own with only a loopback interface.
 
     Raises:
         OSError: The system does not allow it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
-    if libc.unshare(_CLONE_NEWNET) != 0:  # takes more rights than users have
+    if libc.unshare(_CLONE_NEWNET) != 0:  # needs rights that users lack
         if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -79,14 +78,14 @@ def enter_network() -> None:
         _write("/proc/self/gid_map", f"{group} {group} 1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh22x", b"lo", 0)
-        found = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
-        (flags,) = struct.unpack_from("h", found, 16)
+        reply = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
+        (flags,) = struct.unpack_from("h", reply, 16)
         request = struct.pack("16sh22x", b"lo", flags | _IFF_UP)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
 
 
 async def join(left: _Streams, right: _Streams) -> None:
-    """Passes bytes both ways between two connections, until both have ended."""
+    """Passes bytes both ways between two connections until both have ended."""
     await asyncio.gather(_pass(left[0], right[1]), _pass(right[0], left[1]))
     for _, writer in (left, right):
         writer.close()
@@ -95,10 +94,10 @@ async def join(left: _Streams, right: _Streams) -> None:
 def forwarder(
     connect: Callable[[], Awaitable[_Streams]],
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """Returns what a server does with a connection: joins it with one it makes.
+    """Returns a server's handler that joins each connection to one from `connect`.
 
-    It keeps the tasks that do so. Once one side has sent all that it has to send,
-    asyncio holds neither them nor the connections, and they could be collected.
+    The handler keeps references to its tasks: once one side has sent all its data,
+    asyncio holds neither the tasks nor the connections, which could be collected.
     """
     running: set[asyncio.Task[Any] | None] = set()
 
@@ -134,11 +133,11 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _relay(accepting: list[tuple[socket.socket, Any]], server: int) -> None:
-    """Passes bytes on as long as the server lives."""
+    """Passes bytes on for as long as the server lives."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):  # they are the server's, and shall close with it
-        os.dup2(nothing, descriptor)
+    devnull = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):  # these are the server's, and must close with it
+        os.dup2(devnull, descriptor)
     if os.getppid() == server:
         asyncio.run(_accept(accepting))
     os._exit(0)

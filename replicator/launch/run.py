@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a job: what failed is started anew, as often as that may be."""
+"""Runs a job, and restarts it after failures, up to --max-restarts times."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _MODES: dict[str, type[Attempt]] = {
     BETWEEN: Between,
     ASYNC: Asynchronous,
 }
-_PORTS = 3  # attempts to find ports that are still free when programs listen there
+_PORTS = 3  # attempts at finding ports that are still free when programs use them
 
 
 async def launch(job: Job) -> int:
     """Runs a job.
 
     Returns:
-        The exit status: that of the program, or of the first that failed, and 128 + the
-        signal where one killed it.
+        The exit status: that of the program, or of the first that failed; 128 + the
+        signal if a signal killed it.
 
     Raises:
-        LaunchError: It cannot be started.
+        LaunchError: The job cannot be started.
     """
-    keeper.adopt_orphans()  # of keepers that somebody kills
+    keeper.adopt_orphans()  # the descendants of keepers that are killed
     programs = ["program"] if job.mode == IN_GRAPH else []
     out = Output([host.name for host in job.hosts], job.output_dir, programs)
     signals = Signals()
     with contextlib.closing(out), signals.caught():
-        restarts, taken = 0, 0
+        restarts, port_failures = 0, 0
         while True:
             attempt = _MODES[job.mode](job, out, signals, restarts)
             outcome = await attempt.run()
             restarts = attempt.restarts
-            taken = taken + 1 if outcome.port else 0
-            if 0 < taken < _PORTS:
+            port_failures = port_failures + 1 if outcome.port else 0
+            if 0 < port_failures < _PORTS:
                 out.say("a port was taken: starting anew with others")
                 continue
             if outcome.final or restarts >= job.max_restarts:

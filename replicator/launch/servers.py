@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts one server on each host, and waits until all say that they are up."""
+"""Starts one server on each host, and waits until all have announced themselves."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Servers:
     """The servers of a job.
 
     Args:
-        job: What is launched.
+        job: The job to launch.
         machines: Its hosts.
-        shared: What the program is told meanwhile.
+        shared: The files through which the program learns of changes.
 
     Attributes:
-        processes: Those that were started, also while others are being started.
-        cluster: Once `start` has returned: the description of the cluster.
+        processes: The processes started so far, even while others are being started.
+        cluster: The description of the cluster, set by `start`.
     """
 
     def __init__(self, job: Job, machines: Machines, shared: Shared) -> None:
@@ -37,13 +37,13 @@ class Servers:
         self.cluster = ""
 
     async def start(self, retry: bool) -> None:
-        """Starts all.
+        """Starts all servers.
 
         Args:
-            retry: Whether a host that cannot be reached may come back in time.
+            retry: Whether to wait for hosts that cannot be reached yet.
 
         Raises:
-            LaunchError: One does not start, or not in time.
+            LaunchError: A server does not start in time.
         """
         async with self._machines.in_time():
             await self._machines.reach(retry)
@@ -64,52 +64,52 @@ class Servers:
 
     @property
     def up(self) -> list[Serving]:
-        """What those that are up say of themselves."""
-        return [up for up in self._up if up is not None]
+        """The announced facts of the servers in use."""
+        return [server for server in self._up if server is not None]
 
     @property
     def count(self) -> int:
-        """How many there are, with those that are being started again."""
-        return sum(up is not None for up in self._up)
+        """The number of servers, including those that are being restarted."""
+        return sum(server is not None for server in self._up)
 
     @property
     def can_restart(self) -> bool:
-        """Whether one can be started without all others: a tunnel is of all."""
+        """Whether a single server can be restarted: a tunnel spans all of them."""
         return self._machines.tunnel is None
 
     async def restart(self, process: Process) -> None:
-        """Starts one again that has ended, to listen where it did.
+        """Restarts a server that has ended, at its previous address.
 
         Raises:
-            LaunchError: It does not start, or not in time.
+            LaunchError: The server does not start in time.
         """
         index = self._index(process)
-        host, up = self._job.hosts[index], self._up[index]
-        assert up
+        host, serving = self._job.hosts[index], self._up[index]
+        assert serving
         self._machines.waiting.append(host.name)
         limit = self._job.start_timeout
         try:
             async with asyncio.timeout(limit):
                 if process.status.result() == LOST:
                     await self._machines.reach_again(index)
-                await self._serve(index, up.address)
+                await self._serve(index, serving.address)
         except TimeoutError as error:
             text = f"{host.name}: not up after {limit:g} seconds"
             raise LaunchError(text, 1) from error
 
     def leave_out(self, process: Process) -> None:
-        """Has the program go on without one that has ended, or is not up in time."""
+        """Removes a server that has ended, or was not up in time, from the cluster."""
         self._up[self._index(process)] = None
-        for own in [own for own in self.processes if own.name == process.name]:
-            own.send(f"end {int(signal.SIGKILL)}")  # it may be there, and not be up
-            self.processes.remove(own)
+        for server in [p for p in self.processes if p.name == process.name]:
+            server.send(f"end {int(signal.SIGKILL)}")  # it may run and not be up
+            self.processes.remove(server)
         self._describe()
 
     def _index(self, process: Process) -> int:
         return [host.name for host in self._job.hosts].index(process.name)
 
     async def _serve(self, index: int, listen: str) -> Serving:
-        """Starts a server, and returns what it says once it is up."""
+        """Starts a server, and returns the facts that it announces once it is up."""
         machines, host = self._machines, self._job.hosts[index]
         if machines.tunnel:
             listen = machines.tunnel.listen(index)
@@ -120,19 +120,19 @@ class Servers:
         up: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()
 
         def look(line: bytes) -> bool:
-            found = None if up.done() else commands.serving(line)
-            if found:
-                up.set_result(found)
-            return found is not None
+            facts = None if up.done() else commands.serving(line)
+            if facts:
+                up.set_result(facts)
+            return facts is not None
 
         machines.follow(process, look)
-        either: list[asyncio.Future[Any]] = [up, process.status]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        futures: list[asyncio.Future[Any]] = [up, process.status]
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         if not up.done():
             await machines.finish(process)
             status = process.status.result()
-            said = ssh.last_line(machines.last.get(host.name, b"")) or ending(status)
-            text = f"{host.name}: its server has ended before it was up: {said}"
+            reason = ssh.last_line(machines.last.get(host.name, b"")) or ending(status)
+            text = f"{host.name}: its server has ended before it was up: {reason}"
             raise LaunchError(text, exit_status(status) or 1)
         machines.is_ready(host.name)
         machines.note(f"{host.name}: its server is up at {up.result().address}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the launcher and the program tell each other while both run: two files.
+"""Two files by which the launcher and the running program inform each other.
 
-One holds the description of the cluster, as it is now; the program makes the other if
-it goes on by itself after a server was lost (`replicator.resilient`).
+One holds the current description of the cluster. The program creates the other if it
+can go on after losing a server (`replicator.resilient`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _CLUSTER, _COPES = "cluster.json", "resilient"
 
 
 class Shared:
-    """A folder with both.
+    """A folder with both files.
 
     Args:
-        folder: An empty one.
+        folder: An empty folder.
 
     Attributes:
-        path: Where the description is.
+        path: The path of the description.
     """
 
     def __init__(self, folder: str) -> None:
@@ -28,12 +28,12 @@ class Shared:
         self._copes = pathlib.Path(folder, _COPES)
 
     def describe(self, cluster: str) -> None:
-        """Writes the description; whoever reads meanwhile finds the old one."""
-        new = pathlib.Path(f"{self.path}.new")
-        new.write_text(cluster)
-        new.rename(self.path)
+        """Replaces the description atomically."""
+        path = pathlib.Path(f"{self.path}.new")
+        path.write_text(cluster)
+        path.rename(self.path)
 
     @property
     def copes(self) -> bool:
-        """Whether the program goes on by itself when a server is lost."""
+        """Whether the program can go on after losing a server."""
         return self._copes.exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The signals that call everything off."""
+"""The signals that end the launcher."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """Signals that come while it is entered (`caught`).
+    """Receives signals inside a `caught` block.
 
     Attributes:
-        first: The first one, or None.
+        first: The first signal received, or None.
     """
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class Signals:
         self._next: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def next(self) -> asyncio.Future[int]:
-        """Returns what is done when one comes that has not come yet."""
+        """Returns a future of the next signal."""
         return self._next
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
-        """Has signals come here, but for those that are ignored, as nohup has it."""
+        """Receives signals, except ignored ones, such as SIGHUP under nohup."""
         loop = asyncio.get_running_loop()
         numbers = [n for n in _CAUGHT if signal.getsignal(n) is not signal.SIG_IGN]
         for number in numbers:
@@ -42,5 +42,5 @@ class Signals:
     def _on_signal(self, number: int) -> None:
         if self.first is None:
             self.first = number
-        came, self._next = self._next, asyncio.get_running_loop().create_future()
-        came.set_result(number)
+        future, self._next = self._next, asyncio.get_running_loop().create_future()
+        future.set_result(number)

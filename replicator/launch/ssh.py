@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other hosts, by asyncssh: connections, and commands under keepers."""
+"""Connects to other hosts by asyncssh, and runs commands there under keepers."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from replicator.launch.flags import Job
 from replicator.launch.hosts import Host, LaunchError
 from replicator.launch.processes import LOST, Process
 
-_FAILED = 255  # the status of ssh where it cannot do what it should
-_NOT_FOUND = (126, 127)  # a shell's status for a command that does not exist
-_BEATS = 3  # heartbeats are sent, and expected, so often in their time
-# The part of a heartbeat after which a silent host is lost: it is to be named within.
+_FAILED = 255  # the status of ssh for its own failures
+_NOT_FOUND = (126, 127)  # a shell's statuses for a command that cannot be run
+_BEATS = 3  # signs of life that are sent, and expected, per heartbeat
+# The fraction of a heartbeat after which a silent host counts as lost, so that it is
+# named within the heartbeat.
 _SILENT = 0.7
 _MOST_SAID = 300
 
 
 class Remote:
-    """A host to which there is a connection.
+    """A host with an open connection.
 
     Args:
         host: The host.
-        connection: Of asyncssh.
-        python: The interpreter there.
-        heartbeat: Seconds after which a silent connection is lost.
+        connection: The connection of asyncssh.
+        python: The Python interpreter of the host.
+        heartbeat: Seconds after which a silent connection counts as lost.
 
     Attributes:
-        address: The host's own, as seen from here; "" behind a jump host.
-        own_address: This host's, as seen from there; "" behind a jump host.
-        package: Where replicator is there, once `check` was called.
+        address: The host's address, as seen from here; "" behind a jump host.
+        own_address: This host's address, as seen from there; "" behind a jump host.
+        package: The path of replicator on the host, set by `check`.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class Remote:
         self.package = ""
         self._heartbeat = heartbeat
         peer = connection.get_extra_info("peername")
-        own = connection.get_extra_info("sockname")
+        local = connection.get_extra_info("sockname")
         self.address: str = peer[0] if peer else ""
-        self.own_address: str = own[0] if own else ""
+        self.own_address: str = local[0] if local else ""
 
     async def start(self, command: Command) -> Process:
-        """Starts a command under a keeper there."""
+        """Starts a command under a keeper on the host."""
         words = [self.python, "-I", "-c", processes.BOOT, self.host.name]
         try:
             child = await self.connection.create_process(
@@ -61,11 +62,11 @@ class Remote:
         except _errors() as error:
             raise LaunchError(f"{self.host.name}: {_told(error)}", _FAILED) from error
         child.stdin.write(processes.start(command, processes.silence(self._heartbeat)))
-        beating = asyncio.create_task(self._beat(child))
+        beat_task = asyncio.create_task(self._beat(child))
 
         async def wait() -> int:
             await child.wait_closed()
-            beating.cancel()
+            beat_task.cancel()
             return _status(child)
 
         outputs = (child.stdout, child.stderr)
@@ -78,12 +79,12 @@ class Remote:
                 child.stdin.write(b"beat\n")
 
     async def run(self, command: Command) -> tuple[int, bytes, bytes]:
-        """Runs a command under a keeper; returns its status, output and error."""
+        """Runs a command under a keeper; returns its status, output and errors."""
         process = await self.start(command)
-        said: tuple[list[bytes], list[bytes]] = ([], [])
+        captured: tuple[list[bytes], list[bytes]] = ([], [])
         pumps = [
-            output.pump(reader, pieces.append)
-            for reader, pieces in zip(process.outputs, said, strict=True)
+            output.pump(reader, chunks.append)
+            for reader, chunks in zip(process.outputs, captured, strict=True)
             if reader
         ]
         try:
@@ -91,27 +92,27 @@ class Remote:
             status = await process.status
         finally:
             process.send(f"end {int(signal.SIGTERM)}")
-        return status, b"".join(said[0]), b"".join(said[1])
+        return status, b"".join(captured[0]), b"".join(captured[1])
 
     async def send(self, script: str, argument: str, data: bytes) -> None:
-        """Runs a Python script there, with bytes as its standard input.
+        """Runs a Python script on the host, with bytes as its standard input.
 
         Raises:
-            LaunchError: It fails.
+            LaunchError: The script fails.
         """
         words = [self.python, "-I", "-c", script, argument]
         try:
-            done = await self.connection.run(
+            result = await self.connection.run(
                 f"exec {shlex.join(words)}", input=data, encoding=None
             )
         except _errors() as error:
             raise LaunchError(f"{self.host.name}: {_told(error)}", _FAILED) from error
-        if done.exit_status != 0:
-            said = last_line(done.stderr)
-            raise LaunchError(f"{self.host.name}: --sync failed: {said}", 1)
+        if result.exit_status != 0:
+            text = last_line(result.stderr)
+            raise LaunchError(f"{self.host.name}: --sync failed: {text}", 1)
 
     async def check(self, job: Job, cwd: str) -> None:
-        """Sees to it that servers can run there.
+        """Checks that servers can run on the host.
 
         Raises:
             LaunchError: Python or a package is missing, or has another version.
@@ -125,13 +126,13 @@ class Remote:
             )
             raise LaunchError(text)
         try:
-            theirs = json.loads(stdout.splitlines()[-1])
+            their_versions = json.loads(stdout.splitlines()[-1])
         except (ValueError, IndexError) as error:
-            said = last_line(stderr) or f"status {status}"
-            text = f"{self.host.name}: {self.python} does not run: {said}"
+            reason = last_line(stderr) or f"status {status}"
+            text = f"{self.host.name}: {self.python} does not run: {reason}"
             raise LaunchError(text, _FAILED) from error
-        self.package = theirs["path"] or ""
-        compare(self.host.name, self.python, versions.versions(), theirs)
+        self.package = their_versions["path"] or ""
+        compare(self.host.name, self.python, versions.versions(), their_versions)
 
 
 def compare(
@@ -140,7 +141,7 @@ def compare(
     own: dict[str, str | None],
     theirs: dict[str, str | None],
 ) -> None:
-    """Compares the versions of two hosts.
+    """Checks that another host has the package versions of this one.
 
     Raises:
         LaunchError: A package is missing there, or has another version.
@@ -159,8 +160,8 @@ async def connect(host: Host, job: Job, python: str) -> Remote:
     """Connects to a host.
 
     Raises:
-        LaunchError: That fails: the host cannot be reached, is not the one that is
-            known, or lets nobody in.
+        LaunchError: The host cannot be reached, its host key is not the known one, or
+            it denies access.
     """
     asyncssh = _asyncssh()
     options: dict[str, Any] = {}
@@ -173,7 +174,7 @@ async def connect(host: Host, job: Job, python: str) -> Remote:
     try:
         connection = await asyncssh.connect(
             host.name,
-            # A silent host is lost after one interval and so many without an answer.
+            # A silent host is lost after one interval, and `keepalive_count_max` more.
             keepalive_interval=_SILENT * job.heartbeat / (_BEATS + 1),
             keepalive_count_max=_BEATS,
             connect_timeout=job.start_timeout,
@@ -198,7 +199,7 @@ async def connect(host: Host, job: Job, python: str) -> Remote:
 
 
 def last_line(said: bytes) -> str:
-    """Returns the last line of what a process has said, cut off where it is long."""
+    """Returns the last line of a process's output, truncated if it is long."""
     lines = said.decode(errors="replace").strip().splitlines()
     return lines[-1][:_MOST_SAID] if lines else ""
 
@@ -225,7 +226,7 @@ def _told(error: BaseException) -> str:
 
 
 def _status(child: Any) -> int:
-    """Returns the status of a process of asyncssh that has ended."""
+    """Returns the status, as in a shell, of an asyncssh process that has ended."""
     if child.exit_signal:
         name = f"SIG{child.exit_signal[0]}"
         return 128 + getattr(signal, name, signal.SIGKILL)

@@ -10,7 +10,7 @@ import pathlib
 import tarfile
 from collections.abc import Iterable, Iterator
 
-MOST_BYTES = 10 << 20  # of a file that git does not know
+MOST_BYTES = 10 << 20  # per file, outside of git's working trees
 _UNPACK = (
     "import os,sys,tarfile;os.makedirs(sys.argv[1],exist_ok=True);"
     "tarfile.open(fileobj=sys.stdin.buffer,mode='r|gz')"
@@ -19,10 +19,10 @@ _UNPACK = (
 
 
 async def choose(folder: str) -> tuple[list[str], str]:
-    """Returns the files to copy, by their paths in the folder, and which those are.
+    """Returns the files to copy, as paths in the folder, and a description of them.
 
-    In a working tree of git they are those that it does not ignore; elsewhere all below
-    10 MiB that are not hidden.
+    In a working tree of git these are the files that git does not ignore; elsewhere,
+    all files below 10 MiB that are not hidden.
     """
     try:
         git = await asyncio.create_subprocess_exec(
@@ -31,29 +31,29 @@ async def choose(folder: str) -> tuple[list[str], str]:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        listed, _ = await git.communicate()
+        stdout, _ = await git.communicate()
     except FileNotFoundError:  # no git here
         return _small(folder), "files below 10 MiB"
     if git.returncode != 0:
         return _small(folder), "files below 10 MiB"
-    names = sorted({os.fsdecode(name) for name in listed.split(b"\0") if name})
-    kept = [name for name in names if pathlib.Path(folder, name).is_file()]
-    return kept, "files that git does not ignore"
+    names = sorted({os.fsdecode(name) for name in stdout.split(b"\0") if name})
+    files = [name for name in names if pathlib.Path(folder, name).is_file()]
+    return files, "files that git does not ignore"
 
 
 def pack(folder: str, names: Iterable[str]) -> bytes:
-    """Returns files as a compressed tar archive, in which no file is a link."""
-    packed = io.BytesIO()
+    """Packs files into a compressed tar archive; follows links."""
+    buffer = io.BytesIO()
     with tarfile.open(
-        fileobj=packed, mode="w:gz", compresslevel=1, dereference=True
+        fileobj=buffer, mode="w:gz", compresslevel=1, dereference=True
     ) as archive:
         for name in names:
             archive.add(os.path.join(folder, name), name, recursive=False)
-    return packed.getvalue()
+    return buffer.getvalue()
 
 
 def unpacker() -> str:
-    """Returns the Python script that unpacks what `pack` packed, into its argument."""
+    """Returns a Python script that unpacks an archive of `pack` into its argument."""
     return _UNPACK
 
 

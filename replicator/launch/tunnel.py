@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--tunnel`: all traffic between hosts goes through SSH, by way of this host.
+"""`--tunnel`: routes all traffic between hosts through SSH, by way of this host.
 
-Each server, and the program, has a port that is its own on every host. Here the
-launcher listens on those of the servers, and has each connection forwarded to a socket
-in a folder of that host; the relay there (relay.py) passes it on to the server. What a
-server sends to another's port goes the same way back.
+Each server, and the program, has a port that is reserved for it on every host. The
+launcher listens on the ports of the servers on this host, and SSH forwards each
+connection to a socket in a folder of the server's host, where the relay (relay.py)
+passes it to the server. Connections from a server to another's port take the same way
+back.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _FAILED = 255
 
 @dataclasses.dataclass(frozen=True)
 class Door:
-    """How one server is reached.
+    """The way to one server.
 
     Attributes:
-        port: Its own, on every host.
-        folder: Where its sockets are, on its host.
+        port: The server's port, on every host.
+        folder: The folder of its sockets, on its host.
     """
 
     port: int
@@ -42,20 +43,20 @@ class Door:
 
     @property
     def within(self) -> str:
-        """The socket that leads to the server."""
+        """The path of the socket that leads to the server."""
         return f"{self.folder}/in"
 
     def towards(self, port: int) -> str:
-        """Returns the socket that leads from the server to another's port."""
+        """Returns the path of the socket that leads from the server to a port."""
         return f"{self.folder}/{port}"
 
 
 class Tunnel:
-    """All forwards; use `open`.
+    """All forwards of a job; `open_tunnel` makes one.
 
     Attributes:
         client: The address of the program.
-        doors: Of the servers, in the order of the hosts.
+        doors: The ways to the servers, in host order.
     """
 
     def __init__(self, client: int, doors: list[Door]) -> None:
@@ -64,28 +65,28 @@ class Tunnel:
         self.doors = doors
 
     def listen(self, index: int) -> str:
-        """Returns where a server is to listen."""
+        """Returns the address at which a server must listen."""
         return f"{_HERE}:{self.doors[index].port}"
 
     def wrap(self, index: int, command: Command, package: str) -> Command:
-        """Returns the command of a server, with the relay around it.
+        """Wraps the command of a server in the relay.
 
         Args:
-            index: Of its host.
-            command: What runs the server; its first word is a Python.
-            package: Where replicator is on that host.
+            index: The number of its host.
+            command: Runs the server; its first word is a Python interpreter.
+            package: The path of replicator on that host.
         """
-        own = self.doors[index]
-        others = [door.port for door in self.doors if door != own]
+        own_door = self.doors[index]
+        others = [door.port for door in self.doors if door != own_door]
         ports = [*others, self._client]
         spec = {
-            "accept": [own.within, own.port],
-            "listen": [[port, own.towards(port)] for port in ports],
+            "accept": [own_door.within, own_door.port],
+            "listen": [[port, own_door.towards(port)] for port in ports],
         }
         path = str(pathlib.PurePosixPath(package) / "launch" / "relay.py")
         words = (command.argv[0], "-I", path, json.dumps(spec))
         return dataclasses.replace(
-            command, argv=(*words, *command.argv), remove=own.folder
+            command, argv=(*words, *command.argv), remove=own_door.folder
         )
 
 
@@ -95,23 +96,23 @@ async def open_tunnel(
     """Opens the forwards of all hosts.
 
     Args:
-        remotes: By host; None is this one.
-        stack: Closes them.
+        remotes: The connection to each host; None for this one.
+        stack: Closes the forwards.
 
     Raises:
-        LaunchError: A host does not allow it.
+        LaunchError: A host does not allow forwards.
     """
     doors = [await _open_door(remote, stack) for remote in remotes]
     tunnel = Tunnel(_free_port(), doors)
-    for remote, own in zip(remotes, doors, strict=True):
-        others = [door.port for door in doors if door != own]
+    for remote, own_door in zip(remotes, doors, strict=True):
+        others = [door.port for door in doors if door != own_door]
         for port in [*others, int(tunnel.client.rpartition(":")[2])]:
-            await _open_way_back(remote, own.towards(port), port, stack)
+            await _open_way_back(remote, own_door.towards(port), port, stack)
     return tunnel
 
 
 async def _open_door(remote: Remote | None, stack: contextlib.AsyncExitStack) -> Door:
-    """Listens here for a server."""
+    """Opens a port on this host that leads to a server."""
     if remote is None:
         folder = tempfile.mkdtemp(prefix="replicator-")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -132,7 +133,7 @@ async def _open_door(remote: Remote | None, stack: contextlib.AsyncExitStack) ->
 async def _open_way_back(
     remote: Remote | None, path: str, port: int, stack: contextlib.AsyncExitStack
 ) -> None:
-    """Has a host forward a socket to a port here."""
+    """Makes a host forward a socket to a port of this host."""
     if remote is None:
         forward = relay.forwarder(lambda: asyncio.open_connection(_HERE, port))
         server: Any = await asyncio.start_unix_server(forward, path)
@@ -145,11 +146,11 @@ async def _open_way_back(
 
 
 async def _folder(remote: Remote) -> str:
-    """Makes a folder on a host, which the keeper of its server removes."""
+    """Creates a folder on a host; the keeper of its server removes it."""
     script = "import tempfile;print(tempfile.mkdtemp(prefix='replicator-'))"
     command = Command((remote.python, "-I", "-c", script), {}, "/")
-    status, said, _ = await remote.run(command)
-    folder = said.decode(errors="replace").strip()
+    status, stdout, _ = await remote.run(command)
+    folder = stdout.decode(errors="replace").strip()
     if status != 0 or not folder:
         text = f"{remote.host.name}: --tunnel: no folder can be made there"
         raise LaunchError(text, _FAILED)
@@ -160,12 +161,12 @@ async def _folder(remote: Remote) -> str:
 def _refused(remote: Remote) -> Any:
     try:
         yield
-    except Exception as error:  # of asyncssh, which has several
+    except Exception as error:  # asyncssh raises several kinds
         text = f"{remote.host.name}: --tunnel: SSH forwards no sockets there: {error}"
         raise LaunchError(text, _FAILED) from error
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind((_HERE, 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind((_HERE, 0))
+        return int(probe.getsockname()[1])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which versions a host has. Sent to other hosts: the standard library only."""
+"""The package versions of a host.
+
+Sent to other hosts: uses the standard library only.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,23 @@ _PACKAGES = ("replicator", "tensorflow")
 
 
 def versions() -> dict[str, str | None]:
-    """Returns the version of each package that servers need; None: it is missing.
+    """Returns the version of each package that servers need; None if it is missing.
 
-    Nothing is imported, as that takes seconds. The key "path" has the folder of the
-    replicator package.
+    The packages are not imported, as that takes seconds. The key "path" has the folder
+    of the replicator package.
     """
-    found: dict[str, str | None] = {}
+    facts: dict[str, str | None] = {}
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)
-        found[name] = None if spec is None else _version(name)
+        facts[name] = None if spec is None else _version(name)
     spec = importlib.util.find_spec("replicator")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    found["path"] = places[0] if places else None
-    return found
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    facts["path"] = folders[0] if folders else None
+    return facts
 
 
 def _version(package: str) -> str:
-    """Returns the version of whichever distribution a package is of."""
+    """Returns the version of the distribution that contains a package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:  # tensorflow-cpu, tf-nightly

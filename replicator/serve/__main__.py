@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server of one host: `python -m replicator.serve`.
 
-`replicator.connect` uses its devices. Prints one line of JSON when it listens, and ends
-when its standard input closes.
+`replicator.connect` uses its devices. The server prints one line of JSON once it
+listens, and ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from replicator.command_line import BadInput
 from replicator.serve import watch
 
 _MOST_CPUS = 1024
-# Its name until a client gives it another: a session's own cluster may have that of no
-# server that it is started on.
+# The server's job name until a client renames it: a session's cluster must not contain
+# the name with which a server was started.
 _JOB = "host"
 _PORT = flags.DEFINE_integer("port", 0, "Where to listen; 0: a free port.", 0, 65535)
 _HOST = flags.DEFINE_string(
@@ -49,28 +49,30 @@ _EXPOSED = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serves until it is told to end; returns the exit status."""
+    """Runs the server until it is told to end; returns the exit status of an error."""
     try:
         if len(argv) > 1:
             raise BadInput(f"unknown argument {argv[1]!r}")
         name = _host()
-        watched = _WATCH.value == "stdin" or (_WATCH.value is None and watch.is_piped())
+        follows_parent = _WATCH.value == "stdin" or (
+            _WATCH.value is None and watch.is_piped()
+        )
         server = _serve(_PORT.value, _CPUS.value)
     except BadInput as error:
         return command_line.fail(error)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a parent may have had it ignored
-    if watched:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent may have ignored it
+    if follows_parent:
         watch.follow_parent()
     _announce(server, name)
-    if watched:
+    if follows_parent:
         watch.wait_for_end()
     else:
         server.join()
-    os._exit(0)  # TensorFlow's servers cannot be stopped, and hold up an orderly exit
+    os._exit(0)  # TensorFlow's servers cannot be stopped, and block an orderly exit
 
 
 def _host() -> str:
-    """Returns the address to announce; refuses one that others reach, unless asked."""
+    """Returns the address to announce; refuses exposed ones without --insecure."""
     try:
         name, port = addresses.split(_HOST.value)
     except ValueError as error:
@@ -102,7 +104,7 @@ def _serve(port: int, cpus: int) -> tf.distribute.Server:
 
 
 def _refuse_taken(port: int) -> None:
-    """Refuses a port at which somebody listens; TensorFlow would write to stderr."""
+    """Refuses a port in use, about which TensorFlow would only write to stderr."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -115,7 +117,7 @@ def _refuse_taken(port: int) -> None:
 
 
 def _announce(server: tf.distribute.Server, name: str) -> None:
-    """Says on standard output, in one line, where the server is."""
+    """Prints the server's address and facts to standard output, as one line of JSON."""
     port = int(server.target.rpartition(":")[2])
     facts = {
         "replicator-serve": 1,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a server ends with whoever started it."""
+"""Ends a server together with the process that started it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def is_piped() -> bool:
 
 
 def follow_parent() -> None:
-    """Has this process killed when its parent dies, and not with its terminal.
+    """Makes this process die with its parent, but not with its terminal.
 
-    Linux sends the signal when the thread that started this process ends; elsewhere,
-    closing standard input has to do.
+    Linux sends the signal when the thread that started this process ends. On other
+    systems, only the closing of standard input ends the process.
     """
     with contextlib.suppress(OSError):  # it leads a session already
         os.setsid()
@@ -37,11 +37,11 @@ def follow_parent() -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(0)  # it died before it could be followed
+        os._exit(0)  # the parent died before the call
 
 
 def wait_for_end() -> None:
-    """Returns when standard input closes."""
+    """Waits until standard input closes."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
