@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole batches on one device, exactly as Keras would have them.
+"""Runs whole batches on one device, exactly as Keras would.
 
-Those of fewer examples than replicas; and, eagerly, all batches of a model that is
-compiled with `run_eagerly=True`, so that its tensors have values to look at. What is
-made here is replicated, and what is assigned reaches all replicas.
+Used for batches of fewer examples than replicas; and, eagerly, for all batches of a
+model compiled with `run_eagerly=True`, so that its tensors have values to inspect.
+Variables created here are replicated, and assignments reach all replicas.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from replicator.keras import state
 
 
 def run(repl: Any, model: Any, name: str, data: Any) -> Any:
-    """Runs a batch on one device, or builds it where a function is traced.
+    """Runs a batch on one device, or builds it if a function is being traced.
 
     Args:
         repl: The Replicator.
         model: The Keras model.
-        name: Of its method, "train_step" say.
+        name: The method to call, such as "train_step".
         data: The global batch.
 
     Returns:
-        What the method does.
+        The method's result.
 
     Raises:
-        ContextError: It communicates.
+        ContextError: The method communicates.
     """
     eager = tf.executing_eagerly()
     try:
@@ -50,7 +50,7 @@ def run(repl: Any, model: Any, name: str, data: Any) -> Any:
 
 
 def warn_of_run_eagerly(repl: Any, model: Any) -> None:
-    """Says once that a model is not trained on replicas."""
+    """Warns once that a model does not train on replicas."""
     if repl.num_replicas > 1:
         logging.log_first_n(
             logging.WARNING,
@@ -66,22 +66,24 @@ def warn_of_run_eagerly(repl: Any, model: Any) -> None:
 
 @contextlib.contextmanager
 def _accumulating(model: Any) -> Iterator[None]:
-    """In this block, wrapped optimizers add up gradients outside of steps."""
-    combiners = [one._replicator_combiner for one in state.wrapped_in(model)]
+    """Makes wrapped optimizers accumulate gradients outside of steps in this block."""
+    combiners = [
+        optimizer._replicator_combiner for optimizer in state.wrapped_in(model)
+    ]
     before = [combiner.alone for combiner in combiners]
     for combiner in combiners:
         combiner.alone = True
     try:
         yield
     finally:
-        for combiner, was in zip(combiners, before, strict=True):
-            combiner.alone = was
+        for combiner, previous in zip(combiners, before, strict=True):
+            combiner.alone = previous
 
 
 def _refused(
     repl: Any, model: Any, name: str, outside: tuple[str, str], eager: bool
 ) -> errors.ContextError:
-    """Returns the error of a batch that communicates, where no replicas run."""
+    """Returns the error for a batch that communicates while it runs on one device."""
     what, line = outside
     if eager:
         why = "run_eagerly=True runs whole batches on one device"
