@@ -121,7 +121,7 @@ _SUMMING = (
 )
 
 
-_SUM_DEPTH = 8  # frames from there to the replica context, and AutoGraph's
+_SUM_DEPTH = 8  # frames from these methods to the replica context, and AutoGraph's
 
 
 _OPTIMIZERS = (
@@ -155,17 +155,13 @@ def given_to_metric() -> list[Any] | None:
     """Returns the arguments of the running `update_state` of a Keras metric, if any."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        code, arguments = frame.f_code, frame.f_locals
-        owner = type(arguments.get("self"))
+        code, args = frame.f_code, frame.f_locals
+        owner = type(args.get("self"))
         if code.co_name.removeprefix("tf__") == "update_state" and any(
             base.__module__.startswith(_METRICS) for base in owner.__mro__
         ):
             names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            return [
-                arguments[name]
-                for name in names
-                if name in arguments and name != "self"
-            ]
+            return [args[name] for name in names if name in args and name != "self"]
         frame = frame.f_back
     return None
 

@@ -55,7 +55,7 @@ def connect(
         try:
             running.set_server_def(alone)
         except BaseException:
-            running._server_def = None  # set before the attempt
+            running._server_def = None  # TensorFlow sets it before it connects
             raise
     server_def = server(jobs)
     try:

@@ -21,12 +21,12 @@ from replicator._tf.traces import Apart
 
 def control_flow_context(graph: tf.Graph) -> str | None:
     """Returns the kind of context that `graph` adds ops in: "v1", "xla" or None."""
-    inside = graph._get_control_flow_context()
-    while isinstance(inside, Apart):
-        inside = inside.outer_context
-    if inside is None:
+    context = graph._get_control_flow_context()
+    while isinstance(context, Apart):
+        context = context.outer_context
+    if context is None:
         return None
-    return "xla" if inside.IsXLAContext() else "v1"
+    return "xla" if context.IsXLAContext() else "v1"
 
 
 def is_loop_gradient(graph: Any) -> bool:
@@ -54,10 +54,10 @@ def compiled_function(graph: Any, outermost: tf.Graph) -> Any:
     function = graph
     while function is not outermost and isinstance(function, _ControlFlowFuncGraph):
         function = function.outer_graph
-    around = function
-    while around is not None and around is not outermost:
-        around = getattr(around, "outer_graph", None)
-        if around is not None and control_flow_context(around) == "xla":
+    outer = function
+    while outer is not None and outer is not outermost:
+        outer = getattr(outer, "outer_graph", None)
+        if outer is not None and control_flow_context(outer) == "xla":
             return function
     return None
 
@@ -81,15 +81,15 @@ def in_loop_of(op: tf.Operation) -> Iterator[None]:
     TensorFlow rejects ops that take tensors of a loop from outside of its context, and
     no public call enters the context of a finished loop.
     """
-    inside = op._get_control_flow_context()
-    while inside is not None and not inside.IsWhileContext():
-        inside = inside.outer_context
-    before = op.graph._get_control_flow_context()
-    op.graph._set_control_flow_context(inside)
+    loop = op._get_control_flow_context()
+    while loop is not None and not loop.IsWhileContext():
+        loop = loop.outer_context
+    previous = op.graph._get_control_flow_context()
+    op.graph._set_control_flow_context(loop)
     try:
         yield
     finally:
-        op.graph._set_control_flow_context(before)
+        op.graph._set_control_flow_context(previous)
 
 
 def around_loops(graph: Any) -> Any:
@@ -97,13 +97,13 @@ def around_loops(graph: Any) -> Any:
 
     The public API builds TensorFlow 2 loops, but does not say what is inside one.
     """
-    around = None
+    outermost = None
     while graph is not None:
         outer = getattr(graph, "outer_graph", None)
         if isinstance(graph, (_graphs.WhileBodyFuncGraph, _graphs.WhileCondFuncGraph)):
-            around = outer
+            outermost = outer
         graph = outer
-    return around
+    return outermost
 
 
 def lower_in_place(op: tf.Operation) -> None:

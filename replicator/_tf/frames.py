@@ -42,18 +42,17 @@ def user_frames(
 ) -> list[_Frame]:
     """Returns (file, line, function) of the user's frames, outermost first.
 
+    `traceback` would show the files that AutoGraph generates; TensorFlow's own stack
+    maps them back to the user's source, and an exception's frames are mapped here.
+
     Args:
-        of: The op whose creation, or the exception whose traceback, is meant; None: the
-            code running now. `traceback` would show the files that AutoGraph generates;
-            TensorFlow's own stack maps them back to the user's source, and an
-            exception's frames are mapped here.
+        of: An op, for the frames that created it; an exception, for its traceback; or
+            None, for the running code.
     """
     if isinstance(of, BaseException):
         summaries = traceback.extract_tb(of.__traceback__)
-        frames_of_error = [
-            (frame.filename, frame.lineno or 0, frame.name) for frame in summaries
-        ]
-        return users_of(frames_of_error)
+        error_frames = [(f.filename, f.lineno or 0, f.name) for f in summaries]
+        return users_of(error_frames)
     of = getattr(of, _ORIGINAL, of)
     frames: Any = tf_stack.extract_stack() if of is None else of.traceback or ()
     return _users((frame.filename, frame.lineno, frame.name) for frame in frames)

@@ -190,12 +190,12 @@ def capture_by_call(
     captures = graph._function_captures
     if key not in captures.by_ref_internal:
         with graph.as_default(), tf.device(None), tf.control_dependencies(None):
-            inside = tf.compat.v1.placeholder(tf.resource, [])
-        handle_data_util.copy_handle_data(like, inside)
+            placeholder = tf.compat.v1.placeholder(tf.resource, [])
+        handle_data_util.copy_handle_data(like, placeholder)
         captures.add_or_replace(
             key=key,
             external=closure,
-            internal=inside,
+            internal=placeholder,
             tracetype=tf.TensorSpec([], tf.resource),
             is_by_ref=True,
         )

@@ -29,7 +29,7 @@ def stands_in(graph: tf.Graph) -> bool:
     """
     if tf.executing_eagerly():
         return False
-    inside: Any = tf.compat.v1.get_default_graph()
-    while inside is not None and inside is not graph:
-        inside = getattr(inside, "outer_graph", None)
-    return inside is not None
+    current: Any = tf.compat.v1.get_default_graph()
+    while current is not None and current is not graph:
+        current = getattr(current, "outer_graph", None)
+    return current is not None

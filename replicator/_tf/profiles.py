@@ -42,9 +42,7 @@ def read_profile(text: bytes) -> Iterator[Traced]:
     space = xplane_pb2.XSpace()
     space.ParseFromString(text)
     for plane in space.planes:
-        names = {
-            number: metadata.name for number, metadata in plane.event_metadata.items()
-        }
+        names = {number: event.name for number, event in plane.event_metadata.items()}
         for number, line in enumerate(plane.lines):
             for event in line.events:
                 yield Traced(

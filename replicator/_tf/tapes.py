@@ -86,8 +86,8 @@ def begins_tape(op: tf.Operation) -> bool:
     names = [frame.name for frame in op.traceback]
     if "imperative_grad" not in names:
         return False
-    place = len(names) - 1 - names[::-1].index("imperative_grad")
-    return not {"_gradient_function", "_backprop_call"} & set(names[place:])
+    start = len(names) - 1 - names[::-1].index("imperative_grad")
+    return not {"_gradient_function", "_backprop_call"} & set(names[start:])
 
 
 def own_gradient(op: tf.Operation) -> Callable[..., Any] | None:

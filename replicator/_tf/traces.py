@@ -94,13 +94,11 @@ class Traces:
         contexts = set(map(id, self._keys.values()))
         for cache in self._caches.values():
             for context, type_ in list(cache._primary):
-                call_context = context.context
-                if call_context.xla_context_id in contexts or any(
-                    id(function) in contexts
-                    for function in call_context.device_functions
+                key = context.context
+                if key.xla_context_id in contexts or any(
+                    id(function) in contexts for function in key.device_functions
                 ):
-                    # Collected with its trace, the graph would be dismantled while
-                    # still in use.
+                    # A collected trace would dismantle its graph, which is in use.
                     cache._primary[context, type_]._garbage_collector.release()
                     del cache._primary[context, type_]
                     cache._dispatch_dict.pop(context, None)
@@ -143,8 +141,8 @@ def tracing_apart(
 
             yield anew_in_graph
         return
-    start, outside = graph.num_operations(), graph._get_control_flow_context()
-    if outside is not None:
+    start, context = graph.num_operations(), graph._get_control_flow_context()
+    if context is not None:
         yield lambda: None
         return
 

@@ -51,8 +51,8 @@ class AgreedEnd:
             with tf.control_dependencies([flag.op for flag in flags[-1:]]):
                 optionals.append(take())
             flags.append(optionals[-1].has_value())
-        passed = self._passed(tf.reduce_all(tf.stack(flags)))
-        with tf.control_dependencies([passed]):
+        check = self._passed(tf.reduce_all(tf.stack(flags)))
+        with tf.control_dependencies([check]):
             return [optional.get_value() for optional in optionals]
 
     def _passed(self, mine: tf.Tensor) -> tf.Operation:
@@ -72,13 +72,13 @@ class AgreedEnd:
                 ordering_token=[],
                 **self._keys,
             )
-        passed = tf.cond(
+        result = tf.cond(
             tf.reduce_min(flags) > 0,
             lambda: tf.constant(0, tf.int64),
             self._over.get_next,  # raises OutOfRangeError, as an iterator does
         )
-        self._last = passed.op
-        return passed.op
+        self._last = result.op
+        return result.op
 
 
 def agree(peers: Peers, rounds: int | None) -> AgreedEnd | None:

@@ -96,11 +96,11 @@ def check_element(element: Any, what: str, giver: Any) -> None:
     try:
         leaves = tf.nest.flatten(element)
     except base.UNCONVERTED as error:
-        told = f"what is no nest of tensors ({errors.told(error)})"
-        raise useless(what, giver, told) from error
+        problem = f"what is no nest of tensors ({errors.told(error)})"
+        raise useless(what, giver, problem) from error
     if not leaves or any(leaf is None for leaf in leaves):
-        held = f"{errors.shown(element)}, which holds no tensor"
-        raise useless(what, giver, held)
+        description = f"{errors.shown(element)}, which holds no tensor"
+        raise useless(what, giver, description)
     for leaf in leaves:
         if source_kind(leaf) != "a tensor structure":
             raise useless(what, giver, f"a structure that holds {source_kind(leaf)}")

@@ -62,7 +62,7 @@ def together(datasets: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
     """
     rounds = tf.data.Dataset.zip(tuple(map(_flagged, datasets)))
     rounds = rounds.take_while(
-        lambda *pairs: tf.reduce_any([there for there, _ in pairs])
+        lambda *pairs: tf.reduce_any([flag for flag, _ in pairs])
     )
     return rounds.map(lambda *pairs: tuple(element for _, element in pairs))
 

@@ -317,5 +317,5 @@ def _identities(element: Any, source: Any) -> Any:
             lambda leaf: tf.identity(base.usable(leaf)), element, expand_composites=True
         )
     except base.UNCONVERTED as error:
-        told = f"what is no nest of tensors ({errors.told(error)})"
-        raise checks.useless("the function", source, told) from error
+        description = f"what is no nest of tensors ({errors.told(error)})"
+        raise checks.useless("the function", source, description) from error

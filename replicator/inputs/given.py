@@ -107,22 +107,14 @@ class Given:
                 )
             self.each |= kind is PerReplica
             entries = [self._taken(entry) for entry in value]
-            numbered, key = (
-                [entry for entry, _ in entries],
-                tuple(entry for _, entry in entries),
-            )
+            numbered, key = [n for n, _ in entries], tuple(k for _, k in entries)
             return _like(value, numbered), (kind, key)
         if isinstance(value, Mapping):
             self._check_keys(value)
             pairs = {name: self._taken(entry) for name, entry in value.items()}
-            numbered_dict = (
-                copy.copy(value) if isinstance(value, MutableMapping) else {}
-            )
-            numbered_dict.update({name: entry for name, (entry, _) in pairs.items()})
-            return numbered_dict, (
-                kind,
-                tuple((name, key) for name, (_, key) in pairs.items()),
-            )
+            nest = copy.copy(value) if isinstance(value, MutableMapping) else {}
+            nest.update({name: numbered for name, (numbered, _) in pairs.items()})
+            return nest, (kind, tuple((name, key) for name, (_, key) in pairs.items()))
         flattened = _apart(value)
         if flattened is not None:
             facts, parts = flattened
@@ -135,8 +127,8 @@ class Given:
                     "return metadata of numbers, texts and tuples from __tf_flatten__.",
                 ) from error
             entries = [self._taken(entry) for entry in parts]
-            object_ = _Object(kind, facts, [entry for entry, _ in entries])
-            return object_, (kind, facts, tuple(entry for _, entry in entries))
+            object_ = _Object(kind, facts, [n for n, _ in entries])
+            return object_, (kind, facts, tuple(k for _, k in entries))
         leaf = self._leaf(value)
         self.leaves.append(leaf)
         if isinstance(leaf, tf.Tensor):
@@ -254,13 +246,9 @@ def _filled(numbered: Any, replica_id: int, leaves: Sequence[Any]) -> Any:
     if isinstance(numbered, PerReplica):
         return _filled(numbered[replica_id], replica_id, leaves)
     if isinstance(numbered, _Object):
-        return numbered.of(
-            [_filled(entry, replica_id, leaves) for entry in numbered.parts]
-        )
+        return numbered.of([_filled(n, replica_id, leaves) for n in numbered.parts])
     if isinstance(numbered, tuple | list):
-        return _like(
-            numbered, [_filled(entry, replica_id, leaves) for entry in numbered]
-        )
+        return _like(numbered, [_filled(n, replica_id, leaves) for n in numbered])
     filled = copy.copy(numbered)
     for name, entry in numbered.items():
         filled[name] = _filled(entry, replica_id, leaves)

@@ -39,13 +39,13 @@ class InputContext:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            least = 1 if field.name.startswith("num_") else 0
+            minimum = 1 if field.name.startswith("num_") else 0
             value = getattr(self, field.name)
-            if not arguments.is_whole(value, least):
+            if not arguments.is_whole(value, minimum):
                 raise errors.ArgumentError(
                     errors.compose(
                         f"InputContext has {field.name}={errors.shown(value)}.",
-                        fix=f"{field.name} is a Python int, {least} or more.",
+                        fix=f"{field.name} is a Python int, {minimum} or more.",
                     )
                 )
 
@@ -76,13 +76,13 @@ class InputContext:
             )
         size, remainder = divmod(whole, self.num_replicas)
         if remainder or size < 1:
-            below = max(size, 1) * self.num_replicas
+            multiple = max(size, 1) * self.num_replicas
             raise errors.InputError(
                 errors.compose(
                     f"a global batch of {whole} examples cannot be divided "
                     f"evenly among {self.num_replicas} replicas.",
-                    fix=f"use a multiple of {self.num_replicas}, e.g. {below} or "
-                    f"{below + self.num_replicas}.",
+                    fix=f"use a multiple of {self.num_replicas}, e.g. {multiple} or "
+                    f"{multiple + self.num_replicas}.",
                 )
             )
         return size

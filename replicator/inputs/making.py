@@ -27,11 +27,8 @@ from replicator.inputs.feeds import DatasetFeed, Feed, PartFeed, ShardsFeed, Val
 from replicator.inputs.input_context import InputContext
 from replicator.world import World
 
-_CONTEXT_NAMES = (
-    "ctx",
-    "context",
-    "input_context",
-)  # optional ones too
+# Parameters of these names receive the context even if they have a default.
+_CONTEXT_NAMES = ("ctx", "context", "input_context")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,10 +215,8 @@ def _sited(
     fed = [devices] if len(datasets) == 1 else [[device] for device in devices]
     with tf.init_scope():
         sited = [
-            moving.moved(
-                iterators.without_autotuner(dataset), places.home(replica_devices)
-            )
-            for dataset, replica_devices in zip(datasets, fed, strict=True)
+            moving.moved(iterators.without_autotuner(dataset), places.home(group))
+            for dataset, group in zip(datasets, fed, strict=True)
         ]
     moving.warn_of_those_that_stay(sited, made_by)
     return sited

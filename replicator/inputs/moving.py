@@ -180,14 +180,14 @@ def _types_above(tensor: tf.Tensor) -> Iterable[str]:
         for function in tensor.graph.as_graph_def().library.function
     }
     stack, seen = [tensor.op], {tensor.op}
-    called: set[str] = set()
+    functions: set[str] = set()
     while stack:
         op = stack.pop()
         yield op.type
         holds = any(output.dtype == tf.resource for output in op.outputs)
         if holds and not op.type.endswith(_RENEWED):
             yield _HANDLE
-        yield from _types_called(op.node_def, library, called)
+        yield from _types_called(op.node_def, library, functions)
         upstream = {*op.control_inputs, *(source.op for source in op.inputs)} - seen
         seen |= upstream
         stack += upstream

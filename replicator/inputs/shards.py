@@ -83,19 +83,19 @@ def batch_size(batch: Any) -> int | tf.Tensor:
                 fix="feed batches of examples, e.g. dataset.batch(64).",
             )
         )
-    known = {leaf.shape.as_list()[0] for leaf in leaves} - {None}
-    if len(known) > 1:
+    sizes = {leaf.shape.as_list()[0] for leaf in leaves} - {None}
+    if len(sizes) > 1:
         raise errors.InputError(
             errors.compose(
                 f"a batch of {errors.shown(_specs(batch))} cannot be split over the "
                 "replicas: its tensors differ in their first dimension, "
-                f"{', '.join(map(str, sorted(known)))}.",
+                f"{', '.join(map(str, sorted(sizes)))}.",
                 fix="let every tensor of a batch hold one row per example; what all "
                 "examples share belongs in step_fn or the model, or is a scalar.",
             )
         )
-    if known:
-        return int(known.pop())
+    if sizes:
+        return int(sizes.pop())
     return _checked_size(leaves)
 
 
@@ -169,11 +169,11 @@ def _split_leaf(leaf: Any, sizes: Any, counts: Any, num_replicas: int) -> list[A
 
 def _split_sparse(leaf: tf.SparseTensor, counts: Any) -> list[tf.SparseTensor]:
     """Returns each replica's rows of a sparse tensor; the static shape is kept."""
-    others = leaf.dense_shape[1:]
+    other_sizes = leaf.dense_shape[1:]
     parts = []
     for start, count in zip(_starts(counts), counts, strict=True):
-        begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(others)], 0)
-        size = tf.concat([[tf.cast(count, tf.int64)], others], 0)
+        begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(other_sizes)], 0)
+        size = tf.concat([[tf.cast(count, tf.int64)], other_sizes], 0)
         part = tf.sparse.slice(leaf, begin, size)
         # tf.sparse.slice gives an empty slice a shape of all zeros.
         part = tf.SparseTensor(part.indices, part.values, size)

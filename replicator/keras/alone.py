@@ -43,10 +43,10 @@ def run(repl: Any, model: Any, name: str, data: Any) -> Any:
         ):
             return getattr(model, name)(data)
     except errors.ContextError as error:
-        outside = errors.called_outside(error)
-        if outside is None:
+        call = errors.called_outside(error)
+        if call is None:
             raise
-        raise _refused(repl, model, name, outside, eager) from error
+        raise _refused(repl, model, name, call, eager) from error
 
 
 def warn_of_run_eagerly(repl: Any, model: Any) -> None:
@@ -67,16 +67,14 @@ def warn_of_run_eagerly(repl: Any, model: Any) -> None:
 @contextlib.contextmanager
 def _accumulating(model: Any) -> Iterator[None]:
     """Makes wrapped optimizers accumulate gradients outside of steps in this block."""
-    combiners = [
-        optimizer._replicator_combiner for optimizer in state.wrapped_in(model)
-    ]
-    before = [combiner.alone for combiner in combiners]
+    combiners = [o._replicator_combiner for o in state.wrapped_in(model)]
+    settings = [combiner.alone for combiner in combiners]
     for combiner in combiners:
         combiner.alone = True
     try:
         yield
     finally:
-        for combiner, previous in zip(combiners, before, strict=True):
+        for combiner, previous in zip(combiners, settings, strict=True):
             combiner.alone = previous
 
 
@@ -84,12 +82,12 @@ def _refused(
     repl: Any, model: Any, name: str, outside: tuple[str, str], eager: bool
 ) -> errors.ContextError:
     """Returns the error for a batch that communicates while it runs on one device."""
-    what, line = outside
+    call, line = outside
     if eager:
         why = "run_eagerly=True runs whole batches on one device"
         fix = (
             "compile the model with run_eagerly=False, and look at values with "
-            f"tf.print; or ask `self.run_eagerly` before {what}, and do without it."
+            f"tf.print; or ask `self.run_eagerly` before {call}, and do without it."
         )
     else:
         why = (
@@ -102,7 +100,7 @@ def _refused(
         )
     return errors.ContextError(
         errors.compose(
-            f"{what} was called in {name} of the model {model.name}, but {why}: there "
+            f"{call} was called in {name} of the model {model.name}, but {why}: there "
             "is no other replica to communicate with.",
             [f"at {line}"],
             fix,

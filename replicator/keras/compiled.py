@@ -78,12 +78,12 @@ def forward(model: Any) -> Iterator[None]:
         return
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        before = len(model.losses)
+        num_losses = len(model.losses)
 
         # A function drops its tensors' masks unless it returns them.
         def masked(*args: Any, **kwargs: Any) -> Any:
             outputs = original(*args, **kwargs)
-            if len(model.losses) > before:
+            if len(model.losses) > num_losses:
                 raise _refused(
                     model,
                     "adds losses in its call, which leave the function that is "

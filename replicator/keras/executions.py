@@ -29,13 +29,13 @@ def over_iterator(function: BatchFunction, steps: int) -> Callable[[Any], Any]:
         function: Runs one batch; returns the logs.
         steps: The maximum number of batches per call.
     """
-    several = _Several(function, steps)
+    loops = _Several(function, steps)
 
     def run(iterator: Any) -> Any:
         spec = getattr(iterator, "element_spec", None)
-        if several.takes(iterator, spec):
+        if loops.takes(iterator, spec):
             with faults.named():
-                return several(iterator, spec)
+                return loops(iterator, spec)
         logs, done = None, False
         for _ in range(steps):
             data = _next(iterator)
@@ -113,16 +113,14 @@ class _Several:
             if loop is None:
                 data = _next(iterator)
             else:
-                number, last_logs, rest = loop.call(
-                    iterator, tf.constant(self._steps - done)
-                )
+                number, last, odd = loop.call(iterator, tf.constant(self._steps - done))
                 ran = int(number)
                 if ran:
-                    logs, loop.misses = last_logs, 0
+                    logs, loop.misses = last, 0
                 done += ran
                 if done == self._steps:
                     break
-                data = rest.get_value() if rest.has_value() else _END
+                data = odd.get_value() if odd.has_value() else _END
                 loop.misses += data is not _END and not ran
             if data is _END:
                 break
@@ -200,8 +198,8 @@ def _loop(function: BatchFunction, traced: Traced, iterator: Any) -> _Loop | Non
         return number, tf.nest.pack_sequence_as(structure, logs), batch
 
     count = tf.TensorSpec([], tf.int32)
-    built = tf.function(several).get_concrete_function(iterator, count)
-    return _Loop(function.equal_after_errors(built))
+    concrete = tf.function(several).get_concrete_function(iterator, count)
+    return _Loop(function.equal_after_errors(concrete))
 
 
 def _spec(result: Any) -> Any:

@@ -46,10 +46,8 @@ def _writer(kept: Any, name: str, endings: tuple[str, ...]) -> Callable[..., Any
         if target is None or (os.path.exists(target) and not overwrite):
             return method(model, filepath, overwrite, *more, **options)
         folder, base = os.path.split(target)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{base}.", dir=folder
-        ) as folder_beside:
-            written = os.path.join(folder_beside, base)
+        with tempfile.TemporaryDirectory(prefix=f".{base}.", dir=folder) as scratch:
+            written = os.path.join(scratch, base)
             result = method(model, written, overwrite)
             with contextlib.suppress(OSError):  # no file there yet
                 shutil.copymode(target, written)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras' functions per batch: run global batches of any size, traced once per kind.
+"""The functions that Keras calls per batch, one trace per kind of batch size.
 
 A batch's size is known when it arrives, and decides how it runs. If it splits evenly,
 means over the replicas need no weights. If some replicas would get no example at all,
 it runs on one device, as in plain Keras, and its assignments to replicated variables
-reach all replicas. One function is traced for each of these kinds when it is needed.
+reach all replicas. A function for each of these kinds is traced when it is needed.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class BatchFunction:
         if kind == ALONE:
             return alone
         even = tf.equal(size % self._num_replicas, 0)
-        wanted = even if kind == EVEN else tf.logical_not(even)
-        return tf.logical_and(wanted, tf.logical_not(alone))
+        matches = even if kind == EVEN else tf.logical_not(even)
+        return tf.logical_and(matches, tf.logical_not(alone))
 
     def _free(self, kind: str, structure: str, specs: Any) -> tuple[Any, ...]:
         """Returns specs that cover batches of all sizes so far.
@@ -215,16 +215,16 @@ def is_dense(spec: Any) -> bool:
 
 def _specs(tensors: list[Any], spec: Any) -> tuple[Any, ...]:
     """Returns the function's specs for batches like this one, of any size."""
-    known = None
+    tensor_specs = None
     if spec is not None:
         leaves = tf.nest.flatten(spec)
-        known = [
+        tensor_specs = [
             leaf
             for leaf in leaves
             if not isinstance(leaf, tf.OptionalSpec | tf.NoneTensorSpec)
         ]
-        if len(known) == len(tensors):
-            return tuple(known)
+        if len(tensor_specs) == len(tensors):
+            return tuple(tensor_specs)
     return tuple(map(_free_spec, tensors))
 
 

@@ -18,12 +18,12 @@ def replaced(owner: Any, name: str, method: Callable[..., Any]) -> Iterator[None
         method: The replacement, called without the object.
     """
     attributes = vars(owner)
-    before = attributes.get(name)
+    previous = attributes.get(name)
     setattr(owner, name, method)
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             delattr(owner, name)
         else:
-            setattr(owner, name, before)
+            setattr(owner, name, previous)

@@ -122,7 +122,7 @@ class Exact:
         """Whether the first axis of a value is the examples' axis.
 
         If only one of the two sizes is static, it is not. A multiple of the number of
-        examples may come from folding an axis of their parts into theirs.
+        examples may come from folding another axis into theirs.
         """
         if shape.rank is None or shape.rank == 0:
             return shape.rank is None
@@ -133,8 +133,8 @@ class Exact:
         replicas = context.require("a metric").num_replicas
         if int(tf.get_static_value(self._shard.total)) % replicas:  # else all are alike
             pairs = objects.all_gather_object(pairs[0])
-        most = max(count for _, count in pairs)
-        times = max(rows for rows, _ in pairs) // max(most, 1)
+        largest = max(count for _, count in pairs)
+        times = max(rows for rows, _ in pairs) // max(largest, 1)
         return all(rows == times * count for rows, count in pairs)
 
     def _update_whole(self, metric: Any, update: Any, args: Any, kwargs: Any) -> None:
@@ -258,5 +258,5 @@ def _totals(metric: Any) -> list[Any]:
 
 
 def _placement(variable: Any) -> Any:
-    inside = plain(variable)
-    return inside.placement if isinstance(inside, ReplicatedVariable) else None
+    replicated = plain(variable)
+    return replicated.placement if isinstance(replicated, ReplicatedVariable) else None

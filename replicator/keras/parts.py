@@ -30,12 +30,10 @@ def inside(model: Any) -> Iterator[Any]:
         seen.add(id(part))
         if isinstance(part, kinds):
             yield part
-            remaining += [
-                value for value in vars(part).values() if _leads_on(value, kinds)
-            ]
+            remaining += [v for v in vars(part).values() if _leads_on(v, kinds)]
         else:
             values = part.values() if isinstance(part, dict) else part
-            remaining += [value for value in values if _leads_on(value, kinds)]
+            remaining += [v for v in values if _leads_on(v, kinds)]
 
 
 def _leads_on(value: Any, kinds: tuple[type, ...]) -> bool:

@@ -34,14 +34,14 @@ def prepare(repl: Any, model: Any) -> None:
         _check(repl, f"the model {model.name}", variables, _CREATE)
         _refuse_compiled_outside(repl, model)
         for metric in parts.metrics(model):
-            what = f"the metric {metric.name} of the model {model.name}"
-            _check(repl, what, metric.variables, _MAKE)
+            owner = f"the metric {metric.name} of the model {model.name}"
+            _check(repl, owner, metric.variables, _MAKE)
         _refuse_stateful(model)
     for container, name, optimizer in parts.places(model):
         if _is_optimizer(optimizer) and not is_wrapped(optimizer):
             if repl.num_replicas > 1:
-                what = f"{name}={type(optimizer).__name__} of the model {model.name}"
-                _check(repl, what, optimizer.variables, _MAKE)
+                owner = f"{name}={type(optimizer).__name__} of the model {model.name}"
+                _check(repl, owner, optimizer.variables, _MAKE)
             wrapped = repl.wrap_optimizer(optimizer)
             if container is vars(model):
                 setattr(model, name, wrapped)
@@ -151,22 +151,22 @@ def _is_replicated(variable: Any) -> bool:
 def _check(repl: Any, what: str, variables: Any, fix: str) -> None:
     """Raises ContextError if a variable is not replicated."""
     for variable in variables:
-        inside = plain(variable)
-        if not isinstance(inside, SeenAsOne):
-            called = getattr(variable, "path", variable.name)
+        inner = plain(variable)
+        if not isinstance(inner, SeenAsOne):
+            path = getattr(variable, "path", variable.name)
             raise errors.ContextError(
                 errors.compose(
-                    f"{what} holds the variable {called}, which was made outside of "
+                    f"{what} holds the variable {path}, which was made outside of "
                     "the context, and has no component per replica.",
                     [f"at {errors.user_line()}"],
                     fix,
                 )
             )
-        if inside.world != repl._settings.world:
+        if inner.world != repl._settings.world:
             raise errors.ContextError(
                 errors.compose(
                     f"{what} was made under the context of another Replicator, of "
-                    f"{inside.world.num_replicas} replicas.",
+                    f"{inner.world.num_replicas} replicas.",
                     [f"at {errors.user_line()}"],
                     "call keras_model of that Replicator.",
                 )

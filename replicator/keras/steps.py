@@ -17,7 +17,7 @@ from replicator import context, errors
 from replicator.inputs import shards
 from replicator.keras import compiled, gathering, losses, metrics
 
-_do_not_convert = tf.autograph.experimental.do_not_convert  # as in Keras
+_do_not_convert = tf.autograph.experimental.do_not_convert  # as Keras' own are not
 
 
 class Tensors:
@@ -50,12 +50,10 @@ class Tensors:
 
     def forget(self) -> Tensors:
         """Returns the structure without the tensors, to be kept."""
-        structure = object.__new__(Tensors)
-        structure._leaves = [None if leaf is None else 0 for leaf in self._leaves]
-        structure._structure = tf.nest.pack_sequence_as(
-            self._structure, structure._leaves
-        )
-        return structure
+        copy = object.__new__(Tensors)
+        copy._leaves = [None if leaf is None else 0 for leaf in self._leaves]
+        copy._structure = tf.nest.pack_sequence_as(self._structure, copy._leaves)
+        return copy
 
 
 def _value(leaf: Any) -> Any:
@@ -121,14 +119,14 @@ def predict(repl: Any, model: Any, batch: Any, tensors: Sequence[Any]) -> Any:
         tensors: Its tensors.
     """
     # If other processes have some of the outputs, they are gathered within the step.
-    several = repl._settings.peers is not None
+    is_shared = repl._settings.peers is not None
 
     def step_fn(shard: shards.Shard) -> Any:
         with compiled.forward(model):
             outputs = model.predict_step(batch.packed(shard.element))
-        return gathering.whole(outputs, shard) if several else outputs
+        return gathering.whole(outputs, shard) if is_shared else outputs
 
-    combine = _first if several else _joined
+    combine = _first if is_shared else _joined
     return _run(repl, step_fn, tensors, combine)
 
 

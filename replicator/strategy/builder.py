@@ -122,9 +122,9 @@ def checked(builder: Builder, facts: VariableFacts, node: Any) -> Node | None:
     if node is None:
         return None
     if not isinstance(node, Node) or node.name != facts.path:
-        what = node.name if isinstance(node, Node) else errors.shown(node)
+        description = node.name if isinstance(node, Node) else errors.shown(node)
         raise error(
-            f"{type(builder).__name__} yields {what} for variable {facts.path}.",
+            f"{type(builder).__name__} yields {description} for variable {facts.path}.",
             "yield one Node(variable.path, ...) for each variable, before the next is "
             "asked for; or None, to leave it as it would be without a strategy.",
         )

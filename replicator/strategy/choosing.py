@@ -48,13 +48,13 @@ def as_builder(strategy: Any) -> Builder:
         return Given(Strategy.load(strategy))
     if isinstance(strategy, Mapping):
         return Rules(strategy)
-    called = ""
+    hint = ""
     if isinstance(strategy, type) and issubclass(strategy, Builder):
-        called = f" Call it: strategy={strategy.__name__}()."
+        hint = f" Call it: strategy={strategy.__name__}()."
     raise error(
         f"Replicator was given strategy={errors.shown(strategy)}.",
         "it is a builder, as replicator.strategy.PSLoadBalancing(); a dictionary of "
-        "builders by patterns; a Strategy; or the path of a saved one." + called,
+        "builders by patterns; a Strategy; or the path of a saved one." + hint,
     )
 
 

@@ -69,9 +69,9 @@ def _compiled(
 def _refuse(node: Node, how: PSSynchronizer, world: World) -> None:
     """Raises StrategyError for options that one process cannot carry out."""
     if not how.sync or how.staleness:
-        what = f"staleness={how.staleness}" if how.staleness else "sync=False"
+        flag = f"staleness={how.staleness}" if how.staleness else "sync=False"
         raise error(
-            f"the strategy has {what} for variable {node.name}, but one process builds "
+            f"the strategy has {flag} for variable {node.name}, but one process builds "
             "all replicas here, and they step together.",
             "use sync=True and staleness=0; or start one process for each worker, "
             "python -m replicator.launch --mode=async.",

@@ -52,19 +52,19 @@ class Strategy:
     def __post_init__(self) -> None:
         for name in ("nodes", "replicas", "trials"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        seen = set()
+        names = set()
         for node in self.nodes:
             if not isinstance(node, Node):
                 raise error(
                     f"a Strategy was given the node {errors.shown(node)}.",
                     "its nodes are Nodes.",
                 )
-            if node.name in seen:
+            if node.name in names:
                 raise error(
                     f"a Strategy has two nodes of variable {node.name}.",
                     "give each variable one.",
                 )
-            seen.add(node.name)
+            names.add(node.name)
         if not all(isinstance(device, str) for device in self.replicas):
             raise error(
                 f"a Strategy was given replicas={errors.shown(self.replicas)}.",

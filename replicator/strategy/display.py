@@ -94,8 +94,8 @@ def _joined(texts: Sequence[str]) -> str:
     """Lists the distinct texts of several parts."""
     kinds = list(dict.fromkeys(texts))
     more = len(kinds) - _MOST_SHOWN
-    listed = ", ".join(kinds[:_MOST_SHOWN])
-    return f"{listed} and {more} more" if more > 0 else listed
+    text = ", ".join(kinds[:_MOST_SHOWN])
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def _placement(how: Synchronizer) -> str:

@@ -29,8 +29,8 @@ class Resources:
     Attributes:
         devices: The device of each replica.
         cpus: The CPU devices that can be parameter servers: those of replicas; on hosts
-            without any, the first CPU. None: as many as there are in `devices`.
-        memory: The bytes of memory of these devices, by name, where known.
+            without any, the first CPU. Derived from `devices` by default.
+        memory: The bytes of memory of devices, by name, where known.
         calibration: What work costs on the devices, and between them.
         one_program: Whether one program builds all replicas. In between-graph mode
             several do, and no variable can be on a single device.

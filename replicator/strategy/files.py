@@ -166,10 +166,8 @@ def _read(parse: Callable[[], Any], where: str) -> dict[str, Any]:
             "trials": tuple(map(_trial, message.trials)),
         }
     except errors.StrategyError as problem:
-        problem_line = str(problem).partition("\n")[0].rstrip(".")
-        raise error(
-            f"in {where}, {problem_line}.", "correct it, or build it anew."
-        ) from None
+        line = str(problem).partition("\n")[0].rstrip(".")
+        raise error(f"in {where}, {line}.", "correct it, or build it anew.") from None
 
 
 @contextlib.contextmanager
@@ -288,29 +286,21 @@ def _shape(message: Any) -> tuple[int, ...]:
 
 def _axis(message: Any) -> int | None:
     """Returns the axis that a partitioner splits, or None."""
-    partitioner = message.partitioner
-    counts = partitioner.split(",") if partitioner else []
-    digits = all(
-        count.isascii() and count.isdigit() and len(count) < 8 for count in counts
-    )
-    if not digits or any(not 0 < int(count) <= _MOST_COUNT for count in counts):
+    text = message.partitioner
+    counts = text.split(",") if text else []
+    digits = all(n.isascii() and n.isdigit() and len(n) < 8 for n in counts)
+    if not digits or any(not 0 < int(n) <= _MOST_COUNT for n in counts):
         raise _wrong(
-            message,
-            f"has the partitioner {partitioner!r}",
-            'it is like "1,2,1", parts each',
+            message, f"has the partitioner {text!r}", 'it is like "1,2,1", parts each'
         )
     split_axes = [axis for axis, count in enumerate(counts) if int(count) > 1]
     if len(split_axes) > 1:
-        raise _wrong(
-            message, f"has the partitioner {partitioner!r}", "one axis has parts"
-        )
+        raise _wrong(message, f"has the partitioner {text!r}", "one axis has parts")
     axis = split_axes[0] if split_axes else None
     parts = len(message.part_config)
     if parts != (0 if axis is None else int(counts[axis])):
         raise _wrong(
-            message,
-            f"has the partitioner {partitioner!r} and {parts} parts",
-            "they are alike",
+            message, f"has the partitioner {text!r} and {parts} parts", "they are alike"
         )
     if axis is None and message.sizes:
         raise _wrong(message, "has sizes of parts and no parts", "parts have sizes")

@@ -154,8 +154,8 @@ class Node:
         axis: The axis along which it is split; None if it is whole.
         sizes: The sizes of the parts along the axis; empty if they are as even as
             possible, the larger ones first.
-        shape: Its shape, if known; this and the following fields are only for display
-            and do not count in comparisons.
+        shape: Its shape, if known; this and the following fields do not count in
+            comparisons.
         dtype: The name of its dtype; "" if not known.
         sent: The bytes that are sent for it in a step, if known.
         seconds: The predicted time of that and of its update, if known.
@@ -245,9 +245,7 @@ class Node:
             synchronizers: One per part.
         """
         numbered = zip(range(len(sizes)), synchronizers, strict=True)
-        parts = tuple(
-            cls(f"{name}/part_{k}", synchronizer) for k, synchronizer in numbered
-        )
+        parts = tuple(cls(f"{name}/part_{k}", how) for k, how in numbered)
         return cls(name, parts=parts, axis=axis, sizes=tuple(sizes))
 
     @property

@@ -41,7 +41,7 @@ class Block:
 def blocks(strategy: Any) -> list[Block]:
     """Returns each device's piece of each variable of a strategy.
 
-    Variables of unknown shape and dtype have size 0.
+    Variables of unknown size count as 0 bytes.
     """
     pieces = []
     for node in strategy.nodes:
@@ -72,13 +72,9 @@ def _devices(node: Node, replicas: Sequence[str]) -> Sequence[str]:
 
 
 def _short(device: str) -> str:
-    head, _, device_name = device.rpartition("/device:")
+    head, _, local = device.rpartition("/device:")
     host = head.replace("/replica:0", "").replace("/job:", "").replace("/task", "")
-    return (
-        device_name
-        if not host or host.startswith("localhost")
-        else f"{host} {device_name}"
-    )
+    return local if not host or host.startswith("localhost") else f"{host} {local}"
 
 
 def draw(strategy: Any, path: str | os.PathLike[str]) -> None:
@@ -101,7 +97,7 @@ def make_figure(strategy: Any) -> Figure:
     loads = dict.fromkeys(names, 0)
     for block in pieces:
         loads[block.device] += block.nbytes
-    most = max(loads.values(), default=0) or 1
+    largest = max(loads.values(), default=0) or 1
     figure = Figure((_COLUMN * max(len(names), 2) + 1.0, _HEIGHT + 1.2))
     axes = figure.add_subplot()
     axes.set_title(f"Strategy {strategy.id}", loc="left", fontsize=10)
@@ -114,7 +110,7 @@ def make_figure(strategy: Any) -> Figure:
         axes.spines[side].set_visible(False)
     columns, tops = {name: k for k, name in enumerate(names)}, dict.fromkeys(names, 0.0)
     for block in pieces:
-        height = block.nbytes / most
+        height = block.nbytes / largest
         column, bottom = columns[block.device], tops[block.device]
         tops[block.device] += height
         axes.add_patch(

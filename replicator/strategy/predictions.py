@@ -66,16 +66,14 @@ def predicted(
             seconds = keeping.owned(load(nbytes), devices, owner, calibration, copies)
         return dataclasses.replace(node, sent=sent, seconds=seconds)
     size = shape[node.axis]
-    loads = [load(nbytes // max(1, size) * own) for own in node.extents(size)]
+    loads = [load(nbytes // max(1, size) * extent) for extent in node.extents(size)]
     optional = [part.synchronizer for part in node.parts]
-    synchronizers = [how for how in optional if how is not None]
+    hows = [how for how in optional if how is not None]
     return dataclasses.replace(
         node,
-        sent=sum(
-            _sent(*each, devices) for each in zip(synchronizers, loads, strict=True)
-        ),
+        sent=sum(_sent(*pair, devices) for pair in zip(hows, loads, strict=True)),
         seconds=keeping.in_parts(
-            loads, [_owner(how) for how in synchronizers], devices, calibration
+            loads, [_owner(how) for how in hows], devices, calibration
         ),
     )
 

@@ -44,12 +44,12 @@ class Rules(Builder):
         self.rules = {_compiled(pattern): rule for pattern, rule in rules.items()}
         for pattern, rule in self.rules.items():
             if not isinstance(rule, Builder) or isinstance(rule, Rules):
-                called = " Call it: a builder is an object." if _is_kind(rule) else ""
+                hint = " Call it: a builder is an object." if _is_kind(rule) else ""
                 raise error(
                     f"the rule of {pattern.pattern!r} is {errors.shown(rule)}, and no "
                     "builder.",
                     "give each pattern a builder, as replicator.strategy.Sharded()."
-                    + called,
+                    + hint,
                 )
 
     def matching(self, path: str) -> int | None:

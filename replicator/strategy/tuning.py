@@ -142,7 +142,7 @@ class _Survey(Builder):
     ) -> Iterator[Node | None]:
         self.resources = resources
         for variable in variables:
-            if variable.whole or variable.sparse is not None:  # asking would wait
+            if variable.whole or variable.sparse is not None:  # reading `sparse` waits
                 facts = VariableFacts(**vars(variable))
                 self.facts[facts.path] = dataclasses.replace(facts, whole=False)
             yield None
@@ -213,9 +213,7 @@ def _ranked(made: Sequence[Builder], survey: _Survey) -> list[_Candidate]:
     for builder in made:
         assumed = builder.assumed if isinstance(builder, Auto) else None
         strategy = builder.build(facts, survey.resources)
-        nodes = tuple(
-            _costed(strategy, candidate, survey, assumed) for candidate in facts
-        )
+        nodes = tuple(_costed(strategy, f, survey, assumed) for f in facts)
         strategy = dataclasses.replace(
             strategy, nodes=tuple(node for node in nodes if node is not None), id=""
         )

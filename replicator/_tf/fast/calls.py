@@ -78,8 +78,8 @@ def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
                 results = _execute.execute_with_cancellation(
                     name, count, inputs, options, runtime, cancels
                 )
-        for index, known in handles:
-            handle_data_util.set_handle_data(results[index], known)
+        for index, handle_data in handles:
+            handle_data_util.set_handle_data(results[index], handle_data)
         return results or []
 
     return call

@@ -34,9 +34,9 @@ def capture_all(graph: Any, handles: Sequence[tf.Tensor]) -> None:
     with graph.as_default(), tf.control_dependencies(None):
         ops = nodes.finish("captured") if new else []
     for handle, op in zip(new, ops, strict=True):
-        (inside,) = op.outputs
-        handle_data_util.copy_handle_data(handle, inside)
+        (placeholder,) = op.outputs
+        handle_data_util.copy_handle_data(handle, placeholder)
         captures.add_or_replace(
-            key=id(handle), external=handle, internal=inside, is_by_ref=False
+            key=id(handle), external=handle, internal=placeholder, is_by_ref=False
         )
-        graph.inputs.append(inside)
+        graph.inputs.append(placeholder)

@@ -51,7 +51,7 @@ def import_nodes(
             definition.
         scope: The name scope, with the final "/".
     """
-    definition.versions.CopyFrom(graph.graph_def_versions)  # 0 means very old
+    definition.versions.CopyFrom(graph.graph_def_versions)  # unset means very old
     options = _c_api_util.ScopedTFImportGraphDefOptions()
     _importer._PopulateTFImportGraphDefOptions(
         options.options, scope.removesuffix("/"), inputs, None, False

@@ -23,7 +23,7 @@ def import_nodes(
             definition.
         scope: The name scope, with the final "/".
     """
-    definition.versions.CopyFrom(graph.graph_def_versions)  # 0 means very old
+    definition.versions.CopyFrom(graph.graph_def_versions)  # unset means very old
     start = operation_count(graph)
     with tf.device(None):  # nodes have their devices
         tf.graph_util.import_graph_def(definition, input_map=inputs, name=scope)

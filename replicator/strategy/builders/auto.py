@@ -79,16 +79,16 @@ class Auto(Builder):
         self, variables: Iterable[VariableFacts], resources: Resources
     ) -> Iterator[Node | None]:
         """Yields nodes with the least predicted time; see `Builder.nodes`."""
-        loads, last = Loads(resources.devices), ""
+        loads, last_owner = Loads(resources.devices), ""
         for variable in variables:
             # A bias goes with its layer's weights.
-            beside = last if len(variable.shape) < 2 else ""
-            owner = beside or loads.lowest()
+            neighbor = last_owner if len(variable.shape) < 2 else ""
+            owner = neighbor or loads.lowest()
             node = self._best(variable, owner, resources)
-            last = ""
+            last_owner = ""
             if isinstance(node.synchronizer, PSSynchronizer):
-                last = node.synchronizer.reduction_destination
-                loads.add(last, variable.nbytes)
+                last_owner = node.synchronizer.reduction_destination
+                loads.add(last_owner, variable.nbytes)
             for part, size in zip(node.parts, node.sizes, strict=True):
                 assert isinstance(part.synchronizer, PSSynchronizer), "as made here"
                 row = variable.nbytes // variable.shape[0]
@@ -103,17 +103,15 @@ class Auto(Builder):
             owner: The replica that would own it.
             resources: The devices.
         """
-        candidates = _candidates(variable, owner, resources)
+        nodes = _candidates(variable, owner, resources)
         sparse = sparse_if_known(variable)
         if len(variable.shape) != 2:
             sparse = bool(sparse)  # embedding tables have two axes
         if sparse is not None:
-            return self._least(candidates, variable, resources, sparse)
-        dense, rows = (
-            self._least(candidates, variable, resources, s) for s in _LAYOUTS
-        )
+            return self._least(nodes, variable, resources, sparse)
+        dense, rows = (self._least(nodes, variable, resources, s) for s in _LAYOUTS)
         if_sparse = self._least(
-            [n for n in candidates if n == dense], variable, resources, True
+            [n for n in nodes if n == dense], variable, resources, True
         )
         if (if_sparse.seconds or 0.0) <= (rows.seconds or 0.0):
             return dense

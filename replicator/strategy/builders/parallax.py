@@ -66,7 +66,7 @@ class Parallax(AllReduce):
         for variable in variables:
             if variable.sparse:
                 device = loads.least(variable.nbytes)
-                how = PSSynchronizer(device, False, self.sync, self.staleness)
-                yield Node(variable.path, how)
+                synchronizer = PSSynchronizer(device, False, self.sync, self.staleness)
+                yield Node(variable.path, synchronizer)
             else:
                 yield Node(variable.path, self.of(next(dense)))
