@@ -37,12 +37,10 @@ class Feed(abc.ABC):
 
     def ready(self, elements: Sequence[Any]) -> list[tf.Operation]:
         """Returns ops after which every replica has its element; they may fail."""
-        return list(
-            dict.fromkeys(op for element in elements for op in _ops_of(element))
-        )
+        return list(dict.fromkeys(op for e in elements for op in _ops_of(e)))
 
     def agree(self, peers: Peers) -> None:  # noqa: B027, most have no end
-        """Makes the inputs of all processes end together; a call in every process."""
+        """Makes the inputs of all processes end together; every process calls it."""
 
     @abc.abstractmethod
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
