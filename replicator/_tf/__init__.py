@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the library needs of TensorFlow beyond its public API, each with its reason.
+"""Everything the library needs of TensorFlow beyond its public API, with the reasons.
 
-No other file imports `tensorflow.python` or touches an underscore of a TensorFlow
-object. Each entry says why the public API does not do and what would replace it.
-tests/_tf calls each of them, so that a new TensorFlow fails there, by name.
+No other package imports `tensorflow.python` or touches an underscore of a TensorFlow
+object. Each entry says why the public API does not suffice and which public call would
+replace it. tests/_tf calls every entry, so a new TensorFlow that breaks one fails
+there, by name.
 
-The library cannot do without what is in the files of this folder. What is in fast/ only
-saves time or memory, and choice.py has what is in plain/ in its place where a
-TensorFlow lacks what it needs.
+The modules of this package are indispensable. Those in fast/ only save time or memory;
+where a TensorFlow release lacks what they need, choice.py substitutes the module of the
+same name in plain/.
 """
 
 from replicator._tf.autograph import (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AutoGraph: converts the user's functions, and recognizes what is converted."""
+"""AutoGraph: converts user functions and recognizes converted ones."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tensorflow.python.autograph.impl import api as autograph_api
 
 
 def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Calls a user's function through autograph, as tf.function does.
+    """Calls a user's function through AutoGraph, as tf.function does.
 
     `tf.autograph.to_graph` converts too, but keeps no source map, and TensorFlow's
     wrappers replace the user's exceptions by others; here they pass unchanged.
     """
-    # Without optional features, as tf.function: one of them orders ops by itself, and
-    # would switch off the order of the function around.
+    # No optional features, as in tf.function: one of them orders ops itself, and would
+    # switch off the ordering of the enclosing function.
     options = converter.ConversionOptions(
         recursive=True, user_requested=True, optional_features=()
     )
@@ -36,22 +36,22 @@ def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 class LeftAsItIs:
-    """A base of exceptions that pass converted code as they are.
+    """Base of exceptions that pass through converted code unchanged.
 
-    AutoGraph raises another one in place of an exception that leaves a tf.function, of
-    the same class if it can, whose text begins with the lines on the stack: "in user
-    code", and ours among them. There is no public name for what tells it not to.
+    For an exception that leaves a tf.function, AutoGraph raises another one, of the
+    same class if it can, whose text begins with the lines on the stack: "in user code",
+    and ours among them. The attribute that switches this off has no public name.
     """
 
     ag_pass_through = True
 
 
 def not_converted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of ours as converted code calls it: as it is.
+    """Wraps a function of ours so that converted code calls it unconverted.
 
-    As tf.autograph.experimental.do_not_convert does, and what the user's own code or
-    TensorFlow raises in it passes a tf.function around it as it is, too: else AutoGraph
-    would put our lines into its text.
+    Like tf.autograph.experimental.do_not_convert. In addition, exceptions that the
+    user's code or TensorFlow raises inside it leave an enclosing tf.function unchanged;
+    otherwise AutoGraph would put our lines into their text.
     """
 
     @functools.wraps(function)
@@ -74,9 +74,9 @@ def _in_function() -> bool:
 
 
 def same_conversion(one: Any, two: Any) -> bool:
-    """Whether two objects are what AutoGraph tells two calls of one function by.
+    """Whether AutoGraph's function scopes of two calls of one function are equivalent.
 
-    Lambdas in converted code refer to it.
+    Lambdas in converted code hold such a scope in their closures.
     """
     scopes = (
         isinstance(one, _wrappers.FunctionScope),

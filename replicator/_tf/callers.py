@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which method of another library is running, by the frames of the Python stack.
+"""Finds out from the Python stack which method of another library is running.
 
-Optimizers and layers of Keras, Sonnet and TensorFlow 1 do not say what they are at.
-Each function looks for the frames of the methods that it knows by name.
+Optimizers and layers of Keras, Sonnet and TensorFlow 1 have no public way to tell what
+they are doing. Each function looks for the frames of methods that it knows by name.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import tensorflow as tf
 
 
 def variable_of_slot() -> Any:
-    """Returns the variable for which an optimizer is creating a slot now, or None.
+    """Returns the variable that an optimizer is creating a slot for, or None.
 
-    Those of all families start from a function that is given the variable: Keras'
+    Optimizers of all families start from a function that takes the variable: Keras'
     add_variable_from_reference (legacy Keras' too, or its add_slot), tf.compat.v1's
-    create_slot, Sonnet's variable_like.
-    What they pass to the creation of the slot does not say which variable it is.
+    create_slot, Sonnet's variable_like. The arguments of the slot's own creation do not
+    identify the variable.
     """
     frame: types.FrameType | None = sys._getframe(1)
     for _ in range(_SLOT_DEPTH):
@@ -36,7 +36,7 @@ def variable_of_slot() -> Any:
     return None
 
 
-_SLOT_DEPTH = 40  # frames; autograph and variable creators stand in between
+_SLOT_DEPTH = 40  # frames; AutoGraph and variable creators add theirs in between
 
 
 _SLOT_MAKERS = {
@@ -49,7 +49,7 @@ _SLOT_MAKERS = {
 
 
 def v1_optimizer_applying() -> bool:
-    """Whether the caller is called by a v1 optimizer's `apply_gradients`, closely."""
+    """Whether a v1 optimizer's `apply_gradients` is among the nearest callers."""
     frame: types.FrameType | None = sys._getframe(1)
     for _ in range(_V1_DEPTH):
         if frame is None:
@@ -62,15 +62,15 @@ def v1_optimizer_applying() -> bool:
     return False
 
 
-_V1_DEPTH = 8  # frames from apply_gradients to the variable's handle, and some more
+_V1_DEPTH = 8  # frames from apply_gradients to the variable's handle, plus a margin
 
 
 def asked_by_writer() -> bool:
-    """Whether what asks for a variable's handle means to write what is behind it.
+    """Whether the code that reads a variable's `handle` is going to write through it.
 
-    The writes of tf.compat.v1 and of some optimizers are no methods of a variable: they
-    ask for its handle, write, and tell it afterwards or not at all. The rest of
-    TensorFlow and its kin ask in order to read; a user's own code may do anything.
+    The writes of tf.compat.v1 and of some optimizers are not methods of a variable:
+    they take its handle, write, and notify it afterwards or not at all. The rest of
+    TensorFlow and its kin take the handle in order to read; user code may do anything.
     """
     asking = sys._getframe(2).f_globals.get("__name__", "")  # behind `handle`
     if re.match(r"(tensorflow|tf_keras|keras|sonnet|replicator)\.", asking):
@@ -85,9 +85,9 @@ _BY_HANDLE = re.compile(
 
 
 def older_optimizer_asks() -> bool:
-    """Whether what asks for a variable's handle is an older optimizer of legacy Keras.
+    """Whether an older optimizer of legacy Keras is reading a variable's `handle`.
 
-    These write what is behind it, by ops of their own, and tell nobody.
+    These write through it by ops of their own, and notify nobody.
     """
     asking = sys._getframe(2).f_globals.get("__name__", "")  # behind `handle`
     return bool(_OLDER.match(asking))
@@ -99,9 +99,9 @@ _OLDER = re.compile(
 
 
 def optimizer_is_summing() -> bool:
-    """Whether the caller is called by a Keras optimizer that sums its gradients.
+    """Whether the caller runs inside a Keras optimizer that sums its own gradients.
 
-    Keras' optimizers do that by tf.distribute on their own, whatever they are given.
+    Keras' optimizers do so through tf.distribute, whatever gradients they take.
     """
     frame: types.FrameType | None = sys._getframe(1)
     for _ in range(_SUM_DEPTH):
@@ -121,7 +121,7 @@ _SUMMING = (
 )
 
 
-_SUM_DEPTH = 8  # frames from there to the replica context, and those of autograph
+_SUM_DEPTH = 8  # frames from these methods to the replica context, and AutoGraph's
 
 
 _OPTIMIZERS = (
@@ -134,10 +134,13 @@ _OPTIMIZERS = (
 
 
 def applying_optimizer() -> str | None:
-    """Returns the class of the optimizer whose `apply` is running, of any family."""
+    """Returns the class name of the optimizer whose `apply` is running, or None.
+
+    Recognizes optimizers of all families.
+    """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        # Autograph converts Sonnet's methods, and puts "tf__" before their names.
+        # AutoGraph converts Sonnet's methods, and prefixes their names with "tf__".
         name = frame.f_code.co_name.removeprefix("tf__")
         owner = type(frame.f_locals.get("self"))
         if name in ("apply", "apply_gradients") and any(
@@ -149,16 +152,16 @@ def applying_optimizer() -> str | None:
 
 
 def given_to_metric() -> list[Any] | None:
-    """Returns what the running `update_state` of a Keras metric was given, if any."""
+    """Returns the arguments of the running `update_state` of a Keras metric, if any."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        code, given = frame.f_code, frame.f_locals
-        owner = type(given.get("self"))
+        code, args = frame.f_code, frame.f_locals
+        owner = type(args.get("self"))
         if code.co_name.removeprefix("tf__") == "update_state" and any(
             base.__module__.startswith(_METRICS) for base in owner.__mro__
         ):
             names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            return [given[name] for name in names if name in given and name != "self"]
+            return [args[name] for name in names if name in args and name != "self"]
         frame = frame.f_back
     return None
 
@@ -168,12 +171,12 @@ _METRICS = ("keras.src.metrics", "tf_keras.src.metrics")
 
 @dataclasses.dataclass(frozen=True)
 class Differentiation:
-    """A running GradientTape.gradient, or tf.gradients.
+    """A running GradientTape.gradient or tf.gradients.
 
     Attributes:
-        targets: What is being differentiated.
-        given: The gradients that were given of it; None for each where nothing was.
-        call: What is another object for each call, while this one is kept.
+        targets: The tensors being differentiated.
+        given: The upstream gradient of each target, or None.
+        call: An object that identifies the call while it is kept alive.
     """
 
     targets: list[Any]
@@ -182,25 +185,26 @@ class Differentiation:
 
 
 def differentiated() -> Differentiation | None:
-    """Returns the running GradientTape.gradient, or tf.gradients; None if neither is.
+    """Returns the running GradientTape.gradient or tf.gradients; None if there is none.
 
-    A gradient function is told only how its own op's results matter, and not to what.
+    A gradient function is told the gradients of its own op's results, but not what is
+    being differentiated.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         names = _DIFFERENTIATING.get((_module(frame), frame.f_code.co_name))
         if names is not None:
-            what, given, own = (frame.f_locals.get(name) for name in names)
-            targets = _leaves(what)
+            target, upstream, call = (frame.f_locals.get(name) for name in names)
+            targets = _leaves(target)
             return Differentiation(
-                targets, _leaves(given) or [None] * len(targets), own
+                targets, _leaves(upstream) or [None] * len(targets), call
             )
         frame = frame.f_back
     return None
 
 
-# The names of what is differentiated, what is given of it, and of a list or a dict that
-# each call makes anew.
+# The locals that hold the targets, their upstream gradients, and a list or dict that is
+# new in each call.
 _DIFFERENTIATING = {
     ("tensorflow.python.eager.backprop", "gradient"): (
         "target",
@@ -220,11 +224,11 @@ def _leaves(what: Any) -> list[Any]:
 
 
 def builder() -> str | None:
-    """Returns the class of the layer, model or optimizer whose `build` is running.
+    """Returns the class name of the layer, model or optimizer whose `build` is running.
 
-    Of those that a step builds: what is around the step does not count. Keras keeps in
-    no public place that an object is being built; all of its kinds note in `built` that
-    they have been.
+    Only of objects built inside a step; the stack around the step does not count. Keras
+    has no public flag for a build in progress; all of its kinds set `built` once they
+    have been.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -233,27 +237,27 @@ def builder() -> str | None:
         owner = frame.f_locals.get("self")
         if hasattr(owner, "built"):
             name = frame.f_code.co_name.removeprefix("tf__")
-            if name in ("build", "_maybe_build"):  # in the latter, weights are set
+            if name in ("build", "_maybe_build"):  # the latter sets weights
                 return type(owner).__name__
-            if name == "call":  # Keras calls models that have no `build`, to build them
+            if name == "call":  # Keras builds models without a `build` by calling them
                 return None
         frame = frame.f_back
     return None
 
 
 def strategy_asked_by_library() -> bool:
-    """Whether `tf.distribute.get_strategy` is called by TensorFlow or one of its kin.
+    """Whether TensorFlow or one of its kin is calling `tf.distribute.get_strategy`.
 
-    They follow the conventions of tf.distribute where it names several replicas: Keras,
-    for one, divides losses by their number, because its optimizers add up.
+    They follow tf.distribute's conventions where it reports several replicas: Keras,
+    for one, divides losses by their number, because its optimizers sum.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "get_strategy":
         frame = frame.f_back
-    asker = frame and frame.f_back
-    while asker is not None and _module(asker).startswith(_AUTOGRAPH):
-        asker = asker.f_back
-    return asker is not None and _module(asker).startswith(_ASKERS)
+    caller = frame and frame.f_back
+    while caller is not None and _module(caller).startswith(_AUTOGRAPH):
+        caller = caller.f_back
+    return caller is not None and _module(caller).startswith(_ASKERS)
 
 
 _AUTOGRAPH = "tensorflow.python.autograph."
@@ -261,28 +265,29 @@ _ASKERS = ("tensorflow.", "keras.", "tf_keras.", "sonnet.")
 
 
 def copied_value_asking() -> Any:
-    """Returns the tf.distribute variable that asks which replica's copy is meant.
+    """Returns the tf.distribute variable that is looking up its replica's copy.
 
-    It asks by an attribute, and takes the copy of that number from a tuple.
+    It reads the replica id as an attribute, and indexes a tuple of copies with it. None
+    if there is none.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and _module(frame) != _VALUES + "_util":
         frame = frame.f_back
-    asker = frame and frame.f_back
-    if asker is None or _module(asker) != _VALUES:
+    caller = frame and frame.f_back
+    if caller is None or _module(caller) != _VALUES:
         return None
-    found = asker.f_locals.get("self")
-    return found if isinstance(found, tf.distribute.DistributedValues) else None
+    variable = caller.f_locals.get("self")
+    return variable if isinstance(variable, tf.distribute.DistributedValues) else None
 
 
 _VALUES = "tensorflow.python.distribute.values"
 
 
 def keras_loop() -> str | None:
-    """Returns which of Keras' training loops is running: "fit", "predict", ...
+    """Returns which of Keras' training loops is running: "fit", "predict", ... or None.
 
-    What is around a step that is being built does not count, nor does a loop that
-    calls Replicator for each batch, as that of `Replicator.keras_model` does.
+    The stack around a step that is being built does not count, nor does a loop that
+    calls Replicator for each batch, like that of `Replicator.keras_model`.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:

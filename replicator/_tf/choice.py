@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses, for each file of fast/, between it and the file of its name in plain/.
+"""Chooses between each module of fast/ and its namesake in plain/.
 
-That of fast/ saves time or memory, and needs more of what is private to TensorFlow. It
-is chosen unless a TensorFlow lacks a name that it looks up when it is imported, or the
-environment variable REPLICATOR_FAST is 0 by then: so tests try the other one.
+The one in fast/ saves time or memory, and needs more of private TensorFlow. It is
+chosen unless this TensorFlow lacks a name that it looks up on import, or the
+environment variable REPLICATOR_FAST is 0 at that time, by which tests exercise the
+other one.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import TYPE_CHECKING
 from absl import logging
 
 FILES = ("calls", "captures", "constants", "nodes", "tracing", "variables")
-FAST: set[str] = set()  # those of fast/ that are in use
+FAST: set[str] = set()  # the modules of fast/ in use
 
 
 def choose(file: str) -> ModuleType:
-    """Returns a file of fast/, or that of its name in plain/; notes which in FAST."""
+    """Imports a module of fast/, or its namesake in plain/; updates FAST."""
     if os.environ.get("REPLICATOR_FAST") != "0":
         try:
             module = importlib.import_module(f"replicator._tf.fast.{file}")
@@ -39,7 +40,7 @@ def choose(file: str) -> ModuleType:
     return importlib.import_module(f"replicator._tf.plain.{file}")
 
 
-if TYPE_CHECKING:  # both have the same signatures
+if TYPE_CHECKING:  # plain/ has the same signatures
     from replicator._tf.fast.calls import pack_results as pack_results
     from replicator._tf.fast.calls import prepare_call as prepare_call
     from replicator._tf.fast.calls import with_less_optimizing as with_less_optimizing

@@ -11,9 +11,9 @@ from tensorflow.python.eager import context
 
 
 def has_started() -> bool:
-    """Whether TensorFlow has made its devices.
+    """Whether TensorFlow has initialized its devices.
 
-    Nothing public says so; calls that are too late once it has only raise.
+    The public API does not tell; calls that come too late merely raise.
     """
     existing = context.context_safe()
     return existing is not None and existing._initialized
@@ -22,20 +22,19 @@ def has_started() -> bool:
 def connect(
     jobs: Mapping[str, Mapping[int, str]], own_job: str, own_task: int, channels: int
 ) -> tf.train.ServerDef:
-    """Makes the devices of these servers usable, in place of those of others.
+    """Makes the devices of these servers usable, in place of those connected before.
 
-    tf.config.experimental_connect_to_cluster starts a second server at this process's
-    address where the hosts are others than before, and fails; and it takes no
-    options for gRPC.
+    Where the hosts have changed, tf.config.experimental_connect_to_cluster starts a
+    second server at this process's address and fails; it also takes no gRPC options.
 
     Args:
         jobs: The addresses of each job's tasks.
-        own_job: The job whose only task this process is, one of `jobs`.
+        own_job: The job whose only task is this process, one of `jobs`.
         own_task: The number of that task.
-        channels: How many connections there are to each server.
+        channels: The number of connections to each server.
 
     Returns:
-        What `connection` returns as long as this connection is the one there is.
+        The connection's ServerDef, which `connection` returns while it is current.
     """
     running = context.context()
     running.ensure_initialized()
@@ -56,21 +55,21 @@ def connect(
         try:
             running.set_server_def(alone)
         except BaseException:
-            running._server_def = None  # it was noted before it was tried
+            running._server_def = None  # TensorFlow sets it before it connects
             raise
-    made = server(jobs)
+    server_def = server(jobs)
     try:
-        running.update_server_def(made)
+        running.update_server_def(server_def)
     except BaseException:
         running.update_server_def(alone)
         raise
-    return made
+    return server_def
 
 
 def connection() -> Any:
-    """Returns the tf.train.ServerDef of the connection there is, None if there is none.
+    """Returns the tf.train.ServerDef of the current connection, or None.
 
-    Public are only the devices, which do not say which connection they are of.
+    Only the devices are public, and they do not say which connection they belong to.
     """
     existing = context.context_safe()
     return None if existing is None else existing.get_server_def()
@@ -80,16 +79,16 @@ def connection() -> Any:
 
 
 def join(addresses: Sequence[str], task: int, heartbeat: float, timeout: float) -> None:
-    """Makes this process one of several that run collectives with one another.
+    """Lets this process run collectives with a group of others.
 
-    What MultiWorkerMirroredStrategy does for itself, with a heartbeat of our own; there
-    is nothing public that does only this.
+    MultiWorkerMirroredStrategy does this for itself; here the heartbeat is
+    configurable. No public call does only this.
 
     Args:
         addresses: "host:port" of each process.
-        task: Which of them this one is.
-        heartbeat: Seconds of silence after which one counts as lost.
-        timeout: Seconds to wait for all.
+        task: The index of this process among them.
+        heartbeat: Seconds of silence after which a process counts as lost.
+        timeout: Seconds to wait until all have joined.
     """
     running = context.context()
     leader = "/job:worker/replica:0/task:0"
@@ -119,49 +118,49 @@ def join(addresses: Sequence[str], task: int, heartbeat: float, timeout: float) 
 
 
 def joined() -> tuple[int, tuple[str, ...]] | None:
-    """Returns which process this is of several, and the addresses of all.
+    """Returns this process's index in its group and the addresses of all members.
 
-    None: it did not join any.
+    None if it has not joined a group.
     """
-    made = joined_server()
-    if made is None:
+    server_def = joined_server()
+    if server_def is None:
         return None
-    spec = tf.train.ClusterSpec(made.cluster)
-    return made.task_index, tuple(spec.job_tasks("worker"))
+    spec = tf.train.ClusterSpec(server_def.cluster)
+    return server_def.task_index, tuple(spec.job_tasks("worker"))
 
 
 def joined_server() -> Any:
-    """Returns the tf.train.ServerDef by which this process joined others, or None."""
+    """Returns the tf.train.ServerDef by which this process joined a group, or None."""
     existing = context.context_safe()
-    made = None if existing is None else existing._collective_ops_server_def
-    if made is None:
+    server_def = None if existing is None else existing._collective_ops_server_def
+    if server_def is None:
         return None
-    # Strategies of tf.distribute join others as well, and set no limit for that.
-    told = made.default_session_config.experimental.coordination_config
-    return made if told.cluster_register_timeout_in_ms else None
+    # tf.distribute's strategies join groups as well, but set no timeout.
+    coordination = server_def.default_session_config.experimental.coordination_config
+    return server_def if coordination.cluster_register_timeout_in_ms else None
 
 
 def abort_collectives(text: str) -> None:
-    """Ends the collectives that wait in this process, and all later ones.
+    """Aborts the collectives waiting in this process, and all later ones.
 
-    TensorFlow ends them by itself where a connection breaks, but not where they wait
-    for a process to begin, which the first one arranges.
+    TensorFlow aborts them itself when a connection breaks, but not while they wait for
+    a process to start, which the first process coordinates.
     """
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, text)
 
 
 def abort_everywhere(text: str) -> None:
-    """Ends the collectives of all processes, and tells them why."""
+    """Aborts the collectives of all processes, with a text that says why."""
     context.context().report_error_to_cluster(tf.errors.ABORTED, text)
 
 
 def store_put(key: str, value: str) -> None:
-    """Tells all processes a value, once per key."""
+    """Publishes a value to all processes, once per key."""
     context.context().set_config_key_value(key, value)
 
 
 def store_get(key: str, seconds: float) -> str | None:
-    """Returns what a process told, or None if none has by then."""
+    """Returns the value published under a key, or None if there is none in time."""
     try:
         return str(
             context.context().get_config_key_value(key, max(1, int(1000 * seconds)))
@@ -171,5 +170,5 @@ def store_get(key: str, seconds: float) -> str | None:
 
 
 def store_delete(key: str) -> None:
-    """Takes back what was told."""
+    """Removes a key's value."""
     context.context().delete_config_key_value(key)

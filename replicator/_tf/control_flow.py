@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control flow: what is being built inside of which construct, and adding to it."""
+"""Control flow: which construct encloses the ops being built, and how to add to it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from replicator._tf.traces import Apart
 
 
 def control_flow_context(graph: tf.Graph) -> str | None:
-    """Returns in which context ops are being added to `graph`: "v1", "xla" or None."""
-    inside = graph._get_control_flow_context()
-    while isinstance(inside, Apart):
-        inside = inside.outer_context
-    if inside is None:
+    """Returns the kind of context that `graph` adds ops in: "v1", "xla" or None."""
+    context = graph._get_control_flow_context()
+    while isinstance(context, Apart):
+        context = context.outer_context
+    if context is None:
         return None
-    return "xla" if inside.IsXLAContext() else "v1"
+    return "xla" if context.IsXLAContext() else "v1"
 
 
 def is_loop_gradient(graph: Any) -> bool:
     """Whether a graph is the body of a loop that is the gradient of another loop.
 
-    Such a body returns all that it captures, and captures in a way of its own; nothing
+    Such a body returns everything it captures, and captures in its own way; nothing
     public says which graphs are bodies.
     """
     return isinstance(graph, _while_v2._WhileBodyGradFuncGraph)
@@ -41,12 +41,12 @@ def is_loop_gradient(graph: Any) -> bool:
 def compiled_function(graph: Any, outermost: tf.Graph) -> Any:
     """Returns the function that ops of `graph` belong to, if XLA compiles it.
 
-    Such a function is traced once for all keys of `tracing_apart`: what counts is the
-    innermost XLA context, and each call makes a new one that asks for no trace.
+    Such a function is traced once for all keys of `tracing_apart`: only the innermost
+    XLA context counts, and each call makes a new one that does not force a retrace.
 
     Args:
-        graph: Where ops are being added; it may be a branch or the body of a loop.
-        outermost: A graph around it, as far as it is of interest.
+        graph: Where ops are being added; may be a branch or the body of a loop.
+        outermost: An enclosing graph, at which the search ends.
 
     Returns:
         The function's graph, inside `outermost`, or None.
@@ -54,10 +54,10 @@ def compiled_function(graph: Any, outermost: tf.Graph) -> Any:
     function = graph
     while function is not outermost and isinstance(function, _ControlFlowFuncGraph):
         function = function.outer_graph
-    around = function
-    while around is not None and around is not outermost:
-        around = getattr(around, "outer_graph", None)
-        if around is not None and control_flow_context(around) == "xla":
+    outer = function
+    while outer is not None and outer is not outermost:
+        outer = getattr(outer, "outer_graph", None)
+        if outer is not None and control_flow_context(outer) == "xla":
             return function
     return None
 
@@ -65,47 +65,47 @@ def compiled_function(graph: Any, outermost: tf.Graph) -> Any:
 def cond(
     pred: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
 ) -> Any:
-    """Adds a conditional of TensorFlow 2, whatever tf.cond adds to this graph.
+    """Adds a TensorFlow 2 conditional, whatever tf.cond would add to this graph.
 
-    In programs that disable TensorFlow 2's behavior, tf.cond adds the Switch and Merge
-    of TensorFlow 1, which no pass looks into, and which hide the variables behind them.
-    The public choice between the two is one for the whole process.
+    In programs that disable TensorFlow 2's behavior, tf.cond adds TensorFlow 1's Switch
+    and Merge, which no pass looks into and which hide the variables behind them. The
+    public switch between the two applies to the whole process.
     """
     return _cond_v2.cond_v2(pred, true_fn, false_fn)
 
 
 @contextlib.contextmanager
 def in_loop_of(op: tf.Operation) -> Iterator[None]:
-    """In this block, ops are added to the loop of TensorFlow 1 that `op` is in, if any.
+    """Adds the block's ops to the TensorFlow 1 loop that `op` is in, if any.
 
-    TensorFlow refuses what is given tensors of a loop and is not in its context, and
-    there is no public way into the context of a loop that is built.
+    TensorFlow rejects ops that take tensors of a loop from outside of its context, and
+    no public call enters the context of a finished loop.
     """
-    inside = op._get_control_flow_context()
-    while inside is not None and not inside.IsWhileContext():
-        inside = inside.outer_context
-    before = op.graph._get_control_flow_context()
-    op.graph._set_control_flow_context(inside)
+    loop = op._get_control_flow_context()
+    while loop is not None and not loop.IsWhileContext():
+        loop = loop.outer_context
+    previous = op.graph._get_control_flow_context()
+    op.graph._set_control_flow_context(loop)
     try:
         yield
     finally:
-        op.graph._set_control_flow_context(before)
+        op.graph._set_control_flow_context(previous)
 
 
 def around_loops(graph: Any) -> Any:
-    """Returns the graph around the outermost loop that `graph` is in; None if in none.
+    """Returns the graph around the outermost loop that contains `graph`, or None.
 
-    The public API makes loops of TensorFlow 2, and does not say what is in one.
+    The public API builds TensorFlow 2 loops, but does not say what is inside one.
     """
-    found = None
+    outermost = None
     while graph is not None:
         outer = getattr(graph, "outer_graph", None)
         if isinstance(graph, (_graphs.WhileBodyFuncGraph, _graphs.WhileCondFuncGraph)):
-            found = outer
+            outermost = outer
         graph = outer
-    return found
+    return outermost
 
 
 def lower_in_place(op: tf.Operation) -> None:
-    """Lets the runtime take a conditional or a loop apart, as TensorFlow's own are."""
+    """Lets the runtime inline a conditional or a loop, as it does TensorFlow's own."""
     _control_flow_v2.maybe_set_lowering_attr(op)

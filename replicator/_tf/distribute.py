@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tf.distribute answers to libraries that ask it during a step."""
+"""What tf.distribute answers to libraries that query it during a step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tensorflow.python.distribute import distribute_lib as _distribute
 
 
 def default_strategy() -> Any:
-    """Returns the strategy of code that runs under none.
+    """Returns tf.distribute's default strategy, the one outside of all scopes.
 
-    `tf.distribute.get_strategy()` returns that of the scope around, if there is one.
+    `tf.distribute.get_strategy()` returns that of an enclosing scope, if there is one.
     """
     return _distribute._get_default_strategy()
 
@@ -25,16 +25,17 @@ def distribution_mode(
     cross_replica: Any = None,
     strategy: Callable[[], Any] = default_strategy,
 ) -> Iterator[None]:
-    """In this block, tf.distribute answers as told, by default under no strategy.
+    """Sets what tf.distribute answers in this block; by default, no strategy.
 
-    Entering a strategy's scope, or a ReplicaContext, also changes what variables are
-    created, and what summaries are written.
+    Entering a strategy's scope, or a ReplicaContext, would also change which variables
+    are created and which summaries are written.
 
     Args:
         replica: What `get_replica_context()` returns.
-        cross_replica: The strategy of a cross-replica context, where it returns None.
-            With neither: as outside of all scopes.
-        strategy: Called for what `get_strategy()` returns, each time.
+        cross_replica: The strategy of a cross-replica context, in which
+            `get_replica_context()` returns None. With neither: as outside of all
+            scopes.
+        strategy: Called on each `get_strategy()` for its result.
     """
     if replica is None and cross_replica is None:
         mode = _distribute._get_default_replica_mode()
@@ -49,7 +50,7 @@ def distribution_mode(
 
 
 class _Mode(_distribute._ThreadMode):
-    """What tf.distribute looks at: attributes, of which one is asked for each time."""
+    """The attributes that tf.distribute reads; `strategy` is computed at each read."""
 
     def __init__(
         self, strategy: Callable[[], Any], cross_replica: Any, replica: Any
@@ -64,13 +65,13 @@ class _Mode(_distribute._ThreadMode):
 
 
 class WatchedContext(tf.distribute.ReplicaContext):
-    """Is told before a variable of several copies looks up that of its replica.
+    """A replica context that is notified before a distributed variable picks its copy.
 
     Such variables ask for a private number, not for the public tensor.
     """
 
     def before_copy(self) -> None:
-        """Does nothing; raises, in what derives from this, where there is no copy."""
+        """Does nothing; subclasses raise where the replica has no copy."""
 
     @property
     def _replica_id(self) -> Any:
@@ -79,14 +80,14 @@ class WatchedContext(tf.distribute.ReplicaContext):
 
 
 class CombinedContext(tf.distribute.ReplicaContext):
-    """For optimizers whose gradients are combined already: sums them over one replica.
+    """The context for optimizers with combined gradients: sums over one replica.
 
-    The one that answers outside of all strategies does so too, by two ops for each.
+    The default context does so too, but adds two ops per gradient.
     """
 
     def __init__(self) -> None:
         super().__init__(default_strategy(), 0)
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        """Returns the value."""
+        """Returns the value unchanged."""
         return value

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops have an effect, and what TensorFlow does to order effects.
+"""Which ops have side effects, and how TensorFlow orders them.
 
-Decides nothing: the order of a step's effects is the subject of
-graph/order/ordering.py.
+Makes no decisions: graph/order/ordering.py orders the effects of a step.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ def is_stateful(op: tf.Operation) -> bool:
 
 
 def only_reads(op: tf.Operation) -> bool:
-    """Whether `op` leaves the variables that it is given as they are."""
+    """Whether `op` only reads the variables that it takes."""
     return op.type in _acd_utils.RESOURCE_READ_OPS
 
 
 def resources_touched(op: tf.Operation) -> tuple[set[int], set[int]]:
-    """Returns the ids of the resource tensors that `op` reads, and that it writes."""
+    """Returns the ids of the resource tensors that `op` reads and those it writes."""
     reads, writes = _acd_utils.get_read_write_resource_inputs(op)
     return {id(t) for t in reads}, {id(t) for t in writes}
 
 
 def run_independently(graph: tf.Graph, op: tf.Operation) -> None:
-    """Takes `op` out of the automatic order of the function being traced.
+    """Exempts `op` from the automatic ordering of the function being traced.
 
     TensorFlow chains all stateful ops that touch no resource in the order of creation,
-    across replicas too. `experimental_acd_manager` is its hook against that.
+    across replicas too. `experimental_acd_manager` is its hook to prevent that.
     """
     manager = getattr(graph, "experimental_acd_manager", None)
     if manager is not None:
@@ -44,14 +43,15 @@ def run_independently(graph: tf.Graph, op: tf.Operation) -> None:
 
 @contextlib.contextmanager
 def ordered_branches(graph: tf.Graph) -> Iterator[None]:
-    """In this block, conditionals and loops of a plain tf.Graph keep their effects.
+    """Keeps the effects of conditionals and loops that the block adds to a tf.Graph.
 
-    Their bodies run what nothing fetches only if the graph around them orders effects,
-    as a tf.function does. There is no public way to ask for it in a tf.Graph.
+    Their bodies run ops that nothing fetches only if the enclosing graph orders
+    effects, as a tf.function's does. There is no public way to ask for it in a
+    tf.Graph.
     """
-    before = graph._add_control_dependencies
+    previous = graph._add_control_dependencies
     graph._add_control_dependencies = True
     try:
         yield
     finally:
-        graph._add_control_dependencies = before
+        graph._add_control_dependencies = previous

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python stack: the user's lines in it, its depth, and whose thread it is of."""
+"""The Python stack: the user's lines, its depth, and which thread it belongs to."""
 
 from __future__ import annotations
 
@@ -42,23 +42,26 @@ def user_frames(
 ) -> list[_Frame]:
     """Returns (file, line, function) of the user's frames, outermost first.
 
-    Of the frames that made an op or that an exception has left, or of those running
-    now. `traceback` would show the files that autograph generates; TensorFlow's own
-    stack maps them back to what the user wrote, and so is done for an exception's.
+    `traceback` would show the files that AutoGraph generates; TensorFlow's own stack
+    maps them back to the user's source, and an exception's frames are mapped here.
+
+    Args:
+        of: An op, for the frames that created it; an exception, for its traceback; or
+            None, for the running code.
     """
     if isinstance(of, BaseException):
-        left = traceback.extract_tb(of.__traceback__)
-        raised = [(frame.filename, frame.lineno or 0, frame.name) for frame in left]
-        return users_of(raised)
+        summaries = traceback.extract_tb(of.__traceback__)
+        error_frames = [(f.filename, f.lineno or 0, f.name) for f in summaries]
+        return users_of(error_frames)
     of = getattr(of, _ORIGINAL, of)
     frames: Any = tf_stack.extract_stack() if of is None else of.traceback or ()
     return _users((frame.filename, frame.lineno, frame.name) for frame in frames)
 
 
 def users_of(frames: Sequence[_Frame]) -> list[_Frame]:
-    """Returns those of some frames, (file, line, function), that are the user's.
+    """Filters (file, line, function) frames for the user's.
 
-    Frames of Python's own, as tracebacks have them: see `user_frames`.
+    Takes frames as Python's tracebacks hold them; see `user_frames`.
     """
     return _users(_as_written(frames))
 
@@ -68,37 +71,37 @@ def _users(frames: Iterable[_Frame]) -> list[_Frame]:
 
 
 def _as_written(frames: Sequence[_Frame]) -> Sequence[_Frame]:
-    """Returns frames with those of files that autograph generated mapped back.
+    """Maps frames in files that AutoGraph generated back to the user's source.
 
-    TensorFlow keeps these maps with what it has converted, and shows them by no public
-    call; the one it attaches to an exception is not ours to leave on the user's.
+    TensorFlow keeps these maps with its converted functions and has no public call for
+    them; the one it attaches to an exception must not stay on the user's exception.
     """
     if not any(_GENERATED in filename for filename, _, _ in frames):
         return frames
-    found: dict[tuple[str, int], _Frame] = {}
+    sources: dict[tuple[str, int], _Frame] = {}
     for factories in list(autograph_api._TRANSPILER._cache._cache.values()):
         for factory in factories.values():
             for line, origin in factory.source_map.items():
-                found[line.filename, line.lineno] = (
+                sources[line.filename, line.lineno] = (
                     *(origin.loc.filename, origin.loc.lineno),
                     origin.function_name or "",
                 )
-    return [found.get(frame[:2], frame) for frame in frames]
+    return [sources.get(frame[:2], frame) for frame in frames]
 
 
 def copy_line(original: tf.Operation, copy: tf.Operation) -> None:
-    """Says that the frames of an op are those of another, of which it is a copy.
+    """Gives a copied op the frames of its original.
 
-    What an import adds to a graph has the frames of the import.
+    Otherwise an imported op has the frames of the import.
     """
     setattr(copy, _ORIGINAL, getattr(original, _ORIGINAL, original))
 
 
 def passed_user_code(error: BaseException) -> bool:
-    """Whether a line of the user's may be among those that an exception has left.
+    """Whether an exception's traceback may contain a line of the user's.
 
-    Code without a file counts, as in a notebook, and so does what autograph generates:
-    whose it was, is not said.
+    Code without a file counts, as in a notebook, and so does code that AutoGraph
+    generates, since nothing says whose it was.
     """
     return any(
         _GENERATED in frame.filename
@@ -112,10 +115,10 @@ _NO_USERS = ("<frozen", "<__array_function__")
 
 
 def called_by_runtime() -> bool:
-    """Whether TensorFlow's runtime called the code that is running, in a thread of it.
+    """Whether the running code was called by TensorFlow's runtime, on its own thread.
 
-    That is so in what `tf.py_function`, `tf.numpy_function` and a dataset's generator
-    run. No public call tells; the outermost frame of such a thread is TensorFlow's.
+    True inside `tf.py_function`, `tf.numpy_function` and the generator of a dataset. No
+    public call tells; the outermost frame of such a thread is TensorFlow's.
     """
     frame: types.FrameType | None = sys._getframe()
     while frame is not None and frame.f_back is not None:
@@ -132,12 +135,12 @@ def stack_depth() -> int:
 
 
 def stack_since(depth: int) -> tuple[tuple[str, int], ...]:
-    """Returns (file, line) of all deeper frames, as the user wrote them."""
+    """Returns (file, line) of all deeper frames, mapped back to the user's source."""
     return tuple((f.filename, f.lineno) for f in _countable_frames()[depth:])
 
 
 def _countable_frames() -> list[Any]:
-    """Returns all frames but this room's, and autograph's, hidden by converted code."""
+    """Returns all frames but this package's and AutoGraph's, which conversion adds."""
     return [
         frame
         for frame in tf_stack.extract_stack()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that ops call: finds their bodies, and makes and exchanges them."""
+"""The functions that ops call: finds, creates and replaces them."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from replicator._tf.ops import is_abandoned
 def called_graphs(op: tf.Operation) -> list[tuple[str, tf.Graph]]:
     """Returns (attribute, body) of each function that `op` calls, in a fixed order.
 
-    Bodies are the Python FuncGraphs that were traced; functions that only exist in C++
-    (loaded models, tf.data) are left out. There is no public way from op to body.
+    Bodies are the Python FuncGraphs that were traced; functions that exist only in C++
+    (loaded models, tf.data) are omitted. There is no public way from op to body.
     """
-    found = []
-    # Backwards: TensorFlow traces cond before body and then_branch before else_branch.
+    bodies = []
+    # Reversed: TensorFlow traces cond before body and then_branch before else_branch.
     for name, value in sorted(op.node_def.attr.items(), reverse=True):
         names = [value.func.name] if value.HasField("func") else []
         names += [function.name for function in value.list.func]
         for function in names:
             body = getattr(_function(op, function), "graph", None)
             if body is not None:
-                found.append((name, body))
-    return found
+                bodies.append((name, body))
+    return bodies
 
 
 def _function(op: tf.Operation, name: str) -> Any:
     """Returns the function that `op` calls by name; the public API only has the name.
 
-    Where several tapes watch, TensorFlow wraps conditionals and loops in a function of
-    their own, whose graph does not know their branches and bodies: those around do.
+    Under several tapes, TensorFlow wraps conditionals and loops in a function whose
+    graph does not hold their branches and bodies: the enclosing graphs do.
     """
     graph: Any = op.graph
     while graph is not None:
@@ -48,29 +48,29 @@ def _function(op: tf.Operation, name: str) -> Any:
 
 
 def count_functions(op: tf.Operation) -> int:
-    """Returns how many functions `op` calls, those that only exist in C++ included."""
+    """Returns how many functions `op` calls, including those that exist only in C++."""
     attributes = op.node_def.attr.values()
     return sum(value.HasField("func") + len(value.list.func) for value in attributes)
 
 
 def functions_called(op: tf.Operation) -> list[tuple[str, int]]:
-    """Returns (attribute, position) of what an op calls and TensorFlow runs as it is.
+    """Returns (attribute, position) of each called function that XLA does not compile.
 
-    Left out is what XLA compiles, and what only exists in C++.
+    Functions that exist only in C++ are omitted.
     """
-    found = []
+    positions = []
     for attribute, value in sorted(op.node_def.attr.items()):
         names = [f.name for f in value.list.func]
         names += [value.func.name] if value.HasField("func") else []
         for position, name in enumerate(names):
             function = _function(op, name)
             if getattr(function, "graph", None) is not None and not compiled(op, name):
-                found.append((attribute, position))
-    return found
+                positions.append((attribute, position))
+    return positions
 
 
 def compiled(op: tf.Operation, name: str) -> bool:
-    """Whether XLA compiles a function that `op` calls by name."""
+    """Whether XLA compiles the function that `op` calls by this name."""
     function = _function(op, name)
     if function is None:
         return False
@@ -79,9 +79,9 @@ def compiled(op: tf.Operation, name: str) -> bool:
 
 
 def function_called(op: tf.Operation, name: str) -> tuple[Any, list[tf.Tensor]] | None:
-    """Returns the graph of a function that `op` calls by name, and its results.
+    """Returns the graph and the results of the function that `op` calls by this name.
 
-    None if the function only exists in C++.
+    None if the function exists only in C++.
     """
     function = _function(op, name)
     if getattr(function, "graph", None) is None:
@@ -93,19 +93,19 @@ def function_called(op: tf.Operation, name: str) -> tuple[Any, list[tf.Tensor]] 
 def function_body(
     op: tf.Operation, attribute: str, position: int = 0
 ) -> tuple[Any, list[tf.Tensor]]:
-    """Returns the graph of a function that `op` calls, and its results.
+    """Returns the graph and the results of a function that `op` calls.
 
-    Gradients add results to the graphs of functions that exist already, at their ends.
+    Gradients append results to the graphs of functions that exist already.
     """
     value = op.node_def.attr[attribute]
     name = value.list.func[position].name if value.list.func else value.func.name
-    found = function_called(op, name)
-    assert found is not None, name
-    return found
+    body = function_called(op, name)
+    assert body is not None, name
+    return body
 
 
 def set_function(op: tf.Operation, attribute: str, position: int, name: str) -> None:
-    """Lets `op` call another function, by its name, of the same arguments."""
+    """Makes `op` call another function of the same signature, by name."""
     functions = op.node_def.attr[attribute].list.func
     names = [function.name for function in functions]
     if names:
@@ -116,33 +116,33 @@ def set_function(op: tf.Operation, attribute: str, position: int, name: str) -> 
 
 
 def copy_functions(source: Any, target: tf.Graph) -> None:
-    """Makes the functions that ops of one graph call known to another."""
+    """Registers the functions that one graph's ops call in another graph."""
     for function in list(source._functions.values()):
         target._add_function_recursive(function)
 
 
 def new_function_graph(name: str) -> Any:
-    """Returns an empty graph of a function that the default graph will call.
+    """Returns an empty graph for a function that the default graph will call.
 
     `tf.function` would trace a Python function, order its effects across replicas and
-    put identities around its results; the body of a merged op is put together as it is.
+    wrap its results in identities; the body of a merged op is assembled as it is.
     """
     return _MergedGraph(f"{name}_{_ops.uid()}")
 
 
 class _MergedGraph(tf.__internal__.FuncGraph):
-    """A function graph out of which ops can be left.
+    """A function graph that omits abandoned ops.
 
-    Ops cannot be removed from a graph, and those that have an effect would run.
+    Ops cannot be removed from a graph, and those with an effect would run.
     """
 
     def get_operations(self) -> list[tf.Operation]:
-        """Returns the ops that the function consists of."""
+        """Returns the function's ops."""
         return [op for op in super().get_operations() if not is_abandoned(op)]
 
 
 def add_input(graph: Any, like: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Adds an argument to a function graph, with what is known of `like`'s resource."""
+    """Adds an argument to a function graph, with the handle data of `like`."""
     with graph.as_default(), tf.device(None):
         argument = tf.compat.v1.placeholder(like.dtype, shape)
     handle_data_util.copy_handle_data(like, argument)
@@ -153,7 +153,7 @@ def add_input(graph: Any, like: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 def finish_function(
     graph: Any, outputs: Sequence[tf.Tensor], must_run: Sequence[tf.Operation]
 ) -> str:
-    """Makes a function of a graph, adds it to the outer graph and returns its name."""
+    """Turns a graph into a function of the outer graph; returns the function's name."""
     graph.outputs = list(outputs)
     graph.structured_outputs = list(outputs)
     graph.control_outputs = list(must_run)
@@ -161,14 +161,13 @@ def finish_function(
 
 
 def capture_at_call(closure: Callable[[], Any], spec: Any) -> Any:
-    """Returns what stands for the value that `closure` gives at each eager call.
+    """Captures `closure`'s value at each eager call in the function being traced.
 
-    In the function graph being traced. Of the public API, only arguments of a function
-    change from call to call, and a step has none.
+    In the public API only arguments vary from call to call, and a step has none.
 
     Args:
-        closure: Called for each call, outside of all graphs.
-        spec: The tf.TypeSpec of what it returns.
+        closure: Called at each call, outside of all graphs.
+        spec: The tf.TypeSpec of its result.
     """
     graph = tf.compat.v1.get_default_graph()
     return graph.capture_call_time_value(closure, spec)
@@ -177,26 +176,26 @@ def capture_at_call(closure: Callable[[], Any], spec: Any) -> Any:
 def capture_by_call(
     graph: Any, key: str, like: tf.Tensor, closure: Callable[[], tf.Tensor]
 ) -> tf.Tensor:
-    """Returns the resource that `closure` gives whenever the function is called.
+    """Captures the resource that `closure` returns wherever the function is called.
 
-    `FuncGraph.capture_call_time_value` would ask it when the outermost function is
-    called, and not where this one is called in the graph of another.
+    `FuncGraph.capture_call_time_value` would evaluate it when the outermost function is
+    called, not where this one is called from another graph.
 
     Args:
-        graph: The graph of the function, which is being traced.
-        key: Tells its captures apart.
-        like: Such a resource.
-        closure: Called for each call, in the graph around.
+        graph: The graph of the function being traced.
+        key: Identifies the capture within the graph.
+        like: A resource of the same kind.
+        closure: Called at each call, in the calling graph.
     """
     captures = graph._function_captures
     if key not in captures.by_ref_internal:
         with graph.as_default(), tf.device(None), tf.control_dependencies(None):
-            inside = tf.compat.v1.placeholder(tf.resource, [])
-        handle_data_util.copy_handle_data(like, inside)
+            placeholder = tf.compat.v1.placeholder(tf.resource, [])
+        handle_data_util.copy_handle_data(like, placeholder)
         captures.add_or_replace(
             key=key,
             external=closure,
-            internal=inside,
+            internal=placeholder,
             tracetype=tf.TensorSpec([], tf.resource),
             is_by_ref=True,
         )

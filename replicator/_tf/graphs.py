@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about a graph that the public API keeps to itself."""
+"""Facts about a graph that the public API does not expose."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ def operation_count(graph: tf.Graph) -> int:
 
 
 def seeds_counted(graph: tf.Graph) -> int:
-    """Returns how many ops of a graph got a seed that TensorFlow counted up.
+    """Returns how many of a graph's ops took their seed from TensorFlow's counter.
 
-    Under a global seed, ops without one of their own get the next number as theirs.
+    Under a global seed, ops without a seed of their own get the next number.
     """
     return _random_seed._graph_to_seed_dict.get(graph, 0)
 
 
 def stands_in(graph: tf.Graph) -> bool:
-    """Whether ops are being added to `graph`, or to a function inside of it.
+    """Whether the default graph is `graph`, or a function graph inside of it.
 
-    The graph around a function's is an attribute of FuncGraph, which is not public.
+    The outer graph of a function's is an attribute of FuncGraph, which is not public.
     """
     if tf.executing_eagerly():
         return False
-    inside: Any = tf.compat.v1.get_default_graph()
-    while inside is not None and inside is not graph:
-        inside = getattr(inside, "outer_graph", None)
-    return inside is not None
+    current: Any = tf.compat.v1.get_default_graph()
+    while current is not None and current is not graph:
+        current = getattr(current, "outer_graph", None)
+    return current is not None

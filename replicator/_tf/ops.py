@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewires and changes ops that are built already; what waits for them.
+"""Rewires and changes built ops, and finds the ops that wait for them.
 
-The public API builds ops and looks at them, and lets none be changed or removed.
+The public API builds and inspects ops, but cannot change or remove one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def set_int_attr(op: tf.Operation, name: str, value: int) -> None:
 
 
 def set_text_attr(op: tf.Operation, name: str, value: str) -> None:
-    """Changes a text attribute of a built op; see `set_int_attr`."""
+    """Changes a string attribute of a built op; see `set_int_attr`."""
     op._set_attr(name, tf.compat.v1.AttrValue(s=value.encode()))
 
 
 def empty_constant(op: tf.Operation) -> None:
-    """Frees what an unused constant holds; the public API cannot remove an op.
+    """Frees the memory of an unused constant; the public API cannot remove an op.
 
-    One zero in place of all elements: the shape is still what others know of it.
+    A single zero replaces the elements: the shape stays, as consumers rely on it.
     """
     constant = op.outputs[0]
     zero = np.zeros([], constant.dtype.as_numpy_dtype)
@@ -55,41 +55,41 @@ def replace(old: tf.Tensor, new: tf.Tensor) -> None:
 
 
 def control_outputs(op: tf.Operation) -> list[tf.Operation]:
-    """Returns the ops that wait for `op`; the public API only has what it waits for."""
+    """Returns the ops that wait for `op`; only its control inputs are public."""
     return list(op._control_outputs)
 
 
 def move_control_outputs(old: tf.Operation, new: tf.Operation) -> None:
-    """Makes what runs after `old` run after `new` instead."""
+    """Makes ops that wait for `old` wait for `new` instead."""
     for consumer in list(old._control_outputs):
-        kept = [op for op in consumer.control_inputs if op is not old]
+        other_inputs = [op for op in consumer.control_inputs if op is not old]
         consumer._remove_all_control_inputs()
-        consumer._add_control_inputs([*kept, new])
+        consumer._add_control_inputs([*other_inputs, new])
 
 
 def set_read_only_inputs(op: tf.Operation, indices: Sequence[int]) -> None:
-    """Says which resources `op` only reads; control flow ops say so in an attribute."""
+    """Marks the resources that a control flow op only reads, in its attribute."""
     value = tf.compat.v1.AttrValue
-    listed = value(list=value.ListValue(i=indices))
-    op._set_attr(_acd_utils.READ_ONLY_RESOURCE_INPUTS_ATTR, listed)
+    attribute = value(list=value.ListValue(i=indices))
+    op._set_attr(_acd_utils.READ_ONLY_RESOURCE_INPUTS_ATTR, attribute)
 
 
 def resource_shape(handle: tf.Tensor) -> tf.TensorShape:
-    """Returns the static shape of the variable behind a handle in a graph.
+    """Returns the static shape of the variable behind a symbolic handle.
 
-    The public API says what is behind a handle only by adding an op that reads it.
+    The public API only tells it by adding an op that reads the variable.
     """
-    known = handle_data_util.get_resource_handle_data(handle).shape_and_type
-    return tf.TensorShape(known[0].shape if known else None)
+    shapes = handle_data_util.get_resource_handle_data(handle).shape_and_type
+    return tf.TensorShape(shapes[0].shape if shapes else None)
 
 
 def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
-    """Tells `target`, a resource or a variant, the shapes that `source` knows of."""
+    """Gives `target`, a resource or a variant, the shapes recorded for `source`."""
     handle_data_util.copy_handle_data(source, target)
 
 
 class _Abandoned:
-    """Looks like a while loop's context, whose ops automatic control leaves alone."""
+    """Mimics a while loop's context: automatic control dependencies skip its ops."""
 
     outer_context = None
 
@@ -103,10 +103,11 @@ def is_abandoned(op: tf.Operation) -> bool:
 
 
 def abandon(ops: Sequence[tf.Operation]) -> None:
-    """Makes sure that no function runs `ops` for their effects.
+    """Keeps functions from running `ops` for their effects.
 
-    Ops cannot be removed from a graph. What nothing fetches is pruned, unless automatic
-    control dependencies make it run; they skip ops inside (v1) while loops.
+    Ops cannot be removed from a graph. Ops that nothing fetches are pruned unless
+    automatic control dependencies make them run; those skip ops inside (v1) while
+    loops.
     """
     for op in ops:
         op._set_control_flow_context(_Abandoned())

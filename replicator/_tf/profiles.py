@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorFlow's profiler has written down."""
+"""Reads the profiles that TensorFlow's profiler writes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """Something that ran while the profiler did.
+    """One event of a profile.
 
     Attributes:
-        plane: Where: "/host:CPU", "/device:GPU:0".
-        thread: On which thread, or stream; unique within the plane.
-        name: What: "replica_0/dense/MatMul:MatMul" is an op and its type.
-        start: When it began, in seconds since whenever.
-        seconds: How long it took.
+        plane: The device: "/host:CPU", "/device:GPU:0".
+        thread: Its thread, or stream; unique within the plane.
+        name: An op and its type, "replica_0/dense/MatMul:MatMul", or another event's
+            name.
+        start: Its beginning, in seconds from an arbitrary origin.
+        seconds: Its duration.
     """
 
     plane: str
@@ -28,10 +29,10 @@ class Traced:
 
 
 def read_profile(text: bytes) -> Iterator[Traced]:
-    """Yields what an .xplane.pb file holds.
+    """Yields the events of an .xplane.pb file.
 
     tf.profiler.experimental writes these files, and nothing public reads them: that is
-    left to TensorBoard's plugin, a package of its own.
+    left to TensorBoard's plugin, a separate package.
 
     Args:
         text: The file's bytes.
@@ -41,7 +42,7 @@ def read_profile(text: bytes) -> Iterator[Traced]:
     space = xplane_pb2.XSpace()
     space.ParseFromString(text)
     for plane in space.planes:
-        names = {number: own.name for number, own in plane.event_metadata.items()}
+        names = {number: event.name for number, event in plane.event_metadata.items()}
         for number, line in enumerate(plane.lines):
             for event in line.events:
                 yield Traced(
@@ -54,7 +55,7 @@ def read_profile(text: bytes) -> Iterator[Traced]:
 
 
 def _op(plane: Any, event: Any) -> str:
-    """Returns the op that a kernel of a GPU belongs to; "" for what is no kernel."""
+    """Returns the op that a GPU kernel belongs to; "" for all other events."""
     for stat in event.stats:
         if plane.stat_metadata[stat.metadata_id].name == "tf_op":
             return stat.str_value or plane.stat_metadata[stat.ref_value].name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python functions inside of a graph: tf.py_function and tf.numpy_function."""
+"""Python functions inside a graph: tf.py_function and tf.numpy_function."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from tensorflow.python.ops import script_ops as _script_ops
 def mark_python_function(op: tf.Operation, replicas: int, line: str) -> None:
     """Marks the Python function that a py_function or numpy_function op calls.
 
-    What the op names is in a registry that is not public. TensorFlow wraps what the
-    user gave it, so the mark is on an object of this op's, and goes with it.
+    The registry that the op's token refers to is not public. TensorFlow wraps the
+    user's function, so the mark is on an object that belongs to this op and dies with
+    it.
 
     Args:
-        op: Calls it.
-        replicas: How many replicas there are in the step.
-        line: The user's line that makes the op.
+        op: The py_function or numpy_function op.
+        replicas: The number of replicas of the step.
+        line: The user's line that creates the op.
     """
     function = _script_ops._py_funcs.get(op.get_attr("token").decode())
     if function is not None:
@@ -28,10 +29,11 @@ def mark_python_function(op: tf.Operation, replicas: int, line: str) -> None:
 
 
 def python_call() -> tuple[int, str]:
-    """Returns how many replicas the step has by which the caller is called, and where.
+    """Returns the replica count and the user's line of the step that calls the caller.
 
-    It is 0 where no step calls. By a marked function, see above: it runs in a thread of
-    TensorFlow's, whose stack is all that tells what it belongs to.
+    (0, "") if no step does. The caller runs inside a function marked by
+    `mark_python_function`, on a TensorFlow thread, whose stack is all that tells which
+    step it belongs to.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -45,8 +47,8 @@ class PythonFunction(NamedTuple):
     """A function that a tf.py_function or a tf.numpy_function has registered.
 
     Attributes:
-        body: What the user passed, under AutoGraph's wrapper.
-        facts: What else a copy of it is made of, where it runs eagerly.
+        body: The user's function, under AutoGraph's wrapper.
+        facts: The other arguments that a copy of it needs, if it runs eagerly.
     """
 
     body: Any
@@ -55,24 +57,24 @@ class PythonFunction(NamedTuple):
 
 def python_function(token: str) -> PythonFunction | None:
     """Returns the function of a token; no public call leads from op to function."""
-    found = _script_ops._py_funcs.get(token)
-    if not isinstance(found, _script_ops.EagerFunc):
-        return None if found is None else PythonFunction(found, ())
+    function = _script_ops._py_funcs.get(token)
+    if not isinstance(function, _script_ops.EagerFunc):
+        return None if function is None else PythonFunction(function, ())
     return PythonFunction(
-        found._func,
+        function._func,
         (
-            tuple(found._out_dtypes),
-            found._is_grad_func,
-            found._support_graph_mode_gradient,
+            tuple(function._out_dtypes),
+            function._is_grad_func,
+            function._support_graph_mode_gradient,
         ),
     )
 
 
 def register_python_function(body: Any, like: PythonFunction) -> str:
-    """Registers a function as another one is; returns its token.
+    """Registers a function in the way of another one; returns its token.
 
-    As TensorFlow does, for whom the outermost graph keeps it. Publicly that happens
-    only together with a new op.
+    As in TensorFlow, the outermost graph keeps it alive. The public API only does this
+    together with creating an op.
     """
     if like.facts:
         dtypes, is_gradient, differentiated = like.facts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What outlives a program: checkpoints and saved models."""
+"""State that outlives the program: checkpoints and saved models."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tensorflow.python.training.saving import saveable_object
 
 
 def in_save_context() -> bool:
-    """Whether a SavedModel is being made, in whose functions variables are plain."""
+    """Whether a SavedModel is being written, in whose functions variables are plain."""
     return bool(_save_context.in_save_context())
 
 
 def track(parent: Any, name: str, child: Any) -> None:
-    """Has checkpoints of `parent` hold `child`, and restores it if one waits for it.
+    """Makes checkpoints of `parent` include `child`, and runs its deferred restoration.
 
-    Setting an attribute does so for some classes only, not for v1 optimizers; and those
-    that are a tf.Module would count the child's variables among their own.
+    Assigning an attribute does so for some classes only, not for v1 optimizers; and a
+    tf.Module would count the child's variables among its own.
     """
     parent._track_trackable(child, name, overwrite=True)
 
 
-# How the v1 Saver is told what to save, and how.
+# The v1 Saver's interface to objects that save themselves.
 SaveableObject = saveable_object.SaveableObject
 SaveSpec = saveable_object.SaveSpec

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gradient tapes record, and whether they do."""
+"""What gradient tapes record, and whether any is recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def record_gradient(
     inputs: Sequence[tf.Tensor],
     backward: Callable[..., Any],
 ) -> None:
-    """Tells all tapes how to differentiate outputs by inputs.
+    """Records on all tapes how to differentiate outputs with respect to inputs.
 
     `tf.custom_gradient` does the same but adds an IdentityN that holds the operands.
     """
@@ -27,9 +27,9 @@ def record_gradient(
 
 
 def is_watched(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether a tape watches one of the tensors, or might come to if there is no tape.
+    """Whether a tape watches one of the tensors, or a later one might if there is none.
 
-    A public tape tells its variables only.
+    A public tape only lists the variables that it watches.
     """
     if record.could_possibly_record():
         return bool(record.should_record_backprop(list(tensors)))
@@ -37,63 +37,64 @@ def is_watched(tensors: Sequence[tf.Tensor]) -> bool:
 
 
 def may_record() -> bool:
-    """Whether there is a tape, or whatever else records; a public tape knows itself."""
+    """Whether a tape or another recorder is active; a public tape knows only itself."""
     return bool(record.could_possibly_record())
 
 
 def note_read(variable: Any) -> None:
-    """Has all tapes watch a variable that is about to be read.
+    """Makes all tapes watch a variable that is about to be read.
 
-    The public call has one tape watch it.
+    The public call has a single tape watch it.
     """
     _rvo.variable_accessed(variable)
 
 
 def stop_recording() -> Any:
-    """In this block no tape records; the public call stops one tape only."""
+    """Pauses all tapes in this block; the public call pauses only one."""
     return record.stop_recording()
 
 
 def begun_by_tape(graph: tf.Graph, count: int) -> list[tf.Operation]:
-    """Returns the ones from which the running GradientTape.gradient started.
+    """Returns the ops of the ones from which the running GradientTape.gradient started.
 
-    It makes them first, if it is not given others; nothing public has them.
+    The tape creates them first, unless upstream gradients are passed; nothing public
+    has them.
 
     Args:
-        graph: The graph in which it runs.
-        count: Of how many targets.
+        graph: The graph in which the tape runs.
+        count: The number of targets.
 
     Returns:
-        The last `count` that were made, in order; none if there are fewer.
+        The last `count` such ops, in order of creation; none if there are fewer.
     """
-    found: list[tf.Operation] = []
+    ones: list[tf.Operation] = []
     for op in reversed(graph.get_operations()):
         if begins_tape(op):
-            found.append(op)
-        if len(found) == count:
-            return found[::-1]
+            ones.append(op)
+        if len(ones) == count:
+            return ones[::-1]
     return []
 
 
 def begins_tape(op: tf.Operation) -> bool:
-    """Whether an op was made by a tape itself, and not by the gradient of an op.
+    """Whether a tape itself created an op, and not the gradient function of an op.
 
-    Nothing but where it was made tells.
+    Only the op's traceback tells.
     """
     if not op.name.rpartition("/")[2].startswith("ones"):
         return False
     names = [frame.name for frame in op.traceback]
     if "imperative_grad" not in names:
         return False
-    place = len(names) - 1 - names[::-1].index("imperative_grad")
-    return not {"_gradient_function", "_backprop_call"} & set(names[place:])
+    start = len(names) - 1 - names[::-1].index("imperative_grad")
+    return not {"_gradient_function", "_backprop_call"} & set(names[start:])
 
 
 def own_gradient(op: tf.Operation) -> Callable[..., Any] | None:
-    """Returns the gradient that a user has given an op in place of TensorFlow's.
+    """Returns the gradient that a user set for an op in place of TensorFlow's, or None.
 
-    By `tf.custom_gradient` or `gradient_override_map`: nothing public looks up what was
-    registered. None if there is none, or it is one of this library.
+    Set by `tf.custom_gradient` or `gradient_override_map`; nothing public looks up what
+    was registered. Gradients that this library registered do not count.
     """
     try:
         name: bytes = op.get_attr("_gradient_op_type")
@@ -101,17 +102,17 @@ def own_gradient(op: tf.Operation) -> Callable[..., Any] | None:
         return None
     if name.startswith(b"Replicator"):
         return None
-    found: Callable[..., Any] | None = _ops.get_gradient_function(op)
-    return found
+    gradient: Callable[..., Any] | None = _ops.get_gradient_function(op)
+    return gradient
 
 
 def trains_variables(gradient: Any) -> bool:
-    """Whether the gradient of a `tf.custom_gradient` has some for variables, too.
+    """Whether the gradient of a `tf.custom_gradient` covers variables, too.
 
-    It is not told to whoever looks the gradient up, but is a name in its closure.
+    The gradient does not say so to code that looks it up; a name in its closure does.
     """
-    own = inspect.getclosurevars(gradient).nonlocals
-    inner = own.get("tape_grad_fn")
+    closure = inspect.getclosurevars(gradient).nonlocals
+    inner = closure.get("tape_grad_fn")
     if inner is None:
         return False
     return bool(inspect.getclosurevars(inner).nonlocals.get("variables"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces that tf.functions of the user's make for one replica, and only for it."""
+"""Gives each replica its own traces of the user's tf.functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensorflow.python.ops import control_flow_ops as _control_flow
 
 
 class Apart(_control_flow.XLAControlFlowContext):
-    """Asks for traces of its own, as some XLA contexts do, but is none."""
+    """Not an XLA context, but like some of these, it forces separate traces."""
 
     def __init__(self, traces: Traces) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Apart(_control_flow.XLAControlFlowContext):
 
 
 class _SameDevice:
-    """A device function that leaves ops where they are; asks for traces of its own."""
+    """A device function that leaves ops where they are, but forces separate traces."""
 
     def __init__(self, traces: Traces) -> None:
         self._traces = traces
@@ -47,11 +47,11 @@ class _SameDevice:
 
 
 class Traces:
-    """The traces that tf.functions of the user's make for one build of a step.
+    """The traces that the user's tf.functions create for one build of a step.
 
     A tf.function keeps its traces, and they the graph of the build, for as long as it
-    lives; nobody can call them again once the build is done. There is no public way to
-    find or forget them.
+    lives, although nobody can call them once the build is done. There is no public way
+    to find or drop them.
     """
 
     def __init__(self) -> None:
@@ -60,18 +60,21 @@ class Traces:
         self._unknown = self._done = False
 
     def context(self, key: Any) -> Apart:
-        """Returns what has tf.functions traced for a key, inside of a function."""
+        """Returns the context that makes tf.functions trace separately for a key.
+
+        For use in a function; see `device` for plain tf.Graphs.
+        """
         return self._keys.setdefault(("context", key), Apart(self))
 
     def device(self, key: Any) -> _SameDevice:
-        """Returns what has tf.functions traced for a key, in a plain tf.Graph."""
+        """Returns a device function with `context`'s effect in a plain tf.Graph."""
         return self._keys.setdefault(("device", key), _SameDevice(self))
 
     def asked(self, by_id: bool = True) -> None:
-        """Called where a tf.function looks for a trace; notes where it keeps them.
+        """Records the cache of the tf.function that is looking for a trace.
 
         Args:
-            by_id: Whether it will tell what asks for the trace by its id alone.
+            by_id: Whether the trace will be identified by the id of this context alone.
         """
         frame: types.FrameType | None = sys._getframe(2)
         for _ in range(0 if self._done else _ASKING_DEPTH):
@@ -86,25 +89,25 @@ class Traces:
         self._unknown |= by_id
 
     def forget(self) -> None:
-        """Lets go of the traces; the graphs that call them have what they need."""
+        """Drops the traces; the graphs that call them hold what they need."""
         self._done = True
         contexts = set(map(id, self._keys.values()))
         for cache in self._caches.values():
             for context, type_ in list(cache._primary):
-                asked = context.context
-                if asked.xla_context_id in contexts or any(
-                    id(function) in contexts for function in asked.device_functions
+                key = context.context
+                if key.xla_context_id in contexts or any(
+                    id(function) in contexts for function in key.device_functions
                 ):
-                    # The graph of a trace that dies by itself would be taken apart.
+                    # A collected trace would dismantle its graph, which is in use.
                     cache._primary[context, type_]._garbage_collector.release()
                     del cache._primary[context, type_]
                     cache._dispatch_dict.pop(context, None)
-        if self._unknown:  # some trace has the id of a key, which must not come again
+        if self._unknown:  # an unknown cache may hold the keys' ids: never reuse them
             _never_forgotten.append(self._keys)
         self._keys, self._caches = {}, {}
 
 
-_ASKING_DEPTH = 10  # frames from a question about a context to what asks
+_ASKING_DEPTH = 10  # frames from a context's method up to the tf.function's lookup
 
 
 _never_forgotten: list[Any] = []
@@ -114,19 +117,19 @@ _never_forgotten: list[Any] = []
 def tracing_apart(
     graph: tf.Graph, key: Any, traces: Traces
 ) -> Iterator[Callable[[], None]]:
-    """In this block, tf.functions that are called are traced for this `key`.
+    """Traces the tf.functions that are called in this block separately for `key`.
 
-    What a tf.function keys its traces by, beside its arguments, is not open to the
-    public: in a tf.Graph the device functions count, in a function only the XLA context
-    and the strategy do.
+    The rest of a tf.function's cache key, beside its arguments, is not public: in a
+    tf.Graph it holds the device functions, in a function only the XLA context and the
+    strategy.
 
     Args:
         graph: The default graph.
         key: Any hashable.
-        traces: Where keys are equal, and remembered to be forgotten.
+        traces: Where keys are unified, and the traces recorded for `forget`.
 
     Yields:
-        A function; what is called after a call of it is traced anew.
+        A function; tf.functions called after it has been called are traced anew.
     """
     versions = itertools.count(1)
     if not graph.building_function:
@@ -138,8 +141,8 @@ def tracing_apart(
 
             yield anew_in_graph
         return
-    start, outside = graph.num_operations(), graph._get_control_flow_context()
-    if outside is not None:
+    start, context = graph.num_operations(), graph._get_control_flow_context()
+    if context is not None:
         yield lambda: None
         return
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creating variables, and what a variable of several components is made of."""
+"""Creates variables, and provides the parts of a variable with several components."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops import handle_data_util as _handles
 from tensorflow.python.ops import resource_variable_ops as _rvo
 
-# tf.Variable(...) asks the creator scopes again, ours too. The `next_creator` that it
-# is given places variables itself, in the scope of a tf.distribute strategy.
+# tf.Variable(...) would call the creator scopes again, ours included, and under a
+# tf.distribute strategy their `next_creator` places variables itself.
 ResourceVariable = _rvo.ResourceVariable
 
 UnliftableError = _lift.UnliftableError
 
 
 def last_variable_creator(creator: Any) -> contextlib.AbstractContextManager[None]:
-    """Has `creator` make variables in this block, behind all other creators.
+    """Makes `creator` the last of all variable creators in this block.
 
-    Creators that are entered by the public call are asked from the innermost to the
-    outermost. One that makes variables by itself would end the chain before the scopes
-    around it are asked. In a tf.function it has to come before TensorFlow's own
-    creator, of priority 50. Inside the scope of a strategy, whose creator makes several
-    variables of one, it is asked in the usual order.
+    Creators entered by the public call run from the innermost to the outermost. One
+    that creates variables itself would end the chain before the enclosing scopes have
+    run. In a tf.function it has to run before TensorFlow's own creator, of priority 50.
+    Inside the scope of a strategy, whose creator turns one variable into several, it
+    runs in the usual order.
     """
     priority = 100 if tf.distribute.has_strategy() else 75
     graph = tf.compat.v1.get_default_graph()
@@ -41,16 +41,16 @@ def shared_variable(
     device: str,
     like: tf.Variable | None = None,
 ) -> tf.Variable:
-    """Returns the variable of a name on a server, which all of its clients share.
+    """Returns the variable of this name on a server, which all of its clients share.
 
-    tf.Variable gives each variable a name of its own, and deletes it with the object.
+    tf.Variable gives each variable a unique name, and deletes it with the object.
 
     Args:
-        name: The name; who asks for it first creates it, without a value.
-        dtype: Of its values.
-        shape: Of its values.
-        device: Of the server.
-        like: A variable whose name in messages and checkpoints it takes over.
+        name: Its name; the first client to ask creates it, without a value.
+        dtype: The dtype of its value.
+        shape: The shape of its value.
+        device: The server's device.
+        like: A variable whose name in messages and checkpoints it takes.
     """
     with tf.device(device):
         handle = tf.raw_ops.VarHandleOp(
@@ -71,11 +71,12 @@ def is_initialized(variable: tf.Variable) -> bool:
 
 
 class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):
-    """All that a resource variable can do by its handle, without its type.
+    """Has a resource variable's methods, which work on its handle, but not its type.
 
-    The v1 Saver assigns the single handle behind whatever *is a* BaseResourceVariable,
-    and asks everything else how it wants to be saved and restored. A variable of
-    several components needs to be asked, so it borrows the methods and not the class.
+    The v1 Saver assigns to the single handle behind any instance of
+    BaseResourceVariable, and asks all other objects how to save and restore them. A
+    variable of several components needs to be asked, so it borrows the methods and not
+    the class.
     """
 
     _should_act_as_resource_variable = True
@@ -90,7 +91,7 @@ class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):
     )
 
     def __init__(self, like: Any, **facts: Any) -> None:
-        """Takes over shape, dtype, names and so on from `like`, a resource variable."""
+        """Copies shape, dtype, names and so on from `like`, a resource variable."""
         with tf.init_scope():
             _rvo.BaseResourceVariable.__init__(
                 self,
@@ -112,7 +113,7 @@ class HandleVariable(tf.Variable, tf.__internal__.types.Tensor):
 
 
 def stand_for(variable: HandleVariable, first: Any) -> None:
-    """Lets a variable have the handle of another resource variable from now on."""
+    """Makes a variable use another resource variable's handle from now on."""
     variable._handle = first.handle
     if variable._in_graph_mode:
         variable._graph_element = first._graph_element
@@ -120,9 +121,9 @@ def stand_for(variable: HandleVariable, first: Any) -> None:
 
 
 def lift_initial_value(value: tf.Tensor) -> tf.Tensor:
-    """Evaluates a tensor of the function being traced outside of it.
+    """Evaluates a tensor of the function being traced outside of that function.
 
-    What is left of it inside, random numbers that nothing needs, does not run.
+    Ops left behind in it, such as random numbers that nothing needs, do not run.
 
     Raises:
         UnliftableError: The tensor depends on the function's arguments or state.
@@ -144,7 +145,7 @@ def lift_initial_value(value: tf.Tensor) -> tf.Tensor:
 
 
 def _known_outside(graph: Any) -> list[tf.Tensor]:
-    """Returns the tensors by which a function captures values, and no state."""
+    """Returns the placeholders of a function's captured values, resources excepted."""
     return [
         inside
         for outside, inside in graph.captures
@@ -154,31 +155,31 @@ def _known_outside(graph: Any) -> list[tf.Tensor]:
 
 
 def unfilled(name: str | None, shape: Any, dtype: tf.DType) -> types.SimpleNamespace:
-    """Makes the handle of a variable that never has a value, and what goes with it.
+    """Creates the handle of a variable that never gets a value, with its other facts.
 
-    The public API gives each variable a value when it is created, and so memory. By
-    this handle TensorFlow knows a variable whose values are elsewhere.
+    The public API gives each variable a value on creation, and so memory. TensorFlow
+    uses this handle to identify a variable whose values are elsewhere.
 
     Returns:
-        What `HandleVariable` takes over.
+        A namespace for the `like` argument of `HandleVariable`.
     """
     graph_mode = not tf.executing_eagerly()
     with tf.name_scope(name or "Variable") as scope:
-        own = scope.removesuffix("/")
+        unique_name = scope.removesuffix("/")
         handle = _rvo.eager_safe_variable_handle(
             types.SimpleNamespace(dtype=dtype),  # in place of an initial value
             tf.TensorShape(shape),
-            own if graph_mode else None,
-            own,
+            unique_name if graph_mode else None,
+            unique_name,
             graph_mode,
         )
     return types.SimpleNamespace(
         shape=tf.TensorShape(shape),
         dtype=dtype,
         handle=handle,
-        name=f"{own}:0",
-        _unique_id=own if graph_mode else f"{own}_{_ops.uid()}",
-        _handle_name=own,
+        name=f"{unique_name}:0",
+        _unique_id=unique_name if graph_mode else f"{unique_name}_{_ops.uid()}",
+        _handle_name=unique_name,
         _graph_element=None,
         _initial_value=None,
         _is_initialized_op=None,
@@ -188,8 +189,8 @@ def unfilled(name: str | None, shape: Any, dtype: tf.DType) -> types.SimpleNames
 
 
 def note_access(variable: Any) -> None:
-    """Tells tapes, and functions that are traced, that a variable is read.
+    """Tells tapes and functions being traced that a variable is read.
 
-    The public API does so in the methods that read by the variable's own handle.
+    The public API does so only in methods that read through the variable's own handle.
     """
     _rvo.variable_accessed(variable)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What feeds the replicas."""
+"""Input pipelines: how data reaches the replicas."""

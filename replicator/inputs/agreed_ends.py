@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs that end in one process before another: the step ends in all of them.
+"""Ends a step's inputs in all processes at once.
 
-In between-graph mode each process reads its own datasets. One that is over would raise
-OutOfRangeError in its process alone, and the others would wait for that one in a
-collective. So where it is not certain that all end together, each step begins by
-telling one another whether everyone has its elements.
+In between-graph mode each process reads its own datasets. An exhausted one would raise
+OutOfRangeError in its process alone, and the others would wait for that process in a
+collective. So unless all are certain to end together, each step begins with a
+collective that tells whether every process has its elements.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from replicator.inputs import iterators
 
 
 class AgreedEnd:
-    """Lets elements pass if all processes have theirs, and else ends the step.
+    """Passes elements on if all processes have theirs, and ends the step otherwise.
 
     Args:
-        group_size: How many processes there are.
-        group_key: That of all of them.
-        instance_key: Tells what they say here from all else.
+        group_size: The number of processes.
+        group_key: The group key of all processes.
+        instance_key: The instance key of this collective.
     """
 
     def __init__(self, group_size: int, group_key: int, instance_key: int) -> None:
@@ -39,70 +39,71 @@ class AgreedEnd:
         self._last: tf.Operation | None = None
 
     def elements(self, pull: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Returns an element of each replica, once every process has all of its own.
+        """Returns an element per replica, once every process has all of its own.
 
         Args:
-            pull: Each takes the next element of a replica, as an Optional; called in
-                their order.
+            pull: One function per replica, which takes its next element as an Optional;
+                called in order.
         """
         optionals: list[Any] = []
-        there: list[tf.Tensor] = []
+        flags: list[tf.Tensor] = []
         for take in pull:
-            with tf.control_dependencies([flag.op for flag in there[-1:]]):
+            with tf.control_dependencies([flag.op for flag in flags[-1:]]):
                 optionals.append(take())
-            there.append(optionals[-1].has_value())
-        passed = self._passed(tf.reduce_all(tf.stack(there)))
-        with tf.control_dependencies([passed]):
+            flags.append(optionals[-1].has_value())
+        check = self._passed(tf.reduce_all(tf.stack(flags)))
+        with tf.control_dependencies([check]):
             return [optional.get_value() for optional in optionals]
 
     def _passed(self, mine: tf.Tensor) -> tf.Operation:
-        """Returns an op that fails with OutOfRangeError unless all have their inputs.
+        """Returns an op that raises OutOfRangeError unless all processes have inputs.
 
         Args:
-            mine: Whether this process has.
+            mine: Whether this process has its inputs.
         """
-        before = self._last is not None and self._last.graph is mine.graph
+        follows = self._last is not None and self._last.graph is mine.graph
         with (
             tf.device("CPU:0"),
-            # One after the other: what they say is told apart by its order alone.
-            tf.control_dependencies([self._last] if before else []),
+            # In sequence: only their order tells the collective's calls apart.
+            tf.control_dependencies([self._last] if follows else []),
         ):
-            told = tf.raw_ops.CollectiveGatherV2(
+            flags = tf.raw_ops.CollectiveGatherV2(
                 input=tf.cast(tf.reshape(mine, [1]), tf.int32),
                 ordering_token=[],
                 **self._keys,
             )
-        passed = tf.cond(
-            tf.reduce_min(told) > 0,
+        result = tf.cond(
+            tf.reduce_min(flags) > 0,
             lambda: tf.constant(0, tf.int64),
             self._over.get_next,  # raises OutOfRangeError, as an iterator does
         )
-        self._last = passed.op
-        return passed.op
+        self._last = result.op
+        return result.op
 
 
 def agree(peers: Peers, rounds: int | None) -> AgreedEnd | None:
-    """Has all processes say how many steps their inputs are for.
+    """Exchanges the number of steps that each process has inputs for.
 
     Args:
-        peers: The processes; each makes inputs.
-        rounds: For how many steps this one has inputs; -1: without end, None: unknown.
+        peers: The processes; each is creating inputs.
+        rounds: The number of steps that this process has inputs for; -1: infinite,
+            None: unknown.
 
     Returns:
-        None if they all end together, or never.
+        None if all processes end together, or never.
     """
-    said = peers.exchange("makes inputs", [rounds, peers.keys.next])
-    lengths = {length for length, _ in said}
+    answers = peers.exchange("makes inputs", [rounds, peers.keys.next])
+    lengths = {length for length, _ in answers}
     if len(lengths) == 1 and None not in lengths:
         return None
     everyone = tuple(peers.everyone)
     group = peers.keys.group(everyone)
-    instance = peers.keys.take(max(number for _, number in said), 1)
+    instance = peers.keys.take(max(number for _, number in answers), 1)
     return AgreedEnd(len(everyone), group, instance)
 
 
 def refuse_padding() -> None:
-    """Refuses to fill rounds of which several processes have elements.
+    """Rejects padding of rounds that several processes read elements of.
 
     Raises:
         InputError: Always.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused of input_fns and of the elements that they feed."""
+"""Validates input_fns and the elements that they feed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DATASETS = (tf.data.Dataset, tf.compat.v1.data.Dataset)
 
 
 def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> None:
-    """Raises InputError if an input_fn has returned what cannot feed a replica."""
+    """Raises InputError unless an input_fn's result can feed a replica."""
     kind = source_kind(source)
     giver = "input_fn", input_fn
     if kind == "an iterator":
@@ -39,11 +39,11 @@ def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> 
 def called(
     function: Callable[..., Any], arguments: Sequence[Any], what: str = "input_fn"
 ) -> Any:
-    """Calls an input_fn, or a function that one has returned.
+    """Calls an input_fn, or a function that one returned.
 
     Raises:
-        InputError: It is another library's, and is to be called in another way. What
-            the user's own code raises passes.
+        InputError: The function belongs to another library and has another signature.
+            Errors of the user's own code pass unchanged.
     """
     try:
         return function(*arguments)
@@ -61,7 +61,7 @@ def called(
 
 
 def check_here(dataset: tf.data.Dataset) -> None:
-    """Raises InputError unless a Dataset belongs to the outermost context at hand."""
+    """Raises InputError unless a Dataset belongs to the current outermost context."""
     variant = tf.data.experimental.to_variant(dataset)
     symbolic = tf.is_symbolic_tensor(variant)
     if tf.executing_eagerly():
@@ -87,20 +87,20 @@ def check_element(element: Any, what: str, giver: Any) -> None:
     """Raises InputError unless an element is a nest of tensors.
 
     Args:
-        element: What was returned.
-        what: By whom, in words.
-        giver: The function that returned it.
+        element: The value that was returned.
+        what: The role of the function that returned it, in words.
+        giver: That function.
     """
     if element is None:
         raise useless(what, giver, "nothing")
     try:
         leaves = tf.nest.flatten(element)
     except base.UNCONVERTED as error:
-        told = f"what is no nest of tensors ({errors.told(error)})"
-        raise useless(what, giver, told) from error
+        problem = f"what is no nest of tensors ({errors.told(error)})"
+        raise useless(what, giver, problem) from error
     if not leaves or any(leaf is None for leaf in leaves):
-        held = f"{errors.shown(element)}, which holds no tensor"
-        raise useless(what, giver, held)
+        description = f"{errors.shown(element)}, which holds no tensor"
+        raise useless(what, giver, description)
     for leaf in leaves:
         if source_kind(leaf) != "a tensor structure":
             raise useless(what, giver, f"a structure that holds {source_kind(leaf)}")
@@ -114,7 +114,7 @@ def check_element(element: Any, what: str, giver: Any) -> None:
 
 
 def useless(what: str, giver: Any, returned: str) -> errors.InputError:
-    """Returns the error of a function that returned what cannot feed a replica."""
+    """Returns the error for a function whose result cannot feed a replica."""
     return errors.InputError(
         errors.compose(
             f"{what} {name_of(giver)} returned {returned}.",
@@ -132,7 +132,7 @@ def specs(element: Any) -> Any:
 
 
 def source_kind(source: Any) -> str:
-    """Returns what an input_fn has returned, in words."""
+    """Returns the kind of an input_fn's result, in words."""
     if isinstance(source, DATASETS):
         return "a Dataset"
     if isinstance(source, tf.data.Iterator) or hasattr(source, "__next__"):
@@ -143,7 +143,7 @@ def source_kind(source: Any) -> str:
 
 
 def check_alike(specs: Sequence[Any]) -> None:
-    """Raises InputError unless the elements of all replicas have one structure."""
+    """Raises InputError unless all replicas' elements have the same structure."""
     first = _dtypes(specs[0])
     for r, spec in enumerate(specs[1:], 1):
         try:
@@ -172,13 +172,13 @@ def _dtypes(spec: Any) -> list[tuple[type, Any]]:
 
 
 def name_of(input_fn: Callable[..., Any]) -> str:
-    """Returns what an input_fn is called in messages."""
+    """Returns the name of an input_fn for messages."""
     name = getattr(input_fn, "__name__", None)
     return name if isinstance(name, str) else errors.shown(input_fn)
 
 
 def required(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Returns the parameters without which a function cannot be called."""
+    """Returns the parameters of a function that have no default."""
     starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
         p
@@ -188,7 +188,7 @@ def required(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Returns the parameters of a function, as far as they are known."""
+    """Returns a function's parameters; none if its signature is unknown."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

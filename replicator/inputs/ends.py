@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How inputs end: rounds that the last elements do not fill, and what becomes of them.
+"""The end of inputs: last rounds that lack elements, and what becomes of them.
 
-In a round each replica gets an element. Those that are over at the end are dropped,
-which is said once, or the round is filled with elements without examples.
+In a round each replica gets one element. The elements of an incomplete last round are
+dropped, with one warning, or the round is padded with empty batches.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ REMAINDERS = ("drop", "pad")
 
 
 def padded(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
-    """Returns a dataset with so many elements without examples behind its own.
+    """Appends a number of empty batches to a dataset.
 
     Args:
-        dataset: Its elements are batches.
-        count: How many to add; -1: without end.
+        dataset: A dataset of batches.
+        count: The number of batches to append; -1: infinitely many.
 
     Raises:
-        InputError: The elements are no batches.
+        InputError: The elements are not batches.
     """
     spec = dataset.element_spec
     check_batches(spec)
@@ -39,7 +39,7 @@ def padded(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
 
 
 def check_batches(spec: Any) -> None:
-    """Raises InputError unless elements of a spec are batches."""
+    """Raises InputError unless elements of this spec are batches."""
     shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec)]
     if shapes and all(shape is not None and shape.rank for shape in shapes):
         return
@@ -55,21 +55,21 @@ def check_batches(spec: Any) -> None:
 
 
 def together(datasets: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
-    """Returns a dataset of rounds, as long as the longest of some datasets.
+    """Returns a dataset of rounds, as long as the longest of the given datasets.
 
     Args:
-        datasets: One per replica. Once it has ended, its elements have no examples.
+        datasets: One per replica. After its end, its elements are empty batches.
     """
     rounds = tf.data.Dataset.zip(tuple(map(_flagged, datasets)))
     rounds = rounds.take_while(
-        lambda *pairs: tf.reduce_any([there for there, _ in pairs])
+        lambda *pairs: tf.reduce_any([flag for flag, _ in pairs])
     )
     return rounds.map(lambda *pairs: tuple(element for _, element in pairs))
 
 
 def _flagged(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns an endless dataset of pairs: whether an element is there, and it."""
-    is_tuple = type(dataset.element_spec) is tuple  # which tf.data takes apart
+    """Returns an infinite dataset of (whether an element is left, element)."""
+    is_tuple = type(dataset.element_spec) is tuple  # tf.data unpacks tuples
 
     def flagged(there: bool) -> Any:
         return lambda *parts: (there, parts if is_tuple else parts[0])
@@ -93,7 +93,7 @@ def _empty(spec: Any) -> Any:
 
 
 def weighed(elements: Sequence[Any]) -> list[Shard]:
-    """Returns the batches of one round, each as a part of all their examples."""
+    """Returns one round's batches as shards of all their examples."""
     counts = [
         tf.convert_to_tensor(batch_size(element), tf.int32) for element in elements
     ]
@@ -105,24 +105,24 @@ def weighed(elements: Sequence[Any]) -> list[Shard]:
 
 
 class Lengths:
-    """How many elements some datasets have, so far as that is known.
+    """The number of elements of a step's datasets, as far as it is known.
 
-    Where one is dealt and does not know its length, it is counted as it is read.
+    A single dataset of unknown length that is dealt is counted while it is read.
 
     Args:
-        sited: One per replica, or one that is dealt to all; each where it is.
-        num_replicas: How many there are.
+        sited: One dataset per replica, or one that is dealt to all, with their hosts.
+        num_replicas: The number of replicas.
 
     Attributes:
-        datasets: To be read in their place.
-        certain: Whether all rounds so far were full; one that fails may not be.
+        datasets: The datasets to read instead.
+        certain: Whether every round so far was complete; a failed one may not be.
     """
 
     def __init__(self, sited: Sequence[moving.Sited], num_replicas: int) -> None:
-        self.datasets = [own.dataset for own in sited]
+        self.datasets = [dataset.dataset for dataset in sited]
         self.certain = True
         self._num_replicas = num_replicas
-        self._known = [_length(own) for own in sited]
+        self._known = [_length(dataset) for dataset in sited]
         self._counter: Any = None
         if self._known == [-2] and num_replicas > 1 and tf.executing_eagerly():
             with places.at(sited[0].home):
@@ -131,7 +131,7 @@ class Lengths:
 
     @property
     def rounds(self) -> int | None:
-        """For how many steps there are elements; -1: without end, None: unknown."""
+        """The number of steps with elements; -1: infinite, None: unknown."""
         if min(self._known) < -1:
             return None
         if len(self._known) == 1:
@@ -140,21 +140,21 @@ class Lengths:
         return min((length for length in self._known if length >= 0), default=-1)
 
     def start_over(self) -> None:
-        """Begins to count at zero."""
+        """Restarts the count at zero."""
         self.certain = True
         if self._counter is not None:
             self._counter.assign(0)
 
     def dropped(self, ended: bool) -> int:
-        """Returns how many elements are dropped at the end; 0 if that is not known.
+        """Returns how many elements the end drops; 0 if unknown.
 
         Args:
-            ended: Whether all of them have been read.
+            ended: Whether all elements have been read.
         """
         lengths = self._known
         if self._counter is not None and ended:
             lengths = [int(self._counter)]
-        if min(lengths) < 0:  # without end, or unknown
+        if min(lengths) < 0:  # infinite or unknown
             return 0
         if len(lengths) == 1:
             return lengths[0] % self._num_replicas
@@ -162,7 +162,7 @@ class Lengths:
 
 
 def _length(sited: moving.Sited) -> int:
-    """Returns how many elements a dataset has; -1: no end, -2: unknown."""
+    """Returns the number of elements of a dataset; -1: infinite, -2: unknown."""
     with places.at(sited.home):
         length = tf.get_static_value(sited.dataset.cardinality())
     return -2 if length is None else int(length)
@@ -174,11 +174,11 @@ def _counted(dataset: tf.data.Dataset, counter: Any) -> tf.data.Dataset:
 
 
 class Warner:
-    """Says once that elements are dropped at the end of a step's inputs.
+    """Warns once about elements that are dropped at the end of a step's inputs.
 
     Args:
-        lengths: Of the datasets that are read.
-        num_replicas: How many elements there are in a round.
+        lengths: The lengths of the datasets.
+        num_replicas: The number of elements in a round.
     """
 
     def __init__(self, lengths: Lengths, num_replicas: int) -> None:
@@ -186,11 +186,11 @@ class Warner:
         self._said = False
 
     def warn(self, ended: bool) -> None:
-        """Warns if elements are dropped, unless it has.
+        """Warns if elements are dropped, once.
 
         Args:
-            ended: Whether the inputs have ended just now; else a graph is built, in
-                which nothing of ours is called when they do.
+            ended: Whether the inputs have just ended; otherwise a graph is being built,
+                which calls nothing of ours when they do.
         """
         if ended and not self._lengths.certain and self._num_replicas > 1:
             self._warn_uncertain()
@@ -210,7 +210,7 @@ class Warner:
         )
 
     def _warn_uncertain(self) -> None:
-        """Warns, unless it has, where nobody knows what was dropped."""
+        """Warns, once, where the number of dropped elements is unknown."""
         if self._said:
             return
         self._said = True

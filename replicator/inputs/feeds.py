@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How data reaches the replicas: pipelines, prefetching.
+"""Feeds: give each replica its element in the graph of a step.
 
-An input_fn is called once per device (or once in all, where its dataset is dealt). What
-it returned becomes a Feed: something that gives each replica its element in the graph
-of a step. Replicas pull one after the other, before anything else of the step happens,
-so that an exhausted input ends the step on every replica or on none.
+An input_fn is called once per device (or once in all, where its dataset is dealt), and
+its result becomes a Feed. Replicas pull one after the other, before anything else in
+the step, so an exhausted input ends the step on every replica or on none.
 """
 
 from __future__ import annotations
@@ -30,89 +29,89 @@ from replicator.primitives import base
 
 
 class Feed(abc.ABC):
-    """What gives the replicas of a step their elements."""
+    """Supplies the replicas of a step with their elements."""
 
     @abc.abstractmethod
     def pull(self) -> list[Any]:
-        """Adds the ops to the default graph; returns one element per replica."""
+        """Adds the pulling ops to the default graph; returns each replica's element."""
 
     def ready(self, elements: Sequence[Any]) -> list[tf.Operation]:
-        """Returns the ops after which every replica has its element, which may fail."""
-        return list(dict.fromkeys(op for own in elements for op in _ops_of(own)))
+        """Returns ops after which every replica has its element; they may fail."""
+        return list(dict.fromkeys(op for e in elements for op in _ops_of(e)))
 
     def agree(self, peers: Peers) -> None:  # noqa: B027, most have no end
-        """Has the inputs of all processes end together; all of them call it."""
+        """Makes the inputs of all processes end together; every process calls it."""
 
     @abc.abstractmethod
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
-        """Starts from the first element again, if the feed has a state."""
+        """Restarts from the first element, if the feed has state."""
 
     @property
     def divides(self) -> bool:
-        """Whether the elements are `Shard`s, of which step_fn is given the inside."""
+        """Whether the elements are `Shard`s, whose contents step_fn takes."""
         return False
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is something that goes on from step to step."""
+        """Whether the feed keeps state from step to step."""
         return False
 
     @property
     def iterators(self) -> Sequence[tuple[Any, str | None]]:
-        """What goes on from step to step, each with the CPU of its host."""
+        """The iterators that live from step to step, each with its host's CPU."""
         return ()
 
     def warn_of_rest(self, ended: bool) -> None:  # noqa: B027, most have no end
         """Warns once if elements at the end do not fill a round; see `ends.Warner`."""
 
     def note_failure(self) -> None:  # noqa: B027, most count nothing
-        """Called when a step has failed, perhaps amid a round."""
+        """Records that a step has failed, perhaps in mid-round."""
 
 
 class ValuesFeed(Feed):
-    """Elements that are functions, called in each build, or tensors."""
+    """Feeds tensors, or the results of functions called in each build."""
 
     def __init__(self, sources: Sequence[Any], devices: Sequence[str | None]) -> None:
         self._sources, self._devices = tuple(sources), tuple(devices)
 
     def pull(self) -> list[Any]:
-        """Calls the functions, on their devices, and copies the tensors to theirs."""
+        """Calls the functions on the replicas' devices, and copies tensors there."""
         elements: list[Any] = []
-        before: list[tf.Operation] = []
+        control_inputs: list[tf.Operation] = []
         for source, device in zip(self._sources, self._devices, strict=True):
-            with tf.device(device), tf.control_dependencies(before):
+            with tf.device(device), tf.control_dependencies(control_inputs):
                 element = source
                 if checks.source_kind(source) == "a function":
                     element = checks.called(source, (), "the function")
                     checks.check_element(element, "the function", source)
                 elements.append(_identities(element, source))
-            before = [] if _is_there(source) else _ops_of(elements[-1])
+            control_inputs = [] if _is_there(source) else _ops_of(elements[-1])
         checks.check_alike([checks.specs(element) for element in elements])
         return elements
 
     def ready(self, elements: Sequence[Any]) -> list[tf.Operation]:
-        """Returns the ops of what may fail; other tensors are there in any case."""
+        """Returns the ops that may fail; constant tensors are there in any case."""
         pairs = zip(self._sources, elements, strict=True)
         return super().ready([e for source, e in pairs if not _is_there(source)])
 
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
-        """Does nothing: functions are called anew in each step anyway."""
+        """Does nothing: the functions are evaluated anew in each step."""
 
 
 class DatasetFeed(Feed):
-    """Elements of datasets: one per replica, or one that is dealt to all.
+    """Feeds elements of datasets: one per replica, or one that is dealt to all.
 
     The iterators live as long as the feed, between calls of the step.
 
     Args:
-        sited: The datasets, each where it is.
-        devices: The replicas'.
+        sited: The datasets, with their hosts.
+        devices: The replicas' devices.
     """
 
     def __init__(self, sited: Sequence[moving.Sited], devices: Sequence[str]) -> None:
         self._devices = tuple(devices)
         self._dealt = len(sited) == 1 and len(devices) > 1
-        self._homes = [own.home for own in sited]
+        self._homes = [entry.home for entry in sited]
         per_step = len(devices) if self._dealt else 1
         targets = [None] if self._dealt else self._devices
         with tf.init_scope():
@@ -122,18 +121,18 @@ class DatasetFeed(Feed):
                 self._lengths.datasets, targets, self._homes, strict=True
             ):
                 with places.at(home):
-                    ahead = iterators.prefetched(dataset, device, per_step, home)
-                    self._datasets.append(ahead)
-                    self._iterators.append(iterators.make(ahead))
+                    prefetched = iterators.prefetched(dataset, device, per_step, home)
+                    self._datasets.append(prefetched)
+                    self._iterators.append(iterators.make(prefetched))
         self._warner = ends.Warner(self._lengths, len(devices))
         self._end: agreed_ends.AgreedEnd | None = None
 
     def agree(self, peers: Peers) -> None:
-        """Has the inputs of all processes end together."""
+        """Makes the inputs of all processes end together."""
         self._end = agreed_ends.agree(peers, self._lengths.rounds)
 
     def pull(self) -> list[Any]:
-        """Takes the next element of each replica."""
+        """Takes the next element for each replica."""
         times = len(self._devices) if self._dealt else 1
         sources = [*zip(self._iterators, self._homes, strict=True)] * times
         if self._end is not None:
@@ -142,10 +141,10 @@ class DatasetFeed(Feed):
             )
         elements: list[Any] = []
         for iterator, home in sources:
-            # One after the other: pulled at once, an iterator that ends would cancel
-            # the others, and their CancelledError could hide its OutOfRangeError.
-            before = _ops_of(elements[-1]) if elements else []
-            with places.at(home), tf.control_dependencies(before):
+            # In sequence: pulled at once, an iterator that ends would cancel the
+            # others, and their CancelledError could hide its OutOfRangeError.
+            control_inputs = _ops_of(elements[-1]) if elements else []
+            with places.at(home), tf.control_dependencies(control_inputs):
                 elements.append(iterator.get_next())
         return elements
 
@@ -154,7 +153,7 @@ class DatasetFeed(Feed):
         return super().ready(elements[-1:])
 
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
-        """Starts the iterators over, in a session or eagerly."""
+        """Restarts the iterators, in a session or eagerly."""
         if session is not None:
             session.run([iterator.initializer for iterator in self._iterators])
             return
@@ -163,16 +162,16 @@ class DatasetFeed(Feed):
         ):
             with places.at(home):
                 iterators.restart(dataset, iterator)
-        self._lengths.start_over()  # what was read ahead is gone, nothing is new yet
+        self._lengths.start_over()  # prefetched elements are gone, none is counted yet
 
     @property
     def goes_on(self) -> bool:
-        """True: the iterators do."""
+        """True: the iterators keep their positions."""
         return True
 
     @property
     def iterators(self) -> Sequence[tuple[Any, str | None]]:
-        """One for each dataset."""
+        """The iterator of each dataset."""
         return [*zip(self._iterators, self._homes, strict=True)]
 
     def warn_of_rest(self, ended: bool) -> None:
@@ -180,17 +179,17 @@ class DatasetFeed(Feed):
         self._warner.warn(ended)
 
     def note_failure(self) -> None:
-        """Leaves open what is dropped at the end: a round may have lost elements."""
+        """Marks the count of dropped elements as unknown: a round may be incomplete."""
         self._lengths.certain = False
 
 
 class ShardsFeed(Feed):
-    """Elements that are parts of something: of a global batch, or of a round.
+    """Feeds shards of a global batch, or of a round.
 
     Args:
-        whole: Gives what is divided.
-        divide: Makes of what that pulls the replicas' parts.
-        device: Where that is done; None: where the default graph runs.
+        whole: The feed to divide.
+        divide: Turns its elements into the replicas' shards.
+        device: Where to divide; None: where the default graph runs.
     """
 
     def __init__(
@@ -202,11 +201,11 @@ class ShardsFeed(Feed):
         self._whole, self._divide, self._device = whole, divide, device
 
     def agree(self, peers: Peers) -> None:
-        """As the whole does."""
+        """Has the whole feed agree on its end."""
         self._whole.agree(peers)
 
     def pull(self) -> list[Any]:
-        """Pulls the whole, and divides it."""
+        """Pulls from the whole feed, and divides the result."""
         with tf.device(self._device):
             return self._divide(self._whole.pull())
 
@@ -217,34 +216,34 @@ class ShardsFeed(Feed):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the whole does."""
+        """Whether the whole feed keeps state."""
         return self._whole.goes_on
 
     @property
     def iterators(self) -> Sequence[tuple[Any, str | None]]:
-        """Those of the whole."""
+        """The iterators of the whole feed."""
         return self._whole.iterators
 
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
-        """Starts the whole over."""
+        """Restarts the whole feed."""
         self._whole.initialize(session)
 
 
 class PartFeed(Feed):
-    """Elements of the replicas that are built here, of a feed of all there are.
+    """Feeds the local replicas from a feed for all replicas.
 
-    Every process that builds some reads all elements, and uses those of its own.
+    Every process reads all elements, and uses those of its own replicas.
 
     Args:
-        whole: Feeds all.
-        local: The ids of those that are built here.
+        whole: The feed for all replicas.
+        local: The ids of the replicas that are built here.
     """
 
     def __init__(self, whole: Feed, local: Sequence[int]) -> None:
         self._whole, self._local = whole, tuple(local)
 
     def agree(self, peers: Peers) -> None:
-        """As the whole does."""
+        """Has the whole feed agree on its end."""
         self._whole.agree(peers)
 
     def pull(self) -> list[Any]:
@@ -254,40 +253,40 @@ class PartFeed(Feed):
 
     @property
     def divides(self) -> bool:
-        """Whether the whole does."""
+        """Whether the whole feed does."""
         return self._whole.divides
 
     @property
     def goes_on(self) -> bool:
-        """Whether the whole does."""
+        """Whether the whole feed keeps state."""
         return self._whole.goes_on
 
     @property
     def iterators(self) -> Sequence[tuple[Any, str | None]]:
-        """Those of the whole."""
+        """The iterators of the whole feed."""
         return self._whole.iterators
 
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
-        """Starts the whole over."""
+        """Restarts the whole feed."""
         self._whole.initialize(session)
 
     def warn_of_rest(self, ended: bool) -> None:
-        """As the whole does."""
+        """Has the whole feed warn."""
         self._whole.warn_of_rest(ended)
 
     def note_failure(self) -> None:
-        """As the whole does."""
+        """Tells the whole feed."""
         self._whole.note_failure()
 
 
 def _ops_of(element: Any) -> list[tf.Operation]:
-    """Returns the ops that make an element's tensors."""
+    """Returns the ops that produce an element's tensors."""
     tensors = tf.nest.flatten(element, expand_composites=True)
     return list(dict.fromkeys(t.op for t in tensors if tf.is_symbolic_tensor(t)))
 
 
 def _is_there(source: Any) -> bool:
-    """Whether a source consists of values, and not of what has yet to be computed."""
+    """Whether a source consists of values that need no computation."""
     leaves = tf.nest.flatten(source, expand_composites=True)
     return checks.source_kind(source) != "a function" and not any(
         map(tf.is_symbolic_tensor, leaves)
@@ -295,7 +294,7 @@ def _is_there(source: Any) -> bool:
 
 
 def placed(values: Any, device: str) -> Any:
-    """Copies a nest of tensors, and None, to a device."""
+    """Copies a nest of tensors, which may hold None, to a device."""
     with tf.device(device):
         return tf.nest.map_structure(
             lambda leaf: None if leaf is None else tf.identity(leaf),
@@ -305,10 +304,10 @@ def placed(values: Any, device: str) -> Any:
 
 
 def _identities(element: Any, source: Any) -> Any:
-    """Makes an element of tensors that belong to the graph being built.
+    """Copies an element into the graph being built.
 
     Raises:
-        InputError: What TensorFlow has a spec for is no tensor after all, such as an
+        InputError: A leaf has a TypeSpec but is not a tensor after all, such as an
             array of objects.
     """
     try:
@@ -316,5 +315,5 @@ def _identities(element: Any, source: Any) -> Any:
             lambda leaf: tf.identity(base.usable(leaf)), element, expand_composites=True
         )
     except base.UNCONVERTED as error:
-        told = f"what is no nest of tensors ({errors.told(error)})"
-        raise checks.useless("the function", source, told) from error
+        description = f"what is no nest of tensors ({errors.told(error)})"
+        raise checks.useless("the function", source, description) from error

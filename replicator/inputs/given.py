@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that a call hands to a step: arrays, tensors, and nests of them.
+"""Values that a call passes to a step: arrays, tensors, and nests of them.
 
-A step that is run eagerly is traced once for values of one structure, dtype and shape,
-and fed those of each call; nothing here compares them, or keeps them. Where a graph is
+A step that runs eagerly is traced once for values of one structure, dtype and shape,
+and then fed each call's values; nothing here compares or keeps them. While a graph is
 being built, they become part of it.
 """
 
@@ -26,35 +26,36 @@ class _Object:
 
     Args:
         kind: The class.
-        facts: What else there is to know of the object; None for one of attrs.
-        parts: What it holds, in order.
+        facts: The object's metadata; None for an attrs object.
+        parts: Its fields, in order.
     """
 
     def __init__(self, kind: Any, facts: Any, parts: list[Any]) -> None:
         self.parts, self._kind, self._facts = parts, kind, facts
 
     def of(self, parts: list[Any]) -> Any:
-        """Returns such an object of other parts."""
+        """Returns an object of the same class and metadata with other fields."""
         if hasattr(self._kind, "__tf_unflatten__"):
             return self._kind.__tf_unflatten__(self._facts, tuple(parts))
         return self._kind(*parts)
 
 
 class Given:
-    """A nest of values for one call, with a PerReplica where replicas get their own.
+    """The values of one call; a PerReplica in the nest gives each replica its own.
 
     Args:
         values: The nest.
-        what: The argument of `run` that it is, "args" or "input_fn", for messages.
-        num_local: How many replicas are built here: the values of a PerReplica.
+        what: The argument of `run` that it comes from, "args" or "input_fn", for
+            messages.
+        num_local: The number of local replicas, and of the values in a PerReplica.
 
     Attributes:
-        key: Equal for values of one structure, with equal dtypes and shapes.
-        leaves: Them as tensors, in order.
-        each: Whether there is a PerReplica in it.
+        key: Equal for values of the same structure, dtypes and shapes.
+        leaves: The leaves as tensors, in order.
+        each: Whether the nest contains a PerReplica.
 
     Raises:
-        ArgumentError: It is no nest of tensors; an InputError if it is an input.
+        ArgumentError: The values are not a nest of tensors; an InputError for inputs.
     """
 
     def __init__(self, values: Any, what: str, num_local: int) -> None:
@@ -71,11 +72,11 @@ class Given:
             raise self._refused("no tensor", "pass tensors or arrays.")
 
     def stand_ins(self, offset: int, current: list[Any]) -> list[Any]:
-        """Adds what stands for the leaves to the function graph being traced.
+        """Captures the leaves of each call in the function graph being traced.
 
         Args:
             offset: Where the leaves begin in `current`.
-            current: Holds the leaves of a call while the function is called.
+            current: Holds a call's leaves while the function runs.
         """
         return [
             _tf.capture_at_call(
@@ -86,15 +87,15 @@ class Given:
         ]
 
     def of_each_replica(self, leaves: Sequence[Any]) -> list[Any]:
-        """Returns the nest of each replica, with these leaves in place of its own."""
+        """Returns each replica's nest, with these leaves in place of its own."""
         return [_filled(self._numbered, r, leaves) for r in range(self._num_local)]
 
     def of_one_replica(self, leaves: Sequence[Any]) -> list[Any]:
-        """Returns those of the leaves that a replica is given for itself."""
+        """Returns the leaves inside a PerReplica, which only one replica gets."""
         return [leaves[number] for number in _own(self._numbered, inside=False)]
 
     def _taken(self, value: Any) -> tuple[Any, Hashable]:
-        """Notes the leaves of a nest; returns it with their numbers, and its key."""
+        """Collects the leaves of a nest; returns it with their numbers, and its key."""
         kind = type(value)
         if value is None and self._what == "args":
             return None, None
@@ -105,18 +106,18 @@ class Given:
                     f"there are {self._num_local} replicas, and each gets its own.",
                 )
             self.each |= kind is PerReplica
-            taken = [self._taken(own) for own in value]
-            numbered, key = [own for own, _ in taken], tuple(own for _, own in taken)
+            entries = [self._taken(entry) for entry in value]
+            numbered, key = [n for n, _ in entries], tuple(k for _, k in entries)
             return _like(value, numbered), (kind, key)
         if isinstance(value, Mapping):
             self._check_keys(value)
-            pairs = {name: self._taken(own) for name, own in value.items()}
-            made = copy.copy(value) if isinstance(value, MutableMapping) else {}
-            made.update({name: own for name, (own, _) in pairs.items()})
-            return made, (kind, tuple((name, key) for name, (_, key) in pairs.items()))
-        apart = _apart(value)
-        if apart is not None:
-            facts, parts = apart
+            pairs = {name: self._taken(entry) for name, entry in value.items()}
+            nest = copy.copy(value) if isinstance(value, MutableMapping) else {}
+            nest.update({name: numbered for name, (numbered, _) in pairs.items()})
+            return nest, (kind, tuple((name, key) for name, (_, key) in pairs.items()))
+        flattened = _apart(value)
+        if flattened is not None:
+            facts, parts = flattened
             try:
                 hash(facts)
             except TypeError as error:
@@ -125,9 +126,9 @@ class Given:
                     f"({errors.told(error)})",
                     "return metadata of numbers, texts and tuples from __tf_flatten__.",
                 ) from error
-            taken = [self._taken(own) for own in parts]
-            object_ = _Object(kind, facts, [own for own, _ in taken])
-            return object_, (kind, facts, tuple(own for _, own in taken))
+            entries = [self._taken(entry) for entry in parts]
+            object_ = _Object(kind, facts, [n for n, _ in entries])
+            return object_, (kind, facts, tuple(k for _, k in entries))
         leaf = self._leaf(value)
         self.leaves.append(leaf)
         if isinstance(leaf, tf.Tensor):
@@ -146,7 +147,7 @@ class Given:
             ) from error
 
     def _leaf(self, value: Any) -> Any:
-        """Returns a leaf as a tensor, or of tensors."""
+        """Returns a leaf as a tensor, or as a composite of tensors."""
         if type(value) in (float, bool, np.float32):
             return tf.convert_to_tensor(value)
         if isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value):
@@ -182,9 +183,9 @@ class Given:
 
 
 def in_graph(leaves: Sequence[Any]) -> list[Any]:
-    """Returns leaves that ops of the default graph can take."""
+    """Converts leaves to tensors that ops of the default graph can take."""
     if tf.compat.v1.get_default_graph().building_function:
-        return list(leaves)  # a function captures what is not its own
+        return list(leaves)  # a function captures foreign tensors
 
     def taken(tensor: Any) -> Any:
         eager = isinstance(tensor, tf.Tensor) and not tf.is_symbolic_tensor(tensor)
@@ -196,16 +197,16 @@ def in_graph(leaves: Sequence[Any]) -> list[Any]:
 
 
 def _apart(value: Any) -> tuple[Any, Sequence[Any]] | None:
-    """Returns metadata and parts of an attrs object or a dataclass made for tf.nest."""
+    """Returns the metadata and fields of an attrs object or a tf.nest dataclass."""
     if isinstance(value, type) or tf.is_tensor(value):
         return None
     if hasattr(value, "__tf_flatten__") and hasattr(value, "__tf_unflatten__"):
         facts, parts = value.__tf_flatten__()
         return facts, parts
-    described = getattr(type(value), "__attrs_attrs__", None)
-    if described is None or not tf.nest.is_nested(value):
+    attributes = getattr(type(value), "__attrs_attrs__", None)
+    if attributes is None or not tf.nest.is_nested(value):
         return None
-    return None, [getattr(value, attribute.name) for attribute in described]
+    return None, [getattr(value, attribute.name) for attribute in attributes]
 
 
 def _own(numbered: Any, inside: bool) -> list[int]:
@@ -229,7 +230,7 @@ def _is_variable(value: Any) -> bool:
 
 
 def _like(nest: Any, entries: list[Any]) -> Any:
-    """Returns a tuple or list of the kind of another."""
+    """Returns a tuple or list of the same type as another."""
     kind = type(nest)
     if hasattr(kind, "_fields"):  # a namedtuple
         return kind(*entries)
@@ -237,7 +238,7 @@ def _like(nest: Any, entries: list[Any]) -> Any:
 
 
 def _filled(numbered: Any, replica_id: int, leaves: Sequence[Any]) -> Any:
-    """Returns a nest with leaves where their numbers are, for one replica."""
+    """Replaces the numbers in a nest by their leaves, for one replica."""
     if numbered is None:
         return None
     if isinstance(numbered, int):
@@ -245,10 +246,10 @@ def _filled(numbered: Any, replica_id: int, leaves: Sequence[Any]) -> Any:
     if isinstance(numbered, PerReplica):
         return _filled(numbered[replica_id], replica_id, leaves)
     if isinstance(numbered, _Object):
-        return numbered.of([_filled(own, replica_id, leaves) for own in numbered.parts])
+        return numbered.of([_filled(n, replica_id, leaves) for n in numbered.parts])
     if isinstance(numbered, tuple | list):
-        return _like(numbered, [_filled(own, replica_id, leaves) for own in numbered])
-    made = copy.copy(numbered)
-    for name, own in numbered.items():
-        made[name] = _filled(own, replica_id, leaves)
-    return made
+        return _like(numbered, [_filled(n, replica_id, leaves) for n in numbered])
+    filled = copy.copy(numbered)
+    for name, entry in numbered.items():
+        filled[name] = _filled(entry, replica_id, leaves)
+    return filled

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""InputContext: what an input_fn may know about the pipeline that it builds."""
+"""InputContext: tells an input_fn which pipeline it builds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from replicator import arguments, errors
 
 @dataclasses.dataclass(frozen=True)
 class InputContext:
-    """What an input_fn with a parameter is given: which pipeline it builds.
+    """Tells an input_fn with a parameter which pipeline it builds.
 
     Example:
         >>> def input_fn(ctx):
@@ -22,12 +22,12 @@ class InputContext:
         tf.Tensor([1 3], shape=(2,), dtype=int64)
 
     Attributes:
-        replica_id: The replica that is fed; 0 if the pipeline feeds all of them.
-        num_replicas: How many replicas there are.
-        pipeline_id: Which pipeline this is, 0 <= pipeline_id < num_pipelines.
-        num_pipelines: How many are built: one per replica, or one per worker.
+        replica_id: The replica that the pipeline feeds; 0 if it feeds all of them.
+        num_replicas: The number of replicas.
+        pipeline_id: The index of this pipeline, 0 <= pipeline_id < num_pipelines.
+        num_pipelines: The number of pipelines: one per replica, or one per worker.
         host_id: The host of that replica, 0 <= host_id < num_hosts.
-        num_hosts: On how many hosts there are replicas.
+        num_hosts: The number of hosts with replicas.
     """
 
     replica_id: int
@@ -39,18 +39,18 @@ class InputContext:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            least = 1 if field.name.startswith("num_") else 0
+            minimum = 1 if field.name.startswith("num_") else 0
             value = getattr(self, field.name)
-            if not arguments.is_whole(value, least):
+            if not arguments.is_whole(value, minimum):
                 raise errors.ArgumentError(
                     errors.compose(
                         f"InputContext has {field.name}={errors.shown(value)}.",
-                        fix=f"{field.name} is a Python int, {least} or more.",
+                        fix=f"{field.name} is a Python int, {minimum} or more.",
                     )
                 )
 
     def per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Returns how many examples of a global batch one replica gets.
+        """Returns the number of examples of a global batch that one replica gets.
 
         Example:
             >>> ctx = replicator.InputContext(
@@ -63,7 +63,7 @@ class InputContext:
             global_batch_size: Examples per step, on all replicas together.
 
         Raises:
-            InputError: It is no positive multiple of the number of replicas.
+            InputError: It is not a positive multiple of the number of replicas.
         """
         whole = arguments.as_whole(global_batch_size)
         if whole is None or abs(whole) > arguments.LARGEST:
@@ -76,13 +76,13 @@ class InputContext:
             )
         size, remainder = divmod(whole, self.num_replicas)
         if remainder or size < 1:
-            below = max(size, 1) * self.num_replicas
+            multiple = max(size, 1) * self.num_replicas
             raise errors.InputError(
                 errors.compose(
                     f"a global batch of {whole} examples cannot be divided "
                     f"evenly among {self.num_replicas} replicas.",
-                    fix=f"use a multiple of {self.num_replicas}, e.g. {below} or "
-                    f"{below + self.num_replicas}.",
+                    fix=f"use a multiple of {self.num_replicas}, e.g. {multiple} or "
+                    f"{multiple + self.num_replicas}.",
                 )
             )
         return size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The iterators of a step's datasets: read ahead, and started over."""
+"""Creates and restarts the iterators of a step's datasets, with prefetching."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from replicator.inputs import places
 
-_PREFETCH = 2  # steps that wait ready in memory, as in tf.distribute's own inputs
+_PREFETCH = 2  # steps ready in memory, as in tf.distribute's own inputs
 
 
 def prefetched(
@@ -19,34 +19,34 @@ def prefetched(
     per_step: int,
     home: str | None = None,
 ) -> tf.data.Dataset:
-    """Keeps the next elements ready, on the replica's device if that is no CPU.
+    """Prefetches elements, to the replica's device unless it is a CPU.
 
     Args:
         dataset: The dataset.
-        device: The replica's; None: those of several.
-        per_step: How many elements a step takes.
-        home: The CPU of the host where the dataset is; None: in this process.
+        device: The replica's device; None: the dataset feeds several replicas.
+        per_step: The number of elements that a step takes.
+        home: The CPU of the dataset's host; None: in this process.
     """
     if device is None or tf.DeviceSpec.from_string(device).device_type == "CPU":
         return dataset.prefetch(_PREFETCH * per_step)
     if home is not None:
         to_device = tf.data.experimental.copy_to_device(device, source_device=home)
         return dataset.apply(to_device).prefetch(_PREFETCH)
-    if not places.is_here(device):  # of another host: the step copies it there
+    if not places.is_here(device):  # on another host: the step copies it there
         return dataset.prefetch(_PREFETCH)
     return dataset.apply(tf.data.experimental.prefetch_to_device(device, _PREFETCH))
 
 
 def without_autotuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Switches tf.data's autotuner off, unless the user has chosen.
+    """Switches tf.data's autotuner off, unless the user has set it.
 
     TensorFlow 2.21 sometimes misses the end of an autotuner's thread and waits, holding
-    Python's lock, until the thread looks up by itself: up to a minute for each iterator
-    that is freed or started over. What is set to AUTOTUNE uses all cores instead.
+    Python's lock, until the thread wakes up by itself: up to a minute for each iterator
+    that is freed or restarted. Settings of AUTOTUNE use all cores instead.
     """
     with warnings.catch_warnings():
         # In a tf.Graph TensorFlow warns that options may be unknown. Those of a loaded
-        # dataset are; to it, ours apply.
+        # dataset are, but ours still apply to it.
         warnings.simplefilter("ignore")
         chosen = dataset.options().autotune.enabled
     if chosen is not None:
@@ -57,11 +57,11 @@ def without_autotuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def make(dataset: tf.data.Dataset) -> Any:
-    """Returns an iterator that `restart` or its initializer can start over."""
+    """Returns an iterator that `restart` or its initializer can restart."""
     if tf.executing_eagerly():
         return iter(dataset)
     iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
-    # A MonitoredSession runs the table initialisers; nothing more is needed there.
+    # A MonitoredSession runs the table initializers, so it needs nothing more.
     tf.compat.v1.add_to_collection(
         tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer
     )
@@ -69,7 +69,7 @@ def make(dataset: tf.data.Dataset) -> Any:
 
 
 def restart(dataset: tf.data.Dataset, iterator: Any) -> None:
-    """Starts an eager iterator over, which a traced step has captured."""
+    """Restarts an eager iterator that a traced step has captured."""
     (resource,) = tf.nest.flatten(iterator, expand_composites=True)
     variant = tf.data.experimental.to_variant(dataset)
     tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)

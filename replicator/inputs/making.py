@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a feed of what a user gives: a Dataset, an input_fn, or values."""
+"""Creates a feed from a Dataset, an input_fn, or values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from replicator.inputs.feeds import DatasetFeed, Feed, PartFeed, ShardsFeed, Val
 from replicator.inputs.input_context import InputContext
 from replicator.world import World
 
-_CONTEXT_NAMES = ("ctx", "context", "input_context")  # asked for, even with a default
+# Parameters of these names receive the context even if they have a default.
+_CONTEXT_NAMES = ("ctx", "context", "input_context")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Program:
     """One of the programs that train the same variables asynchronously.
 
     Attributes:
-        number: Which of them.
-        count: How many there are.
+        number: Its index.
+        count: The number of programs.
     """
 
     number: int = 0
@@ -54,29 +55,31 @@ def make_feed(
     peers: Peers | None = None,
     program: Program = _ALONE,
 ) -> Feed:
-    """Makes a Dataset, or what an input_fn returns, feed the replicas.
+    """Creates the feed for a Dataset, or for an input_fn's result.
 
     Args:
         inputs: A Dataset; or an input_fn, which takes an InputContext, or nothing, and
             returns a Dataset, a function that returns an element, or an element (a nest
             of tensors).
-        world: All replicas there are, and those that are built here, which are fed.
-        input_mode: "per_replica": input_fn is called once per replica; a Dataset made
-            without an InputContext is dealt, element by element, since every replica
-            would see all of it. "per_worker": it is called once, and dealt.
-            "global_batch": it is called once, and each element is split.
-        remainder: What becomes of a last round that has not an element for each
-            replica, "drop" or "pad".
-        peers: The processes that build the other replicas, if there are any.
-        program: Which of the programs that train asynchronously is fed.
+        world: All replicas, and the local ones, which are fed.
+        input_mode: "per_replica": input_fn is called once per replica; a Dataset
+            created without an InputContext is dealt, element by element, since every
+            replica would see all of it. "per_worker": input_fn is called once, and its
+            Dataset dealt. "global_batch": input_fn is called once, and each element is
+            split.
+        remainder: What happens to a last round that lacks elements for some replicas,
+            "drop" or "pad".
+        peers: The processes that build the other replicas, if any.
+        program: The asynchronous program that is fed.
 
     Raises:
-        InputError: What it returns cannot feed a step.
+        InputError: The inputs cannot feed a step.
     """
     shared = True
     if isinstance(inputs, checks.DATASETS):
         checks.check_here(inputs)
-        # A copy: what is kept for a dataset may not hold it, or both would stay.
+        # A copy: an entry cached under a dataset must not hold that dataset, or neither
+        # would ever be freed.
         sources: list[Any] = [copy.copy(inputs)]
     else:
         sources, shared = _sources(inputs, world, input_mode, program)
@@ -101,12 +104,12 @@ def make_feed(
 
 
 def values_feed(sources: Sequence[Any], world: World, input_mode: str) -> Feed:
-    """Makes functions or tensors feed the replicas; see `make_feed`.
+    """Creates the feed for functions or tensors; see `make_feed`.
 
     Args:
         sources: One per local replica; or one that is split.
-        world: All replicas there are, and those that are built here, which are fed.
-        input_mode: As there.
+        world: All replicas, and the local ones, which are fed.
+        input_mode: As in `make_feed`.
     """
     if input_mode != "global_batch":
         return ValuesFeed(sources, world.devices)
@@ -120,7 +123,7 @@ def values_feed(sources: Sequence[Any], world: World, input_mode: str) -> Feed:
 
 
 def _host_id(hosts: Sequence[int], world: World, replica_id: int | None) -> int:
-    """Returns the host of a replica, or of the one pipeline there is."""
+    """Returns the host of a replica, or of the only pipeline."""
     if world.processes:
         return hosts[world.local[0]]
     return hosts[0 if replica_id is None else world.place(replica_id)]
@@ -132,13 +135,13 @@ def _sources(
     """Calls an input_fn.
 
     Returns:
-        What feeds each local replica, or one source for all replicas; and whether it is
-        the latter.
+        The source of each local replica, or one source for all replicas; and whether it
+        is the latter.
     """
     takes_context = _takes_context(input_fn)
     per_replica = input_mode == "per_replica"
     count = world.num_replicas if per_replica else 1
-    number = 0  # of the pipeline, if it is not that of one replica
+    number = 0  # the pipeline's, unless there is one per replica
     if input_mode == "per_worker" and world.processes:
         number, count = world.processes[world.local[0]], len(set(world.processes))
     hosts = world.processes or places.hosts(world.devices)
@@ -157,7 +160,7 @@ def _sources(
         checks.check_source(source, input_fn, input_mode)
         sources.append(source)
         if not takes_context and isinstance(source, tf.data.Dataset):
-            break  # one pipeline, dealt: each element once, however it is shuffled
+            break  # one pipeline, dealt: each element once, even if it is shuffled
     kinds = {checks.source_kind(source) for source in sources}
     if len(kinds) > 1:
         raise errors.InputError(
@@ -179,7 +182,7 @@ def _datasets_feed(
     input_mode: str,
     remainder: str,
 ) -> Feed:
-    """Makes datasets, one for each replica or for all of them, feed the replicas.
+    """Creates the feed for datasets, one per replica or one for all.
 
     A pipeline for replicas of several hosts stays in this process: it has one state.
     """
@@ -192,8 +195,8 @@ def _datasets_feed(
             middle,
         )
     if remainder == "pad" and input_mode != "global_batch":
-        filled = ends.padded(datasets[0], count - 1)
-        sited = _sited(made_by, [filled], devices)
+        padded = ends.padded(datasets[0], count - 1)
+        sited = _sited(made_by, [padded], devices)
         return ShardsFeed(DatasetFeed(sited, devices), ends.weighed, middle)
     sited = _sited(made_by, datasets, devices)
     if input_mode == "global_batch":
@@ -212,8 +215,8 @@ def _sited(
     fed = [devices] if len(datasets) == 1 else [[device] for device in devices]
     with tf.init_scope():
         sited = [
-            moving.moved(iterators.without_autotuner(dataset), places.home(own))
-            for dataset, own in zip(datasets, fed, strict=True)
+            moving.moved(iterators.without_autotuner(dataset), places.home(group))
+            for dataset, group in zip(datasets, fed, strict=True)
         ]
     moving.warn_of_those_that_stay(sited, made_by)
     return sited

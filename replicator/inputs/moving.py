@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets made in this process go to the hosts of their replicas, as a graph.
+"""Moves datasets from this process to their replicas' hosts, as graphs.
 
-Batches then do not cross the network. What a dataset captures goes with it, as for
+Batches then do not cross the network. A dataset's captures move with it, as in
 tf.data's own service: tensors and the contents of lookup tables. A dataset that calls
-Python stays, which only runs here, and so does one with a state that others see.
+Python stays, since Python only runs here, and so does one with state that others see.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from absl import logging
 
 from replicator import errors
 
-_IGNORE_STATE = 1  # of random ops, say; they begin anew anyway where an iterator does
+_IGNORE_STATE = 1  # of random ops, say; they restart with an iterator anyway
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
-# A copy would not see what is written to the original.
+# A copy would miss writes to the original.
 _STATES = ("VarHandleOp", "VariableV2", "MutableHashTable", "MutableDenseHashTable")
-_HANDLE = "handle"  # among types of ops: something that is in this process only
-# These get a new one where theirs is unknown: seeds, or memory for a cache.
+_HANDLE = "handle"  # an op type of our own: a resource that only this process has
+# These recreate an unknown resource: seeds, or memory for a cache.
 _RENEWING = ("Shuffle", "CacheDataset")
 _RENEWED = ("SeedGenerator", "MemoryCache")
-_DRAWING = ("Shuffle", "RandomDataset")  # datasets, by inputs that are seeds
+_DRAWING = ("Shuffle", "RandomDataset")  # datasets whose inputs include seeds
 
 
 class Sited(NamedTuple):
-    """A dataset, and where it is.
+    """A dataset and its host.
 
     Attributes:
         dataset: The dataset.
         home: The CPU of a host; None: in this process, or where a session puts it.
-        stays: Why it did not go where it should, in words; "" if it did.
+        stays: Why it did not move, in words; "" if it did or need not.
     """
 
     dataset: tf.data.Dataset
@@ -42,10 +42,10 @@ class Sited(NamedTuple):
 
 
 def moved(dataset: tf.data.Dataset, home: str | None) -> Sited:
-    """Returns a dataset at a place, the dataset itself if it has to stay.
+    """Moves a dataset to a host; returns the original if it has to stay.
 
     Args:
-        dataset: Made in this process.
+        dataset: A dataset created in this process.
         home: The CPU of a host; None: it is to stay.
     """
     if home is None:
@@ -63,21 +63,23 @@ def moved(dataset: tf.data.Dataset, home: str | None) -> Sited:
         if stays:
             return Sited(dataset, stays=stays)
         with tf.device(home):
-            there = tf.raw_ops.DatasetFromGraph(graph_def=serialized)
-            made = tf.data.experimental.from_variant(there, dataset.element_spec)
+            remote_variant = tf.raw_ops.DatasetFromGraph(graph_def=serialized)
+            remote_dataset = tf.data.experimental.from_variant(
+                remote_variant, dataset.element_spec
+            )
     except tf.errors.OpError as error:
         return Sited(dataset, stays=f"cannot be copied ({errors.told(error)})")
-    return Sited(made, home)
+    return Sited(remote_dataset, home)
 
 
 def warn_of_those_that_stay(sited: Iterable[Sited], made_by: Any) -> None:
-    """Says once that datasets feed other hosts from here.
+    """Warns once about datasets that feed other hosts from this one.
 
     Args:
-        sited: All of them.
-        made_by: The input_fn that made them, or one of them.
+        sited: All datasets.
+        made_by: The input_fn that created them, or one of them.
     """
-    reasons = dict.fromkeys(own.stays for own in sited if own.stays)
+    reasons = dict.fromkeys(dataset.stays for dataset in sited if dataset.stays)
     if not reasons:
         return
     line = errors.definition(made_by) if callable(made_by) else ""
@@ -91,21 +93,21 @@ def warn_of_those_that_stay(sited: Iterable[Sited], made_by: Any) -> None:
 
 
 def random_parts(dataset: tf.data.Dataset) -> list[str] | None:
-    """Returns what a dataset draws random numbers by, and from which seeds.
+    """Returns the ops by which a dataset draws random numbers, with their seeds.
 
     Args:
-        dataset: Made in this process, eagerly.
+        dataset: A dataset created eagerly in this process.
 
     Returns:
-        The types of its ops that draw, with their seeds; None if one of them has no
-        seed, so that each copy of the dataset draws other numbers.
+        The types of the ops, with their seeds; None if one of them has no seed, so that
+        each copy of the dataset draws different numbers.
     """
     serialized = tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(dataset),
         external_state_policy=_IGNORE_STATE,
     )
     graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
-    found = []
+    draws = []
     values = {
         node.name: tf.make_ndarray(node.attr["value"].tensor)
         for node in graph.node
@@ -123,15 +125,15 @@ def random_parts(dataset: tf.data.Dataset) -> list[str] | None:
             continue
         if not any(seeds):
             return None
-        found.append(f"{node.op} {seeds}")
-    return sorted(found)
+        draws.append(f"{node.op} {seeds}")
+    return sorted(draws)
 
 
 def reason(serialized: bytes) -> str:
-    """Returns why a dataset has to stay; "" if it may go.
+    """Returns why a dataset has to stay; "" if it may move.
 
     Args:
-        serialized: Its GraphDef, empty if that would be larger than TensorFlow allows.
+        serialized: Its GraphDef, empty if that would exceed TensorFlow's limit.
     """
     if not serialized:
         return "holds more than 2 GB"
@@ -139,7 +141,7 @@ def reason(serialized: bytes) -> str:
 
 
 def _reason(found: set[str]) -> str:
-    """Returns why a dataset of ops of these types has to stay; "" if it may go."""
+    """Returns why a dataset with ops of these types has to stay; "" if it may move."""
     if found & _PYTHON:
         return (
             "calls Python (by from_generator, py_function or numpy_function), which "
@@ -155,7 +157,7 @@ def _reason(found: set[str]) -> str:
 
 
 def _types_in(graph: Any) -> Iterable[str]:
-    """Yields the types of a GraphDef's ops, those in its functions included."""
+    """Yields the types of a GraphDef's ops, including those in its functions."""
     handles = {
         node.name
         for node in graph.node
@@ -172,32 +174,32 @@ def _types_in(graph: Any) -> Iterable[str]:
 
 
 def _types_above(tensor: tf.Tensor) -> Iterable[str]:
-    """Yields the types of all ops that a tensor of a tf.Graph is made from."""
+    """Yields the types of all ops that a symbolic tensor depends on."""
     library = {
         function.signature.name: function.node_def
         for function in tensor.graph.as_graph_def().library.function
     }
-    waiting, seen = [tensor.op], {tensor.op}
-    called: set[str] = set()
-    while waiting:
-        op = waiting.pop()
+    stack, seen = [tensor.op], {tensor.op}
+    functions: set[str] = set()
+    while stack:
+        op = stack.pop()
         yield op.type
         holds = any(output.dtype == tf.resource for output in op.outputs)
         if holds and not op.type.endswith(_RENEWED):
             yield _HANDLE
-        yield from _types_called(op.node_def, library, called)
-        above = {*op.control_inputs, *(before.op for before in op.inputs)} - seen
-        seen |= above
-        waiting += above
+        yield from _types_called(op.node_def, library, functions)
+        upstream = {*op.control_inputs, *(source.op for source in op.inputs)} - seen
+        seen |= upstream
+        stack += upstream
 
 
 def _types_called(node: Any, library: Any, called: set[str]) -> Iterable[str]:
-    """Yields the types of ops in functions that a node calls and that are not called.
+    """Yields the op types in functions that a node calls, except those seen before.
 
     Args:
         node: The NodeDef.
         library: The nodes of each function, by its name.
-        called: Names of functions that were seen; those of this node are added.
+        called: The names of the functions seen so far; this node's are added.
     """
     for value in node.attr.values():
         for name in (value.func.name, *(f.name for f in value.list.func)):

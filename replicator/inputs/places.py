@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On which hosts the replicas are, and where what feeds them is made."""
+"""The hosts of replicas, and the hosts of the pipelines that feed them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.cluster import state
 
-_ALONE = ("localhost", 0)  # the task of a process that is connected to no other
+_ALONE = ("localhost", 0)  # the task of an unconnected process
 
 
 def hosts(devices: Sequence[str]) -> list[int]:
-    """Returns the number of each replica's host, in the order in which they occur.
+    """Numbers the hosts of the replicas in order of first occurrence.
 
     Args:
         devices: The full name of each replica's device.
+
+    Returns:
+        Each replica's host number.
     """
     tasks = [_task(device) for device in devices]
     order = list(dict.fromkeys(tasks))
@@ -32,16 +35,16 @@ def cpu_beside(device: str) -> str:
 
 
 def is_here(device: str) -> bool:
-    """Whether a device is one of this process, the client."""
+    """Whether a device belongs to this process, the client."""
     return _task(device) == _own_task()
 
 
 def home(devices: Sequence[str]) -> str | None:
-    """Returns where a pipeline is made that feeds replicas on some devices.
+    """Returns the host on which to create the pipeline of replicas on these devices.
 
     Returns:
-        The CPU of their host. None: in this process, since it is theirs, or since they
-            are on several hosts.
+        The CPU of their host. None: this process, because it is their host or because
+        they are on several.
     """
     if len(set(hosts(devices))) > 1 or is_here(devices[0]):
         return None
@@ -49,9 +52,9 @@ def home(devices: Sequence[str]) -> str | None:
 
 
 def middle(devices: Sequence[str]) -> str | None:
-    """Returns where something for all replicas is divided: beside its pipeline.
+    """Returns where to divide something for all replicas: next to its pipeline.
 
-    None: where a session that runs it puts it, which may not know this process.
+    None: where the session puts it, which may not know this process.
     """
     if len(set(hosts(devices))) == 1:
         return cpu_beside(devices[0])
@@ -62,7 +65,7 @@ def middle(devices: Sequence[str]) -> str | None:
 
 
 def at(place: str | None) -> contextlib.AbstractContextManager[object]:
-    """Returns a block whose ops are at a place; None: where they would be anyway."""
+    """Returns a context that places ops; None: where they would be anyway."""
     return contextlib.nullcontext() if place is None else tf.device(place)
 
 

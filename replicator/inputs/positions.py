@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The position of inputs, as checkpoints hold it."""
+"""Checkpoints the position of inputs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from replicator import errors
 from replicator.cluster.peers import Peers
 from replicator.inputs import feeds, places
 
-_FAIL = 2  # for datasets with a state that cannot be saved; tf.data's own number
+_FAIL = 2  # tf.data's own number: fail if state cannot be saved
 _PICKY = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError)
 
 
 class Positions(tf.Module):
-    """Where the inputs of all steps of a Replicator are: `Replicator.inputs`.
+    """The positions of the inputs of a Replicator's steps: `Replicator.inputs`.
 
-    What a checkpoint holds of it are the iterators of tf.data, in the order in which
-    steps first used them; so a program that does what it did before finds its own. An
-    iterator that is made after the checkpoint was restored begins where it was.
+    A checkpoint holds the tf.data iterators in the order in which steps first used
+    them, so a program that repeats its calls finds its own again. An iterator created
+    after the checkpoint was restored starts at its saved position.
 
     Args:
-        peers: The processes that feed the other replicas, if there are any: each has
-            iterators of its own, and a checkpoint holds those of all.
+        peers: The processes that feed the other replicas, if any: each has its own
+            iterators, and a checkpoint holds those of all.
     """
 
     def __init__(self, peers: Peers | None = None) -> None:
@@ -37,11 +37,11 @@ class Positions(tf.Module):
         self._peers = peers
 
     def add(self, feed: feeds.Feed, user: Any) -> None:
-        """Takes note of what feeds a step.
+        """Adds the iterators of a step's feed.
 
         Args:
-            feed: The inputs.
-            user: What they are there for; once it is gone, they are forgotten.
+            feed: The feed.
+            user: The object the feed serves; its iterators are forgotten with it.
         """
         if not feed.iterators:
             return
@@ -55,13 +55,14 @@ class Positions(tf.Module):
 
 
 class Position(tf.train.experimental.PythonState):
-    """Where the iterators of a feed are.
+    """The position of a feed's iterators.
 
-    An iterator of tf.data saves itself as well, but not one on another host.
+    A tf.data iterator can save itself as well, but not one on another host.
 
     Args:
-        feed: The feed, which is not kept: what it is made of knows the step.
-        peers: As of Positions.
+        feed: The feed; only a weak reference is kept, since its parts refer to the
+            step.
+        peers: As for Positions.
     """
 
     def __init__(self, feed: feeds.Feed, peers: Peers | None = None) -> None:
@@ -74,10 +75,10 @@ class Position(tf.train.experimental.PythonState):
         return () if feed is None else tuple(feed.iterators)
 
     def serialize(self) -> bytes:
-        """Returns what `deserialize` needs.
+        """Returns the positions, for `deserialize`.
 
         Raises:
-            InputError: A dataset has a state that cannot be saved.
+            InputError: A dataset has state that cannot be saved.
         """
         states = []
         for iterator, home in self._iterators:
@@ -96,20 +97,20 @@ class Position(tf.train.experimental.PythonState):
                         "dataset begin behind what was read: dataset.skip(...).",
                     )
                 ) from error
-        own = bytes(tf.io.serialize_tensor(tf.stack(states)).numpy())
+        positions = bytes(tf.io.serialize_tensor(tf.stack(states)).numpy())
         if self._peers is None:
-            return own
-        text = base64.b64encode(own).decode()
+            return positions
+        text = base64.b64encode(positions).decode()
         return json.dumps(self._peers.exchange("saves inputs", text)).encode()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Has the iterators go on from where they were.
+        """Moves the iterators to saved positions.
 
         Args:
-            string_value: What `serialize` returned.
+            string_value: The result of `serialize`.
 
         Raises:
-            InputError: Others were there then.
+            InputError: It is of a different number of pipelines or hosts.
         """
         if self._peers is not None:
             string_value = self._own_part(string_value)
@@ -132,10 +133,10 @@ class Position(tf.train.experimental.PythonState):
                 )
 
     def _own_part(self, value: bytes) -> bytes:
-        """Returns what this process told when all of them saved their inputs."""
+        """Returns this process's part of the positions that all processes saved."""
         assert self._peers is not None
         parts, count = [], len(self._peers.everyone)
-        with contextlib.suppress(ValueError):  # one process saved it
+        with contextlib.suppress(ValueError):  # a single process saved it
             parts = json.loads(value)
         if len(parts) != count:
             raise errors.InputError(

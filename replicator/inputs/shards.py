@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits a global batch into one shard per replica, along the first axis.
 
-Pure functions of a nest of tensors: they add ops where they are called, and change
-nothing. What a replica's shard weighs while its step is built is in its ReplicaContext:
+Pure functions of a nest of tensors: they only add ops to the default graph. The weight
+of a replica's shard while its step is built is set in its ReplicaContext:
 `replica.weighing(shard)`.
 """
 
@@ -16,13 +16,13 @@ from replicator import errors
 
 
 class Shard(NamedTuple):
-    """One replica's part of a global batch; a nest of tensors, as elements are.
+    """One replica's part of a global batch.
 
     Attributes:
-        element: The nest of the batch, with a part of each tensor. What has no axis to
-            split along (scalars, None) is in every shard.
-        count: How many examples it holds, an int32 scalar; may be 0.
-        total: How many examples the batch holds, an int32 scalar.
+        element: The batch's nest, with a part of each tensor. Leaves without an axis to
+            split along (scalars, None) are in every shard.
+        count: The number of examples in it, an int32 scalar; may be 0.
+        total: The number of examples in the batch, an int32 scalar.
     """
 
     element: Any
@@ -31,22 +31,23 @@ class Shard(NamedTuple):
 
 
 def split(batch: Any, num_replicas: int) -> list[Shard]:
-    """Splits a global batch into shards, whose sizes differ by one at most.
+    """Splits a global batch into shards whose sizes differ by at most one.
 
-    The first shards are the larger ones, so that only a batch of fewer examples than
-    replicas leaves some empty, the last. Set behind one another they are the batch.
+    The first shards are the larger ones, so only a batch of fewer examples than
+    replicas leaves some empty, the last. Concatenated, they are the batch.
 
     Args:
-        batch: A nest of dense, ragged and sparse tensors of one first dimension, and of
-            scalars and None.
-        num_replicas: How many shards to make.
+        batch: A nest of dense, ragged and sparse tensors with the same first dimension,
+            and of scalars and None.
+        num_replicas: The number of shards.
 
     Returns:
         `shards[r]` is for replica r.
 
     Raises:
         InputError: Nothing in the batch has a first axis, or tensors are known to
-            differ in its size. If they turn out to, an InvalidArgumentError when run.
+            differ in its size. Sizes unknown until run time raise InvalidArgumentError
+            then.
     """
     size = batch_size(batch)
     sizes, counts = _sizes(size, num_replicas)
@@ -65,7 +66,7 @@ def split(batch: Any, num_replicas: int) -> list[Shard]:
 
 
 def batch_size(batch: Any) -> int | tf.Tensor:
-    """Returns how many examples a batch holds: an int if that is known by now.
+    """Returns the number of examples in a batch: an int if it is known statically.
 
     Args:
         batch: As for `split`.
@@ -82,24 +83,24 @@ def batch_size(batch: Any) -> int | tf.Tensor:
                 fix="feed batches of examples, e.g. dataset.batch(64).",
             )
         )
-    known = {leaf.shape.as_list()[0] for leaf in leaves} - {None}
-    if len(known) > 1:
+    sizes = {leaf.shape.as_list()[0] for leaf in leaves} - {None}
+    if len(sizes) > 1:
         raise errors.InputError(
             errors.compose(
                 f"a batch of {errors.shown(_specs(batch))} cannot be split over the "
                 "replicas: its tensors differ in their first dimension, "
-                f"{', '.join(map(str, sorted(known)))}.",
+                f"{', '.join(map(str, sorted(sizes)))}.",
                 fix="let every tensor of a batch hold one row per example; what all "
                 "examples share belongs in step_fn or the model, or is a scalar.",
             )
         )
-    if known:
-        return int(known.pop())
+    if sizes:
+        return int(sizes.pop())
     return _checked_size(leaves)
 
 
 def _sizes(size: Any, num_replicas: int) -> tuple[Any, list[Any]]:
-    """Returns how many examples each replica gets: as one tensor, and one by one.
+    """Returns the number of examples per replica, as one tensor and as scalars.
 
     Both are lists of ints if `size` is one.
     """
@@ -111,12 +112,12 @@ def _sizes(size: Any, num_replicas: int) -> tuple[Any, list[Any]]:
 
 
 def count(size: Any, replica_id: Any, num_replicas: int) -> Any:
-    """Returns how many of `size` examples are a replica's: the first get one more."""
+    """Returns a replica's number of examples out of `size`: the first get one more."""
     return (size + num_replicas - 1 - replica_id) // num_replicas
 
 
 def _checked_size(leaves: list[Any]) -> tf.Tensor:
-    """Returns the first dimension of tensors, which is asserted to be that of all."""
+    """Returns the first dimension of tensors, asserted to be the same for all."""
     first, *others = [_rows(leaf) for leaf in leaves]
     line = errors.user_line()
     checks = [
@@ -147,13 +148,13 @@ def _rows(leaf: Any) -> tf.Tensor:
 
 
 def _split_leaf(leaf: Any, sizes: Any, counts: Any, num_replicas: int) -> list[Any]:
-    """Returns the part of each replica of one tensor.
+    """Returns each replica's part of one tensor.
 
     Args:
         leaf: The tensor.
-        sizes: How many rows each replica gets, as one tensor or a list of ints.
-        counts: The same, one by one.
-        num_replicas: How many there are.
+        sizes: Each replica's number of rows, as one tensor or a list of ints.
+        counts: The same, as a list of scalars.
+        num_replicas: The number of replicas.
     """
     if _is_whole(leaf):
         return [leaf] * num_replicas
@@ -167,14 +168,14 @@ def _split_leaf(leaf: Any, sizes: Any, counts: Any, num_replicas: int) -> list[A
 
 
 def _split_sparse(leaf: tf.SparseTensor, counts: Any) -> list[tf.SparseTensor]:
-    """Returns each replica's rows of a sparse tensor, whose static shape they keep."""
-    others = leaf.dense_shape[1:]
+    """Returns each replica's rows of a sparse tensor; the static shape is kept."""
+    other_sizes = leaf.dense_shape[1:]
     parts = []
     for start, count in zip(_starts(counts), counts, strict=True):
-        begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(others)], 0)
-        size = tf.concat([[tf.cast(count, tf.int64)], others], 0)
+        begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(other_sizes)], 0)
+        size = tf.concat([[tf.cast(count, tf.int64)], other_sizes], 0)
         part = tf.sparse.slice(leaf, begin, size)
-        # Empty in tf.sparse.slice's eyes is a shape of zeros, in all dimensions.
+        # tf.sparse.slice gives an empty slice a shape of all zeros.
         part = tf.SparseTensor(part.indices, part.values, size)
         rows = count if isinstance(count, int) else None
         if leaf.shape.rank is not None and tf.is_symbolic_tensor(part.values):
@@ -184,7 +185,7 @@ def _split_sparse(leaf: tf.SparseTensor, counts: Any) -> list[tf.SparseTensor]:
 
 
 def _starts(counts: Any) -> list[Any]:
-    """Returns where each replica's rows begin."""
+    """Returns the first row of each replica."""
     starts: list[Any] = [0]
     for count in counts[:-1]:
         starts.append(starts[-1] + count)
@@ -192,12 +193,12 @@ def _starts(counts: Any) -> list[Any]:
 
 
 def _is_whole(leaf: Any) -> bool:
-    """Whether a leaf is the same for all replicas: it has no axis to split along."""
+    """Whether a leaf goes to all replicas as it is, without an axis to split along."""
     return leaf is None or leaf.shape.rank == 0
 
 
 def _flatten(batch: Any) -> list[Any]:
-    """Returns the leaves of a batch as tensors, and None."""
+    """Returns a batch's leaves as tensors or None."""
     composite = (tf.RaggedTensor, tf.SparseTensor)
     return [
         leaf if leaf is None or isinstance(leaf, composite) else _tensor(leaf, batch)
@@ -229,7 +230,7 @@ def _tensor(leaf: Any, batch: Any) -> tf.Tensor:
 
 
 def _specs(batch: Any) -> Any:
-    """Returns what is shown of a batch."""
+    """Describes a batch for messages."""
     return tf.nest.map_structure(
         lambda leaf: (
             None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines that several processes read, each by itself, and of which each uses a part.
+"""Pipelines that every process reads in full, of which each uses a part.
 
-In between-graph mode a Dataset that feeds all replicas is made by every process, and
-read by each as a whole. That all read the same is seen to here.
+In between-graph mode a Dataset that feeds all replicas is created by every process, and
+read by each in full. This module ensures that all read the same elements.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIX = (
 
 
 def devices(world: World) -> list[str]:
-    """Returns a device for every replica: that of a local one in place of others."""
+    """Returns a device per replica, with a local device in place of remote ones."""
     return [
         world.device(r) if r in world.local else world.devices[0]
         for r in world.everyone
@@ -31,19 +31,19 @@ def devices(world: World) -> list[str]:
 
 
 def check(made_by: Any, dataset: tf.data.Dataset, peers: Peers) -> None:
-    """Raises if the processes would read different things.
+    """Raises if the processes would read different elements.
 
     Args:
-        made_by: The dataset, or the input_fn that made it.
-        dataset: Is read by all processes.
+        made_by: The dataset, or the input_fn that created it.
+        dataset: The dataset that all processes read.
         peers: The processes.
 
     Raises:
-        InputError: It draws random numbers, and others in each process.
-        MismatchError: The processes made different datasets.
+        InputError: It draws random numbers, different ones in each process.
+        MismatchError: The processes created different datasets.
     """
-    drawn = moving.random_parts(dataset)
-    if drawn is None:
+    draws = moving.random_parts(dataset)
+    if draws is None:
         raise errors.InputError(
             errors.compose(
                 "every host reads the whole of a dataset that draws random numbers "
@@ -52,5 +52,5 @@ def check(made_by: Any, dataset: tf.data.Dataset, peers: Peers) -> None:
                 _FIX,
             )
         )
-    facts = [str(dataset.element_spec), int(dataset.cardinality()), drawn]
+    facts = [str(dataset.element_spec), int(dataset.cardinality()), draws]
     peers.same("reads a dataset", facts, _FIX)

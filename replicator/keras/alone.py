@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole batches on one device, exactly as Keras would have them.
+"""Runs whole batches on one device, exactly as Keras would.
 
-Those of fewer examples than replicas; and, eagerly, all batches of a model that is
-compiled with `run_eagerly=True`, so that its tensors have values to look at. What is
-made here is replicated, and what is assigned reaches all replicas.
+Used for batches of fewer examples than replicas; and, eagerly, for all batches of a
+model compiled with `run_eagerly=True`, so that its tensors have values to inspect.
+Variables created here are replicated, and assignments reach all replicas.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from replicator.keras import state
 
 
 def run(repl: Any, model: Any, name: str, data: Any) -> Any:
-    """Runs a batch on one device, or builds it where a function is traced.
+    """Runs a batch on one device, or builds it if a function is being traced.
 
     Args:
         repl: The Replicator.
         model: The Keras model.
-        name: Of its method, "train_step" say.
+        name: The method to call, such as "train_step".
         data: The global batch.
 
     Returns:
-        What the method does.
+        The method's result.
 
     Raises:
-        ContextError: It communicates.
+        ContextError: The method communicates.
     """
     eager = tf.executing_eagerly()
     try:
@@ -43,14 +43,14 @@ def run(repl: Any, model: Any, name: str, data: Any) -> Any:
         ):
             return getattr(model, name)(data)
     except errors.ContextError as error:
-        outside = errors.called_outside(error)
-        if outside is None:
+        call = errors.called_outside(error)
+        if call is None:
             raise
-        raise _refused(repl, model, name, outside, eager) from error
+        raise _refused(repl, model, name, call, eager) from error
 
 
 def warn_of_run_eagerly(repl: Any, model: Any) -> None:
-    """Says once that a model is not trained on replicas."""
+    """Warns once that a model does not train on replicas."""
     if repl.num_replicas > 1:
         logging.log_first_n(
             logging.WARNING,
@@ -66,28 +66,28 @@ def warn_of_run_eagerly(repl: Any, model: Any) -> None:
 
 @contextlib.contextmanager
 def _accumulating(model: Any) -> Iterator[None]:
-    """In this block, wrapped optimizers add up gradients outside of steps."""
-    combiners = [one._replicator_combiner for one in state.wrapped_in(model)]
-    before = [combiner.alone for combiner in combiners]
+    """Makes wrapped optimizers accumulate gradients outside of steps in this block."""
+    combiners = [o._replicator_combiner for o in state.wrapped_in(model)]
+    settings = [combiner.alone for combiner in combiners]
     for combiner in combiners:
         combiner.alone = True
     try:
         yield
     finally:
-        for combiner, was in zip(combiners, before, strict=True):
-            combiner.alone = was
+        for combiner, previous in zip(combiners, settings, strict=True):
+            combiner.alone = previous
 
 
 def _refused(
     repl: Any, model: Any, name: str, outside: tuple[str, str], eager: bool
 ) -> errors.ContextError:
-    """Returns the error of a batch that communicates, where no replicas run."""
-    what, line = outside
+    """Returns the error for a batch that communicates while it runs on one device."""
+    call, line = outside
     if eager:
         why = "run_eagerly=True runs whole batches on one device"
         fix = (
             "compile the model with run_eagerly=False, and look at values with "
-            f"tf.print; or ask `self.run_eagerly` before {what}, and do without it."
+            f"tf.print; or ask `self.run_eagerly` before {call}, and do without it."
         )
     else:
         why = (
@@ -100,7 +100,7 @@ def _refused(
         )
     return errors.ContextError(
         errors.compose(
-            f"{what} was called in {name} of the model {model.name}, but {why}: there "
+            f"{call} was called in {name} of the model {model.name}, but {why}: there "
             "is no other replica to communicate with.",
             [f"at {line}"],
             fix,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses Keras' backups where several processes run one fit.
+"""Rejects Keras' backups where several processes run one fit.
 
-Each would write and read files of its own, and remove them by itself: after a fault
-they would go on from different epochs.
+Each process would write, read and delete its own files: after a fault they would resume
+from different epochs.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from replicator.cluster.peers import Peers
 
 
 def refuse(model: Any, peers: Peers) -> None:
-    """Gives a model a method `fit` that refuses BackupAndRestore, in place of Keras'.
+    """Replaces a model's `fit` by one that rejects BackupAndRestore.
 
     Args:
         model: The Keras model.
         peers: The processes.
     """
-    kept = weakref.ref(model)
+    model_ref = weakref.ref(model)
 
     def fit(*given: Any, **named: Any) -> Any:
-        model: Any = kept()
+        model: Any = model_ref()
         method = type(model).fit
         if _has_backup(_callbacks(method, (model, *given), named)):
             with peers.telling():
@@ -48,12 +48,12 @@ def refuse(model: Any, peers: Peers) -> None:
 def _callbacks(method: Any, given: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
     """Returns the callbacks among the arguments of fit."""
     try:
-        found = inspect.signature(method).bind_partial(*given, **named).arguments
-    except TypeError:  # which the method says better
+        arguments = inspect.signature(method).bind_partial(*given, **named).arguments
+    except TypeError:  # the method's own error is better
         return []
-    passed = found.get("callbacks", named.get("callbacks"))
-    passed = getattr(passed, "callbacks", passed)  # of a CallbackList
-    return list(passed) if isinstance(passed, list | tuple) else [passed]
+    callbacks = arguments.get("callbacks", named.get("callbacks"))
+    callbacks = getattr(callbacks, "callbacks", callbacks)  # for a CallbackList
+    return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
 
 
 def _has_backup(callbacks: list[Any]) -> bool:

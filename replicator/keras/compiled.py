@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that are compiled with `jit_compile=True`: XLA compiles their forward pass.
+"""Compiles the forward pass of models with `jit_compile=True` by XLA.
 
-And so the backward pass. What replicas communicate, and the optimizer, stay outside:
-XLA compiles what runs on one device. Keras' choice "auto" is no on CPUs; elsewhere it
-cannot be told from True.
+The backward pass follows. Communication and the optimizer stay outside, since XLA
+compiles for one device. Keras' choice "auto" means no on CPUs; elsewhere it cannot be
+told from True.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _do_not_convert = tf.autograph.experimental.do_not_convert
 
 
 def build(repl: Any, model: Any, data: Any) -> None:
-    """Builds a model that is to be compiled, by a call that nothing comes of.
+    """Builds a model that will be compiled, by a call whose results are discarded.
 
-    What is compiled makes no variables, so they are made before.
+    Compiled functions cannot create variables, so they are created before.
 
     Args:
         repl: The Replicator.
-        model: A Keras model, whose step is about to be built for a batch.
+        model: A Keras model whose step is about to be built for a batch.
         data: The batch, as its step takes it.
     """
     import keras
@@ -46,19 +46,20 @@ def build(repl: Any, model: Any, data: Any) -> None:
     except errors.ContextError as error:
         if errors.called_outside(error) is None:
             raise
-        # It communicates, which `forward` refuses in our words.
+        # The model communicates: `forward` raises our own error for that.
 
 
 @contextlib.contextmanager
 def forward(model: Any) -> Iterator[None]:
-    """In this block, what `model.call` computes is compiled, if the model is to be.
+    """Compiles `model.call` in this block, if the model asks for it.
 
     Args:
-        model: A Keras model, whose step is being built for a replica.
+        model: A Keras model whose step is being built for a replica.
 
     Raises:
-        ReplicatorError: The model cannot be compiled so, and True was asked for. Where
-            "auto" may have been, it is not compiled, with a warning.
+        ReplicatorError: The model cannot be compiled this way although the user asked
+            for it. Where Keras' "auto" may have asked, the model runs uncompiled, with
+            a warning.
     """
     if not model.jit_compile:
         yield
@@ -77,12 +78,12 @@ def forward(model: Any) -> Iterator[None]:
         return
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        before = len(model.losses)
+        num_losses = len(model.losses)
 
-        # Masks are no outputs of a function, unless they are returned.
+        # A function drops its tensors' masks unless it returns them.
         def masked(*args: Any, **kwargs: Any) -> Any:
             outputs = original(*args, **kwargs)
-            if len(model.losses) > before:
+            if len(model.losses) > num_losses:
                 raise _refused(
                     model,
                     "adds losses in its call, which leave the function that is "
@@ -108,20 +109,20 @@ def forward(model: Any) -> Iterator[None]:
 
 
 def _has_call(model: Any) -> bool:
-    """Whether a model is called to compute; else its step does without."""
+    """Whether a model defines `call`; otherwise its step works without."""
     import keras
 
     return type(model).call is not keras.Model.call
 
 
 def only_cpus() -> bool:
-    """Whether Keras has nothing to choose: "auto" is False, and True was asked for."""
+    """Whether there are only CPUs, where "auto" means False and True is explicit."""
     kinds = {device.device_type for device in tf.config.list_physical_devices()}
     return kinds <= {"CPU"}
 
 
 def _warn(model: Any, why: str) -> None:
-    """Says that a model is not compiled, which perhaps only Keras has chosen."""
+    """Warns that a model runs uncompiled, since Keras may have chosen to compile it."""
     logging.log_first_n(
         logging.WARNING,
         "The model %s runs without XLA, though its jit_compile is True (as it is by "

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Keras calls as train_function and test_function: several batches per call.
+"""Keras' train_function and test_function: several batches per call.
 
 With `steps_per_execution=k`, one function pulls up to k batches and runs their steps in
-a loop in the graph. All of a loop's batches are of one kind (functions.py). One of
-another kind, as the last one may be, stops the loop, which hands it over to be run by
-itself; then the loop goes on.
+an in-graph loop. All batches of a loop are of one kind (functions.py). A batch of
+another kind, as the last may be, ends the loop, which returns it to be run alone; then
+the loop continues.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _END = object()
 
 
 def over_iterator(function: BatchFunction, steps: int) -> Callable[[Any], Any]:
-    """Returns what Keras calls as train_function and test_function.
+    """Returns a train_function or test_function for Keras.
 
     Args:
         function: Runs one batch; returns the logs.
-        steps: How many batches one call runs, if there are as many.
+        steps: The maximum number of batches per call.
     """
-    several = _Several(function, steps)
+    loops = _Several(function, steps)
 
     def run(iterator: Any) -> Any:
         spec = getattr(iterator, "element_spec", None)
-        if several.takes(iterator, spec):
+        if loops.takes(iterator, spec):
             with faults.named():
-                return several(iterator, spec)
+                return loops(iterator, spec)
         logs, done = None, False
         for _ in range(steps):
             data = _next(iterator)
@@ -63,9 +63,10 @@ class _Loop:
     """A loop over batches of one kind.
 
     Attributes:
-        call: Takes an iterator and how many batches to run. Returns how many it ran,
-            what the last returned, and an Optional of a batch of another kind.
-        misses: How often in a row the first batch was of another kind.
+        call: Takes an iterator and the number of batches to run. Returns the number
+            that it ran, the last one's logs, and an Optional of a batch of another
+            kind.
+        misses: How many times in a row the first batch was of another kind.
     """
 
     call: Callable[..., Any]
@@ -73,11 +74,11 @@ class _Loop:
 
 
 class _Several:
-    """Runs so many batches per call, in a loop in the graph.
+    """Runs several batches per call, in an in-graph loop.
 
     Args:
         function: Runs one batch.
-        steps: How many batches one call runs, if there are as many.
+        steps: The maximum number of batches per call.
     """
 
     def __init__(self, function: BatchFunction, steps: int) -> None:
@@ -85,25 +86,25 @@ class _Several:
         self._key: tuple[Any, Any] = (None, None)
 
     def takes(self, iterator: Any, spec: Any) -> bool:
-        """Whether the batches of an iterator can be run so.
+        """Whether the loop can pull its batches from an iterator.
 
         Args:
-            iterator: Keras'.
-            spec: Of its batches, if it has one.
+            iterator: The iterator that Keras passes.
+            spec: The spec of its batches, if it has one.
         """
         if self._steps == 1 or self._function.eager:
             return False
         return isinstance(iterator, tf.data.Iterator) and is_dense(spec)
 
     def __call__(self, iterator: Any, spec: Any) -> Any:
-        """Runs batches; returns what the last one returned.
+        """Runs batches; returns the logs of the last one.
 
         Args:
             iterator: A tf.data.Iterator.
-            spec: Of its batches.
+            spec: The spec of its batches.
 
         Raises:
-            StopIteration: There is none.
+            StopIteration: The iterator is exhausted.
         """
         key, loops = self._key_of(spec), self._function.loops
         logs, done = None, 0
@@ -112,20 +113,20 @@ class _Several:
             if loop is None:
                 data = _next(iterator)
             else:
-                number, own, rest = loop.call(iterator, tf.constant(self._steps - done))
+                number, last, odd = loop.call(iterator, tf.constant(self._steps - done))
                 ran = int(number)
                 if ran:
-                    logs, loop.misses = own, 0
+                    logs, loop.misses = last, 0
                 done += ran
                 if done == self._steps:
                     break
-                data = rest.get_value() if rest.has_value() else _END
+                data = odd.get_value() if odd.has_value() else _END
                 loop.misses += data is not _END and not ran
             if data is _END:
                 break
             logs, traced = self._function.run(data, spec)
             done += 1
-            # The one batch of another kind at the end is no reason for another loop.
+            # A single odd batch at the end does not justify another loop.
             if traced and (key not in loops or (loop and loop.misses > 1)):
                 loops[key] = _loop(self._function, traced, iterator)
         if not done:
@@ -133,7 +134,7 @@ class _Several:
         return logs
 
     def _key_of(self, spec: Any) -> Any:
-        """Returns what is equal for equal specs."""
+        """Returns a key that is equal for equal specs."""
         if self._key[0] is not spec:
             leaves = tuple(tf.nest.flatten(spec))
             structure = tf.nest.map_structure(lambda _: 0, spec)
@@ -142,15 +143,15 @@ class _Several:
 
 
 def _loop(function: BatchFunction, traced: Traced, iterator: Any) -> _Loop | None:
-    """Returns a loop over what an iterator has of batches that a function takes.
+    """Builds a loop over an iterator's batches of the kind that a function takes.
 
     Args:
-        function: Knows the kinds of batches.
-        traced: Runs one.
-        iterator: Of a dataset, or of another one like it.
+        function: Defines the kinds of batches.
+        traced: Runs a batch.
+        iterator: An iterator over the dataset, or over another one like it.
 
     Returns:
-        None if there can be none, as a step's results have no fixed shapes.
+        None if a step's results have no fixed shapes, which a loop needs.
     """
     structure = tf.nest.map_structure(_spec, traced.function.structured_outputs)
     results = tf.nest.flatten(structure)
@@ -160,7 +161,7 @@ def _loop(function: BatchFunction, traced: Traced, iterator: Any) -> _Loop | Non
     spec = iterator.element_spec
 
     def pull(iterator: Any) -> tuple[Any, tf.Tensor]:
-        """Returns the next batch as an Optional, and whether it is one of the loop."""
+        """Returns the next batch as an Optional, and whether it belongs in the loop."""
         with tf.device("CPU:0"):
             batch = iterator.get_next_as_optional()
             fits = tf.cond(
@@ -175,7 +176,7 @@ def _loop(function: BatchFunction, traced: Traced, iterator: Any) -> _Loop | Non
         def turn(number: Any, batch: Any, fits: Any, kept: Any) -> Any:
             logs = traced.function(*tf.nest.flatten(batch.get_value()))
             kept = [leaf for leaf in tf.nest.flatten(logs) if leaf is not None]
-            # The step is done on all devices before anything else begins.
+            # Finish the step on all devices before anything else begins.
             with tf.control_dependencies(kept):
                 number = number + 1
                 batch, fits = tf.cond(
@@ -193,23 +194,23 @@ def _loop(function: BatchFunction, traced: Traced, iterator: Any) -> _Loop | Non
             parallel_iterations=1,
         )
         leaves = iter(kept)
-        logs = [None if one is None else next(leaves) for one in results]
+        logs = [None if result is None else next(leaves) for result in results]
         return number, tf.nest.pack_sequence_as(structure, logs), batch
 
     count = tf.TensorSpec([], tf.int32)
-    built = tf.function(several).get_concrete_function(iterator, count)
-    return _Loop(function.equal_after_errors(built))
+    concrete = tf.function(several).get_concrete_function(iterator, count)
+    return _Loop(function.equal_after_errors(concrete))
 
 
 def _spec(result: Any) -> Any:
-    """Returns the spec of what a traced function returns; None of what is none."""
+    """Returns the spec of a traced function's result, or None for None."""
     if result is None or isinstance(result, tf.TypeSpec):
         return result
     return tf.type_spec_from_value(result)
 
 
 def _is_fixed(spec: Any) -> bool:
-    """Whether zeros can stand in for a result until there is one."""
+    """Whether zeros can be the initial value of a result in the loop."""
     plain = type(spec) is tf.TensorSpec and spec.dtype not in (tf.resource, tf.variant)
     return plain and spec.shape.is_fully_defined()
 

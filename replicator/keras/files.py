@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a model are whole: a new one takes the old one's place once it is written.
+"""Writes a model's files atomically: each replaces the old one once it is complete.
 
-Keras writes into the file itself. If a host is lost meanwhile, whose variables cannot
-be read any more, what is left is neither the old file nor a new one, but may be loaded:
-BackupAndRestore would go on with an optimizer that has forgotten everything.
+Keras writes into the file itself. If a host whose variables are needed is lost
+meanwhile, what remains is neither the old file nor a new one, but may still load:
+BackupAndRestore would resume with an optimizer that has lost its state.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-# Methods of models, and how the names of what they write end.
+# Methods of models, with the endings of the file names they write.
 _METHODS = {"save_weights": (".weights.h5",), "save": (".keras", ".h5", ".hdf5")}
 
 
 def keep_whole(model: Any) -> None:
-    """Gives a model methods that write whole files, in place of Keras'.
+    """Replaces a model's save methods by ones that write files atomically.
 
     Args:
         model: The Keras model.
@@ -31,27 +31,27 @@ def keep_whole(model: Any) -> None:
 
 
 def _writer(kept: Any, name: str, endings: tuple[str, ...]) -> Callable[..., Any]:
-    """Returns one of a model's methods that write files.
+    """Returns the atomic version of one of a model's save methods.
 
     Args:
-        kept: Returns the model.
-        name: Of the method.
-        endings: Of files that it writes; what else it is asked for is Keras' matter.
+        kept: A weak reference to the model.
+        name: The method.
+        endings: The file name endings to handle; anything else is left to Keras.
     """
 
     def write(filepath: Any, overwrite: bool = True, *more: Any, **options: Any) -> Any:
         model = kept()
         method = getattr(type(model), name)
-        place = None if more or options else _local(filepath, endings)
-        if place is None or (os.path.exists(place) and not overwrite):
+        target = None if more or options else _local(filepath, endings)
+        if target is None or (os.path.exists(target) and not overwrite):
             return method(model, filepath, overwrite, *more, **options)
-        folder, base = os.path.split(place)
-        with tempfile.TemporaryDirectory(prefix=f".{base}.", dir=folder) as beside:
-            written = os.path.join(beside, base)
+        folder, base = os.path.split(target)
+        with tempfile.TemporaryDirectory(prefix=f".{base}.", dir=folder) as scratch:
+            written = os.path.join(scratch, base)
             result = method(model, written, overwrite)
-            with contextlib.suppress(OSError):  # there is none yet
-                shutil.copymode(place, written)
-            os.replace(written, place)
+            with contextlib.suppress(OSError):  # no file there yet
+                shutil.copymode(target, written)
+            os.replace(written, target)
         return result
 
     write.__name__ = name
@@ -59,14 +59,14 @@ def _writer(kept: Any, name: str, endings: tuple[str, ...]) -> Callable[..., Any
 
 
 def _local(filepath: Any, endings: tuple[str, ...]) -> str | None:
-    """Returns where a file is on this host, if another can be put in its place."""
+    """Returns a file's real path if it is local and can be replaced by another."""
     if not isinstance(filepath, str | os.PathLike):
         return None
     path = os.fspath(filepath)
     if not isinstance(path, str) or not path.endswith(endings):
         return None
-    place = os.path.realpath(path)
-    if os.path.exists(place) and not os.path.isfile(place):
+    target = os.path.realpath(path)
+    if os.path.exists(target) and not os.path.isfile(target):
         return None
-    # Names of other hosts' files ("gs://...") are of folders that do not exist here.
-    return place if os.access(os.path.dirname(place), os.W_OK | os.X_OK) else None
+    # Remote names ("gs://...") have folders that do not exist here.
+    return target if os.access(os.path.dirname(target), os.W_OK | os.X_OK) else None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Keras calls per batch: functions of an iterator of global batches.
+"""The functions that Keras calls per batch, one trace per kind of batch size.
 
-The size of a batch is known when it comes, and decides how it runs. If it splits
-evenly, means over the replicas need no weights. If some replicas would have no example
-at all, it runs on one device, as Keras would have it, and what it assigns to replicated
-variables all replicas get. One function is traced for each of these, when it is needed.
+A batch's size is known when it arrives, and decides how it runs. If it splits evenly,
+means over the replicas need no weights. If some replicas would get no example at all,
+it runs on one device, as in plain Keras, and its assignments to replicated variables
+reach all replicas. A function for each of these kinds is traced when it is needed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _do_not_convert = tf.autograph.experimental.do_not_convert
 
 EVEN, UNEVEN, ALONE = "even", "uneven", "alone"
 
-Build = Callable[[str, Tensors, Any], Any]  # of a kind of batch, and its tensors
+Build = Callable[[str, Tensors, Any], Any]  # (kind, batch structure, its tensors)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Traced:
-    """What was traced for batches of one kind and structure.
+    """The function traced for batches of one kind and structure.
 
     Attributes:
         kind: EVEN, UNEVEN or ALONE.
-        function: The function, of the tensors of a batch.
-        call: Runs it; after an error in it, replicas are equal.
+        function: The function of a batch's tensors.
+        call: Runs the function; makes the replicas equal after an error in it.
     """
 
     kind: str
@@ -47,14 +47,13 @@ class BatchFunction:
     """Runs global batches of any structure and size.
 
     Args:
-        build: Runs a batch of a kind, or builds that into the function being traced.
-        settings: Those of the Replicator.
-        eager: Whether batches run on one device and nothing is traced, for Keras'
-            `run_eagerly`.
-        needs_all: Whether a batch smaller than that is split all the same.
+        build: Runs a batch of a kind, or builds it into the function being traced.
+        settings: The Replicator's settings.
+        eager: Whether batches run untraced on one device, for Keras' `run_eagerly`.
+        needs_all: Whether to split even a batch of fewer examples than replicas.
 
     Attributes:
-        loops: What was made of traced functions, and is forgotten with them.
+        loops: Loops built from traced functions, which are dropped with them.
     """
 
     def __init__(
@@ -74,16 +73,16 @@ class BatchFunction:
 
     @property
     def eager(self) -> bool:
-        """Whether batches run on one device and nothing is traced."""
+        """Whether batches run untraced on one device."""
         return self._eager
 
     @property
     def lock(self) -> locks.StepLock:
-        """What is held while a batch runs."""
+        """The lock that is held while a batch runs."""
         return self._settings.lock
 
     def trace_again(self) -> None:
-        """Forgets all functions: variables that they use have other components."""
+        """Drops all functions, because variables that they use have new components."""
         self._traced.clear()
         self.loops.clear()
         self._quick = (None, {})
@@ -93,26 +92,26 @@ class BatchFunction:
 
         Args:
             data: The global batch, of eager tensors or arrays.
-            spec: What is known of all batches of its kind, if anything is.
+            spec: The spec of all batches of the dataset, if known.
         """
         if self._eager or not is_dense(spec):
             return self.run(data, spec)[0]
-        # Batches of one dataset differ in their size only: less Python than a small
-        # step takes.
+        # A fast path, with less Python than a small step takes: batches of one dataset
+        # differ only in size.
         if self._quick[0] is not spec:
             self._quick = (spec, {})
-        traced = self._quick[1]
+        calls = self._quick[1]
         leaves = tf.nest.flatten(data)
         sizes = tuple(leaf.shape[:1] for leaf in leaves)
-        if sizes not in traced:
-            result, found = self.run(data, spec)
-            assert found is not None  # as nothing is eager
-            self._quick[1][sizes] = found.call
+        if sizes not in calls:
+            result, trace = self.run(data, spec)
+            assert trace is not None  # nothing is eager here
+            self._quick[1][sizes] = trace.call
             return result
-        return traced[sizes](*leaves)
+        return calls[sizes](*leaves)
 
     def run(self, data: Any, spec: Any) -> tuple[Any, Traced | None]:
-        """Runs a batch of any structure; returns its result, and what was called.
+        """Runs a batch of any structure; returns its result and the traced function.
 
         Args:
             data: As for a call.
@@ -134,46 +133,46 @@ class BatchFunction:
         return traced.call(*tensors), traced
 
     def equal_after_errors(self, function: Any) -> Callable[..., Any]:
-        """Returns what calls a function; after an error in it, replicas are equal.
+        """Wraps a function to make the replicas equal after an error in it.
 
         Args:
-            function: A traced one.
+            function: A traced function.
         """
         owners = self._settings.factory.owners()
         variables = repair.mirrored(function.captured_inputs, owners)
         return repair.equal_after_errors(function, variables, self._settings.peers)
 
     def is_of(self, kind: str, size: tf.Tensor) -> tf.Tensor:
-        """Returns whether a batch of a size that a graph knows is of a kind.
+        """Returns, as a tensor, whether a batch of a symbolic size is of a kind.
 
         Args:
             kind: EVEN, UNEVEN or ALONE.
-            size: How many examples there are.
+            size: The number of examples.
         """
         alone = tf.logical_and(size < self._num_replicas, not self._needs_all)
         if kind == ALONE:
             return alone
         even = tf.equal(size % self._num_replicas, 0)
-        wanted = even if kind == EVEN else tf.logical_not(even)
-        return tf.logical_and(wanted, tf.logical_not(alone))
+        matches = even if kind == EVEN else tf.logical_not(even)
+        return tf.logical_and(matches, tf.logical_not(alone))
 
     def _free(self, kind: str, structure: str, specs: Any) -> tuple[Any, ...]:
-        """Returns specs for batches of all the sizes that there were so far.
+        """Returns specs that cover batches of all sizes so far.
 
-        Sequences of many lengths are traced twice, then, and not for each length.
+        Sequences of many lengths are thus traced twice, and not for each length.
         """
         ranks = tuple((type(s), getattr(s, "dtype", None), s.shape.rank) for s in specs)
-        place = (kind, structure, ranks)
-        known = self._freed.get(place, specs)
+        key = (kind, structure, ranks)
+        widest = self._freed.get(key, specs)
         common = tuple(
-            one.most_specific_common_supertype([other]) or other
-            for one, other in zip(known, specs, strict=True)
+            spec.most_specific_common_supertype([other]) or other
+            for spec, other in zip(widest, specs, strict=True)
         )
-        self._freed[place] = common
+        self._freed[key] = common
         return common
 
     def _trace(self, kind: str, batch: Tensors, specs: Any) -> Traced:
-        """Returns a traced function of the tensors of a batch."""
+        """Traces the function of a batch's tensors."""
 
         @_do_not_convert
         def function(*tensors: Any) -> Any:
@@ -189,7 +188,7 @@ class BatchFunction:
 
 
 def over_list(function: BatchFunction) -> Callable[[Any], Any]:
-    """Returns what Keras calls as predict_function, with a list of batches."""
+    """Returns a predict_function for Keras, which takes a list of batches."""
 
     def run(batches: Any) -> Any:
         with faults.named():
@@ -208,29 +207,29 @@ def _behind(*parts: Any) -> Any:
 
 
 def is_dense(spec: Any) -> bool:
-    """Whether batches of a spec, if there is one, consist of dense tensors."""
+    """Whether a spec is known and consists of dense tensors only."""
     return spec is not None and all(
         type(leaf) is tf.TensorSpec for leaf in tf.nest.flatten(spec)
     )
 
 
 def _specs(tensors: list[Any], spec: Any) -> tuple[Any, ...]:
-    """Returns the specs of a function for batches like this one, of any size."""
-    known = None
+    """Returns the function's specs for batches like this one, of any size."""
+    tensor_specs = None
     if spec is not None:
         leaves = tf.nest.flatten(spec)
-        known = [
+        tensor_specs = [
             leaf
             for leaf in leaves
             if not isinstance(leaf, tf.OptionalSpec | tf.NoneTensorSpec)
         ]
-        if len(known) == len(tensors):
-            return tuple(known)
+        if len(tensor_specs) == len(tensors):
+            return tuple(tensor_specs)
     return tuple(map(_free_spec, tensors))
 
 
 def _free_spec(tensor: Any) -> Any:
-    """Returns the spec of a tensor, for any number of rows."""
+    """Returns a tensor's spec with an unknown number of rows."""
     spec = tf.type_spec_from_value(tensor)
     if isinstance(spec, tf.RaggedTensorSpec):
         shape = tf.TensorShape([None, *spec.shape[1:]])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings the shards of all replicas together, where a part of them does not do.
+"""Gathers the shards of all replicas, where a shard alone is not enough.
 
-What is computed from all of a batch on every replica is equal on all of them. Its
-gradient comes back as the replica's own part, so that the mean over the replicas, each
-weighed by its examples, is the gradient on one device.
+Anything computed from the whole batch on every replica is equal on all of them. The
+gradient arrives as the replica's share, so that the mean over the replicas, weighted by
+their examples, is the gradient on one device.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from replicator import context, errors
 from replicator.inputs.shards import Shard
 from replicator.primitives import all_gather, weighing
 
-_MASK = "_keras_mask"  # by which Keras' guide to masking has users look at it
+_MASK = "_keras_mask"  # the attribute that Keras' guide to masking shows
 
 
 def whole(value: Any, shard: Shard) -> Any:
-    """Returns the tensors of all replicas, set behind one another in their order.
+    """Concatenates the tensors of all replicas, in replica order.
 
     Args:
         value: A nest of dense and ragged tensors, whose first axis is the batch's.
-            Scalars, None and what is no tensor are left alone. A Keras mask of a
-            tensor comes along.
-        shard: What the replica was dealt.
+            Scalars, None and other objects are left alone. A tensor's Keras mask is
+            gathered with it.
+        shard: The replica's shard.
 
     Raises:
-        ArgumentError: There is a sparse tensor in it.
+        ArgumentError: The nest contains a sparse tensor.
     """
     return tf.nest.map_structure(lambda leaf: _whole_leaf(leaf, shard), value)
 
 
 def mask_of(tensor: Any) -> Any:
-    """Returns the mask that Keras' layers have left with a tensor, or None."""
+    """Returns the mask that Keras' layers attached to a tensor, or None."""
     return getattr(tensor, _MASK, None)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Leaves a mask with a tensor, as Keras' layers do; none if it is None."""
+    """Attaches a mask to a tensor as Keras' layers do, unless it is None."""
     if mask is not None:
         setattr(tensor, _MASK, mask)
 
@@ -71,18 +71,18 @@ def _whole_leaf(leaf: Any, shard: Shard) -> Any:
 
 
 def _gathered(tensor: tf.Tensor, shard: Shard) -> tf.Tensor:
-    """Gathers a tensor; of an equal loss on all replicas its gradient is a share."""
+    """Gathers a tensor so that its gradient is the replica's share."""
     if tensor.dtype.is_floating or tensor.dtype.is_complex:
         tensor = _with_share(tensor, shard)
     return all_gather.all_gather(tensor, axis=0)
 
 
 def _with_share(tensor: tf.Tensor, shard: Shard) -> tf.Tensor:
-    """Returns a tensor whose gradient is multiplied for the mean that follows.
+    """Returns a tensor whose gradient is scaled for the mean that follows.
 
-    Each replica gets the sum of the gradients of as many equal losses as there are
-    replicas. If the losses are not weighed before, the weighted mean of the gradients
-    multiplies that by its share of the examples.
+    Each replica gets the sum of the gradients of num_replicas equal losses. Unless the
+    losses were weighted before, the weighted mean of the gradients multiplies that by
+    its share of the examples.
     """
     replica = context.require("a loss")
     replicas = replica.num_replicas

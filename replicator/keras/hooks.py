@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of single objects that are others for a while; classes are never changed."""
+"""Replaces methods of single objects temporarily; classes are never changed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """In this block, an object's method is another one.
+    """Replaces an object's method in this block.
 
     Args:
         owner: The object.
-        name: Of its method.
-        method: What is called in its place, without the object.
+        name: The method.
+        method: The replacement, called without the object.
     """
-    own = vars(owner)
-    before = own.get(name)
+    attributes = vars(owner)
+    previous = attributes.get(name)
     setattr(owner, name, method)
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             delattr(owner, name)
         else:
-            setattr(owner, name, before)
+            setattr(owner, name, previous)

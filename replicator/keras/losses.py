@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses that are those of the whole batch, however it is split.
+"""Makes losses those of the whole batch, however it is split.
 
-The mean of a loss over the examples of each shard, weighed by how many these are, is
-its mean over the batch; that is what most losses are. Any other is computed from the
-outputs of all replicas, on each of them: one that is summed, divides by what is not
-masked, or compares examples with one another.
+The mean of a loss over each shard's examples, weighted by their number, is its mean
+over the batch, which most losses are. Any other is computed on every replica from the
+outputs of all: one that is summed, divides by the unmasked elements, or compares
+examples with one another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from replicator.inputs.shards import Shard
 from replicator.keras import gathering, hooks
 
 _MEANS = ("sum_over_batch_size", "mean")
-# Losses of Keras that are a value per example, or per element of one.
+# Keras losses with a value per example, or per element of one.
 _PER_EXAMPLE = {
     "mean_squared_error": "MeanSquaredError",
     "mean_absolute_error": "MeanAbsoluteError",
@@ -40,28 +40,28 @@ _PER_EXAMPLE = {
     "sparse_categorical_crossentropy": "SparseCategoricalCrossentropy",
 }
 _do_not_convert = tf.autograph.experimental.do_not_convert
-_CHOSEN_LATER = ("crossentropy", "ce")  # by the shapes, among those above
+_CHOSEN_LATER = ("crossentropy", "ce")  # resolved by shape to one of the above
 
 
 @contextlib.contextmanager
 def of_the_batch(
     model: Any, shard: Shard, note_metrics: Callable[[], None]
 ) -> Iterator[list[bool]]:
-    """In this block, `model.compute_loss` is about the whole batch.
+    """Makes `model.compute_loss` compute the whole batch's loss in this block.
 
     Args:
-        model: A Keras model, whose step is being built for a replica.
-        shard: What the replica was dealt.
-        note_metrics: Called when metrics may have been made.
+        model: A Keras model whose step is being built for a replica.
+        shard: The replica's shard.
+        note_metrics: Called when new metrics may exist.
 
     Yields:
-        A list that has an entry for each time it was called.
+        A list with an entry for each call of compute_loss.
     """
     original = model.compute_loss
-    asked: list[bool] = []
+    loss_calls: list[bool] = []
 
-    def own(*args: Any, **kwargs: Any) -> Any:
-        asked.append(True)
+    def gathering_loss(*args: Any, **kwargs: Any) -> Any:
+        loss_calls.append(True)
         args, kwargs = gathering.whole((args, kwargs), shard)
         return original(*args, **kwargs)
 
@@ -73,13 +73,13 @@ def of_the_batch(
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        asked.append(True)
-        given = (x, y, y_pred, sample_weight)
+        loss_calls.append(True)
+        arguments = (x, y, y_pred, sample_weight)
         if len(tf.nest.flatten(y_pred)) > 1:
-            # Several losses are counted by metrics that are made by their first call.
-            # Let that be one that nothing comes of, but for them.
+            # Metrics for several losses are created by the first call. Make that a
+            # trace whose results are discarded.
             tf.function(
-                _do_not_convert(lambda: original(*given, *args, **kwargs))
+                _do_not_convert(lambda: original(*arguments, *args, **kwargs))
             ).get_concrete_function()
             note_metrics()
         if not is_mean_over_examples(model, y_pred):  # `x` is not used
@@ -88,17 +88,17 @@ def of_the_batch(
             sample_weight = gathering.whole(sample_weight, shard)
         return original(x, y, y_pred, sample_weight, *args, **kwargs)
 
-    whole = compute_loss if _is_default(model) else own
-    with hooks.replaced(model, "compute_loss", whole):
-        yield asked
+    replacement = compute_loss if _is_default(model) else gathering_loss
+    with hooks.replaced(model, "compute_loss", replacement):
+        yield loss_calls
 
 
 def is_mean_over_examples(model: Any, y_pred: Any) -> bool:
-    """Whether weighing the losses of the shards by their examples gives the batch's.
+    """Whether the example-weighted mean of the shards' losses is the batch's loss.
 
     Args:
         model: A compiled Keras model.
-        y_pred: Its outputs, for which there may be masks.
+        y_pred: Its outputs, which may have masks.
     """
     outputs = tf.nest.flatten(y_pred)
     if any(gathering.mask_of(output) is not None for output in outputs):
@@ -108,7 +108,7 @@ def is_mean_over_examples(model: Any, y_pred: Any) -> bool:
 
 
 def is_per_example(loss: Any) -> bool:
-    """Whether a loss or metric function is a mean of values that examples have.
+    """Whether a loss or metric function is a mean of one value per example.
 
     Args:
         loss: As for Keras' `compile`: its name, a function, a keras.losses.Loss, or
@@ -127,10 +127,10 @@ def is_per_example(loss: Any) -> bool:
         if type(loss) not in classes or loss.reduction not in _MEANS:
             return False
         config = loss.get_config()
-        # Along another axis than the last, it may be that of the batch; and what is
-        # ignored counts in no mean. A CosineSimilarity does not say which axis it has.
-        along = config.get("axis", -1) == -1 and config.get("ignore_class") is None
-        return along and type(loss) is not keras.losses.CosineSimilarity
+        # An axis other than the last may be the batch's; and ignored classes are left
+        # out of the mean. A CosineSimilarity does not expose its axis.
+        is_mean = config.get("axis", -1) == -1 and config.get("ignore_class") is None
+        return is_mean and type(loss) is not keras.losses.CosineSimilarity
     return any(loss is function for function in _functions(keras))
 
 
@@ -139,8 +139,8 @@ def _functions(keras: Any) -> list[Callable[..., Any]]:
 
 
 def _is_default(model: Any) -> bool:
-    """Whether a model computes its loss as Keras does, of what `compile` was given."""
+    """Whether a model computes Keras' own loss, the one given to `compile`."""
     import keras
 
-    # `model.loss` is a method of Keras' unless `compile` was given one.
+    # `model.loss` is a Keras method unless `compile` was given a loss.
     return type(model).compute_loss is keras.Model.compute_loss

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics that count what all replicas see, as on one device.
+"""Makes metrics count the examples of all replicas, as on one device.
 
-The state of a Keras metric is read as the sum over the replicas. For its own metrics,
-whose states are sums over examples, each replica adds its shard. What weighs batches
-alike is given the shard's share as its weight; any other metric is updated on one
-replica, which is sent the arguments of all. Results are those of the sums.
+A Keras metric's state is read as the sum over the replicas. For Keras' own metrics,
+whose states are sums over examples, each replica adds its shard. Metrics that weigh
+batches equally take the shard's share as its weight; any other metric is updated on one
+replica, from the gathered arguments. Results are computed from the sums.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from replicator.primitives import all_reduce
 from replicator.step import objects
 from replicator.variables.replicated import ReplicatedVariable, plain
 
-# Of Keras' own, those whose axis may be that of the batch, or whose function anything.
+# Keras metrics whose axis may be the batch's, or whose function may be anything.
 _ACROSS = (
     "PearsonCorrelation",
     "ConcordanceCorrelation",
@@ -32,19 +32,19 @@ _ACROSS = (
 
 
 class Exact:
-    """The metrics of a model while its step is built for one replica.
+    """Hooks into the metrics of a model while its step is built for one replica.
 
     Args:
         model: The Keras model.
-        shard: What the replica was dealt.
+        shard: The replica's shard.
 
     Attributes:
-        results: What the metrics returned as their results: the same on all replicas.
+        results: The results that the metrics returned, which are equal on all replicas.
     """
 
     def __init__(self, model: Any, shard: Shard) -> None:
         self._model, self._shard = model, shard
-        self._inside = False  # of a metric, which may hold and call others
+        self._inside = False  # inside a metric, which may call others
         self._known: set[int] = set()
         self._stack = contextlib.ExitStack()
         self.results: list[Any] = []
@@ -57,7 +57,7 @@ class Exact:
         self._stack.close()
 
     def note_new(self) -> None:
-        """Takes charge of the metrics that the model has by now."""
+        """Hooks into metrics that the model has gained."""
         for metric in _all_metrics(self._model):
             if id(metric) not in self._known:
                 self._known.add(id(metric))
@@ -94,10 +94,10 @@ class Exact:
         self._replace(metric, "result", all_results)
 
     def _list_update(self, metric: Any, update: Any) -> Any:
-        """Returns the update of the list of metrics that were given to `compile`."""
+        """Returns the update of Keras' list of the metrics given to `compile`."""
 
         def update_state(y_true: Any, y_pred: Any, *args: Any, **kwargs: Any) -> Any:
-            if not metric.built:  # its metrics are made by now, and not yet updated
+            if not metric.built:  # creates its metrics before their first update
                 metric.build(y_true, y_pred)
                 self.note_new()
             return update(y_true, y_pred, *args, **kwargs)
@@ -105,7 +105,7 @@ class Exact:
         return update_state
 
     def _update_mean(self, update: Any, values: Any, sample_weight: Any = None) -> Any:
-        """Updates a keras.metrics.Mean; a value of the batch weighs 1 in all."""
+        """Updates a keras.metrics.Mean; a per-batch value has a total weight of 1."""
         weight = 1 if sample_weight is None else sample_weight
         shape = tf.convert_to_tensor(values).shape
         if isinstance(weight, int | float) and not self._has_examples(shape):
@@ -113,16 +113,16 @@ class Exact:
         return update(values, sample_weight=sample_weight)
 
     def _update_sum(self, update: Any, values: Any, sample_weight: Any = None) -> Any:
-        """Updates a keras.metrics.Sum; a number in the program is one of the batch."""
+        """Updates a keras.metrics.Sum; a Python number belongs to the whole batch."""
         if isinstance(values, int | float) and sample_weight is None:
             sample_weight = share(self._shard)
         return update(values, sample_weight=sample_weight)
 
     def _has_examples(self, shape: tf.TensorShape) -> bool:
-        """Whether the first axis of a value is that of the examples, and not another.
+        """Whether the first axis of a value is the examples' axis.
 
-        Where only one of the two is known beforehand, it is another. A multiple of the
-        number of examples may be what their parts were made one axis of.
+        If only one of the two sizes is static, it is not. A multiple of the number of
+        examples may come from folding another axis into theirs.
         """
         if shape.rank is None or shape.rank == 0:
             return shape.rank is None
@@ -133,19 +133,19 @@ class Exact:
         replicas = context.require("a metric").num_replicas
         if int(tf.get_static_value(self._shard.total)) % replicas:  # else all are alike
             pairs = objects.all_gather_object(pairs[0])
-        most = max(count for _, count in pairs)
-        times = max(rows for rows, _ in pairs) // max(most, 1)
+        largest = max(count for _, count in pairs)
+        times = max(rows for rows, _ in pairs) // max(largest, 1)
         return all(rows == times * count for rows, count in pairs)
 
     def _update_whole(self, metric: Any, update: Any, args: Any, kwargs: Any) -> None:
-        """Updates any metric by the arguments of all replicas.
+        """Updates any metric from the gathered arguments of all replicas.
 
-        On one replica, where its state is read as a sum; else on all of them, alike.
+        Runs on one replica if its state is read as a sum, else equally on all.
         """
         replica = context.require("a metric")
         replica.build.refuse_copies(f"the metric {type(metric).__name__}")
-        given = tf.nest.map_structure(self._mean_of_scalar, (args, kwargs))
-        args, kwargs = gathering.whole(given, self._shard)
+        arguments = tf.nest.map_structure(self._mean_of_scalar, (args, kwargs))
+        args, kwargs = gathering.whole(arguments, self._shard)
         if _adds_up(metric) and replica.replica_id > 0:
             return
         update(*args, **kwargs)
@@ -178,48 +178,48 @@ class Exact:
 
 
 def share(shard: Shard) -> tf.Tensor:
-    """Returns which part of the examples of the batch a shard has, a float32 scalar."""
+    """Returns a shard's share of the batch's examples, a float32 scalar."""
     count = tf.cast(shard.count, tf.float32)
     return tf.math.divide_no_nan(count, tf.cast(shard.total, tf.float32))
 
 
 def mean(value: tf.Tensor, shard: Shard) -> tf.Tensor:
-    """Returns the mean of a value over the replicas, weighed by their examples."""
+    """Returns the mean of a value over the replicas, weighted by their examples."""
     return all_reduce.all_reduce(value, "mean", weight=shard.count)
 
 
 def _all_metrics(model: Any) -> list[Any]:
-    """Returns a model's metrics, with those that `compile` was given, one by one."""
-    found: list[Any] = []
+    """Returns a model's metrics, with each of those given to `compile`."""
+    all_metrics: list[Any] = []
     for metric in parts.metrics(model):
-        found.append(metric)
+        all_metrics.append(metric)
         if _is_list(metric):
-            found += metric.metrics
-    return found
+            all_metrics += metric.metrics
+    return all_metrics
 
 
 def _is_list(metric: Any) -> bool:
-    """Whether a metric is Keras' list of those that were given to `compile`."""
+    """Whether a metric is Keras' list of those given to `compile`."""
     import keras
 
-    own = not hasattr(keras.metrics, type(metric).__name__)
-    listed = isinstance(getattr(metric, "metrics", None), list)
-    return own and listed and _of_keras(type(metric))
+    is_hidden = not hasattr(keras.metrics, type(metric).__name__)
+    has_list = isinstance(getattr(metric, "metrics", None), list)
+    return is_hidden and has_list and _of_keras(type(metric))
 
 
 def _kind(metric: Any) -> str:
     """Returns how a metric is updated.
 
-    "mean" and "sum", which may be given numbers of the batch; "sums" over examples, or
-    "any" other.
+    "mean" and "sum" may take per-batch numbers; "sums" are sums over examples; "any" is
+    the rest.
     """
     import keras
 
     kind = type(metric)
     if kind in (keras.metrics.Mean, keras.metrics.Sum):
         return kind.__name__.lower()
-    own = _of_keras(kind) and hasattr(keras.metrics, kind.__name__)
-    return "sums" if own and kind.__name__ not in _ACROSS else "any"
+    is_keras_metric = _of_keras(kind) and hasattr(keras.metrics, kind.__name__)
+    return "sums" if is_keras_metric and kind.__name__ not in _ACROSS else "any"
 
 
 def _of_keras(kind: type) -> bool:
@@ -230,10 +230,10 @@ def _adds_up(metric: Any) -> bool:
     """Whether all of a metric's state is read as the sum over the replicas.
 
     Raises:
-        ArgumentError: Some of it is and some is not.
+        ArgumentError: Only some of it is.
     """
-    found = {_placement(v).adds_up for v in metric.variables if _placement(v)}
-    if len(found) > 1:
+    answers = {_placement(v).adds_up for v in metric.variables if _placement(v)}
+    if len(answers) > 1:
         raise errors.ArgumentError(
             errors.compose(
                 f"the metric {type(metric).__name__} has variables that are summed "
@@ -242,11 +242,11 @@ def _adds_up(metric: Any) -> bool:
                 'make all of them by add_weight, or add_variable(aggregation="sum").',
             )
         )
-    return True in found or not found
+    return True in answers or not answers
 
 
 def _totals(metric: Any) -> list[Any]:
-    """Returns the values of a metric's variables, as they are read outside a step."""
+    """Returns the values of a metric's variables as read outside a step."""
     totals = []
     for variable in metric.variables:
         placement = _placement(variable)
@@ -258,5 +258,5 @@ def _totals(metric: Any) -> list[Any]:
 
 
 def _placement(variable: Any) -> Any:
-    inside = plain(variable)
-    return inside.placement if isinstance(inside, ReplicatedVariable) else None
+    replicated = plain(variable)
+    return replicated.placement if isinstance(replicated, ReplicatedVariable) else None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a Keras 3 model train, test and predict on replicas.
 
-A model asks its own `make_train_function`, `make_test_function` and
-`make_predict_function` for what it calls per batch: public methods, which models
-override. The model gets methods of its own, and those that write files (files.py); its
-class, its config and what it saves stay as they are.
+Keras obtains the function that it calls per batch from the model's
+`make_train_function`, `make_test_function` and `make_predict_function`: public methods,
+which models override. They are replaced on the model object, and so are those that
+write files (files.py); its class, its config and what it saves stay as they are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def replicate(repl: Any, model: Any) -> Any:
 
     Args:
         repl: The Replicator.
-        model: As there.
+        model: As for `keras_model`.
     """
     _check(model)
     if repl._settings.peers is not None:
@@ -63,7 +63,7 @@ def _check(model: Any) -> None:
 
 
 def _check_seed(peers: Peers) -> None:
-    """Raises unless Keras shuffles alike in all processes."""
+    """Raises unless Keras shuffles equally in all processes."""
     seed, _ = tf.compat.v1.random.get_seed(None)
     fix = "call keras.utils.set_random_seed(...) at the beginning of the program."
     if seed is None:
@@ -79,11 +79,11 @@ def _check_seed(peers: Peers) -> None:
 
 
 def _maker(repl: Any, kept: Any, name: str) -> Callable[..., Any]:
-    """Returns one of a model's methods that make what it calls per batch.
+    """Returns a model's replacement for one of the make_..._function methods.
 
     Args:
         repl: The Replicator.
-        kept: Returns the model.
+        kept: A weak reference to the model.
         name: "train", "test" or "predict".
     """
     attribute = f"{name}_function"
@@ -100,8 +100,8 @@ def _maker(repl: Any, kept: Any, name: str) -> Callable[..., Any]:
 
 
 def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
-    """Returns what a model calls per batch, or per so many."""
-    # Sums of gradients over several steps are kept apart, with weights and without.
+    """Returns the function that a model calls per batch, or per several batches."""
+    # Accumulated gradients with and without weights do not mix.
     sums = name == "train" and state.accumulates(model)
     if model.run_eagerly:
         alone.warn_of_run_eagerly(repl, model)
@@ -119,7 +119,7 @@ def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
         build,
         repl._settings,
         eager=bool(model.run_eagerly),
-        # Metrics that other processes know a part of cannot be read by one alone.
+        # One process alone cannot read metrics that others hold a part of.
         needs_all=sums or repl._settings.peers is not None,
     )
     if name == "predict":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is made of, found by its attributes, in containers and layers too."""
+"""Finds the parts of a model by its attributes, including containers and layers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _CONTAINERS = (list, tuple, set, dict)
 def inside(model: Any) -> Iterator[Any]:
     """Yields a model and the layers, models and metrics inside of it, each once.
 
-    Keras lists metrics by a property that models override, and none of those that the
-    models in a model have.
+    Keras lists metrics by a property that models override, and omits those of nested
+    models.
 
     Args:
         model: A Keras model.
@@ -24,16 +24,16 @@ def inside(model: Any) -> Iterator[Any]:
     seen: set[int] = set()
     remaining = [model]
     while remaining:
-        found = remaining.pop()
-        if id(found) in seen:
+        part = remaining.pop()
+        if id(part) in seen:
             continue
-        seen.add(id(found))
-        if isinstance(found, kinds):
-            yield found
-            remaining += [one for one in vars(found).values() if _leads_on(one, kinds)]
+        seen.add(id(part))
+        if isinstance(part, kinds):
+            yield part
+            remaining += [v for v in vars(part).values() if _leads_on(v, kinds)]
         else:
-            values = found.values() if isinstance(found, dict) else found
-            remaining += [one for one in values if _leads_on(one, kinds)]
+            values = part.values() if isinstance(part, dict) else part
+            remaining += [v for v in values if _leads_on(v, kinds)]
 
 
 def _leads_on(value: Any, kinds: tuple[type, ...]) -> bool:
@@ -45,17 +45,17 @@ def metrics(model: Any) -> list[Any]:
     import keras
 
     def is_public(metric: Any) -> bool:
-        """Whether it is no list of metrics that Keras has for itself."""
+        """Whether a metric is not one of Keras' internal lists of metrics."""
         kind = type(metric)
-        own = kind.__module__.partition(".")[0] == "keras"
-        return not own or hasattr(keras.metrics, kind.__name__)
+        is_keras = kind.__module__.partition(".")[0] == "keras"
+        return not is_keras or hasattr(keras.metrics, kind.__name__)
 
-    found = [one for one in inside(model) if isinstance(one, keras.metrics.Metric)]
-    return [*model.metrics, *filter(is_public, found)]
+    nested = [part for part in inside(model) if isinstance(part, keras.metrics.Metric)]
+    return [*model.metrics, *filter(is_public, nested)]
 
 
 def places(model: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Yields each attribute of a model, and what a list or dict among them holds.
+    """Yields each attribute of a model, and each entry of those that are containers.
 
     Args:
         model: A Keras model.
@@ -66,6 +66,6 @@ def places(model: Any) -> Iterator[tuple[Any, Any, Any]]:
     for name, value in list(vars(model).items()):
         yield vars(model), name, value
         if isinstance(value, dict):
-            yield from ((value, key, one) for key, one in list(value.items()))
+            yield from ((value, key, entry) for key, entry in list(value.items()))
         elif isinstance(value, list):
-            yield from ((value, k, one) for k, one in enumerate(list(value)))
+            yield from ((value, k, entry) for k, entry in enumerate(list(value)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Keras model holds: replicated variables, and optimizers to be wrapped."""
+"""The state of a Keras model: its replicated variables, and optimizers to wrap."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _MAKE = "make it under `with repl.context():`, and call compile there."
 
 
 def prepare(repl: Any, model: Any) -> None:
-    """Wraps the optimizers of a model, and checks where its variables were made.
+    """Wraps a model's optimizers, and checks where its variables were created.
 
     Args:
         repl: The Replicator.
         model: The Keras model, compiled or not.
 
     Raises:
-        ContextError: The model or an optimizer holds a variable that was made outside
-            of the Replicator's context.
+        ContextError: The model or an optimizer holds a variable created outside of the
+            Replicator's context.
         ArgumentError: An optimizer was wrapped to sum gradients.
     """
     if repl.num_replicas > 1:
-        counted = {id(v) for metric in model.metrics for v in metric.variables}
-        own = [v for v in model.variables if id(v) not in counted]
-        _check(repl, f"the model {model.name}", own, _CREATE)
+        metric_variables = {id(v) for metric in model.metrics for v in metric.variables}
+        variables = [v for v in model.variables if id(v) not in metric_variables]
+        _check(repl, f"the model {model.name}", variables, _CREATE)
         _refuse_compiled_outside(repl, model)
         for metric in parts.metrics(model):
-            what = f"the metric {metric.name} of the model {model.name}"
-            _check(repl, what, metric.variables, _MAKE)
+            owner = f"the metric {metric.name} of the model {model.name}"
+            _check(repl, owner, metric.variables, _MAKE)
         _refuse_stateful(model)
     for container, name, optimizer in parts.places(model):
         if _is_optimizer(optimizer) and not is_wrapped(optimizer):
             if repl.num_replicas > 1:
-                what = f"{name}={type(optimizer).__name__} of the model {model.name}"
-                _check(repl, what, optimizer.variables, _MAKE)
+                owner = f"{name}={type(optimizer).__name__} of the model {model.name}"
+                _check(repl, owner, optimizer.variables, _MAKE)
             wrapped = repl.wrap_optimizer(optimizer)
             if container is vars(model):
                 setattr(model, name, wrapped)
@@ -62,7 +62,7 @@ def prepare(repl: Any, model: Any) -> None:
 
 
 def _refuse_stateful(model: Any) -> None:
-    """Raises if a layer goes on from batch to batch with the state of each row."""
+    """Raises if a layer keeps state per row from batch to batch."""
     for layer in parts.inside(model):
         if getattr(layer, "stateful", False) is True and hasattr(layer, "reset_state"):
             if isinstance(layer, _metric_class()):
@@ -85,7 +85,7 @@ def _metric_class() -> Any:
 
 
 def accumulates(model: Any) -> bool:
-    """Whether an optimizer of a model adds up gradients by wrap_optimizer."""
+    """Whether an optimizer of a model accumulates gradients by wrap_optimizer."""
     return any(
         optimizer._replicator_combiner.accumulation_steps > 1
         for optimizer in wrapped_in(model)
@@ -103,12 +103,12 @@ def wrapped_in(model: Any) -> list[Wrapped]:
 
 
 def is_wrapped(optimizer: Any) -> bool:
-    """Whether an optimizer, or the one inside of it, is wrapped."""
-    return any(isinstance(one, Wrapped) for one in _with_inner(optimizer))
+    """Whether an optimizer, or its inner optimizer, is wrapped."""
+    return any(isinstance(part, Wrapped) for part in _with_inner(optimizer))
 
 
 def _with_inner(optimizer: Any) -> Iterator[Any]:
-    """Yields an optimizer, and the one whose loss it scales."""
+    """Yields an optimizer, and the inner one whose loss it scales."""
     if _is_optimizer(optimizer):
         yield optimizer
         inner = getattr(optimizer, "inner_optimizer", None)
@@ -125,7 +125,7 @@ def _is_optimizer(value: Any) -> bool:
 def _refuse_compiled_outside(repl: Any, model: Any) -> None:
     """Raises ContextError if `compile` was called outside of the context.
 
-    It makes a metric for the loss, the first that a model lists, and no other does.
+    Only `compile` creates a metric for the loss, the first that a model lists.
     """
     import keras
 
@@ -151,22 +151,22 @@ def _is_replicated(variable: Any) -> bool:
 def _check(repl: Any, what: str, variables: Any, fix: str) -> None:
     """Raises ContextError if a variable is not replicated."""
     for variable in variables:
-        inside = plain(variable)
-        if not isinstance(inside, SeenAsOne):
-            called = getattr(variable, "path", variable.name)
+        inner = plain(variable)
+        if not isinstance(inner, SeenAsOne):
+            path = getattr(variable, "path", variable.name)
             raise errors.ContextError(
                 errors.compose(
-                    f"{what} holds the variable {called}, which was made outside of "
+                    f"{what} holds the variable {path}, which was made outside of "
                     "the context, and has no component per replica.",
                     [f"at {errors.user_line()}"],
                     fix,
                 )
             )
-        if inside.world != repl._settings.world:
+        if inner.world != repl._settings.world:
             raise errors.ContextError(
                 errors.compose(
                     f"{what} was made under the context of another Replicator, of "
-                    f"{inside.world.num_replicas} replicas.",
+                    f"{inner.world.num_replicas} replicas.",
                     [f"at {errors.user_line()}"],
                     "call keras_model of that Replicator.",
                 )

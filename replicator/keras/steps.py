@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one batch does: a model's own step on each replica, for its shard.
+"""Runs one batch: the model's own step on each replica, for its shard.
 
-A batch comes as the list of its tensors, and as the structure that the model's step
-expects them in.
+A batch is passed as the list of its tensors, with the structure that the model's step
+expects.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from replicator import context, errors
 from replicator.inputs import shards
 from replicator.keras import compiled, gathering, losses, metrics
 
-_do_not_convert = tf.autograph.experimental.do_not_convert  # as Keras does not
+_do_not_convert = tf.autograph.experimental.do_not_convert  # as Keras' own are not
 
 
 class Tensors:
-    """A batch without its tensors: its structure, with what is no tensor in it.
+    """The structure of a batch, with its leaves that are not tensors.
 
     Args:
-        batch: What a model's step takes: a nest of tensors, arrays and None.
+        batch: The argument of a model's step: a nest of tensors, arrays and None.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -39,7 +39,7 @@ class Tensors:
 
     @property
     def key(self) -> str:
-        """What is the same for batches of one structure."""
+        """Equal for batches of the same structure."""
         return repr(self.forget()._structure)
 
     def packed(self, tensors: Sequence[Any]) -> Any:
@@ -49,15 +49,15 @@ class Tensors:
         return tf.nest.pack_sequence_as(self._structure, filled)
 
     def forget(self) -> Tensors:
-        """Returns the structure alone, to be kept."""
-        kept = object.__new__(Tensors)
-        kept._leaves = [None if leaf is None else 0 for leaf in self._leaves]
-        kept._structure = tf.nest.pack_sequence_as(self._structure, kept._leaves)
-        return kept
+        """Returns the structure without the tensors, to be kept."""
+        copy = object.__new__(Tensors)
+        copy._leaves = [None if leaf is None else 0 for leaf in self._leaves]
+        copy._structure = tf.nest.pack_sequence_as(self._structure, copy._leaves)
+        return copy
 
 
 def _value(leaf: Any) -> Any:
-    """Returns a leaf as a tensor; what Keras puts in place of None is None."""
+    """Returns a leaf as a tensor, or None for None and Keras' placeholder for it."""
     if leaf is None or isinstance(leaf, tf.experimental.Optional):
         return None
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
@@ -73,10 +73,10 @@ def train_or_test(
     Args:
         repl: The Replicator.
         model: The Keras model.
-        name: Of its method, "train_step" or "test_step".
+        name: The model's method, "train_step" or "test_step".
         batch: The structure of the global batch.
         tensors: Its tensors.
-        even: Whether all shards are known to hold as many examples.
+        even: Whether all shards are known to have the same number of examples.
     """
 
     def step_fn(shard: shards.Shard) -> Any:
@@ -85,11 +85,11 @@ def train_or_test(
         with (
             replica.weighing(None if even else shard),
             metrics.Exact(model, shard) as exact,
-            losses.of_the_batch(model, shard, exact.note_new) as asked,
+            losses.of_the_batch(model, shard, exact.note_new) as loss_calls,
             compiled.forward(model),
         ):
             logs = getattr(model, name)(data)
-            if name == "train_step" and not asked and replica.num_replicas > 1:
+            if name == "train_step" and not loss_calls and replica.num_replicas > 1:
                 _warn_of_own_loss(model)
             return _equal_logs(logs, exact.results, shard, name)
 
@@ -97,7 +97,7 @@ def train_or_test(
 
 
 def _warn_of_own_loss(model: Any) -> None:
-    """Says what is taken of a loss that a model's train_step computes by itself."""
+    """Warns what is assumed of a loss that a model's train_step computes itself."""
     logging.log_first_n(
         logging.WARNING,
         "The train_step of %s computes its loss by itself, on each replica for its "
@@ -118,15 +118,15 @@ def predict(repl: Any, model: Any, batch: Any, tensors: Sequence[Any]) -> Any:
         batch: The structure of the global batch.
         tensors: Its tensors.
     """
-    # Where other processes have the rest of them, they come here within the step.
-    several = repl._settings.peers is not None
+    # If other processes have some of the outputs, they are gathered within the step.
+    is_shared = repl._settings.peers is not None
 
     def step_fn(shard: shards.Shard) -> Any:
         with compiled.forward(model):
             outputs = model.predict_step(batch.packed(shard.element))
-        return gathering.whole(outputs, shard) if several else outputs
+        return gathering.whole(outputs, shard) if is_shared else outputs
 
-    combine = _first if several else _joined
+    combine = _first if is_shared else _joined
     return _run(repl, step_fn, tensors, combine)
 
 
@@ -140,18 +140,18 @@ def _run(
     tensors: Sequence[Any],
     combine: Callable[[Sequence[Any]], Any],
 ) -> Any:
-    """Runs a step on the shards of a batch, or builds it where a function is traced.
+    """Runs a step on the shards of a batch, or builds it if a function is being traced.
 
     Args:
         repl: The Replicator.
-        step_fn: Takes the shard of a replica.
-        tensors: Those of the global batch.
-        combine: Makes one value of those of all replicas.
+        step_fn: Takes a replica's shard.
+        tensors: The tensors of the global batch.
+        combine: Combines the values of all replicas into one.
 
     Returns:
-        What step_fn returns, with one value at each leaf.
+        The result of step_fn, with one value at each leaf.
     """
-    with tf.device("CPU:0"):  # where batches are, so that each part moves once
+    with tf.device("CPU:0"):  # where batches are: each part moves once
         parts = shards.split(list(tensors), repl.num_replicas)
     structures: list[Any] = []
 
@@ -163,7 +163,7 @@ def _run(
     def input_fn(ctx: Any) -> Any:
         return parts[ctx.replica_id]
 
-    # One after the other: all replicas' values of a leaf, then those of the next.
+    # Leaf by leaf: all replicas' values of one, then those of the next.
     flat = tf.nest.flatten(repl.run(_do_not_convert(noting), input_fn))
     step = repl._settings.world.num_local
     leaves = [combine(flat[i : i + step]) for i in range(0, len(flat), step)]
@@ -171,18 +171,18 @@ def _run(
 
 
 def _equal_logs(logs: Any, equal: Sequence[Any], shard: shards.Shard, name: str) -> Any:
-    """Returns what a step returned, with values that are the same on all replicas.
+    """Returns a step's logs with equal values on all replicas.
 
     Args:
-        logs: A nest of scalars, one for each thing that Keras shall log.
-        equal: Values that are so.
-        shard: What the replica was dealt.
-        name: Of the model's step, for messages.
+        logs: A nest of scalars, one per value for Keras to log.
+        equal: Values that are already equal.
+        shard: The replica's shard.
+        name: The model's step, for messages.
     """
-    known = {id(value) for value in equal}
+    equal_ids = {id(value) for value in equal}
 
     def equalized(leaf: Any) -> Any:
-        if id(leaf) in known:
+        if id(leaf) in equal_ids:
             return tf.convert_to_tensor(leaf)
         if leaf is None or isinstance(leaf, bool | int | float):
             return leaf
@@ -204,7 +204,7 @@ def _refuse(name: str) -> Any:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Returns the outputs of all replicas as those of the batch."""
+    """Joins the outputs of all replicas into the batch's."""
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(parts))
     if parts[0].shape.rank == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies: for each variable, where it is and how its gradient travels.
+"""Strategies: where each variable is placed and how its gradient is reduced.
 
 `Replicator(devices, strategy=...)` takes a builder, builders by patterns of variables'
 paths, a Strategy, or the path of a saved one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builder: what makes a strategy of the facts of variables and devices."""
+"""Builder: derives a strategy from the facts of variables and devices."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from replicator.strategy.nodes import Node, error
 
 
 class Builder:
-    """Makes a strategy of the facts of variables and devices: a rule for each variable.
+    """Derives a strategy from facts of variables and devices: one rule per variable.
 
-    A builder of your own is one method. It is handed the variables in the order in
-    which they are created, and yields for each, before it asks for the next, a `Node`,
-    or None to leave it as without a strategy.
+    A custom builder is a single method. It receives the variables in the order in which
+    they are created and yields for each, before it requests the next, a `Node`, or None
+    to create the variable as without a strategy.
 
-    Each variable is then created where its node says. A builder that has to know more
-    before it can decide (the next variables, or `variable.sparse`: whether its gradient
-    is) may ask for it all the same. Its variables are created as without a strategy,
-    and it decides on all of them, and they move, when the first step with gradients of
-    theirs is built.
+    Each variable is then created where its node says. A builder that needs more facts
+    to decide (the next variables, or `variable.sparse`: whether its gradient is) may
+    simply request them. Its variables are then created as without a strategy; it
+    decides on all of them, and they move, when the first step with their gradients is
+    built.
 
     Example:
         >>> from replicator import strategy
@@ -50,8 +50,8 @@ class Builder:
         ['PSSynchronizer', 'AllReduceSynchronizer']
 
     Attributes:
-        may_divide: Whether a builder that decides when a step is built may then put
-            variables in parts: they are created so that they can be.
+        may_divide: Whether the builder may split variables into parts when it decides
+            only at the first step: they are then created so that they can be split.
     """
 
     may_divide = False
@@ -59,7 +59,7 @@ class Builder:
     def nodes(
         self, variables: Iterable[VariableFacts], resources: Resources
     ) -> Iterator[Node | None]:
-        """Yields a Node for each variable, in their order, or None.
+        """Yields a Node or None for each variable, in order.
 
         Example:
             >>> facts = replicator.strategy.VariableFacts("w", (2, 2), "float32")
@@ -69,7 +69,7 @@ class Builder:
             'CPU:0'
 
         Args:
-            variables: Those that are trainable and floating, in the order of creation.
+            variables: The trainable floating variables, in the order of creation.
             resources: The devices.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method `nodes`")
@@ -77,7 +77,7 @@ class Builder:
     def build(
         self, variables: Sequence[VariableFacts], resources: Resources
     ) -> Strategy:
-        """Returns the strategy for variables of which all is known.
+        """Returns the strategy for variables whose facts are all known.
 
         Example:
             >>> facts = replicator.strategy.VariableFacts("w", (2, 2), "float32")
@@ -89,22 +89,22 @@ class Builder:
             variables: As for `nodes`.
             resources: As for `nodes`.
         """
-        made = self.nodes(iter(variables), resources)
-        pairs = zip(variables, made, strict=False)
+        yielded = self.nodes(iter(variables), resources)
+        pairs = zip(variables, yielded, strict=False)
         nodes = [checked(self, facts, node) for facts, node in pairs]
         return Strategy(
             tuple(node for node in nodes if node is not None), resources.devices
         )
 
     def missing(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Returns what the builder says of variables that there are not.
+        """Returns the builder's entries that match no variable.
 
         Example:
             >>> replicator.strategy.PS().missing(["w"])
             ()
 
         Args:
-            paths: The variables there are.
+            paths: The paths of all variables.
         """
         return ()
 
@@ -114,17 +114,17 @@ class Builder:
 
 
 def checked(builder: Builder, facts: VariableFacts, node: Any) -> Node | None:
-    """Returns what a builder has yielded for a variable, if it is of that variable.
+    """Returns the node that a builder has yielded, after checking that it fits.
 
     Raises:
-        StrategyError: It is something else.
+        StrategyError: It is not a node of this variable.
     """
     if node is None:
         return None
     if not isinstance(node, Node) or node.name != facts.path:
-        what = node.name if isinstance(node, Node) else errors.shown(node)
+        description = node.name if isinstance(node, Node) else errors.shown(node)
         raise error(
-            f"{type(builder).__name__} yields {what} for variable {facts.path}.",
+            f"{type(builder).__name__} yields {description} for variable {facts.path}.",
             "yield one Node(variable.path, ...) for each variable, before the next is "
             "asked for; or None, to leave it as it would be without a strategy.",
         )
@@ -133,7 +133,7 @@ def checked(builder: Builder, facts: VariableFacts, node: Any) -> Node | None:
 
 
 def fit(node: Node, facts: VariableFacts) -> None:
-    """Raises StrategyError unless a variable can be in the parts that its node says."""
+    """Raises StrategyError unless a variable can be split as its node says."""
     if node.axis is None:
         return
     if node.axis >= len(facts.shape):
@@ -146,7 +146,7 @@ def fit(node: Node, facts: VariableFacts) -> None:
 
 
 def check_chunks(who: Builder, chunk_size: Any) -> None:
-    """Raises StrategyError unless this is a number of variables."""
+    """Raises StrategyError unless `chunk_size` is a number of variables."""
     if not arguments.is_whole(chunk_size, 1):
         raise error(
             f"{type(who).__name__} was given chunk_size={errors.shown(chunk_size)}.",

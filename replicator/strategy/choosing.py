@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The strategy of a Replicator while its variables are created and its steps built."""
+"""Chooses variables' placements by a strategy, at creation or at the first step."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ from replicator.world import World
 
 
 def as_builder(strategy: Any) -> Builder:
-    """Returns what a user gave as a strategy, as a builder.
+    """Converts the `strategy` argument of Replicator to a builder.
 
     Args:
-        strategy: A builder, a dictionary of rules, a Strategy, or a saved one's path.
+        strategy: A builder, a dictionary of rules, a Strategy, or the path of a saved
+            one.
 
     Raises:
         StrategyError: It is none of them.
@@ -47,18 +48,18 @@ def as_builder(strategy: Any) -> Builder:
         return Given(Strategy.load(strategy))
     if isinstance(strategy, Mapping):
         return Rules(strategy)
-    called = ""
+    hint = ""
     if isinstance(strategy, type) and issubclass(strategy, Builder):
-        called = f" Call it: strategy={strategy.__name__}()."
+        hint = f" Call it: strategy={strategy.__name__}()."
     raise error(
         f"Replicator was given strategy={errors.shown(strategy)}.",
         "it is a builder, as replicator.strategy.PSLoadBalancing(); a dictionary of "
-        "builders by patterns; a Strategy; or the path of a saved one." + called,
+        "builders by patterns; a Strategy; or the path of a saved one." + hint,
     )
 
 
 def _refuse_name(path: str | os.PathLike[str]) -> None:
-    """Raises StrategyError for the name of a builder, or of a kind of variables."""
+    """Raises StrategyError for a builder's name or a value of `variables`."""
     if os.path.exists(path):
         return
     fix = ""
@@ -75,9 +76,9 @@ def _refuse_name(path: str | os.PathLike[str]) -> None:
 
 
 def _names(kind: type[Builder]) -> Iterator[str]:
-    for own in kind.__subclasses__():
-        yield own.__name__
-        yield from _names(own)
+    for subclass in kind.__subclasses__():
+        yield subclass.__name__
+        yield from _names(subclass)
 
 
 def in_force(
@@ -85,31 +86,32 @@ def in_force(
     resources: Resources,
     chooser: StrategyChooser | None = None,
 ) -> Strategy:
-    """Returns the strategy that some variables follow, as they are now.
+    """Returns the strategy that variables currently follow.
 
     Args:
         variables: ReplicatedVariables, by their paths.
         resources: The devices.
-        chooser: Knows which gradients are sparse, once a step was built.
+        chooser: Knows which gradients are sparse, once a step has been built.
     """
     nodes = []
     for path, variable in variables.items():
-        known = (False,) if chooser is None else chooser.known(path)
-        nodes.append(compiled.described(path, variable, resources, *known))
+        facts = (False,) if chooser is None else chooser.known(path)
+        nodes.append(compiled.described(path, variable, resources, *facts))
     return Strategy(tuple(nodes), resources.devices)
 
 
 @dataclasses.dataclass
 class _Rule:
-    """How far one builder is.
+    """The progress of one builder.
 
     Attributes:
         builder: The builder.
-        live: What asks it for one variable after the other; None once it was found to
+        live: Asks it for one variable after the other; None once it has chosen to
             decide later.
         asked: The variables that it was asked for.
-        undecided: The paths of those on which it has yet to decide.
-        decided: The paths of those on which it has decided, whether or not that is so.
+        undecided: The paths of variables that it has yet to decide on.
+        decided: The paths of variables that it has decided on, whether or not they have
+            moved.
     """
 
     builder: Builder
@@ -120,19 +122,19 @@ class _Rule:
 
 
 class _Run:
-    """What was decided on the variables of one graph, or on the eager ones."""
+    """The decisions for the variables of one graph, or for the eager ones."""
 
     def __init__(self, strategy: Builder, resources: Resources, world: World) -> None:
         self._strategy, self._resources, self._world = strategy, resources, world
         rules = list(strategy.rules.values()) if isinstance(strategy, Rules) else []
         self._rules = [_Rule(b, Live(b, resources)) for b in rules or [strategy]]
         self._paths: list[str] = []
-        self.sparse: dict[str, bool] = {}  # what is known of gradients
-        self.assumed: dict[str, Assumed] = {}  # by predictions, of some variables
+        self.sparse: dict[str, bool] = {}  # whether gradients are sparse, where known
+        self.assumed: dict[str, Assumed] = {}  # what predictions assume, by variable
         self._checked = False
 
     def choose(self, facts: VariableFacts) -> Chosen | None:
-        """Returns what is decided on a variable, None if nothing is, or not yet."""
+        """Returns the choice for a variable; None if the strategy leaves it alone."""
         rule = self._asked_of(facts)
         if rule is None:
             return None
@@ -149,22 +151,22 @@ class _Run:
         return self._compiled(node, facts)
 
     def choose_all(self, variables: Sequence[VariableFacts]) -> dict[str, Chosen]:
-        """Returns what is decided on variables of which all is known."""
-        made: dict[str, Chosen] = {}
+        """Returns the choices for variables whose facts are all known."""
+        choices: dict[str, Chosen] = {}
         for facts in variables:
             self._asked_of(facts)
             self.sparse[facts.path] = bool(facts.sparse)
         for rule in self._rules:
-            built = rule.builder.build(rule.asked, self._resources)
+            strategy = rule.builder.build(rule.asked, self._resources)
             for facts in rule.asked:
-                chosen = self._compiled(built.by_name.get(facts.path), facts)
+                chosen = self._compiled(strategy.by_name.get(facts.path), facts)
                 if chosen is not None:
-                    made[facts.path] = chosen
+                    choices[facts.path] = chosen
         self.check()
-        return made
+        return choices
 
     def _asked_of(self, facts: VariableFacts) -> _Rule | None:
-        """Returns the rule of a variable, which is one of its from now on."""
+        """Returns the rule of a variable, after adding the variable to it."""
         self._paths.append(facts.path)
         number: int | None = 0
         if isinstance(self._strategy, Rules):
@@ -182,12 +184,12 @@ class _Run:
 
     @property
     def undecided(self) -> set[str]:
-        """The paths of variables on which was not decided yet."""
+        """The paths of variables without a decision yet."""
         return set().union(*(rule.undecided for rule in self._rules))
 
     def decide(self) -> dict[str, Chosen]:
-        """Returns what is decided on variables that were created before that."""
-        made: dict[str, Chosen] = {}
+        """Returns the choices for variables that were created before a decision."""
+        choices: dict[str, Chosen] = {}
         for rule in self._rules:
             if rule.undecided:
                 nodes = self._built(rule)
@@ -195,33 +197,35 @@ class _Run:
                     if facts.path in nodes and facts.path in rule.undecided:
                         chosen = self._compiled(nodes[facts.path], facts)
                         if chosen is not None:
-                            made[facts.path] = chosen
+                            choices[facts.path] = chosen
                 rule.decided = set(nodes)
-        return made
+        return choices
 
     def followed(self) -> None:
-        """Notes that what was decided last is so."""
+        """Records that the last decisions have been carried out."""
         for rule in self._rules:
             rule.undecided -= rule.decided
 
     def _built(self, rule: _Rule) -> dict[str, Node | None]:
-        """Returns what a builder says of all variables that it can decide on now."""
-        asked = [self._asked(one, one.path in rule.undecided) for one in rule.asked]
-        known = [one for one in asked if one.path in self.sparse]
-        for facts in (asked, known):
+        """Returns a builder's nodes for all variables that it can decide on now."""
+        all_facts = [
+            self._asked(facts, facts.path in rule.undecided) for facts in rule.asked
+        ]
+        with_layout = [facts for facts in all_facts if facts.path in self.sparse]
+        for subset in (all_facts, with_layout):
             try:
-                built = rule.builder.build(facts, self._resources)
+                strategy = rule.builder.build(subset, self._resources)
             except Later:
                 continue
-            return {one.path: built.node(one.path) for one in facts}
+            return {facts.path: strategy.node(facts.path) for facts in subset}
         return {}
 
     def _asked(self, facts: VariableFacts, whole: bool) -> Asked:
-        known = {"sparse": self.sparse.get(facts.path), "whole": whole}
-        return Asked(**{**dataclasses.asdict(facts), **known})
+        updates = {"sparse": self.sparse.get(facts.path), "whole": whole}
+        return Asked(**{**dataclasses.asdict(facts), **updates})
 
     def check(self) -> None:
-        """Raises StrategyError, once, if a rule is of no variable that there is."""
+        """Raises StrategyError, once, if a rule matches no variable."""
         if self._checked or not self._paths:
             return
         self._checked = True
@@ -237,17 +241,17 @@ class _Run:
             self._refuse_hidden(self._strategy)
 
     def _refuse_hidden(self, rules: Rules) -> None:
-        """Raises StrategyError if an earlier rule decides on all that a rule is for."""
+        """Raises StrategyError if an earlier rule hides another rule entirely."""
         hidden = rules.hidden(self._paths)
         if hidden:
             later, earlier = hidden[0]
-            own = [path for path in self._paths if re.search(later, path)]
+            matches = [path for path in self._paths if re.search(later, path)]
             raise error(
                 f"the rule of {later!r} decides on nothing: the first pattern that is "
                 f"found in a path decides, and {earlier!r}, which comes before it, is "
                 "found in all of its paths and in more.",
                 "put the more general pattern last, or leave the other one out.",
-                [f"both are found in {path}" for path in _some(own)],
+                [f"both are found in {path}" for path in _some(matches)],
             )
 
 
@@ -260,9 +264,9 @@ def _some(paths: Sequence[str]) -> list[str]:
 
 
 class StrategyChooser:
-    """Decides on variables by a builder: what their factory asks.
+    """Chooses placements by a builder, on request of the variables' factory.
 
-    Each tf.Graph has variables of its own, and so the builder begins anew for each.
+    Each tf.Graph has its own variables, so the builder starts anew for each.
 
     Args:
         strategy: The builder.
@@ -286,54 +290,54 @@ class StrategyChooser:
             return self._graphs[graph]
 
     def choose(self, facts: VariableFacts) -> Chosen | None:
-        """Returns what is decided on a variable that is about to be created."""
+        """Returns the choice for a variable that is about to be created."""
         return self._run().choose(facts)
 
     def choose_all(self, variables: Sequence[VariableFacts]) -> dict[str, Chosen]:
-        """Decides on all variables of the graph at hand, forgetting what it decided.
+        """Chooses anew for all variables of the current graph.
 
         Args:
-            variables: The variables, in order, and which gradients are sparse.
+            variables: The variables, in order, with whether their gradients are sparse.
 
         Returns:
-            What is decided on, by the paths.
+            The choices, by path.
 
         Raises:
-            StrategyError: A rule is of no variable that there is.
+            StrategyError: A rule matches no variable.
         """
         self._graphs[tf.compat.v1.get_default_graph()] = self._begin()
         return self._run().choose_all(variables)
 
     @property
     def undecided(self) -> set[str]:
-        """The paths of variables on which is decided when a step is built."""
+        """The paths of variables that are decided on when a step is built."""
         return self._run().undecided
 
     def learn(self, sparse: Mapping[str, bool]) -> None:
-        """Notes of variables whether their gradients are sparse, for predictions, too.
+        """Records which gradients are sparse, for decisions and predictions.
 
         Args:
-            sparse: Whether they are, by the paths of the variables.
+            sparse: Whether a gradient is sparse, by the variable's path.
         """
         self._run().sparse.update(sparse)
 
     def decide(self) -> dict[str, Chosen]:
-        """Decides on the variables of which enough was learned.
+        """Decides on the variables whose facts are now sufficient.
 
         Returns:
-            What is decided on, by the paths.
+            The choices, by path.
         """
         return self._run().decide()
 
     def followed(self) -> None:
-        """Notes that all variables are as was decided last."""
+        """Records that all variables follow the last decisions."""
         self._run().followed()
 
     def known(self, path: str) -> tuple[bool, Assumed]:
-        """Returns what is known of a variable's gradient, and what is assumed."""
+        """Returns whether a variable's gradient is sparse, and the assumptions."""
         run = self._run()
         return run.sparse.get(path, False), run.assumed.get(path, Assumed())
 
     def check(self) -> None:
-        """Raises StrategyError if a rule is of no variable that there is."""
+        """Raises StrategyError if a rule matches no variable."""
         self._run().check()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nodes are to variables: placements and synchronizers, and back again.
+"""Translates nodes to placements and synchronizers, and back.
 
-The only place that knows both.
+The only module that knows both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from replicator.world import World
 
 
 def chosen(node: Node, facts: VariableFacts, world: World) -> Chosen:
-    """Returns where a variable is, and how it is kept equal, as its node says.
+    """Returns a variable's placement and synchronizer according to its node.
 
     Args:
         node: The node, which fits the variable.
@@ -35,7 +35,7 @@ def chosen(node: Node, facts: VariableFacts, world: World) -> Chosen:
         world: The replicas.
 
     Raises:
-        StrategyError: It needs what there is not: a device, or several processes.
+        StrategyError: A device does not exist, or the node needs several processes.
     """
     if node.axis is None:
         return Chosen(*_compiled(node, world))
@@ -54,7 +54,7 @@ def _compiled(
     assert how is not None, "every part of a node has a synchronizer"
     _check_compressor(node, how.compressor)
     if isinstance(how, AllReduceSynchronizer):
-        # The group says with what a gradient may travel.
+        # The group determines which gradients may share a bucket.
         algorithm = predictions.ALGORITHMS.get(how.spec)
         if algorithm == "nccl" and not rates.are_gpus(world.everywhere):
             algorithm = None
@@ -62,16 +62,16 @@ def _compiled(
         return Mirrored(), synchronizer.AllReduce(algorithm, bucket, how.compressor)
     _refuse(node, how, world)
     device = _existing(node, how.reduction_destination)
-    made = synchronizer.ParameterServer(how.sync, how.staleness, how.compressor)
-    return _owned(device, how.local_replication, world), made
+    server = synchronizer.ParameterServer(how.sync, how.staleness, how.compressor)
+    return _owned(device, how.local_replication, world), server
 
 
 def _refuse(node: Node, how: PSSynchronizer, world: World) -> None:
-    """Raises StrategyError for what this process cannot do by itself."""
+    """Raises StrategyError for options that one process cannot carry out."""
     if not how.sync or how.staleness:
-        what = f"staleness={how.staleness}" if how.staleness else "sync=False"
+        flag = f"staleness={how.staleness}" if how.staleness else "sync=False"
         raise error(
-            f"the strategy has {what} for variable {node.name}, but one process builds "
+            f"the strategy has {flag} for variable {node.name}, but one process builds "
             "all replicas here, and they step together.",
             "use sync=True and staleness=0; or start one process for each worker, "
             "python -m replicator.launch --mode=async.",
@@ -86,51 +86,51 @@ def _refuse(node: Node, how: PSSynchronizer, world: World) -> None:
 
 
 def _check_compressor(node: Node, compressor: Any) -> None:
-    """Raises StrategyError unless there is such a compressor."""
+    """Raises StrategyError unless the compressor exists."""
     try:
         specs.compressor("its node", compressor)
-    except errors.ArgumentError as found:
-        said = f"the strategy compresses the gradient of variable {node.name}"
-        raise errors.StrategyError(errors.compose_behind(said, found)) from None
+    except errors.ArgumentError as problem:
+        claim = f"the strategy compresses the gradient of variable {node.name}"
+        raise errors.StrategyError(errors.compose_behind(claim, problem)) from None
 
 
 def _existing(node: Node, device: str) -> str:
-    """Returns the full name of the device that a variable is to be on."""
+    """Returns the full name of the device that a variable is assigned to."""
     try:
         return devices.existing(device)
-    except errors.DeviceError as found:
-        said = f"the strategy puts variable {node.name} on {errors.shown(device)}"
-        raise errors.DeviceError(errors.compose_behind(said, found)) from None
+    except errors.DeviceError as problem:
+        claim = f"the strategy puts variable {node.name} on {errors.shown(device)}"
+        raise errors.DeviceError(errors.compose_behind(claim, problem)) from None
 
 
 def _owned(device: str, proxies: bool, world: World) -> Placement:
-    """Returns the placement of a variable that is on one device."""
+    """Returns the placement of a variable that is owned by one device."""
     if device in world.devices:
         if world.num_replicas == 1:
             return Mirrored()
         return Owned(world.local[world.devices.index(device)], proxies=proxies)
     near = [
         r
-        for r, own in zip(world.local, world.devices, strict=True)
-        if hosts.host_of(own) == hosts.host_of(device)
+        for r, replica_device in zip(world.local, world.devices, strict=True)
+        if hosts.host_of(replica_device) == hosts.host_of(device)
     ]
     return Owned((near or world.local)[0], on=device, proxies=proxies)
 
 
 def described(name: str, variable: Any, resources: Resources, *known: Any) -> Node:
-    """Returns the node of a variable as it is now.
+    """Returns the node that describes a variable's current placement.
 
     Args:
-        name: Its path.
+        name: The variable's path.
         variable: The ReplicatedVariable.
         resources: The devices.
-        *known: Whether its gradient is sparse, and what else predictions are told.
+        *known: Whether its gradient is sparse, and further arguments of predictions.
     """
     parts = getattr(variable, "parts", ())
-    hows = [_described(one) for one in parts or (variable,)]
-    node = Node(name, hows[0])
+    synchronizers = [_described(part) for part in parts or (variable,)]
+    node = Node(name, synchronizers[0])
     if parts:
-        node = Node.in_parts(name, variable.axis, variable.sizes, hows)
+        node = Node.in_parts(name, variable.axis, variable.sizes, synchronizers)
     shape = tuple(variable.shape.as_list())
     node = dataclasses.replace(node, shape=shape, dtype=variable.dtype.name)
     return predictions.predicted(node, shape, _nbytes(variable), resources, *known)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategy: how each variable is kept equal on all replicas, as plain data.
+"""Strategy: how each variable is placed and synchronized, as plain data.
 
-One Node per trainable variable says where it is, in how many parts, and how its
-gradient travels. Builders make them, compiled.py turns them into placements and
+One Node per trainable variable states where it is, its parts, and how its gradient is
+reduced. Builders create nodes, compiled.py turns them into placements and
 synchronizers, files.py writes and reads them.
 
 Source: the strategies of AutoDist (Zhang et al. 2020), whose names these are.
@@ -24,9 +24,9 @@ from replicator.strategy.trials import Trial
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """How each variable is kept equal on all replicas.
+    """How each variable is placed and kept equal on all replicas.
 
-    Two are equal if their nodes and devices are.
+    Strategies are equal if their nodes and replicas are.
 
     Example:
         >>> ps = replicator.strategy.PSSynchronizer("CPU:0")
@@ -36,11 +36,11 @@ class Strategy:
         True
 
     Attributes:
-        nodes: One for each trainable variable.
-        replicas: The device of each replica, by its full name.
-        id: Tells strategies apart, whatever they are called: a digest of the two.
-        path: Where it was saved or loaded from, if it was.
-        trials: What `tune` has measured of it, and then of others.
+        nodes: One per trainable variable.
+        replicas: The full name of each replica's device.
+        id: A digest of nodes and replicas, which identifies the strategy by content.
+        path: Where it was saved or loaded from, if anywhere.
+        trials: What `tune` has measured: this strategy, then the others.
     """
 
     nodes: tuple[Node, ...] = ()
@@ -52,19 +52,19 @@ class Strategy:
     def __post_init__(self) -> None:
         for name in ("nodes", "replicas", "trials"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        seen = set()
+        names = set()
         for node in self.nodes:
             if not isinstance(node, Node):
                 raise error(
                     f"a Strategy was given the node {errors.shown(node)}.",
                     "its nodes are Nodes.",
                 )
-            if node.name in seen:
+            if node.name in names:
                 raise error(
                     f"a Strategy has two nodes of variable {node.name}.",
                     "give each variable one.",
                 )
-            seen.add(node.name)
+            names.add(node.name)
         if not all(isinstance(device, str) for device in self.replicas):
             raise error(
                 f"a Strategy was given replicas={errors.shown(self.replicas)}.",
@@ -76,12 +76,12 @@ class Strategy:
                 "they are Trials.",
             )
         if not self.id:
-            said = repr((self.nodes, self.replicas)).encode(errors="replace")
-            digest = hashlib.blake2b(said, digest_size=8).hexdigest()
+            content = repr((self.nodes, self.replicas)).encode(errors="replace")
+            digest = hashlib.blake2b(content, digest_size=8).hexdigest()
             object.__setattr__(self, "id", digest)
 
     def node(self, name: str) -> Node | None:
-        """Returns the node of a variable, if there is one.
+        """Returns the node of a variable, or None.
 
         Example:
             >>> print(replicator.strategy.Strategy().node("dense/kernel"))
@@ -94,7 +94,7 @@ class Strategy:
 
     @property
     def by_name(self) -> Mapping[str, Node]:
-        """The nodes, by the paths of the variables.
+        """The nodes, by the variables' paths.
 
         Example:
             >>> replicator.strategy.Strategy().by_name
@@ -103,14 +103,14 @@ class Strategy:
         return {node.name: node for node in self.nodes}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the strategy to a file, in the form that its suffix says.
+        """Writes the strategy to a file, in the format of its suffix.
 
         Example:
             >>> replicator.strategy.Strategy().save("strategy.json")
 
         Args:
-            path: Ends in .json, .yml or .yaml, in .txt, .pbtxt or .textproto; else the
-                file is a binary protobuf, that of strategy.proto.
+            path: .json, .yml or .yaml; .txt, .pbtxt or .textproto; with any other
+                suffix the file is a binary protobuf of strategy.proto.
 
         Raises:
             StrategyError: The file cannot be written.
@@ -119,7 +119,7 @@ class Strategy:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Strategy:
-        """Returns the strategy that a file holds.
+        """Loads a strategy from a file.
 
         Example:
             >>> replicator.strategy.Strategy().save("strategy.pb")
@@ -130,14 +130,14 @@ class Strategy:
             path: As for `save`.
 
         Raises:
-            StrategyError: There is no such file, or no strategy in it.
+            StrategyError: There is no such file, or it does not hold a strategy.
         """
         return cls(**files.load(path))
 
     from_file = load
 
     def to_bytes(self) -> bytes:
-        """Returns the strategy as a protobuf, that of strategy.proto.
+        """Returns the strategy as a serialized protobuf of strategy.proto.
 
         Example:
             >>> len(replicator.strategy.Strategy().to_bytes()) > 0
@@ -147,7 +147,7 @@ class Strategy:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Strategy:
-        """Returns the strategy that a protobuf holds.
+        """Parses a strategy from a serialized protobuf.
 
         Example:
             >>> empty = replicator.strategy.Strategy()
@@ -155,12 +155,12 @@ class Strategy:
             True
 
         Raises:
-            StrategyError: It holds none.
+            StrategyError: The bytes do not hold a strategy.
         """
         return cls(**files.from_bytes(data))
 
     def to_text(self) -> str:
-        """Returns the strategy in the text form of protobufs.
+        """Returns the strategy in the protobuf text format.
 
         Example:
             >>> "graph_config" in replicator.strategy.Strategy().to_text()
@@ -170,7 +170,7 @@ class Strategy:
 
     @classmethod
     def from_text(cls, text: str) -> Strategy:
-        """Returns the strategy that a text form holds.
+        """Parses a strategy from the protobuf text format.
 
         Example:
             >>> text = 'node_config { var_name: "w" AllReduceSynchronizer {} }'
@@ -178,7 +178,7 @@ class Strategy:
             'AUTO'
 
         Raises:
-            StrategyError: It holds none.
+            StrategyError: The text does not hold a strategy.
         """
         return cls(**files.from_text(text))
 
@@ -193,19 +193,19 @@ class Strategy:
 
     @classmethod
     def from_json(cls, text: str) -> Strategy:
-        """Returns the strategy that JSON or YAML holds.
+        """Parses a strategy from JSON or YAML.
 
         Example:
             >>> replicator.strategy.Strategy.from_json('{"id": "empty"}').id
             'empty'
 
         Raises:
-            StrategyError: It holds none.
+            StrategyError: The text does not hold a strategy.
         """
         return cls(**files.from_json(text))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws devices as columns, and what they have of variables as blocks by bytes.
+        """Plots devices as columns, and the variables on them as blocks by bytes.
 
         Example:
             >>> with repl.context():
@@ -216,12 +216,12 @@ class Strategy:
             path: A file name that ends in .png or .svg.
 
         Raises:
-            ArgumentError: It ends otherwise, or cannot be written.
+            ArgumentError: It has another suffix, or cannot be written.
             DependencyError: matplotlib is not installed.
         """
         plan_files.check_picture("a strategy", path)
         with plan_files.needing("matplotlib", "plot a strategy"):
-            from replicator.strategy import picture  # which tables do not need
+            from replicator.strategy import picture  # needed only for pictures
         with plan_files.writing("a strategy cannot be plotted to", path):
             picture.draw(self, path)
 

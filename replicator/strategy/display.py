@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A strategy as a table in the terminal, by rich."""
+"""Prints a strategy as a table in the terminal, by rich."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from replicator.strategy.nodes import Node, PSSynchronizer, Synchronizer
 
-_WIDTH = 10_000  # what prints the table may fold it
-_MOST_SHOWN = 4  # parts that are named by where they are
+_WIDTH = 10_000  # wide: the terminal may wrap it
+_MOST_SHOWN = 4  # parts with their placements listed
 _HEADER = (
     "variable",
     "shape",
@@ -24,23 +24,23 @@ _HEADER = (
 
 
 def table(strategy: Any) -> str:
-    """Returns a strategy as a table, one row per variable, and what they come to."""
+    """Formats a strategy as a table with one row per variable, and totals."""
     rows = [_row(node) for node in strategy.nodes]
-    known = [node.nbytes for node in strategy.nodes if node.nbytes is not None]
+    sizes = [node.nbytes for node in strategy.nodes if node.nbytes is not None]
     sent = [node.sent for node in strategy.nodes if node.sent is not None]
     seconds = [node.seconds for node in strategy.nodes if node.seconds is not None]
     total = ["all", "", "", "", "", "", "", ""]
-    total[2] = size(sum(known)) if known else ""
+    total[2] = size(sum(sizes)) if sizes else ""
     total[6] = size(sum(sent)) if sent else ""
     total[7] = _duration(sum(seconds)) if seconds else ""
     title = f"Strategy {strategy.id} for {len(strategy.replicas)} replicas"
-    measured = [f"  {trial}" for trial in strategy.trials]
+    trial_lines = [f"  {trial}" for trial in strategy.trials]
     try:
-        return "\n".join([_by_rich(title, rows, total), *measured])
+        return "\n".join([_by_rich(title, rows, total), *trial_lines])
     except ModuleNotFoundError:
         lines = ["\t".join(cells) for cells in (_HEADER, *rows, total)]
         note = "(pip install rich, or 'replicator[plan]', for a table)"
-        return "\n".join([title, *lines, note, *measured])
+        return "\n".join([title, *lines, note, *trial_lines])
 
 
 def _by_rich(title: str, rows: Sequence[Sequence[str]], total: Sequence[str]) -> str:
@@ -48,40 +48,42 @@ def _by_rich(title: str, rows: Sequence[Sequence[str]], total: Sequence[str]) ->
     import rich.console
     import rich.table
 
-    made = rich.table.Table(
+    grid = rich.table.Table(
         title=title, title_justify="left", box=rich.box.SIMPLE, show_footer=True
     )
-    right = ("bytes", "bytes per step", "predicted")
+    right_aligned = ("bytes", "bytes per step", "predicted")
     for name, footer in zip(_HEADER, total, strict=True):
-        justify: Any = "right" if name in right else "left"
-        made.add_column(name, footer, justify=justify, overflow="fold")
+        justify: Any = "right" if name in right_aligned else "left"
+        grid.add_column(name, footer, justify=justify, overflow="fold")
     for cells in rows:
-        made.add_row(*cells)
+        grid.add_row(*cells)
     console = rich.console.Console(
         file=io.StringIO(), width=_WIDTH, highlight=False, markup=False, emoji=False
     )
     with console.capture() as captured:
-        console.print(made)
+        console.print(grid)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def _row(node: Node) -> list[str]:
     """Returns the cells of a variable's row."""
-    hows = [part.synchronizer for part in node.parts] or [node.synchronizer]
-    known = [how for how in hows if how is not None]
-    placement = _joined([_placement(how) for how in known])
+    optional = [part.synchronizer for part in node.parts] or [node.synchronizer]
+    synchronizers = [how for how in optional if how is not None]
+    placement = _joined([_placement(how) for how in synchronizers])
     if node.parts:
         sizes = ", ".join(map(str, node.sizes[:_MOST_SHOWN]))
         more = ", ..." if len(node.sizes) > _MOST_SHOWN else ""
-        of = f" of {sizes}{more}" if sizes else ""
-        placement = f"{len(node.parts)} parts{of} along axis {node.axis}: {placement}"
-    compressors = {str(how.compressor) or "none" for how in known}
+        extents = f" of {sizes}{more}" if sizes else ""
+        placement = (
+            f"{len(node.parts)} parts{extents} along axis {node.axis}: {placement}"
+        )
+    compressors = {str(how.compressor) or "none" for how in synchronizers}
     return [
         node.name,
         "?" if node.shape is None else f"{node.dtype}{list(node.shape)}",
         "?" if node.nbytes is None else size(node.nbytes),
         placement,
-        ", ".join(dict.fromkeys(map(_synchronizer, known))),
+        ", ".join(dict.fromkeys(map(_synchronizer, synchronizers))),
         ", ".join(sorted(compressors)),
         "?" if node.sent is None else size(node.sent),
         "?" if node.seconds is None else _duration(node.seconds),
@@ -89,11 +91,11 @@ def _row(node: Node) -> list[str]:
 
 
 def _joined(texts: Sequence[str]) -> str:
-    """Returns what is said of several parts, once if they are alike."""
+    """Lists the distinct texts of several parts."""
     kinds = list(dict.fromkeys(texts))
     more = len(kinds) - _MOST_SHOWN
-    listed = ", ".join(kinds[:_MOST_SHOWN])
-    return f"{listed} and {more} more" if more > 0 else listed
+    text = ", ".join(kinds[:_MOST_SHOWN])
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def _placement(how: Synchronizer) -> str:
@@ -113,7 +115,7 @@ def _synchronizer(how: Synchronizer) -> str:
 
 
 def size(nbytes: int) -> str:
-    """Returns a size in words, "1.5 KiB"."""
+    """Formats a number of bytes, as in "1.5 KiB"."""
     number, unit = float(nbytes), 0
     while number >= 1024 and unit < 4:
         number, unit = number / 1024, unit + 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a builder is told: of each variable, and of the devices there are."""
+"""Facts for builders: about each variable, and about the devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Resources", "VariableFacts", "resources_of"]
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """The devices on which variables can be, and what joins them.
+    """The devices that variables can be placed on, and their connections.
 
     Example:
         >>> resources = replicator.strategy.Resources(("CPU:0", "CPU:1"))
@@ -29,12 +29,11 @@ class Resources:
     Attributes:
         devices: The device of each replica.
         cpus: The CPU devices that can be parameter servers: those of replicas; on hosts
-            where these have none, the first. None: as many as there are in `devices`.
-        memory: How many bytes each of these devices has, by its name; left out where
-            that is not known.
-        calibration: What work costs on them, and between them.
-        one_program: Whether one program builds all replicas. In between-graph mode,
-            where several do, no variable can be on one device.
+            without any, the first CPU. Derived from `devices` by default.
+        memory: The bytes of memory of devices, by name, where known.
+        calibration: What work costs on the devices, and between them.
+        one_program: Whether one program builds all replicas. In between-graph mode
+            several do, and no variable can be on a single device.
     """
 
     devices: tuple[str, ...]
@@ -49,7 +48,7 @@ class Resources:
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas there are.
+        """The number of replicas.
 
         Example:
             >>> replicator.strategy.Resources(("GPU:0", "GPU:1")).num_replicas
@@ -58,7 +57,7 @@ class Resources:
         return len(self.devices)
 
     def bandwidth(self, source: str, destination: str) -> float:
-        """Returns how many bytes a second travel from one device to another.
+        """Returns the bandwidth between two devices, in bytes per second.
 
         Example:
             >>> resources = replicator.strategy.Resources(("CPU:0", "CPU:1"))
@@ -73,14 +72,14 @@ class Resources:
         if ends[0] != ends[1]:
             seconds = self.calibration.between(*ends).link
         else:
-            both = {_kind(source), _kind(destination)}
-            kind = "cpu" if both == {"CPU"} else "gpu"
+            kinds = {_kind(source), _kind(destination)}
+            kind = "cpu" if kinds == {"CPU"} else "gpu"
             seconds = self.calibration.of(kind).link
-        return 1 / seconds if seconds else math.inf  # nothing is copied
+        return 1 / seconds if seconds else math.inf  # nothing is copied between them
 
 
 def resources_of(world: World, calibration: rates.Calibration) -> Resources:
-    """Returns the resources of some replicas.
+    """Returns the resources of a world.
 
     Args:
         world: The replicas.
@@ -94,22 +93,22 @@ def resources_of(world: World, calibration: rates.Calibration) -> Resources:
 
 
 def sparse_if_known(variable: VariableFacts) -> bool | None:
-    """Returns whether a gradient is sparse, None if no step was built that says so.
+    """Returns whether a gradient is sparse; None before a step has been built.
 
-    A builder that asks `variable.sparse` waits for that step; see live.py.
+    A builder that reads `variable.sparse` waits for that step; see live.py.
     """
-    known: bool | None = vars(variable)["sparse"]
-    return known
+    sparse: bool | None = vars(variable)["sparse"]
+    return sparse
 
 
 def _cpus(devices: Sequence[str]) -> tuple[str, ...]:
-    """Returns the CPU devices among some, and the first of hosts that have none."""
-    found: list[str] = []
+    """Returns the CPUs among some devices, and the first CPU of hosts without any."""
+    servers: list[str] = []
     for members in hosts.by_host(devices):
-        own = [devices[r] for r in members]
-        cpus = [name for name in own if _kind(name) == "CPU"]
-        found += cpus or [_first_cpu(own[0])]
-    return tuple(found)
+        host_devices = [devices[r] for r in members]
+        cpus = [name for name in host_devices if _kind(name) == "CPU"]
+        servers += cpus or [_first_cpu(host_devices[0])]
+    return tuple(servers)
 
 
 def _first_cpu(device: str) -> str:
@@ -123,7 +122,7 @@ def _kind(device: str) -> str:
 
 
 def _memory(devices: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Returns the memory of this host's CPU devices, of which each has all there is."""
+    """Returns the memory of this host's CPU devices; each has all of it."""
     try:
         nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies written and read: as protobufs, as their text, as JSON or YAML.
+"""Writes and reads strategies: as protobufs, as protobuf text, as JSON or YAML.
 
-Whatever bytes or text there are, what is read is a strategy that its classes accept,
-or a StrategyError says why not.
+Any bytes or text either yield a strategy that its classes accept, or raise a
+StrategyError that says why not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from replicator.strategy.nodes import (
 )
 from replicator.strategy.trials import Trial
 
-_pb: Any = strategy_pb2  # its classes are made when it is imported
+_pb: Any = strategy_pb2  # generates its classes on import
 _JSON, _TEXT = (".json", ".yml", ".yaml"), (".txt", ".pbtxt", ".textproto")
 _MOST_COUNT = 10**6  # parts along an axis
 
@@ -58,7 +58,7 @@ def save(strategy: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns what a Strategy is made of; see `Strategy.load`."""
+    """Returns the arguments of a saved Strategy; see `Strategy.load`."""
     suffix = _suffix(path)
     try:
         with open(path, "rb") as file:
@@ -71,29 +71,29 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         ) from problem
     where = f"the file {os.fspath(path)}"
     read = from_json if suffix in _JSON else from_text
-    made = read(data, where) if suffix in _JSON + _TEXT else from_bytes(data, where)
-    return {**made, "path": os.fspath(path)}
+    fields = read(data, where) if suffix in _JSON + _TEXT else from_bytes(data, where)
+    return {**fields, "path": os.fspath(path)}
 
 
 def to_bytes(strategy: Any) -> bytes:
-    """Returns a strategy as a protobuf."""
+    """Returns a strategy as a serialized protobuf."""
     return bytes(_to_message(strategy).SerializeToString())
 
 
 def from_bytes(data: Any, where: str = "these bytes") -> dict[str, Any]:
-    """Returns what a Strategy is made of, from a protobuf."""
+    """Returns a Strategy's arguments, parsed from a serialized protobuf."""
     if not isinstance(data, bytes | bytearray):
         raise _nothing(where, f"expected bytes, not {errors.shown(data)}")
     return _read(lambda: _pb.Strategy.FromString(bytes(data)), where)
 
 
 def to_text(strategy: Any) -> str:
-    """Returns a strategy in the text form of protobufs."""
+    """Returns a strategy in the protobuf text format."""
     return text_format.MessageToString(_to_message(strategy))
 
 
 def from_text(text: Any, where: str = "this text") -> dict[str, Any]:
-    """Returns what a Strategy is made of, from a text form."""
+    """Returns a Strategy's arguments, parsed from the protobuf text format."""
     return _read(
         lambda: text_format.Parse(_decoded(text, where), _pb.Strategy()), where
     )
@@ -105,24 +105,24 @@ def to_json(strategy: Any) -> str:
 
 
 def from_json(text: Any, where: str = "this text") -> dict[str, Any]:
-    """Returns what a Strategy is made of, from JSON, or from YAML."""
+    """Returns a Strategy's arguments, parsed from JSON or YAML."""
 
     def parse() -> Any:
-        said = _decoded(text, where)
+        decoded = _decoded(text, where)
         try:
-            known = json.loads(said)
+            parsed = json.loads(decoded)
         except ValueError:  # not all JSON is YAML: pairs of surrogates
-            known = yaml.safe_load(said)
-        if not isinstance(known, dict):
-            raise ValueError(f"expected a mapping, not {errors.shown(known)}")
-        return json_format.ParseDict(known, _pb.Strategy())
+            parsed = yaml.safe_load(decoded)
+        if not isinstance(parsed, dict):
+            raise ValueError(f"expected a mapping, not {errors.shown(parsed)}")
+        return json_format.ParseDict(parsed, _pb.Strategy())
 
     return _read(parse, where)
 
 
 def _json(message: Any) -> str:
-    known = json_format.MessageToDict(message, preserving_proto_field_name=True)
-    return json.dumps(known, indent=1)
+    fields = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return json.dumps(fields, indent=1)
 
 
 def _as_yaml(text: str) -> str:
@@ -154,7 +154,7 @@ def _nothing(where: str, why: str) -> errors.StrategyError:
 
 
 def _read(parse: Callable[[], Any], where: str) -> dict[str, Any]:
-    """Returns what a parsed message says, or says that it holds no strategy."""
+    """Returns a parsed message's fields; raises StrategyError if it has no strategy."""
     with _naming(where):
         message = parse()
     try:
@@ -166,13 +166,13 @@ def _read(parse: Callable[[], Any], where: str) -> dict[str, Any]:
             "trials": tuple(map(_trial, message.trials)),
         }
     except errors.StrategyError as problem:
-        said = str(problem).partition("\n")[0].rstrip(".")
-        raise error(f"in {where}, {said}.", "correct it, or build it anew.") from None
+        line = str(problem).partition("\n")[0].rstrip(".")
+        raise error(f"in {where}, {line}.", "correct it, or build it anew.") from None
 
 
 @contextlib.contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Says what could not be read; the parsers raise many different things."""
+    """Turns the many errors of the parsers into StrategyErrors."""
     try:
         yield
     except errors.StrategyError:
@@ -189,15 +189,15 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def _to_message(strategy: Any) -> Any:
-    """Returns the message of a strategy, whose texts need not be any that UTF-8 has."""
+    """Returns a strategy's message; raises for texts that are not valid UTF-8."""
     try:
         message = _pb.Strategy(id=strategy.id, path=strategy.path)
         for node in strategy.nodes:
             _fill(message.node_config.add(), node)
         message.graph_config.replicas.extend(strategy.replicas)
         for trial in strategy.trials:
-            known = {k: v for k, v in vars(trial).items() if v is not None}
-            message.trials.add(**known)
+            fields = {k: v for k, v in vars(trial).items() if v is not None}
+            message.trials.add(**fields)
         return message
     except (ValueError, TypeError) as problem:
         raise error(
@@ -207,7 +207,7 @@ def _to_message(strategy: Any) -> Any:
 
 
 def _fill(message: Any, node: Node) -> None:
-    """Writes a node into its message."""
+    """Writes a node to its message."""
     message.var_name = node.name
     how = node.synchronizer
     if isinstance(how, PSSynchronizer):
@@ -234,16 +234,16 @@ def _fill(message: Any, node: Node) -> None:
 
 
 def _node(message: Any) -> Node:
-    """Returns the node that a message describes."""
+    """Returns the node in a message."""
     axis = _axis(message)
-    known = bool(message.dtype)
+    has_facts = bool(message.dtype)
     return Node(
         name=message.var_name,
         synchronizer=_synchronizer(message),
         parts=tuple(map(_node, message.part_config)) if axis is not None else (),
         axis=axis,
         sizes=tuple(message.sizes) if axis is not None else (),
-        shape=_shape(message) if known else None,
+        shape=_shape(message) if has_facts else None,
         dtype=message.dtype,
         sent=message.bytes_per_step if message.HasField("bytes_per_step") else None,
         seconds=message.seconds if message.HasField("seconds") else None,
@@ -273,7 +273,7 @@ def _synchronizer(message: Any) -> Synchronizer | None:
             how.staleness,
             how.compressor,
         )
-    # A number of a later version, or of no version, is kept by protobufs as it is.
+    # Protobufs keep numbers of later versions, or of none, as they are.
     spec = SPECS[how.spec] if 0 <= how.spec < len(SPECS) else how.spec
     return AllReduceSynchronizer(spec, how.compressor, how.group)
 
@@ -285,22 +285,22 @@ def _shape(message: Any) -> tuple[int, ...]:
 
 
 def _axis(message: Any) -> int | None:
-    """Returns the axis along which a partitioner has parts, None if it has none."""
-    said = message.partitioner
-    counts = said.split(",") if said else []
-    digits = all(one.isascii() and one.isdigit() and len(one) < 8 for one in counts)
-    if not digits or any(not 0 < int(one) <= _MOST_COUNT for one in counts):
+    """Returns the axis that a partitioner splits, or None."""
+    text = message.partitioner
+    counts = text.split(",") if text else []
+    digits = all(n.isascii() and n.isdigit() and len(n) < 8 for n in counts)
+    if not digits or any(not 0 < int(n) <= _MOST_COUNT for n in counts):
         raise _wrong(
-            message, f"has the partitioner {said!r}", 'it is like "1,2,1", parts each'
+            message, f"has the partitioner {text!r}", 'it is like "1,2,1", parts each'
         )
-    several = [axis for axis, one in enumerate(counts) if int(one) > 1]
-    if len(several) > 1:
-        raise _wrong(message, f"has the partitioner {said!r}", "one axis has parts")
-    axis = several[0] if several else None
+    split_axes = [axis for axis, count in enumerate(counts) if int(count) > 1]
+    if len(split_axes) > 1:
+        raise _wrong(message, f"has the partitioner {text!r}", "one axis has parts")
+    axis = split_axes[0] if split_axes else None
     parts = len(message.part_config)
     if parts != (0 if axis is None else int(counts[axis])):
         raise _wrong(
-            message, f"has the partitioner {said!r} and {parts} parts", "they are alike"
+            message, f"has the partitioner {text!r} and {parts} parts", "they are alike"
         )
     if axis is None and message.sizes:
         raise _wrong(message, "has sizes of parts and no parts", "parts have sizes")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A builder that is asked for one variable after the other, as they are created."""
+"""Runs a builder one variable at a time, as variables are created."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from replicator.strategy.nodes import Node
 
 
 class Later(BaseException):
-    """A builder needs to know more than there is before the first step is built.
+    """Raised when a builder needs facts that only the first step has.
 
-    A BaseException, so that the `except Exception` of a builder does not swallow it.
+    A BaseException, so that a builder's `except Exception` does not swallow it.
     """
 
 
 class Asked(VariableFacts):
-    """Facts of a variable that is about to be: who asks what is not known is late."""
+    """Facts of a variable to be created: reading an unknown one raises Later."""
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -29,7 +29,7 @@ class Asked(VariableFacts):
 
 
 class Live:
-    """A builder, and how far it is.
+    """A builder in progress.
 
     Args:
         builder: The builder.
@@ -43,11 +43,11 @@ class Live:
         self._made: Iterator[Node | None] | None = None
 
     def ask(self, facts: VariableFacts) -> Node | None:
-        """Returns what the builder says of the next variable.
+        """Returns the builder's node for the next variable.
 
         Raises:
-            Later: It asks for more than is known.
-            StrategyError: It says something else.
+            Later: The builder needs facts that are not known yet.
+            StrategyError: It yields something else.
         """
         self._waiting.append(facts)
         if self._made is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node: how one variable is kept equal on all replicas, as plain data.
+"""Node: how one variable is placed and kept equal on all replicas, as plain data.
 
-What is wrong with one is found where it is made, so that all others can rely on it.
+Nodes are validated on construction, so that all other code can rely on them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SPECS = ("AUTO", "NCCL", "RING")
 def error(
     problem: str, fix: str, sites: Sequence[str] | None = None
 ) -> errors.StrategyError:
-    """Returns the error for what is wrong with a strategy.
+    """Returns the error for an invalid strategy.
 
     Args:
         problem: One sentence.
-        fix: What to do about it.
+        fix: How to correct it.
         sites: As for `errors.compose`.
     """
     return errors.StrategyError(errors.compose(problem, sites, fix))
@@ -33,7 +33,7 @@ def error(
 
 @dataclasses.dataclass(frozen=True)
 class PSSynchronizer:
-    """The variable is on one device: gradients are reduced and applied there.
+    """The variable is on one device, which reduces and applies its gradients.
 
     Example:
         >>> replicator.strategy.PSSynchronizer("CPU:1").sync
@@ -41,11 +41,11 @@ class PSSynchronizer:
 
     Attributes:
         reduction_destination: The device, which need not be a replica's.
-        local_replication: Whether every replica has a copy, refreshed after each
-            update, or reads the variable where it is.
+        local_replication: Whether each replica has a copy, refreshed after each update,
+            instead of reading the variable where it is.
         sync: Whether an update waits for the gradients of all replicas.
-        staleness: By how many steps the fastest replica may be ahead of the slowest.
-        compressor: What makes gradients smaller on their way; "" for none.
+        staleness: How many steps the fastest replica may be ahead of the slowest.
+        compressor: Compresses gradients in transit; "" for none.
     """
 
     reduction_destination: str
@@ -68,17 +68,17 @@ class PSSynchronizer:
 
 @dataclasses.dataclass(frozen=True)
 class AllReduceSynchronizer:
-    """Every replica has the variable, and gradients are reduced for all of them.
+    """Each replica has the variable, and gradients are reduced for all of them.
 
     Example:
         >>> replicator.strategy.AllReduceSynchronizer(group=1).spec
         'AUTO'
 
     Attributes:
-        spec: "AUTO": the cheapest way; "NCCL": by NVIDIA's library, where all replicas
-            are on GPUs of one host, else as AUTO; "RING": around a ring.
-        compressor: What makes gradients smaller on their way; "" for none.
-        group: Small gradients of one group travel together, of others they do not.
+        spec: "AUTO": the cheapest algorithm; "NCCL": NVIDIA's library, where all
+            replicas are on GPUs of one host, else as AUTO; "RING": around a ring.
+        compressor: Compresses gradients in transit; "" for none.
+        group: Only small gradients of the same group share a bucket.
     """
 
     spec: str = "AUTO"
@@ -99,7 +99,7 @@ Synchronizer = PSSynchronizer | AllReduceSynchronizer
 
 
 def check_ps(who: str, replication: Any, sync: Any, staleness: Any) -> None:
-    """Raises StrategyError unless the options of a parameter server fit together."""
+    """Raises StrategyError unless the options of a parameter server are consistent."""
     for name, value in (("local replication", replication), ("sync", sync)):
         if not isinstance(value, bool):
             raise error(
@@ -128,9 +128,9 @@ def check_spec(who: str, spec: Any) -> None:
 
 
 def check_compressor(who: str, compressor: Any) -> None:
-    """Raises StrategyError unless this may be a compressor: a text, or an object."""
-    plain = bool | int | float | complex | bytes | list | tuple | dict | set
-    if compressor is None or isinstance(compressor, plain | type):
+    """Raises StrategyError unless this can be a compressor: a text, or an object."""
+    excluded = bool | int | float | complex | bytes | list | tuple | dict | set
+    if compressor is None or isinstance(compressor, excluded | type):
         raise error(
             f"{who} was given compressor={errors.shown(compressor)}.",
             'name one, e.g. "bf16", or pass the compressor itself; "" for none.',
@@ -139,7 +139,7 @@ def check_compressor(who: str, compressor: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """How one variable, or one part of it, is kept equal.
+    """How one variable, or one part of it, is placed and kept equal.
 
     Example:
         >>> ps = [replicator.strategy.PSSynchronizer(f"CPU:{k}") for k in range(2)]
@@ -149,15 +149,16 @@ class Node:
 
     Attributes:
         name: The variable's path.
-        synchronizer: How it is kept equal; None where its parts say.
-        parts: One Node for each part; empty if the variable is whole.
-        axis: Along which it is in parts; None if it is whole.
-        sizes: Those of the parts along the axis; empty if they are as even as can be,
-            the larger ones first.
-        shape: Its shape, if known; what follows is for tables, too.
+        synchronizer: How it is kept equal; None if its parts have synchronizers.
+        parts: One Node per part; empty if the variable is whole.
+        axis: The axis along which it is split; None if it is whole.
+        sizes: The sizes of the parts along the axis; empty if they are as even as
+            possible, the larger ones first.
+        shape: Its shape, if known; this and the following fields do not count in
+            comparisons.
         dtype: The name of its dtype; "" if not known.
-        sent: How many bytes travel for it in a step, if known.
-        seconds: How long that and its update take, as predicted, if known.
+        sent: The bytes that are sent for it in a step, if known.
+        seconds: The predicted time of that and of its update, if known.
     """
 
     name: str
@@ -192,7 +193,7 @@ class Node:
             ) from None
 
     def _check_parts(self) -> None:
-        """Raises StrategyError unless the parts, their axis and sizes fit together."""
+        """Raises StrategyError unless parts, axis and sizes are consistent."""
         object.__setattr__(self, "parts", tuple(self.parts))
         object.__setattr__(self, "sizes", tuple(self.sizes))
         if bool(self.parts) != (self.axis is not None):
@@ -239,17 +240,19 @@ class Node:
 
         Args:
             name: The variable's path.
-            axis: Along which.
-            sizes: Those of the parts along the axis.
-            synchronizers: One for each.
+            axis: The axis along which it is split.
+            sizes: The sizes of the parts along the axis.
+            synchronizers: One per part.
         """
-        made = zip(range(len(sizes)), synchronizers, strict=True)
-        parts = tuple(cls(f"{name}/part_{k}", how) for k, how in made)
+        numbered = zip(range(len(sizes)), synchronizers, strict=True)
+        parts = tuple(cls(f"{name}/part_{k}", how) for k, how in numbered)
         return cls(name, parts=parts, axis=axis, sizes=tuple(sizes))
 
     @property
     def partitioner(self) -> str:
-        """How many parts there are along each axis, up to that in question: "1,2".
+        """The number of parts along each axis: "1,2".
+
+        Ends at `axis` if the rank is unknown.
 
         Example:
             >>> ps = replicator.strategy.PSSynchronizer("CPU:0")
@@ -264,7 +267,7 @@ class Node:
 
     @property
     def nbytes(self) -> int | None:
-        """The size of the variable, if it is known.
+        """The size of the variable in bytes, if known.
 
         Example:
             >>> ps = replicator.strategy.PSSynchronizer("CPU:0")
@@ -276,7 +279,7 @@ class Node:
         return math.prod(self.shape) * (tf.as_dtype(self.dtype).size or 0)
 
     def extents(self, size: int) -> tuple[int, ...]:
-        """Returns the sizes of the parts of an axis, or raises if they do not fit.
+        """Returns the sizes of the parts along an axis of a given size.
 
         Example:
             >>> ps = replicator.strategy.PSSynchronizer("CPU:0")
@@ -284,10 +287,11 @@ class Node:
             (2, 2)
 
         Args:
-            size: That of the axis.
+            size: The size of the axis.
 
         Raises:
-            StrategyError: They do not add up, or there are more parts than elements.
+            StrategyError: The sizes do not add up, or there are more parts than
+                elements.
         """
         sizes = self.sizes or even_sizes(size, len(self.parts))
         if 0 in sizes:
@@ -305,7 +309,7 @@ class Node:
         return sizes
 
 
-_MOST_AXES = 254  # that a tensor of TensorFlow may have
+_MOST_AXES = 254  # TensorFlow's limit
 _PARTS = (
     "a variable in parts has an axis, two parts or more, a Node with a synchronizer "
     "for each, and either a positive size for each or none at all."
@@ -313,5 +317,5 @@ _PARTS = (
 
 
 def even_sizes(size: int, count: int) -> tuple[int, ...]:
-    """Returns the sizes of parts as even as can be, the larger ones first."""
+    """Returns part sizes that are as even as possible, the larger ones first."""
     return tuple(size // count + (k < size % count) for k in range(count))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A strategy as a picture, by matplotlib: devices are columns, variables blocks."""
+"""Plots a strategy by matplotlib: devices are columns, variables blocks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from replicator.strategy.display import size
 from replicator.strategy.nodes import AllReduceSynchronizer, Node, PSSynchronizer
 
 _COLUMN, _HEIGHT = 2.2, 4.5  # inches
-_LEAST_NAMED = 0.05  # parts of the height, below which a block has no room for a name
+_LEAST_NAMED = 0.05  # share of the height below which a block has no room for a name
 _MOST_CHARACTERS = 24
 _COLORS = {"on one device": "#9ec5e8", "a part": "#f4c58a", "on all": "#cfe3c0"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What one device has of a variable.
+    """One device's piece of a variable.
 
     Attributes:
         device: The device, by its short name.
         name: The variable's path, or the part's.
-        nbytes: How much it is.
+        nbytes: The piece's size.
         kind: One of _COLORS.
     """
 
@@ -39,20 +39,20 @@ class Block:
 
 
 def blocks(strategy: Any) -> list[Block]:
-    """Returns what each device has of each variable of a strategy.
+    """Returns each device's piece of each variable of a strategy.
 
-    Variables of which neither shape nor dtype is known count for nothing.
+    Variables of unknown size count as 0 bytes.
     """
-    made = []
+    pieces = []
     for node in strategy.nodes:
         for part, nbytes, kind in _pieces(node):
             for device in _devices(part, strategy.replicas):
-                made.append(Block(_short(device), part.name, nbytes, kind))
-    return made
+                pieces.append(Block(_short(device), part.name, nbytes, kind))
+    return pieces
 
 
 def _pieces(node: Node) -> Iterator[tuple[Node, int, str]]:
-    """Yields what is placed, how much that is, and of which kind."""
+    """Yields each placed node, with its bytes and its kind."""
     whole = node.nbytes or 0
     if node.axis is None:
         on_all = isinstance(node.synchronizer, AllReduceSynchronizer)
@@ -60,8 +60,8 @@ def _pieces(node: Node) -> Iterator[tuple[Node, int, str]]:
         return
     extent = 1 if node.shape is None else node.shape[node.axis]
     sizes = node.sizes if node.shape is None else node.extents(extent)
-    for part, own in zip(node.parts, sizes or [0] * len(node.parts), strict=True):
-        yield part, whole * own // max(extent, 1), "a part"
+    for part, part_size in zip(node.parts, sizes or [0] * len(node.parts), strict=True):
+        yield part, whole * part_size // max(extent, 1), "a part"
 
 
 def _devices(node: Node, replicas: Sequence[str]) -> Sequence[str]:
@@ -72,30 +72,32 @@ def _devices(node: Node, replicas: Sequence[str]) -> Sequence[str]:
 
 
 def _short(device: str) -> str:
-    head, _, own = device.rpartition("/device:")
+    head, _, local = device.rpartition("/device:")
     host = head.replace("/replica:0", "").replace("/job:", "").replace("/task", "")
-    return own if not host or host.startswith("localhost") else f"{host} {own}"
+    return local if not host or host.startswith("localhost") else f"{host} {local}"
 
 
 def draw(strategy: Any, path: str | os.PathLike[str]) -> None:
-    """Draws a strategy.
+    """Draws a strategy to a file.
 
     Args:
         strategy: The Strategy.
         path: A file name that ends in .png or .svg.
     """
-    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # keeps text as text
         make_figure(strategy).savefig(path, facecolor="white")
 
 
 def make_figure(strategy: Any) -> Figure:
-    """Returns the picture of a strategy."""
-    made = blocks(strategy)
-    names = dict.fromkeys([*map(_short, strategy.replicas), *(b.device for b in made)])
+    """Returns the figure of a strategy."""
+    pieces = blocks(strategy)
+    names = dict.fromkeys(
+        [*map(_short, strategy.replicas), *(b.device for b in pieces)]
+    )
     loads = dict.fromkeys(names, 0)
-    for block in made:
+    for block in pieces:
         loads[block.device] += block.nbytes
-    most = max(loads.values(), default=0) or 1
+    largest = max(loads.values(), default=0) or 1
     figure = Figure((_COLUMN * max(len(names), 2) + 1.0, _HEIGHT + 1.2))
     axes = figure.add_subplot()
     axes.set_title(f"Strategy {strategy.id}", loc="left", fontsize=10)
@@ -107,8 +109,8 @@ def make_figure(strategy: Any) -> Figure:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     columns, tops = {name: k for k, name in enumerate(names)}, dict.fromkeys(names, 0.0)
-    for block in made:
-        height = block.nbytes / most
+    for block in pieces:
+        height = block.nbytes / largest
         column, bottom = columns[block.device], tops[block.device]
         tops[block.device] += height
         axes.add_patch(
@@ -130,7 +132,7 @@ def make_figure(strategy: Any) -> Figure:
                 va="center",
                 fontsize=7,
             )
-    kinds = dict.fromkeys(block.kind for block in made)
+    kinds = dict.fromkeys(block.kind for block in pieces)
     handles = [Patch(color=_COLORS[kind], label=kind) for kind in kinds]
     if handles:
         figure.legend(handles=handles, loc="lower center", ncols=3, fontsize=8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node costs in each step: the bytes that travel for it, and the seconds."""
+"""Predicts the cost of a node in each step: the bytes sent, and the seconds."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from replicator.strategy.facts import Resources
 from replicator.strategy.nodes import AllReduceSynchronizer, Node, Synchronizer
 
 ALGORITHMS = {"RING": "ring", "NCCL": "nccl"}
-_UNASKED = ("", "NCCL")  # taken only where that was measured: see cost.choose
+_UNASKED = ("", "NCCL")  # used only where measured: see cost.choose
 
 
 @dataclasses.dataclass(frozen=True)
 class Assumed:
-    """What a prediction takes for granted of a step, which nobody says.
+    """What predictions assume about a step.
 
     Attributes:
-        slots: How many numbers an optimizer keeps for each of a variable's.
-        rows: What share of its rows a replica's gradient has, where it is sparse.
+        slots: The optimizer's number of slots per variable.
+        rows: The share of a variable's rows in one replica's sparse gradient.
     """
 
     slots: int = 2
@@ -36,15 +36,15 @@ def predicted(
     sparse: bool = False,
     assumed: Assumed = Assumed(),
 ) -> Node:
-    """Returns a node with what it costs in a step.
+    """Returns a node with its predicted cost in a step.
 
     Args:
         node: The node, which fits the variable.
-        shape: That of the variable.
-        nbytes: Its size.
+        shape: The variable's shape.
+        nbytes: The variable's size.
         resources: The devices.
-        sparse: Whether its gradient is sparse.
-        assumed: What else is taken for granted.
+        sparse: Whether the variable's gradient is sparse.
+        assumed: Further assumptions.
     """
     devices = [_full(name) for name in resources.devices]
     rows = assumed.rows if sparse else None
@@ -66,25 +66,25 @@ def predicted(
             seconds = keeping.owned(load(nbytes), devices, owner, calibration, copies)
         return dataclasses.replace(node, sent=sent, seconds=seconds)
     size = shape[node.axis]
-    loads = [load(nbytes // max(1, size) * own) for own in node.extents(size)]
-    hows = [part.synchronizer for part in node.parts]
-    known = [how for how in hows if how is not None]
+    loads = [load(nbytes // max(1, size) * extent) for extent in node.extents(size)]
+    optional = [part.synchronizer for part in node.parts]
+    hows = [how for how in optional if how is not None]
     return dataclasses.replace(
         node,
-        sent=sum(_sent(*each, devices) for each in zip(known, loads, strict=True)),
+        sent=sum(_sent(*pair, devices) for pair in zip(hows, loads, strict=True)),
         seconds=keeping.in_parts(
-            loads, [_owner(how) for how in known], devices, calibration
+            loads, [_owner(how) for how in hows], devices, calibration
         ),
     )
 
 
 def step_seconds(nodes: Sequence[Node]) -> float:
-    """Returns the seconds of all nodes, one after the other."""
+    """Returns the total seconds of nodes that run one after the other."""
     return math.fsum(node.seconds or 0.0 for node in nodes)
 
 
 def _sent(how: Synchronizer, load: keeping.Load, devices: Sequence[str]) -> int:
-    """Returns how many bytes travel; of what one device has, its value does, too."""
+    """Returns the bytes sent; for an owned variable, including its value."""
     if isinstance(how, AllReduceSynchronizer):
         others = len(devices) - 1
     else:
@@ -93,7 +93,7 @@ def _sent(how: Synchronizer, load: keeping.Load, devices: Sequence[str]) -> int:
 
 
 def _owner(how: Synchronizer) -> str:
-    """Returns where a variable is; "" if all replicas have it."""
+    """Returns the device that owns a variable; "" if it is mirrored."""
     if isinstance(how, AllReduceSynchronizer):
         return ""
     return _full(how.reduction_destination)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules: builders by patterns of the variables' paths."""
+"""Rules: builders by patterns of variables' paths."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from replicator.strategy.nodes import Node, error
 
 
 class Rules(Builder):
-    """For each variable, what the first pattern says that is found in its path.
+    """Applies to each variable the builder of the first pattern found in its path.
 
-    Patterns are regular expressions, searched for as Keras' LayoutMap does. Each
-    builder sees the variables of its pattern only. A variable for which there is no
-    rule is created as without a strategy; a pattern that is found in no path is an
-    error when the first step is built. A dictionary in place of a builder is this.
+    Patterns are regular expressions, searched for as in Keras' LayoutMap. Each builder
+    sees only the variables of its pattern. A variable without a rule is created as
+    without a strategy; a pattern found in no path is an error when the first step is
+    built. A dictionary in place of a builder stands for Rules.
 
     Example:
         >>> repl = replicator.Replicator(["CPU:0", "CPU:1"], strategy={
@@ -33,26 +33,27 @@ class Rules(Builder):
         [0, None]
 
     Args:
-        rules: Builders by their patterns, the first in order comes first.
+        rules: Builders by their patterns, in order of precedence.
 
     Raises:
-        StrategyError: A pattern is no regular expression, or a rule is no builder.
+        StrategyError: A pattern is not a regular expression, or a rule is not a
+            builder.
     """
 
     def __init__(self, rules: Mapping[str, Builder]) -> None:
         self.rules = {_compiled(pattern): rule for pattern, rule in rules.items()}
         for pattern, rule in self.rules.items():
             if not isinstance(rule, Builder) or isinstance(rule, Rules):
-                called = " Call it: a builder is an object." if _is_kind(rule) else ""
+                hint = " Call it: a builder is an object." if _is_kind(rule) else ""
                 raise error(
                     f"the rule of {pattern.pattern!r} is {errors.shown(rule)}, and no "
                     "builder.",
                     "give each pattern a builder, as replicator.strategy.Sharded()."
-                    + called,
+                    + hint,
                 )
 
     def matching(self, path: str) -> int | None:
-        """Returns which rule is that of a variable, None if none is.
+        """Returns the number of the rule that a variable follows, or None.
 
         Example:
             >>> rules = {"kernel": replicator.strategy.PS()}
@@ -61,7 +62,7 @@ class Rules(Builder):
             (0, None)
 
         Args:
-            path: The variable's.
+            path: The variable's path.
         """
         for number, pattern in enumerate(self.rules):
             if pattern.search(path):
@@ -69,7 +70,7 @@ class Rules(Builder):
         return None
 
     def missing(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Returns the patterns that are found in none of some paths.
+        """Returns the patterns that are found in none of the paths.
 
         Example:
             >>> rules = {"kernel": replicator.strategy.PS()}
@@ -77,7 +78,7 @@ class Rules(Builder):
             ('kernel',)
 
         Args:
-            paths: The variables there are.
+            paths: The paths of all variables.
         """
         return tuple(
             pattern.pattern
@@ -86,10 +87,10 @@ class Rules(Builder):
         )
 
     def hidden(self, paths: Sequence[str]) -> tuple[tuple[str, str], ...]:
-        """Returns the patterns that decide on nothing, as an earlier one has it all.
+        """Returns the patterns that an earlier, more general one hides entirely.
 
-        A last pattern for what is left may find nothing left: only patterns of which
-        the earlier one is the more general are meant, so that their order is wrong.
+        A final pattern for the rest may find nothing left: only patterns that find
+        fewer paths than the earlier one count, since their order must be wrong.
 
         Example:
             >>> ps, sharded = replicator.strategy.PS(), replicator.strategy.Sharded()
@@ -98,36 +99,36 @@ class Rules(Builder):
             (('kernel', '.*'),)
 
         Args:
-            paths: The variables there are.
+            paths: The paths of all variables.
 
         Returns:
-            Each with the earlier one.
+            Each hidden pattern with the earlier one.
         """
         patterns = list(self.rules)
-        found = [{path for path in paths if p.search(path)} for p in patterns]
+        matches = [{path for path in paths if p.search(path)} for p in patterns]
         return tuple(
             (patterns[later].pattern, patterns[earlier].pattern)
             for later in range(len(patterns))
             for earlier in range(later)
-            if found[later] < found[earlier]
+            if matches[later] < matches[earlier]
         )
 
     def nodes(
         self, variables: Iterable[VariableFacts], resources: Resources
     ) -> Iterator[Node | None]:
-        """Yields what the rules' builders yield; see `Builder.nodes`."""
-        asked = list(variables)
-        made: dict[int, Node | None] = {}
+        """Yields the nodes of the rules' builders; see `Builder.nodes`."""
+        all_facts = list(variables)
+        nodes: dict[int, Node | None] = {}
         for number, builder in enumerate(self.rules.values()):
-            own = [
+            matches = [
                 (n, facts)
-                for n, facts in enumerate(asked)
+                for n, facts in enumerate(all_facts)
                 if self.matching(facts.path) == number
             ]
-            built = builder.build([facts for _, facts in own], resources).by_name
-            made.update((n, built.get(facts.path)) for n, facts in own)
-        for n in range(len(asked)):
-            yield made.get(n)
+            by_path = builder.build([facts for _, facts in matches], resources).by_name
+            nodes.update((n, by_path.get(facts.path)) for n, facts in matches)
+        for n in range(len(all_facts)):
+            yield nodes.get(n)
 
     def __repr__(self) -> str:
         rules = {pattern.pattern: rule for pattern, rule in self.rules.items()}
@@ -140,12 +141,12 @@ def _is_kind(rule: Any) -> bool:
 
 def _compiled(pattern: Any) -> re.Pattern[str]:
     try:
-        made = re.compile(pattern)
-        if isinstance(made.pattern, str):
-            return made
+        compiled = re.compile(pattern)
+        if isinstance(compiled.pattern, str):
+            return compiled
         problem: Any = "it is no text"
-    except (re.error, TypeError, RecursionError, OverflowError) as found:
-        problem = errors.told(found)
+    except (re.error, TypeError, RecursionError, OverflowError) as failure:
+        problem = errors.told(failure)
     raise error(
         f"the pattern {errors.shown(pattern)} is no regular expression: {problem}.",
         "write it as for re.search; a point in a path is written \\.",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trial: what came of measuring a strategy on real steps."""
+"""Trial: the result of measuring a strategy on real steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What came of measuring a strategy on real steps.
+    """The result of measuring a strategy on real steps.
 
     Example:
         >>> trial = replicator.strategy.Trial("Auto()", "1f", 0.001, 0.004)
@@ -16,13 +16,12 @@ class Trial:
         Auto(): 4 ms a step, of which 1 ms are predicted for variables
 
     Attributes:
-        builder: What made the strategy.
-        strategy: Its id.
-        predicted: How many seconds of a step its variables were predicted to take:
-            their gradients' ways, their updates and their readers. What the model
-            computes is not part of that.
-        measured: How many seconds a step took, the median; None if it could not be run.
-        problem: Why it could not; "" if it could.
+        builder: The builder of the strategy.
+        strategy: The strategy's id.
+        predicted: The predicted seconds per step for variables: sending gradients,
+            updates and reads. The model's own computation is not included.
+        measured: The median seconds per step; None if it could not run.
+        problem: Why it could not run; "" if it could.
     """
 
     builder: str

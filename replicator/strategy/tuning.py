@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tune: the fastest of several strategies, measured on real steps.
+"""tune: finds the fastest of several strategies by measuring real steps.
 
-Each candidate trains a model of its own, which the caller's function makes: variables
-that there are already could not be in parts any more, and steps would change them.
+Each candidate trains its own model, created by the caller's function: existing
+variables could no longer be split, and the steps would change them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import Node, error
 from replicator.strategy.trials import Trial
 
-_WARM_UP = 2  # steps of each before any is measured; the first one builds
+_WARM_UP = 2  # unmeasured steps of each; the first one builds
 _MOST_TRIALS = 10**6
 
 
@@ -47,10 +47,10 @@ def tune(
 ) -> Strategy:
     """Returns the fastest strategy for a training step, measured on real steps.
 
-    What each strategy's variables take in a step is predicted, and those of which that
-    is least are measured. Each trains a model of its own, and they take turns; nothing
-    that you have made before is changed. In the same process name your Keras layers:
-    Keras calls those without a name differently each time.
+    Strategies are ranked by the predicted time of their variables in a step, and the
+    best are measured. Each trains its own model, and they take turns; your existing
+    objects are not changed. Name your Keras layers: within a process, Keras gives
+    unnamed ones a different name each time.
 
     Example:
         >>> def make(strategy):
@@ -71,27 +71,27 @@ def tune(
         >>> repl, step_fn = make("fastest.pb")
 
     Args:
-        make: Is given a strategy, and returns (repl, step_fn) or (repl, step_fn,
+        make: Takes a strategy, and returns (repl, step_fn) or (repl, step_fn,
             input_fn), as for `python -m replicator.plan`: a new Replicator with this
             strategy, and new variables.
-        *others: None. Whoever passes a Replicator and a step_fn that there are already
-            is told what to pass.
-        trials: How many steps of each are measured; medians are compared.
+        *others: Not used; passing an existing Replicator and step_fn raises an error
+            that says what to pass.
+        trials: The number of measured steps per strategy; medians are compared.
         strategies: The builders to choose from; None: Auto, and builders of each kind.
-        best: How many are measured, those of which least is predicted; so many models
-            there are at a time. Auto is one of them.
-        progress: Whether a progress bar is shown, if tqdm is installed.
+        best: The number of strategies to measure, those with the least predicted time,
+            Auto included; as many models exist at a time.
+        progress: Whether to show a progress bar, if tqdm is installed.
 
     Returns:
-        The fastest one, whose `trials` say what was measured, the fastest first.
+        The fastest strategy, whose `trials` hold all measurements, the fastest first.
 
     Raises:
-        ArgumentError: `make` is no function, or returns something else; or another
-            argument is bad.
-        InputError: Its inputs have nothing for a step.
-        StrategyError: Its Replicator has another strategy, or no variables that are
-            trained; or it makes other variables each time.
-        ContextError: Called where a graph is being built.
+        ArgumentError: `make` is not a function, or returns something else; or another
+            argument is invalid.
+        InputError: Its inputs are too short for a step.
+        StrategyError: Its Replicator has another strategy, or no trained variables; or
+            it creates different variables each time.
+        ContextError: Called while a graph is being built.
     """
     _check(make, others, trials, strategies, best, progress)
     survey = _Survey()
@@ -105,12 +105,12 @@ def tune(
         )
     candidates = _ranked(strategies or _usual(), survey)[:best]
     tried = [_prepared(make, candidate, survey) for candidate in candidates]
-    runnable = [one for one in tried if one.step is not None]
+    runnable = [candidate for candidate in tried if candidate.step is not None]
     if not runnable:
         raise tried[0].failure or AssertionError("it has no step, and did not fail")
     _measure(runnable, trials, progress)
     ranked = sorted(tried, key=lambda one: (one.step is None, one.median or 0.0))
-    results = tuple(one.trial for one in ranked)
+    results = tuple(candidate.trial for candidate in ranked)
     return dataclasses.replace(ranked[0].strategy, trials=results)
 
 
@@ -131,7 +131,7 @@ def _usual() -> list[Builder]:
 
 
 class _Survey(Builder):
-    """Notes all variables, and which gradients are sparse; leaves them as they are."""
+    """Records all variables, and which gradients are sparse; changes nothing."""
 
     def __init__(self) -> None:
         self.facts: dict[str, VariableFacts] = {}
@@ -142,14 +142,14 @@ class _Survey(Builder):
     ) -> Iterator[Node | None]:
         self.resources = resources
         for variable in variables:
-            if variable.whole or variable.sparse is not None:  # who asks waits
-                known = VariableFacts(**vars(variable))
-                self.facts[known.path] = dataclasses.replace(known, whole=False)
+            if variable.whole or variable.sparse is not None:  # reading `sparse` waits
+                facts = VariableFacts(**vars(variable))
+                self.facts[facts.path] = dataclasses.replace(facts, whole=False)
             yield None
 
 
 class _Replayed(Builder):
-    """The nodes of a strategy, in the order of variables, whatever these are called."""
+    """Replays a strategy's nodes in the variables' order, whatever their names."""
 
     def __init__(self, strategy: Strategy, survey: _Survey) -> None:
         self._strategy, self._survey = strategy, survey
@@ -176,15 +176,15 @@ class _Replayed(Builder):
 
 @dataclasses.dataclass
 class _Candidate:
-    """A strategy, and what came of it so far.
+    """A strategy and its results so far.
 
     Attributes:
-        builder: What made it.
-        strategy: The strategy, with the variables' paths of the survey.
-        predicted: The seconds of a step that its variables are predicted to take.
+        builder: The builder of the strategy.
+        strategy: The strategy, with the survey's paths of variables.
+        predicted: The predicted seconds per step for its variables.
         step: Runs a step; None if it cannot be built.
-        failure: Why it cannot.
-        times: What each measured step took, in seconds.
+        failure: Why it cannot be built.
+        times: The seconds of each measured step.
     """
 
     builder: Builder
@@ -208,19 +208,21 @@ class _Candidate:
 
 
 def _ranked(made: Sequence[Builder], survey: _Survey) -> list[_Candidate]:
-    """Returns what builders say of the variables: Auto, then the least predicted."""
-    facts, found = list(survey.facts.values()), list[_Candidate]()
+    """Returns the builders' candidates: Auto, then by predicted time."""
+    facts, candidates = list(survey.facts.values()), list[_Candidate]()
     for builder in made:
         assumed = builder.assumed if isinstance(builder, Auto) else None
         strategy = builder.build(facts, survey.resources)
-        nodes = tuple(_costed(strategy, one, survey, assumed) for one in facts)
+        nodes = tuple(_costed(strategy, f, survey, assumed) for f in facts)
         strategy = dataclasses.replace(
             strategy, nodes=tuple(node for node in nodes if node is not None), id=""
         )
-        if all(strategy != one.strategy for one in found):
+        if all(strategy != candidate.strategy for candidate in candidates):
             seconds = predictions.step_seconds(strategy.nodes)
-            found.append(_Candidate(builder, strategy, seconds))
-    return sorted(found, key=lambda c: (not isinstance(c.builder, Auto), c.predicted))
+            candidates.append(_Candidate(builder, strategy, seconds))
+    return sorted(
+        candidates, key=lambda c: (not isinstance(c.builder, Auto), c.predicted)
+    )
 
 
 def _costed(
@@ -240,14 +242,14 @@ def _costed(
 
 
 def _step(make: Callable[[Any], Any], strategy: Builder) -> Any:
-    """Returns the step of what `make` makes with a strategy."""
-    made = make(strategy)
-    if not isinstance(made, tuple) or len(made) not in (2, 3):
+    """Builds the step that `make` returns for a strategy."""
+    program = make(strategy)
+    if not isinstance(program, tuple) or len(program) not in (2, 3):
         raise _wrong(
-            f"a function that returns {errors.shown(made)}",
+            f"a function that returns {errors.shown(program)}",
             "return a tuple (repl, step_fn) or (repl, step_fn, input_fn).",
         )
-    repl, *functions = made
+    repl, *functions = program
     if not _is_replicator(repl):
         raise _wrong(
             f"a function that returns {errors.shown(repl)} first",
@@ -259,7 +261,7 @@ def _step(make: Callable[[Any], Any], strategy: Builder) -> Any:
 def _prepared(
     make: Callable[[Any], Any], candidate: _Candidate, survey: _Survey
 ) -> _Candidate:
-    """Returns a candidate whose step has run, or which says why it cannot."""
+    """Returns a candidate whose step has run, or that records why it cannot."""
     try:
         step = _step(make, _Replayed(candidate.strategy, survey))
         for _ in range(_WARM_UP):
@@ -272,7 +274,7 @@ def _prepared(
 
 
 def _measure(candidates: Sequence[_Candidate], trials: int, progress: bool) -> None:
-    """Measures steps of all; they take turns, and each comes first about as often."""
+    """Measures steps of all candidates in turn; each leads about equally often."""
     with _bar(trials * len(candidates), progress) as advance:
         for n in range(trials):
             turn = n % len(candidates)
@@ -283,7 +285,7 @@ def _measure(candidates: Sequence[_Candidate], trials: int, progress: bool) -> N
 
 @contextlib.contextmanager
 def _bar(total: int, progress: bool) -> Iterator[Callable[[], Any]]:
-    """In this block there is a progress bar, if tqdm is installed."""
+    """Shows a progress bar in this block, if tqdm is installed."""
     try:
         if not progress:
             raise ModuleNotFoundError
@@ -296,7 +298,7 @@ def _bar(total: int, progress: bool) -> Iterator[Callable[[], Any]]:
 
 
 def _is_replicator(value: Any) -> bool:
-    """Whether this is a Replicator, whose class imports this room."""
+    """Whether this is a Replicator, whose class imports this module."""
     return any(kind.__name__ == "Replicator" for kind in type(value).__mro__)
 
 
@@ -309,7 +311,7 @@ def _wrong(problem: str, fix: str) -> errors.ArgumentError:
 def _check(
     make: Any, others: Any, trials: Any, strategies: Any, best: Any, progress: Any
 ) -> None:
-    """Raises ArgumentError or ContextError unless all can be tried."""
+    """Raises ArgumentError or ContextError for invalid arguments or in a graph."""
     if _is_replicator(make) or not callable(make) or others:
         raise _wrong(
             ", ".join(map(errors.shown, (make, *others))),
@@ -330,9 +332,9 @@ def _check(
             )
     if not isinstance(progress, bool):
         raise _wrong(f"progress={errors.shown(progress)}", "it is a bool.")
-    listed = isinstance(strategies, list | tuple) and bool(strategies)
+    is_list = isinstance(strategies, list | tuple) and bool(strategies)
     if strategies is not None and not (
-        listed and all(isinstance(one, Builder) for one in strategies)
+        is_list and all(isinstance(builder, Builder) for builder in strategies)
     ):
         raise _wrong(
             f"strategies={errors.shown(strategies)}",

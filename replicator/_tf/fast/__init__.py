@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only makes the library faster; plain/ has the same names.
+"""Modules that only make the library faster; plain/ has the same names.
 
-Each file looks up, when it is imported, what it needs of what is private to TensorFlow
-and the rest of the library does not: where a name is gone, choice.py sees it in time.
+On import, each looks up the private TensorFlow names that it needs beyond the rest of
+the library's, so that choice.py notices in time if one is gone.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls a traced step with less Python than it takes to call it itself."""
+"""Calls a traced step with less Python than its own call takes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ _NEEDED = (
 
 
 def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
-    """Returns what runs a ConcreteFunction without arguments, eagerly, on no tape.
+    """Returns a function that runs a ConcreteFunction without arguments eagerly.
 
-    Its own call binds arguments, asks all tapes about all captured tensors and packs
-    the results by their types, which takes longer than a small step. None of this can
-    differ from call to call here. What TensorFlow adds to an error is kept.
+    A ConcreteFunction's own call binds arguments, asks all tapes about all captured
+    tensors and packs the results by their types, which takes longer than a small step.
+    None of this varies from call to call here, and no tape records. TensorFlow's
+    annotations of errors are kept.
 
     Args:
         function: A ConcreteFunction.
@@ -57,12 +58,12 @@ def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
     later = bool(function.graph.deferred_external_captures)
     captured = [] if later else function.captured_inputs
     known = list(function.graph.external_captures)
-    asked = list(function.graph.deferred_external_captures)
+    closures = list(function.graph.deferred_external_captures)
 
     def inputs_now() -> list[Any]:
-        """Returns what `captured_inputs` does, which goes through all that is known."""
-        given = [one() for one in asked]
-        return known + tf.nest.flatten(given, expand_composites=True)
+        """Returns the `captured_inputs`, without a loop over the fixed ones."""
+        values = [closure() for closure in closures]
+        return known + tf.nest.flatten(values, expand_composites=True)
 
     def call() -> Any:
         inputs = inputs_now() if later else captured
@@ -77,15 +78,15 @@ def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
                 results = _execute.execute_with_cancellation(
                     name, count, inputs, options, runtime, cancels
                 )
-        for index, known in handles:
-            handle_data_util.set_handle_data(results[index], known)
+        for index, handle_data in handles:
+            handle_data_util.set_handle_data(results[index], handle_data)
         return results or []
 
     return call
 
 
 def _call_options(only_cpus: bool) -> tuple[Any, ...]:
-    """Returns the attributes of a call; see `with_less_optimizing`."""
+    """Returns the attributes of a call, with the settings of `with_less_optimizing`."""
     options = _context.context().function_call_options
     config = tf.compat.v1.ConfigProto()
     config.ParseFromString(options.as_attrs()["config_proto"])
@@ -96,21 +97,21 @@ def _call_options(only_cpus: bool) -> tuple[Any, ...]:
 
 
 def with_less_optimizing(config: Any = None, only_cpus: bool = False) -> Any:
-    """Returns a ConfigProto with less of what a first run waits for.
+    """Returns a ConfigProto with fewer graph optimizations, for a faster first run.
 
-    TensorFlow goes over each graph twice with about a dozen optimizers, most of which
-    find nothing to do in a step of many replicas. Left out are the second time, where
-    nothing was found; the optimizers by MLIR, which sort out control flow; and on CPUs,
-    those that lay out images and move tensors for GPUs. The public settings hold for
-    the whole process, do not offer these, and come first where they do.
+    TensorFlow runs about a dozen optimizers over each graph, twice; most find nothing
+    to do in a step of many replicas. Left out are the second iteration, which found
+    nothing; the MLIR optimizers, which sort out control flow; and on CPUs, those that
+    lay out images and move tensors for GPUs. The public settings hold for the whole
+    process and do not cover these; those they do cover take precedence.
 
     Args:
-        config: A ConfigProto of the user's, whose settings stay; None: the process'.
+        config: The user's ConfigProto, whose settings stay; None: the process's.
         only_cpus: Whether all of the replicas are on CPUs.
     """
-    made = tf.compat.v1.ConfigProto()
-    made.CopyFrom(_context.context().config if config is None else config)
-    rewriter = made.graph_options.rewrite_options
+    reduced = tf.compat.v1.ConfigProto()
+    reduced.CopyFrom(_context.context().config if config is None else config)
+    rewriter = reduced.graph_options.rewrite_options
     choice = type(rewriter)
     if rewriter.meta_optimizer_iterations == choice.DEFAULT_NUM_ITERS:
         rewriter.meta_optimizer_iterations = choice.ONE
@@ -118,9 +119,9 @@ def with_less_optimizing(config: Any = None, only_cpus: bool = False) -> Any:
     if only_cpus and rewriter.layout_optimizer == choice.DEFAULT:
         rewriter.layout_optimizer = choice.OFF
         rewriter.memory_optimization = choice.NO_MEM_OPT
-    return made
+    return reduced
 
 
 def pack_results(function: Any, flat: Sequence[tf.Tensor]) -> Any:
-    """Makes of flat results what the Python function of a ConcreteFunction returned."""
+    """Packs flat results into the structure that the traced function returned."""
     return function.function_type.pack_output(flat)

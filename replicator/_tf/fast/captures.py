@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes many resources known to a function graph at once."""
+"""Captures many resources in a function graph at once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NEEDED = (
 
 
 def capture_all(graph: Any, handles: Sequence[tf.Tensor]) -> None:
-    """Makes eager resources known to a function graph, before anything uses them.
+    """Captures eager resources in a function graph, before anything uses them.
 
-    The graph would capture each when it is used first, in several times the time. It
-    says what it has captured, but cannot be told.
+    The graph would capture each on its first use, which takes several times as long.
+    Its captures can be read publicly, but not added to.
     """
     captures = graph.function_captures
     new = [t for t in handles if id(t) not in captures.by_val_internal]
@@ -34,9 +34,9 @@ def capture_all(graph: Any, handles: Sequence[tf.Tensor]) -> None:
     with graph.as_default(), tf.control_dependencies(None):
         ops = nodes.finish("captured") if new else []
     for handle, op in zip(new, ops, strict=True):
-        (inside,) = op.outputs
-        handle_data_util.copy_handle_data(handle, inside)
+        (placeholder,) = op.outputs
+        handle_data_util.copy_handle_data(handle, placeholder)
         captures.add_or_replace(
-            key=id(handle), external=handle, internal=inside, is_by_ref=False
+            key=id(handle), external=handle, internal=placeholder, is_by_ref=False
         )
-        graph.inputs.append(inside)
+        graph.inputs.append(placeholder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a tensor take the place of a constant that is being made."""
+"""Replaces a constant by another tensor while it is being created."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _NEEDED = (_callbacks.add_op_callback, _callbacks.remove_op_callback)
 def replace_new_constant(
     op: tf.Operation, replacement: Callable[[np.ndarray], tf.Tensor]
 ) -> None:
-    """Lets another tensor take the place of a constant, for whoever asked for it.
+    """Makes the code that is creating a constant receive another tensor instead.
 
-    A device function calls this, which TensorFlow calls before it returns the constant,
-    and before it asks callbacks on ops whether to return another tensor. Public passes
-    over a graph come too late: by then the constants of branches, loops and functions
-    are in several definitions, each of which holds their bytes.
+    Called from a device function, which TensorFlow calls before it returns the constant
+    and before it asks op callbacks for a replacement. Public passes over a graph come
+    too late: by then the constants of branches, loops and functions are in several
+    definitions, each of which holds their bytes.
 
     Args:
         op: The constant.
-        replacement: Returns what takes the place of its value.
+        replacement: Returns the new tensor for the constant's value.
     """
 
     def called(
@@ -40,7 +40,7 @@ def replace_new_constant(
     ) -> tuple[tf.Tensor] | None:
         _callbacks.remove_op_callback(called)
         if graph is None or not outputs or outputs[0].op is not op:
-            return None  # the constant was made in a way that asks no callbacks
+            return None  # created without op callbacks
         value = tf.make_ndarray(attrs[attrs.index("value") + 1].tensor)
         empty_constant(op)
         return (replacement(value),)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds ops of which all is known: many of them at once, or one with less Python."""
+"""Adds fully specified ops: many at once, or a single one with less Python."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ def import_nodes(
 ) -> list[tf.Operation]:
     """Adds the nodes of a GraphDef to a graph; returns their ops in order.
 
-    `tf.graph_util.import_graph_def` copies the definition, fills in defaults and asks
-    each new op for its colocation and the device functions, in Python: several times
-    what the import itself takes.
+    `tf.graph_util.import_graph_def` copies the definition, fills in defaults and runs
+    colocation and the device functions for each new op, in Python: several times the
+    cost of the import itself.
 
     Args:
-        graph: Where the nodes go.
-        definition: Complete nodes, each behind its inputs, with their devices.
-        inputs: By name, "x:0", what nodes are given that are not in the definition.
+        graph: The graph that receives the nodes.
+        definition: Complete nodes in topological order, with their devices.
+        inputs: The tensors, by name ("x:0"), that nodes take from outside the
+            definition.
         scope: The name scope, with the final "/".
     """
-    definition.versions.CopyFrom(graph.graph_def_versions)  # or it counts as very old
+    definition.versions.CopyFrom(graph.graph_def_versions)  # unset means very old
     options = _c_api_util.ScopedTFImportGraphDefOptions()
     _importer._PopulateTFImportGraphDefOptions(
         options.options, scope.removesuffix("/"), inputs, None, False
@@ -72,11 +73,11 @@ def import_nodes(
 
 
 class Nodes(plain.Nodes):
-    """Ops that are added to the default graph at once, where that is quicker.
+    """Ops that are added to the default graph in one import, where that is quicker.
 
-    An import takes a tenth of the time that adding ops by the public API takes, but
-    goes through the whole graph once; so a few ops are added one by one, in half of
-    the time, see `add_op`.
+    An import takes a tenth of the time of adding ops by the public API, but goes
+    through the whole graph once; so a few ops are added one by one, by `add_op`, in
+    half of that time.
     """
 
     def finish(self, name: str) -> list[tf.Operation]:
@@ -94,7 +95,7 @@ class Nodes(plain.Nodes):
         return op
 
     def _import(self, graph: Any, scope: str) -> list[tf.Operation]:
-        given: dict[str, tf.Tensor] = {}
+        imported: dict[str, tf.Tensor] = {}
         for node, inputs in zip(self._definition.node, self._inputs, strict=True):
             for x in inputs:
                 if isinstance(x, int):
@@ -102,23 +103,24 @@ class Nodes(plain.Nodes):
                     continue
                 name = f"given_{id(x)}:{x.value_index}"
                 node.input.append(name)
-                if name not in given:
-                    given[name] = graph.capture(x) if graph.building_function else x
-        ops = import_nodes(graph, self._definition, given, scope)
+                if name not in imported:
+                    imported[name] = graph.capture(x) if graph.building_function else x
+        ops = import_nodes(graph, self._definition, imported, scope)
         by_name = {op.name: op for op in ops}
-        made = [by_name[scope + node.name] for node in self._definition.node]
-        before = graph._current_control_dependencies()
-        inside = graph._get_control_flow_context() is not None
-        for op in made:
+        new_ops = [by_name[scope + node.name] for node in self._definition.node]
+        control_inputs = graph._current_control_dependencies()
+        in_context = graph._get_control_flow_context() is not None
+        for op in new_ops:
             if not op.device:
                 graph._apply_device_functions(op)
-            if before or inside:
-                add_control_inputs(op, list(before))
+            if control_inputs or in_context:
+                add_control_inputs(op, list(control_inputs))
                 op._control_flow_post_processing()
-        return made
+        return new_ops
 
 
-# An import looks at so many nodes of the graph in the time of adding an op: measured.
+# Measured: an import goes through this many of the graph's nodes in the time of adding
+# one op.
 _NODES_PER_OP = 100
 
 
@@ -133,16 +135,16 @@ def add_op(
     name: str | None = None,
     ask_device: bool = True,
 ) -> tf.Operation:
-    """Adds an op to the default graph, of which all attributes are known.
+    """Adds an op whose attributes are all known to the default graph.
 
-    The public calls find them out by the op's definition, which takes as long again.
+    The public calls look them up in the op's definition, which doubles the time.
 
     Args:
-        type_: Its type.
+        type_: The op's type.
         inputs: Its inputs, in order.
         attributes: AttrValues of all attributes without a default.
-        name: What it is called.
-        ask_device: Whether the device functions say where it is.
+        name: Its name.
+        ask_device: Whether the device functions choose its device.
     """
     graph = tf.compat.v1.get_default_graph()
     return graph._create_op_internal(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces a step with what it needs only, and with effects that no result waits for."""
+"""Traces a step without unused ops, and without results that wait for effects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NEEDED = (
 
 
 class _Effects(_acd.AutomaticControlDependencies):
-    """Leaves what to do about effects to a function that is given."""
+    """Replaces TensorFlow's automatic ordering of effects by a given function."""
 
     def __init__(self, order: Callable[..., list[tf.Operation]]) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ class _Effects(_acd.AutomaticControlDependencies):
 
     def __exit__(self, *about: Any) -> None:
         ops = self._graph.get_operations()[self._n_operations :]
-        self._n_operations += len(ops)  # none is left for TensorFlow
+        self._n_operations += len(ops)  # leaves none for TensorFlow to order
         super().__exit__(*about)
         if about[0] is None:
-            kept = [op for op in ops if not is_abandoned(op)]
-            must_run = self._order(kept, set(self._independent_ops))
+            live_ops = [op for op in ops if not is_abandoned(op)]
+            must_run = self._order(live_ops, set(self._independent_ops))
             self.ops_which_must_run.update(must_run)
 
 
@@ -52,17 +52,17 @@ def trace(
 ) -> Any:
     """Traces a function without arguments; returns its ConcreteFunction.
 
-    Unlike those of a tf.function, its results do not wait for its effects, which would
-    take them through one device after the other once the step is done. A call waits for
-    all of them anyway. What a tf.function does about effects is open to the public only
-    as a whole, and takes longer than all of Replicator's passes; and it takes all ops
-    of its graph into the function, used or not.
+    Unlike a tf.function's, its results do not wait for its effects, which would cost a
+    pass through one device after the other once the step is done; a call waits for all
+    effects anyway. A tf.function's treatment of effects can only be switched off
+    publicly as a whole, takes longer than all of Replicator's passes, and keeps all ops
+    of the graph in the function, used or not.
 
     Args:
         build: Adds the ops; returns the results.
-        order: Puts the effects among all ops in order, but for those that were said to
-            run independently; returns the ops that must run.
-        alone: Whether it holds nothing but a step.
+        order: Takes all ops and those set to run independently; orders the effects of
+            the others and returns the ops that must run.
+        alone: Whether the function contains nothing but a step.
     """
 
     def traced() -> Any:
@@ -90,30 +90,30 @@ def trace(
 
 
 class _StepGraph(tf.__internal__.FuncGraph):
-    """A function graph out of which ops can be left when it is complete."""
+    """A function graph that can omit ops once it is complete."""
 
     used: Sequence[tf.Operation] | None = None
     alone = True
 
     def get_operations(self) -> list[tf.Operation]:
-        """Returns the ops that the function consists of."""
+        """Returns the function's ops."""
         return super().get_operations() if self.used is None else list(self.used)
 
 
 def is_step(graph: tf.Graph) -> bool:
-    """Whether a graph is a function's that `trace` traces, with nothing but a step."""
+    """Whether a graph was traced by `trace`, with nothing but a step in it."""
     return isinstance(graph, _StepGraph) and graph.alone
 
 
 def leave_out_unused(graph: Any) -> None:
-    """Leaves out ops that no result and no effect of a function needs, if some must be.
+    """Omits the ops that no result or effect of a function needs, if any was abandoned.
 
-    Where replicas share variables, each has built all updates, and only one of the
-    results is used: TensorFlow would do much for each op before it leaves them out.
-    Where none was abandoned, going through all of them takes more than it saves.
+    Where replicas share variables, each builds all updates, and only one replica's are
+    used: TensorFlow would spend much time on each op before it prunes them. Without
+    abandoned ops the search costs more than it saves.
 
     Args:
-        graph: That of a step, complete.
+        graph: A step's graph, complete.
     """
     ops = graph.get_operations()
     if not any(map(is_abandoned, ops)):

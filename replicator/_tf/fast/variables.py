@@ -33,9 +33,9 @@ _WRITERS = {
 
 
 def _is_quick(variable: Any) -> bool:
-    """Whether what is below adds to a graph what a variable's own methods would add.
+    """Whether this module adds the same ops as a variable's own methods would.
 
-    Not where nothing is traced, nor where a debugger sees each op as it is added.
+    Not outside of tracing, nor where a debugger sees each op as it is added.
     """
     graph = tf.compat.v1.get_default_graph()
     cached = getattr(variable, "_caching_device", None) is not None
@@ -47,13 +47,13 @@ def _is_quick(variable: Any) -> bool:
 
 
 def read_quickly(variable: Any) -> tf.Tensor | None:
-    """Adds a read of a variable to the function graph that is being traced.
+    """Adds a read of a variable to the function graph being traced.
 
-    TensorFlow's own method looks at the definition of the op at each call, which takes
-    twice as long. Steps read and write hundreds of variables on each replica.
+    TensorFlow's own method looks up the op's definition at each call, which takes twice
+    as long. Steps read and write hundreds of variables on each replica.
 
     Returns:
-        None where only the variable's own method adds what it should.
+        The value, or None where the variable's own method is needed.
     """
     if not _is_quick(variable):
         return None
@@ -79,17 +79,17 @@ def _read_differentiated(gradient: tf.Tensor) -> list[tf.Tensor]:
 def write_quickly(
     variable: Any, method: str, value: Any, name: str | None
 ) -> tf.Operation | None:
-    """Adds an assignment to a variable to the function graph that is being traced.
+    """Adds an assignment to a variable to the function graph being traced.
 
     Args:
-        variable: Is written.
+        variable: The variable to write.
         method: "assign", "assign_add" or "assign_sub".
-        value: Is assigned, added or subtracted.
-        name: Of the op.
+        value: The value to assign, add or subtract.
+        name: The op's name.
 
     Returns:
-        None where only the variable's own method adds what it should, or says why it
-        cannot: the shapes do not fit.
+        The op, or None where the variable's own method is needed, if only to raise for
+        shapes that do not match.
     """
     if not _is_quick(variable):
         return None
@@ -99,16 +99,16 @@ def write_quickly(
     if method == "assign":
         if not variable.shape.is_compatible_with(tensor.shape):
             return None
-        known = variable._validate_shape and variable.shape.is_fully_defined()
-        attributes["validate_shape"] = tf.compat.v1.AttrValue(b=known)
+        validate = variable._validate_shape and variable.shape.is_fully_defined()
+        attributes["validate_shape"] = tf.compat.v1.AttrValue(b=validate)
     return add_op(type_, [handle, tensor], attributes, name)
 
 
 def place_of_reads() -> tuple[Any, Any] | None:
-    """Returns what is equal where a variable, read twice, need not be read again.
+    """Returns a key that is equal where a read of a variable can be reused.
 
-    None where a tape may record what is added, or ops are made to wait for others. What
-    is recorded and waited for, the public API only tells of one tape and of ops.
+    None where a tape may record the read, or where new ops get control inputs. The
+    public API tells only what one tape records, and what existing ops wait for.
     """
     graph = tf.compat.v1.get_default_graph()
     if record.could_possibly_record() or graph._current_control_dependencies():

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does what each file of fast/ does by the public API, in more time."""
+"""Does by the public API, more slowly, what the modules of fast/ do."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls a traced step as any function is called."""
+"""Calls a traced step like any other function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from replicator._tf.tapes import stop_recording
 
 
 def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
-    """Returns what runs a ConcreteFunction without arguments, eagerly, on no tape.
+    """Returns a function that runs a ConcreteFunction without arguments eagerly.
+
+    No tape records the call.
 
     Args:
         function: A ConcreteFunction.
@@ -30,17 +32,17 @@ def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
 
 
 def with_less_optimizing(config: Any = None, only_cpus: bool = False) -> Any:
-    """Returns a ConfigProto as it was given, or None for that of the process.
+    """Returns a ConfigProto unchanged, or None for the process's.
 
     Args:
-        config: A ConfigProto of the user's, or None.
+        config: The user's ConfigProto, or None.
         only_cpus: Whether all of the replicas are on CPUs; makes no difference here.
     """
     return config
 
 
 def pack_results(function: Any, flat: Sequence[tf.Tensor]) -> Any:
-    """Makes of flat results what the Python function of a ConcreteFunction returned."""
+    """Packs flat results into the structure that the traced function returned."""
     structure, remaining = function.structured_outputs, iter(flat)
     leaves = [None if leaf is None else next(remaining) for leaf in _flat(structure)]
     return tf.nest.pack_sequence_as(structure, leaves, expand_composites=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves it to a function graph to make resources known to itself."""
+"""Leaves the capture of resources to the function graph."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ import tensorflow as tf
 
 
 def capture_all(graph: Any, handles: Sequence[tf.Tensor]) -> None:
-    """Does nothing: the graph captures each resource when it is used first."""
+    """Does nothing: the graph captures each resource on its first use."""

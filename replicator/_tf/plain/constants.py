@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves constants where they are put."""
+"""Leaves constants as they are created."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ import tensorflow as tf
 def replace_new_constant(
     op: tf.Operation, replacement: Callable[[np.ndarray], tf.Tensor]
 ) -> None:
-    """Does nothing: each graph holds the constants that are put into it."""
+    """Does nothing: each graph holds the constants created in it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds ops of which all is known, one by one."""
+"""Adds fully specified ops one by one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def import_nodes(
     """Adds the nodes of a GraphDef to a graph; returns their ops in order.
 
     Args:
-        graph: Where the nodes go, the default graph.
-        definition: Complete nodes, each behind its inputs, with their devices.
-        inputs: By name, "x:0", what nodes are given that are not in the definition.
+        graph: The graph that receives the nodes, the default graph.
+        definition: Complete nodes in topological order, with their devices.
+        inputs: The tensors, by name ("x:0"), that nodes take from outside the
+            definition.
         scope: The name scope, with the final "/".
     """
-    definition.versions.CopyFrom(graph.graph_def_versions)  # or it counts as very old
+    definition.versions.CopyFrom(graph.graph_def_versions)  # unset means very old
     start = operation_count(graph)
     with tf.device(None):  # nodes have their devices
         tf.graph_util.import_graph_def(definition, input_map=inputs, name=scope)
@@ -33,9 +34,9 @@ def import_nodes(
 class Nodes:
     """Ops that are added to the default graph together, and that no tape records.
 
-    Apart from that they are as ops that are added otherwise: in the current name scope,
-    under the device functions, control dependencies and control flow. Their names sort
-    as they were noted.
+    Otherwise they are like any new ops: subject to the current name scope, device
+    functions, control dependencies and control flow context. Their names sort in the
+    order in which they were noted.
     """
 
     def __init__(self) -> None:
@@ -49,16 +50,17 @@ class Nodes:
         device: str | None = None,
         **attributes: Any,
     ) -> int:
-        """Notes an op.
+        """Notes an op to be added by `finish`.
 
         Args:
-            type_: Its type.
-            inputs: Tensors, or the number of an op of this object for its first result.
-            device: Where it is; if given, no device function is asked.
-            **attributes: All of the op's attributes, but for those with a default.
+            type_: The op's type.
+            inputs: Tensors, or numbers of this object's ops, meaning their first
+                results.
+            device: Its device; None: the device functions choose.
+            **attributes: All of the op's attributes except those with a default.
 
         Returns:
-            The number of the op.
+            The op's number.
         """
         number = len(self._inputs)
         node = self._definition.node.add(op=type_, name=node_name(number))
@@ -95,16 +97,16 @@ def _create(node: Any, inputs: Sequence[tf.Tensor]) -> tf.Operation:
 
 
 def node_name(number: int) -> str:
-    """Returns what the op of a number is called, in its scope."""
+    """Returns the name, within the scope, of the op with this number."""
     return f"n{number:07d}"
 
 
 def _set_attribute(attribute: Any, value: Any) -> None:
-    """Sets the AttrValue of a node."""
+    """Sets a node's AttrValue."""
     if isinstance(value, tf.DType):
         attribute.type = value.as_datatype_enum
     elif isinstance(value, tf.TensorShape):
-        attribute.shape.SetInParent()  # a scalar's is empty
+        attribute.shape.SetInParent()  # present even for a scalar, whose shape is empty
         attribute.shape.MergeFrom(value.as_proto())
     elif isinstance(value, int):
         attribute.i = value

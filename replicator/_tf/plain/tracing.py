@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces a step as any function is traced: as if users had put it in a tf.function."""
+"""Traces a step like any function that a user puts into a tf.function."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def trace(
 
     Args:
         build: Adds the ops; returns the results.
-        order: Is not called: TensorFlow puts the effects in order, as in each function,
-            and lets the results wait for them.
-        alone: Whether it holds nothing but a step.
+        order: Not called: TensorFlow orders the effects, as in any function, and makes
+            the results wait for them.
+        alone: Whether the function contains nothing but a step.
     """
 
-    def step() -> Any:  # what errors call it
+    def step() -> Any:  # its name appears in errors
         if alone:
             _steps.add(tf.compat.v1.get_default_graph())
         return build()
@@ -36,9 +36,9 @@ _steps: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 
 
 def is_step(graph: tf.Graph) -> bool:
-    """Whether a graph is a function's that `trace` traces, with nothing but a step."""
+    """Whether a graph was traced by `trace`, with nothing but a step in it."""
     return graph in _steps
 
 
 def leave_out_unused(graph: Any) -> None:
-    """Does nothing: TensorFlow leaves out ops that nothing needs before they run."""
+    """Does nothing: TensorFlow prunes unneeded ops before it runs the function."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves it to variables to read and write themselves, as often as they are told to."""
+"""Leaves reads and writes to the variables' own methods."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The builders of strategies, one file each."""
+"""The strategy builders, one per file."""

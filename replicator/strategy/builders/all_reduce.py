@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AllReduce: all replicas have all variables, gradients are reduced for all of them."""
+"""AllReduce: every variable on every replica, with all-reduced gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replicator.strategy.nodes import (
 
 
 class AllReduce(Builder):
-    """Each replica has all variables; gradients are reduced for all replicas.
+    """Mirrors every variable on all replicas and all-reduces the gradients.
 
     Example:
         >>> repl = replicator.Replicator(
@@ -28,14 +28,14 @@ class AllReduce(Builder):
         [True, True]
 
     Args:
-        chunk_size: Of how many variables, in the order of their creation, small
-            gradients may travel together.
-        all_reduce_spec: "NCCL": by NVIDIA's library where all replicas are on GPUs of
-            one host, else as "AUTO": the cheapest way; or "RING".
-        compressor: What makes gradients smaller on their way; None for none.
+        chunk_size: The number of variables, in the order of creation, whose small
+            gradients share a bucket.
+        all_reduce_spec: "NCCL": NVIDIA's library where all replicas are on GPUs of one
+            host, else as "AUTO": the cheapest algorithm; or "RING".
+        compressor: Compresses gradients in transit; None for none.
 
     Raises:
-        StrategyError: An option has a value that it cannot have.
+        StrategyError: An option has an invalid value.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AllReduce(Builder):
         self.compressor = compressor
 
     def of(self, index: int) -> AllReduceSynchronizer:
-        """Returns the synchronizer of the variable, or the part, of an index.
+        """Returns the synchronizer of the variable, or the part, with an index.
 
         Example:
             >>> replicator.strategy.AllReduce(chunk_size=2).of(5).group

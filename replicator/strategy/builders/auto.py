@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Auto: for each variable, what is predicted to take the least time."""
+"""Auto: gives each variable the placement with the least predicted time."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from replicator.strategy.nodes import (
 
 
 class Auto(Builder):
-    """Each variable is kept equal in the way that is predicted to take the least time.
+    """Gives each variable the placement that is predicted to take the least time.
 
-    On all replicas, with the cheapest all-reduce; on one replica, where its gradients
-    are reduced and it is updated once for all; or in parts, one for each replica. Each
-    is predicted from what work costs on these devices (see `python -m
+    Either mirrored, with the cheapest all-reduce; or owned by one replica, which
+    reduces its gradients and updates it once for all; or split into one part per
+    replica. Predictions use what work costs on these devices (see `python -m
     replicator.calibrate`): the bytes and messages of gradients and of values that are
-    read, and the optimizer's work, on one replica or on all. The prediction is in the
-    nodes, and so in `print(repl.strategy)`.
+    read, and the optimizer's work, on one replica or on all. They are stored in the
+    nodes, so `print(repl.strategy)` shows them.
 
-    Where it matters whether a gradient is sparse, that is waited for: it decides when
-    the first step is built, on this and on all later variables, which are then whole.
+    Where the choice depends on whether a gradient is sparse, Auto waits: it then
+    decides on this and all later variables when the first step is built, and leaves
+    them whole.
 
     Example:
         >>> from replicator import strategy
@@ -42,13 +43,12 @@ class Auto(Builder):
         ('CPU:0', True)
 
     Args:
-        slots: How many numbers the optimizer keeps for each of a variable's: 2 for
-            Adam, 1 with momentum, 0 for plain SGD.
-        rows: What share of a variable's rows the gradient of one replica has, where it
-            is sparse.
+        slots: The optimizer's number of slots per variable: 2 for Adam, 1 with
+            momentum, 0 for plain SGD.
+        rows: The share of a variable's rows in one replica's sparse gradient.
 
     Raises:
-        StrategyError: An option has a value that it cannot have.
+        StrategyError: An option has an invalid value.
     """
 
     def __init__(self, slots: int = 2, rows: float = 0.01) -> None:
@@ -67,7 +67,7 @@ class Auto(Builder):
 
     @property
     def assumed(self) -> predictions.Assumed:
-        """What its predictions take for granted of steps.
+        """What its predictions assume about steps.
 
         Example:
             >>> replicator.strategy.Auto(slots=1).assumed.slots
@@ -79,16 +79,16 @@ class Auto(Builder):
         self, variables: Iterable[VariableFacts], resources: Resources
     ) -> Iterator[Node | None]:
         """Yields nodes with the least predicted time; see `Builder.nodes`."""
-        loads, last = Loads(resources.devices), ""
+        loads, last_owner = Loads(resources.devices), ""
         for variable in variables:
-            # A bias is where its layer's weights are.
-            beside = last if len(variable.shape) < 2 else ""
-            owner = beside or loads.lowest()
+            # A bias goes with its layer's weights.
+            neighbor = last_owner if len(variable.shape) < 2 else ""
+            owner = neighbor or loads.lowest()
             node = self._best(variable, owner, resources)
-            last = ""
+            last_owner = ""
             if isinstance(node.synchronizer, PSSynchronizer):
-                last = node.synchronizer.reduction_destination
-                loads.add(last, variable.nbytes)
+                last_owner = node.synchronizer.reduction_destination
+                loads.add(last_owner, variable.nbytes)
             for part, size in zip(node.parts, node.sizes, strict=True):
                 assert isinstance(part.synchronizer, PSSynchronizer), "as made here"
                 row = variable.nbytes // variable.shape[0]
@@ -96,24 +96,26 @@ class Auto(Builder):
             yield node
 
     def _best(self, variable: VariableFacts, owner: str, resources: Resources) -> Node:
-        """Returns the node of the least time, by the gradient's layout if that counts.
+        """Returns the fastest node, asking for the gradient's layout only if needed.
 
         Args:
             variable: The variable.
-            owner: Which replica would own it.
+            owner: The replica that would own it.
             resources: The devices.
         """
-        made = _candidates(variable, owner, resources)
+        nodes = _candidates(variable, owner, resources)
         sparse = sparse_if_known(variable)
         if len(variable.shape) != 2:
-            sparse = bool(sparse)  # tables have two axes
+            sparse = bool(sparse)  # embedding tables have two axes
         if sparse is not None:
-            return self._least(made, variable, resources, sparse)
-        dense, rows = (self._least(made, variable, resources, s) for s in _LAYOUTS)
-        same = self._least([n for n in made if n == dense], variable, resources, True)
-        if (same.seconds or 0.0) <= (rows.seconds or 0.0):
+            return self._least(nodes, variable, resources, sparse)
+        dense, rows = (self._least(nodes, variable, resources, s) for s in _LAYOUTS)
+        if_sparse = self._least(
+            [n for n in nodes if n == dense], variable, resources, True
+        )
+        if (if_sparse.seconds or 0.0) <= (rows.seconds or 0.0):
             return dense
-        # To ask is to wait for the first step, where it is not known.
+        # If the layout is still unknown, asking for it waits for the first step.
         return rows if variable.sparse else dense
 
     def _least(
@@ -123,7 +125,7 @@ class Auto(Builder):
         resources: Resources,
         sparse: bool,
     ) -> Node:
-        """Returns the first of the nodes that take the least time."""
+        """Returns the first of the nodes with the least predicted time."""
         facts = variable.shape, variable.nbytes, resources, sparse, self.assumed
         costed = [predictions.predicted(node, *facts) for node in made]
         return min(costed, key=lambda node: node.seconds or 0.0)
@@ -136,18 +138,18 @@ _MOST_SLOTS = 100
 def _candidates(
     variable: VariableFacts, owner: str, resources: Resources
 ) -> list[Node]:
-    """Returns in which ways a variable may be kept equal."""
+    """Returns the possible nodes of a variable."""
     path = variable.path
-    found = [Node(path, AllReduceSynchronizer())]
+    nodes = [Node(path, AllReduceSynchronizer())]
     if resources.num_replicas == 1 or not resources.one_program:
-        return found
-    found.append(Node(path, PSSynchronizer(owner)))
+        return nodes
+    nodes.append(Node(path, PSSynchronizer(owner)))
     count = min(resources.num_replicas, variable.shape[0] if variable.shape else 0)
     if count > 1 and not variable.whole:
         servers = [PSSynchronizer(name) for name in resources.devices[:count]]
         sizes = even_sizes(variable.shape[0], count)
-        found.append(Node.in_parts(path, 0, sizes, servers))
-    return found
+        nodes.append(Node.in_parts(path, 0, sizes, servers))
+    return nodes
 
 
 def _is_share(value: Any) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A strategy that was made before, as a builder."""
+"""Given: a builder that returns an existing strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replicator.strategy.nodes import Node
 
 
 class Given(Builder):
-    """What a Strategy says of each variable, by its path.
+    """Looks up each variable's node in a Strategy, by its path.
 
     Example:
         >>> empty = replicator.strategy.Strategy()
@@ -29,12 +29,12 @@ class Given(Builder):
         self, variables: Iterable[VariableFacts], resources: Resources
     ) -> Iterator[Node | None]:
         """Yields the strategy's nodes; see `Builder.nodes`."""
-        known = self.strategy.by_name
+        nodes = self.strategy.by_name
         for variable in variables:
-            yield known.get(variable.path)
+            yield nodes.get(variable.path)
 
     def missing(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Returns the nodes of which there is no variable.
+        """Returns the nodes without a variable.
 
         Example:
             >>> ps = replicator.strategy.PSSynchronizer("CPU:0")

@@ -14,9 +14,9 @@ from replicator.strategy.nodes import Node, PSSynchronizer, check_ps
 
 
 class Parallax(AllReduce):
-    """Dense gradients: as AllReduce; sparse: as PSLoadBalancing, without copies.
+    """Dense gradients as by AllReduce, sparse as by PSLoadBalancing, without copies.
 
-    Which are sparse is known when the first step with them is built.
+    Which gradients are sparse is known when the first step with them is built.
 
     Source: Kim et al. 2019, Parallax: sparsity-aware data parallel training of deep
     neural networks.
@@ -32,15 +32,15 @@ class Parallax(AllReduce):
 
     Args:
         chunk_size: As for `AllReduce`.
-        local_proxy_variable: Taken as AutoDist takes it, and without effect: of what is
-            read by the row there are no copies.
+        local_proxy_variable: Accepted as in AutoDist, but without effect: variables
+            that are read by rows have no copies.
         sync: As for `PS`.
         staleness: As for `PS`.
         all_reduce_spec: As for `AllReduce`.
-        compressor: As for `AllReduce`, of dense gradients.
+        compressor: As for `AllReduce`, for dense gradients.
 
     Raises:
-        StrategyError: The options do not fit together.
+        StrategyError: The options are invalid or contradict each other.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Parallax(AllReduce):
         for variable in variables:
             if variable.sparse:
                 device = loads.least(variable.nbytes)
-                how = PSSynchronizer(device, False, self.sync, self.staleness)
-                yield Node(variable.path, how)
+                synchronizer = PSSynchronizer(device, False, self.sync, self.staleness)
+                yield Node(variable.path, synchronizer)
             else:
                 yield Node(variable.path, self.of(next(dense)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitioned: parts along an axis of one's choice, for rules."""
+"""Partitioned: splits variables along a chosen axis, for use in rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replicator.strategy.nodes import Node, PSSynchronizer, error
 
 
 class Partitioned(Builder):
-    """Variables are in parts along an axis, each on the replica with the fewest bytes.
+    """Splits variables along an axis, each part on the replica with the fewest bytes.
 
     Example:
         >>> facts = replicator.strategy.VariableFacts("w", (2, 5), "float32", nbytes=40)
@@ -25,12 +25,12 @@ class Partitioned(Builder):
         (3, 2)
 
     Args:
-        axis: Along which; from the end, if it is negative.
-        parts: How many; None: one for each replica. As many as there are elements along
-            the axis, if that is less.
+        axis: The axis; counted from the end if negative.
+        parts: The number of parts; None: one per replica. At most one per element along
+            the axis.
 
     Raises:
-        StrategyError: An option has a value that it cannot have.
+        StrategyError: An option has an invalid value.
     """
 
     def __init__(self, axis: int = 0, parts: int | None = None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PartitionedAR: even parts of variables, of each of which all replicas have a copy."""
+"""PartitionedAR: even parts of variables, each mirrored on all replicas."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from replicator.strategy.nodes import Node
 
 
 class PartitionedAR(AllReduce):
-    """Variables are in parts along axis 0, as by PartitionedPS; each is all-reduced.
+    """Splits variables along axis 0 like PartitionedPS; each part is all-reduced.
 
-    Takes what `AllReduce` takes; groups are of as many parts.
+    Takes the arguments of `AllReduce`; a chunk counts parts.
 
     Example:
         >>> facts = replicator.strategy.VariableFacts("w", (6, 2), "float32", nbytes=48)
@@ -36,7 +36,7 @@ class PartitionedAR(AllReduce):
             yield node_in_parts(variable, axis, count, lambda _: self.of(next(index)))
 
     def cutter(self) -> Callable[[VariableFacts], tuple[int, int]]:
-        """Returns what says along which axis a variable is in parts, and in how many.
+        """Returns a function that picks a variable's axis and number of parts.
 
         Example:
             >>> facts = replicator.strategy.VariableFacts("w", (9, 2), "float32")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PartitionedPS: even parts of variables on all CPU devices."""
+"""PartitionedPS: even parts of variables, spread over all CPU devices."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from replicator.strategy.nodes import Node
 
 
 class PartitionedPS(PS):
-    """Variables are in parts along axis 0, each on the CPU device with fewest bytes.
+    """Splits variables along axis 0, each part on the CPU device with the fewest bytes.
 
-    In as many as the smallest divisor of their size from 2 on; scalars and what has one
-    row are whole. Takes what `PS` takes.
+    The number of parts is the smallest divisor of the size, from 2 on; scalars and
+    variables with one row stay whole. Takes the arguments of `PS`.
 
     Example:
         >>> facts = replicator.strategy.VariableFacts("w", (6, 2), "float32", nbytes=48)
@@ -27,7 +27,7 @@ class PartitionedPS(PS):
     """
 
     def count(self, size: int) -> int:
-        """Returns in how many parts an axis is.
+        """Returns the number of parts for an axis of this size.
 
         Example:
             >>> [replicator.strategy.PartitionedPS().count(n) for n in (1, 6, 7)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PS: all variables on one device."""
+"""PS: places all variables on one device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replicator.strategy.nodes import Node, PSSynchronizer, check_compressor, ch
 
 
 class PS(Builder):
-    """All variables are on the first CPU device, a parameter server.
+    """Places all variables on the first CPU device, a parameter server.
 
     Source: Li et al. 2014, Scaling distributed machine learning with the parameter
     server; this and the other builders are those of AutoDist.
@@ -26,14 +26,14 @@ class PS(Builder):
         True
 
     Args:
-        local_proxy_variable: Whether every replica has a copy, refreshed after each
-            update, or reads the variable where it is.
+        local_proxy_variable: Whether each replica has a copy, refreshed after each
+            update, instead of reading the variable where it is.
         sync: Whether an update waits for the gradients of all replicas.
-        staleness: By how many steps the fastest replica may be ahead of the slowest.
-        compressor: What makes gradients smaller on their way; None for none.
+        staleness: How many steps the fastest replica may be ahead of the slowest.
+        compressor: Compresses gradients in transit; None for none.
 
     Raises:
-        StrategyError: The options do not fit together.
+        StrategyError: The options are invalid or contradict each other.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PS(Builder):
         self.compressor = compressor
 
     def on(self, device: str) -> PSSynchronizer:
-        """Returns the synchronizer of what is on a device.
+        """Returns the synchronizer for variables on a device.
 
         Example:
             >>> replicator.strategy.PS().on("CPU:1").reduction_destination

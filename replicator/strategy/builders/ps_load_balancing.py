@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PSLoadBalancing: variables on all CPU devices, about as many bytes on each."""
+"""PSLoadBalancing: spreads variables evenly over all CPU devices, by bytes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from replicator.strategy.nodes import Node
 
 
 class PSLoadBalancing(PS):
-    """Each variable is on the CPU device that has the fewest bytes so far.
+    """Places each variable on the CPU device with the fewest bytes so far.
 
-    Takes what `PS` takes.
+    Takes the arguments of `PS`.
 
     Example:
         >>> repl = replicator.Replicator(

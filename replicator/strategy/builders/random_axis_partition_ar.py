@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RandomAxisPartitionAR: parts along an axis that is drawn, each all-reduced."""
+"""RandomAxisPartitionAR: parts along a random axis, each all-reduced."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from replicator.strategy.nodes import error
 
 
 class RandomAxisPartitionAR(PartitionedAR):
-    """As PartitionedAR, along an axis drawn of those that are longer than 1.
+    """Like PartitionedAR, but along a random axis of those longer than 1.
 
-    Along axis 0 where the gradient is sparse. Takes what `AllReduce` takes, and a seed.
+    Along axis 0 if the gradient is sparse. Takes the arguments of `AllReduce`, and a
+    seed.
 
     Example:
         >>> facts = replicator.strategy.VariableFacts(
@@ -29,12 +30,12 @@ class RandomAxisPartitionAR(PartitionedAR):
 
     Args:
         chunk_size: As for `AllReduce`.
-        seed: Of the draws; an int.
+        seed: The seed of the draws; an int.
         all_reduce_spec: As for `AllReduce`.
         compressor: As for `AllReduce`.
 
     Raises:
-        StrategyError: An option has a value that it cannot have.
+        StrategyError: An option has an invalid value.
     """
 
     may_divide = True
@@ -55,7 +56,7 @@ class RandomAxisPartitionAR(PartitionedAR):
         self.seed = seed
 
     def cutter(self) -> Callable[[VariableFacts], tuple[int, int]]:
-        """Returns what draws an axis; see `PartitionedAR.cutter`.
+        """Returns a function that draws a variable's axis; see `PartitionedAR.cutter`.
 
         Example:
             >>> facts = replicator.strategy.VariableFacts(

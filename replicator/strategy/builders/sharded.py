@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharded and Mirrored: what `variables="sharded"` and `"mirrored"` are names of."""
+"""Sharded and Mirrored: the builders of `variables="sharded"` and `"mirrored"`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from replicator.strategy.nodes import AllReduceSynchronizer, Node, PSSynchronize
 
 
 class Sharded(Builder):
-    """Each variable is on the replica that has the fewest bytes so far.
+    """Places each variable on the replica with the fewest bytes so far.
 
-    Vectors are with the variable before them: a bias with its layer's weights, whose
-    gradient is computed from the same. All replicas have scalars.
+    Vectors go with the variable before them: a bias with its layer's weights, whose
+    gradient is computed from the same values. Scalars are mirrored.
 
     Source: ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054), whose first two stages
     divide the optimizer's state and the gradients like this.
@@ -46,7 +46,7 @@ class Sharded(Builder):
 
 
 class Mirrored(Builder):
-    """Each replica has all variables, and what is cheapest moves their gradients.
+    """Mirrors every variable; the cheapest algorithm reduces their gradients.
 
     Example:
         >>> repl = replicator.Replicator(
@@ -60,6 +60,6 @@ class Mirrored(Builder):
     def nodes(
         self, variables: Iterable[VariableFacts], resources: Resources
     ) -> Iterator[Node | None]:
-        """Yields nodes of one group; see `Builder.nodes`."""
+        """Yields nodes of a single group; see `Builder.nodes`."""
         for variable in variables:
             yield Node(variable.path, AllReduceSynchronizer())

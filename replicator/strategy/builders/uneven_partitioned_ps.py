@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UnevenPartitionedPS: parts of variables that are not alike, on all CPU devices."""
+"""UnevenPartitionedPS: uneven parts of variables, spread over all CPU devices."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from replicator.strategy.builders.parts import no_divisor
 
 
 class UnevenPartitionedPS(PartitionedPS):
-    """As PartitionedPS, in a number of parts that does not divide the size.
+    """Like PartitionedPS, with a number of parts that does not divide the size.
 
-    In as many as the smallest such number from 2 on; what has two rows is in two. Takes
-    what `PS` takes.
+    It is the smallest such number, from 2 on; two rows make two parts. Takes the
+    arguments of `PS`.
 
     Example:
         >>> facts = replicator.strategy.VariableFacts("w", (6, 2), "float32", nbytes=48)
@@ -22,7 +22,7 @@ class UnevenPartitionedPS(PartitionedPS):
     """
 
     def count(self, size: int) -> int:
-        """Returns in how many parts an axis is.
+        """Returns the number of parts for an axis of this size.
 
         Example:
             >>> [replicator.strategy.UnevenPartitionedPS().count(n) for n in (2, 6, 7)]
