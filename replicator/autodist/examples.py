@@ -31,6 +31,7 @@ class Examples:
         replica: The replica, which is being built.
         given: What it has of them.
         declared: What the user says that losses are, "mean" or "sum", if anything.
+        all_have_some: Whether every replica is known to have an example.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class Examples:
         replica: context.ReplicaContext,
         given: Sequence[tf.Tensor],
         declared: str | None = None,
+        all_have_some: bool = False,
     ) -> None:
         self._replica, self._given, self._declared = replica, given, declared
+        self._all_have_some = all_have_some
         self._weights: dict[tuple[int, int], Weighed] = {}
         # From where tapes began, what is in its place, and what that is.
         self._begun: list[tuple[tf.Tensor, tf.Tensor, Value | None]] = []
@@ -82,7 +85,7 @@ class Examples:
         key = id(graph), id(found.call)
         if key not in self._weights:
             self._weights[key] = weighed.make(
-                found.call, *self._begin(graph, targets, given)
+                found.call, *self._begin(graph, targets, given), self._all_have_some
             )
         known = self._weights[key]
         self.go_on(graph)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -62,12 +62,19 @@ class DistributedFunction:
         tensors = [
             next(rows) if own else t for t, own in zip(tensors, split, strict=True)
         ]
-        key = self._key(args, kwargs, leaves, places, tensors)
+        # Gradients of replicas without an example take guards; few batches need them.
+        enough = self._are_enough(tensors, split)
+        key = enough, self._key(args, kwargs, leaves, places, tensors)
         if key not in self._built:
-            self._built[key] = _Call(
-                self._function, self._repl, (args, kwargs), places, split, self._loss
-            )
+            arguments = _Arguments((args, kwargs), places, split, enough)
+            self._built[key] = _Call(self._function, self._repl, arguments, self._loss)
         return self._built[key](tensors)
+
+    def _are_enough(self, tensors: Sequence[tf.Tensor], split: Sequence[bool]) -> bool:
+        """Whether there is known to be an example for every replica."""
+        sizes = [t.shape[0] for t, own in zip(tensors, split, strict=True) if own]
+        known = [size for size in sizes if size is not None]
+        return bool(known) and min(known) >= self._repl.num_replicas
 
     def _leaves(self, args: Any, kwargs: Any) -> list[Any]:
         try:
@@ -129,15 +136,29 @@ class _Given(threading.local):
     tensors: Sequence[tf.Tensor] = ()
 
 
+class _Arguments(NamedTuple):
+    """What calls have in common that one trace serves.
+
+    Attributes:
+        structure: The arguments of one of them.
+        places: Which leaves of these are arrays.
+        rows: Which of the arrays have examples.
+        enough: Whether there is known to be an example for every replica.
+    """
+
+    structure: Any
+    places: Sequence[int]
+    rows: Sequence[bool]
+    enough: bool
+
+
 class _Call:
     """The function, for arguments of one kind.
 
     Args:
         function: The user's.
         repl: Runs it.
-        arguments: Those of a call.
-        places: Which leaves of them are arrays.
-        rows: Which of these have examples.
+        arguments: What is known of its arguments.
         loss: What the user says that losses are, if anything.
     """
 
@@ -145,15 +166,14 @@ class _Call:
         self,
         function: Callable[..., Any],
         repl: Any,
-        arguments: Any,
-        places: Sequence[int],
-        rows: Sequence[bool],
+        arguments: _Arguments,
         loss: str | None,
     ) -> None:
-        self._function, self._repl, self._rows = function, repl, rows
-        self._loss, self._split = loss, rows  # what is split: nothing, if need be
-        self._structure, self._places = arguments, places
-        leaves = tf.nest.flatten(arguments)
+        self._function, self._repl, self._arguments = function, repl, arguments
+        self._loss = loss
+        self._split = arguments.rows  # what is split: nothing, if need be
+        places = arguments.places
+        leaves = tf.nest.flatten(arguments.structure)
         self._others = [None if k in places else x for k, x in enumerate(leaves)]
         self._traced = tf.function(self._build, reduce_retracing=True, autograph=False)
         self._ready: Any = None  # `_traced`, once it is
@@ -189,11 +209,11 @@ class _Call:
         except errors.UnsupportedError as error:
             if not any(self._split):
                 raise
-            self._split = [False] * len(self._rows)
+            self._split = [False] * len(self._arguments.rows)
             try:
                 made = trace()
             except errors.ReplicatorError:
-                self._split = self._rows
+                self._split = self._arguments.rows
                 raise error from None
             if self._repl.num_replicas > 1:
                 name = _name(self._function)
@@ -204,7 +224,7 @@ class _Call:
         """Returns what is alike for all calls."""
         return [
             tf.TensorSpec([None, *t.shape[1:]] if own else t.shape, t.dtype)
-            for t, own in zip(tensors, self._rows, strict=True)
+            for t, own in zip(tensors, self._arguments.rows, strict=True)
         ]
 
     def _quick(self, tensors: Sequence[tf.Tensor]) -> Callable[[], Any]:
@@ -235,12 +255,13 @@ class _Call:
         """What each replica does."""
         replica = context.require("a function of AutoDist")
         leaves = list(self._others)
-        for k, tensor in zip(self._places, tensors, strict=True):
+        for k, tensor in zip(self._arguments.places, tensors, strict=True):
             leaves[k] = tensor
-        args, kwargs = tf.nest.pack_sequence_as(self._structure, leaves)
+        args, kwargs = tf.nest.pack_sequence_as(self._arguments.structure, leaves)
         given = [t for t, own in zip(tensors, self._split, strict=True) if own]
         shard = shards.Shard(None, count, total) if given else None
-        own = examples.Examples(replica, given, self._loss)
+        enough = self._arguments.enough
+        own = examples.Examples(replica, given, self._loss, enough)
         replica.synchronizes, replica.agrees = own.weighed, own.agreed
         with replica.weighing(shard):
             function = _tf.function_of(self._function)

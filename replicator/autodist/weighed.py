@@ -21,20 +21,32 @@ class Weighed:
         loss: What is differentiated.
         weight: What that weighs.
         begins: Whether differentiation starts from the weight.
-        counts: One where the weight is more than nothing, else zero; made once, as
-            there is a gradient of each variable.
+        counts: One where the weight is positive, else zero; one tensor for the
+            gradients of all variables. None: every replica has an example, so that the
+            weight is positive on each.
     """
 
     call: Any
     loss: Value
     weight: tf.Tensor
     begins: bool
-    counts: tf.Tensor
+    counts: tf.Tensor | None
 
 
-def make(call: Any, loss: Value, weight: tf.Tensor, begins: bool) -> Weighed:
-    """Returns a Weighed of these."""
-    return Weighed(call, loss, weight, begins, tf.cast(weight > 0, weight.dtype))
+def make(
+    call: Any, loss: Value, weight: tf.Tensor, begins: bool, all_have_some: bool
+) -> Weighed:
+    """Returns a Weighed of these.
+
+    Args:
+        call: As in Weighed.
+        loss: As in Weighed.
+        weight: As in Weighed.
+        begins: As in Weighed.
+        all_have_some: Whether every replica is known to have an example.
+    """
+    counts = None if all_have_some else tf.cast(weight > 0, weight.dtype)
+    return Weighed(call, loss, weight, begins, counts)
 
 
 def kept(gradient: Any, known: Weighed) -> Any:
@@ -45,7 +57,7 @@ def kept(gradient: Any, known: Weighed) -> Any:
         known: What it is of.
     """
     if known.loss.over is None:
-        return times(gradient, known.counts)
+        return gradient if known.counts is None else times(gradient, known.counts)
 
     def keep(one: tf.Tensor) -> tf.Tensor:
         spoilt = tf.equal(known.weight, 0) & ~tf.math.is_finite(one)

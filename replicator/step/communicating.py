@@ -10,12 +10,21 @@ from replicator.costs import cost, hosts
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import acting
 from replicator.graph.lowering import crossing, rewrite
-from replicator.graph.passes import joins, kernels, owners, reads
+from replicator.graph.passes import joins, kernels, owners, reads, together
 from replicator.primitives import table
 from replicator.step.draft import Draft
 from replicator.variables import storage
 
 _WRITTEN_TOGETHER = "written by one op together with what is elsewhere"
+
+
+def join_calls(draft: Draft) -> None:
+    """Makes one call of neighbouring ones that may travel together."""
+    if draft.settings.peers is None:  # else each process has to join the same ones
+        draft.replicas = [
+            together.join(ops, scope)
+            for ops, scope in zip(draft.replicas, draft.scopes, strict=True)
+        ]
 
 
 def lower(draft: Draft) -> None:

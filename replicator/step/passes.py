@@ -20,7 +20,7 @@ from replicator.step.calling import (
     divide_ops,
     pull_inputs,
 )
-from replicator.step.communicating import lower, read_once, turn_products
+from replicator.step.communicating import join_calls, lower, read_once, turn_products
 from replicator.step.comparing import answer_messages, check_effects, check_equality
 from replicator.step.deciding import follow_strategy, note_undecided
 from replicator.step.draft import Built, Draft
@@ -33,6 +33,7 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     follow_strategy,
     check_results,
     divide_ops,
+    join_calls,
     copy_replicas,
     check_effects,
     answer_messages,

@@ -19,7 +19,7 @@ from replicator.primitives import all_reduce
 _TYPE = "ReplicatorSynchronizedRead"
 _BACK_TYPE = "ReplicatorSynchronizedGradient"
 _VARIABLE = "_replicator_synchronized"  # of such an identity: the variable's key
-_MADE = "reads made"  # of a replica: its identities, with the handles
+_MADE = "stand-ins"  # of a replica: its identities, with what they stand for
 _SHARED = "shared reads"  # of a replica: the identities that no tape has to record
 
 
@@ -92,19 +92,22 @@ def _made(variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
         _tf.record_gradient("Identity", [identity], [handle], lambda d: [combined(d)])
     known = replica.build.findings.setdefault(_VARIABLE, {})
     known[variable.key] = variable
-    made = replica.build.findings.setdefault((_MADE, replica.replica_id), [])
-    made.append((identity, handle))
+    _note_stand_in(replica, identity, handle)
     return identity
 
 
 def resolve(replica: context.ReplicaContext) -> None:
-    """Puts the handles in the places of their identities, once there are gradients.
+    """Replaces the identities by what they stand for, once no gradient is taken.
 
-    What orders effects, and finds out which values are equal, knows handles.
+    What orders effects, and finds out which values are equal, knows handles; and each
+    op less is one less to copy for every replica.
     """
-    for identity, handle in replica.build.findings.get((_MADE, replica.replica_id), ()):
-        _tf.replace(identity, handle)
-        _tf.abandon([identity.op])  # it is nothing that happens in the step
+    noted = replica.build.findings.get((_MADE, replica.replica_id), ())
+    for identity, tensor in noted:
+        _tf.replace(identity, tensor)
+    # That of a handle is nothing that happens in the step.
+    handles = [one.op for one, tensor in noted if tensor.dtype == tf.resource]
+    _tf.abandon(handles)
 
 
 @tf.RegisterGradient(_TYPE)
@@ -146,11 +149,22 @@ def _seen_back(made: tf.Tensor) -> tf.Tensor:
 
     What then comes back is that of one replica, and weighs what its loss does.
     """
+    replica = context.require("the gradient of a variable")
     graph = tf.compat.v1.get_default_graph()
     with _tf.stop_recording(), graph.gradient_override_map({"Identity": _BACK_TYPE}):
         seen = tf.identity(made)
     _tf.record_gradient("Identity", [seen], [made], lambda d: [_back(d)])
+    if _is_outermost(replica):
+        _note_stand_in(replica, seen, made)
     return seen
+
+
+def _note_stand_in(
+    replica: context.ReplicaContext, identity: tf.Tensor, tensor: tf.Tensor
+) -> None:
+    """Notes an identity that is there for gradients only; `resolve` removes it."""
+    noted = replica.build.findings.setdefault((_MADE, replica.replica_id), [])
+    noted.append((identity, tensor))
 
 
 @tf.RegisterGradient(_BACK_TYPE)

@@ -76,6 +76,37 @@ def test_what_is_no_number_counts_for_nothing_where_there_is_nothing(sparse):
     made = tf.constant([np.nan, 1.0])
     gradient = tf.IndexedSlices(made, tf.range(2), [2]) if sparse else made
     for weight, wanted in ((0.0, [0.0, 0.0]), (0.5, [np.nan, 1.0])):
-        known = weighed.make(None, SAME, tf.constant(weight), True)
+        known = weighed.make(None, SAME, tf.constant(weight), True, False)
         kept = weighed.kept(gradient, known)
         np.testing.assert_array_equal(kept.values if sparse else kept, wanted)
+
+
+def test_nothing_is_guarded_where_every_replica_has_an_example():
+    gradient = tf.constant([np.nan, 1.0])
+    known = weighed.make(None, SAME, tf.constant(0.5), True, True)
+    assert weighed.kept(gradient, known) is gradient
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 3, 2), (1, 4), (2, 1, 2)])
+@pytest.mark.parametrize("inside", [False, True])
+def test_batches_smaller_than_the_number_of_replicas_train_as_others(sizes, inside):
+    """The logarithm of a lent example would be no number, and count for nothing."""
+    autodist = helpers.make(3)
+    with autodist.scope():
+        v = tf.Variable(1.0)
+    w = tf.Variable(1.0)
+
+    def step(variable, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.math.log(x * variable) ** 2)
+        variable.assign_sub(0.1 * tape.gradient(loss, variable))
+        return loss
+
+    train = autodist.function(lambda x: step(v, x))
+    if inside:  # where nobody knows how many there are
+        spec = tf.TensorSpec([None], tf.float32)
+        train = tf.function(train, input_signature=[spec])
+    for size in sizes:
+        x = np.arange(2, 2 + size, dtype=np.float32)
+        np.testing.assert_allclose(train(x), step(w, tf.constant(x)), rtol=1e-5)
+        np.testing.assert_allclose(v, w, rtol=1e-5)

@@ -19,7 +19,7 @@ from replicator.cluster.peers import Peers
 from replicator.costs import cost, hosts
 from replicator.graph.ir import switching
 from replicator.graph.ir.placeholder import Call, Placeholder
-from replicator.graph.lowering import crossing, fence, merge, schedule, together
+from replicator.graph.lowering import crossing, fence, merge, schedule
 from replicator.graph.lowering.matched import Lowering, Matched, Notes
 from replicator.graph.lowering.record import Communication, Place, links, wires
 from replicator.graph.matching import control_flow, deadlock, elsewhere, match
@@ -179,8 +179,6 @@ def _rewrite_level(
         fence.put_up(ops, replica_sites, target.initializers, target.flow)
     deadlock.check(nodes, sites, replicas)
     merged: dict[tf.Operation, tf.Operation] = {}
-    if target.ways is None:
-        nodes = together.join(nodes)
     for node in nodes:
         calls = [site for site in node if isinstance(site, Placeholder)]
         regions = [site for site in node if not isinstance(site, Placeholder)]

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joins a replica's neighbouring calls into one call of all their tensors.
+
+A program for one device takes the gradient of one variable after the other, and each
+gradient is summed by a call of its own. Where such calls neighbour one another and none
+needs another's result, they become one call: small tensors then share a message, and
+cloned replicas copy one placeholder in place of hundreds.
+
+Runs once per build on each replica that step_fn was called for, before any is copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.ir import placeholder
+from replicator.graph.ir.kinds import kind_of
+from replicator.graph.ir.placeholder import TOGETHER, Call, Placeholder, Value
+
+
+def join(ops: Sequence[tf.Operation], scope: str) -> list[tf.Operation]:
+    """Replaces the calls of one replica that may travel together.
+
+    Args:
+        ops: The replica's ops, in build order: each after those that it needs.
+        scope: The replica's name scope, with the final "/".
+
+    Returns:
+        The ops in such an order, with joined calls in place of those they replace.
+    """
+    joiner = _Joiner(scope)
+    for op in ops:
+        joiner.add(op)
+    joiner.flush()
+    return joiner.ops
+
+
+class _Joiner:
+    """Goes through ops in order and delays what needs the calls that are pending.
+
+    Args:
+        scope: The name scope of the replica.
+
+    Attributes:
+        ops: The ops so far, in their new order.
+    """
+
+    def __init__(self, scope: str) -> None:
+        self.ops: list[tf.Operation] = []
+        self._scope = scope
+        self._pending: list[Placeholder] = []  # will become one call
+        self._delayed: list[tf.Operation] = []  # need a result of that call
+        self._waiting: set[tf.Operation] = set()  # both, to look them up
+
+    def add(self, op: tf.Operation) -> None:
+        """Takes the next op."""
+        call = _joining(op)
+        if self._pending and self._ends(op, call):
+            self.flush()
+        if call is not None:
+            self._pending.append(Placeholder(op, call))
+            self._waiting.add(op)
+        elif self._pending and self._needs_pending(op):
+            self._delayed.append(op)
+            self._waiting.add(op)
+        else:
+            self.ops.append(op)
+
+    def _ends(self, op: tf.Operation, joining: Call | None) -> bool:
+        """Whether the pending calls have to happen before an op."""
+        if joining is not None:
+            first = self._pending[0].call
+            alike = (joining.options, joining.group) == (first.options, first.group)
+            return not alike or self._needs_pending(op)
+        # The order of effects, and of communication, is that in which it was built.
+        kind = kind_of(op)
+        if placeholder.read(op) is not None or kind.calls:
+            return True
+        return kind.stateful and self._needs_pending(op)
+
+    def _needs_pending(self, op: tf.Operation) -> bool:
+        """Whether an op uses, or waits for, what the pending calls return."""
+        sources = [tensor.op for tensor in op.inputs]
+        return not self._waiting.isdisjoint([*sources, *op.control_inputs])
+
+    def flush(self) -> None:
+        """Joins the pending calls; what was delayed comes after them."""
+        parts = self._pending
+        if parts:
+            alone = len(parts) == 1
+            self.ops.append(parts[0].op if alone else _joined(parts, self._scope))
+        self.ops += self._delayed
+        self._pending, self._delayed, self._waiting = [], [], set()
+
+
+def _joining(op: tf.Operation) -> Call | None:
+    """Returns the call of an op that may become one with others."""
+    call = placeholder.read(op)
+    if call is None or not call.options.get(TOGETHER) or op.control_inputs:
+        return None
+    return call
+
+
+def _joined(parts: Sequence[Placeholder], scope: str) -> tf.Operation:
+    """Adds one call in place of several; returns its op."""
+    call = dataclasses.replace(
+        parts[0].call,
+        operands=tuple(value for part in parts for value in part.call.operands),
+        agreed=tuple(value for part in parts for value in part.call.agreed),
+        policies=tuple(
+            part.call.policy(k) for part in parts for k in range(len(part.operands))
+        ),
+    )
+    operands = [tensor for part in parts for tensor in part.operands]
+    results = [tensor for part in parts for tensor in part.results]
+    with tf.name_scope(scope), tf.control_dependencies(None):
+        op = placeholder.put(call, operands, [Value.of(result) for result in results])
+    for old, new in zip(results, op.outputs, strict=True):
+        _tf.replace(old, new)
+    for part in parts:
+        _tf.move_control_outputs(part.op, op)
+    _tf.abandon([part.op for part in parts])
+    return op
