@@ -100,7 +100,8 @@ def _calibration() -> Iterator[str]:
         source = "measured" if kind in calibration.rates else "by default"
         yield (
             f"{kind}, {source}: op {rate.op:.3g} s, message {rate.message:.3g} s; per "
-            f"byte: link {rate.link:.3g} s, add {rate.add:.3g} s, copy {rate.copy:.3g} s"
+            f"byte: link {rate.link:.3g} s, add {rate.add:.3g} s, "
+            f"copy {rate.copy:.3g} s"
         )
     if calibration.links:
         yield f"{len(calibration.links)} links between hosts were measured"
