@@ -62,8 +62,8 @@ class Handed:
     @property
     def is_whole(self) -> bool:
         """Whether every replica gets the whole element, rather than a part of it."""
-        whole = self._element is not None and not self._element.each
-        return whole and self._mode == "per_replica"
+        is_undivided = self._element is not None and not self._element.each
+        return is_undivided and self._mode == "per_replica"
 
     def stand_ins(self, current: list[Any]) -> list[Any]:
         """Adds placeholders for the leaves to the function graph being traced.

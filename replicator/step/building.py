@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a step, again whenever an attempt learns what the next one has to know.
+"""Builds a step, and rebuilds it whenever an attempt learns facts the next one needs.
 
 The passes of an attempt are listed in passes.py.
 """
@@ -48,7 +48,7 @@ def build_step(
             *(settings, graph, step_key),
             lambda build: Draft(settings, step_fn, feed, build, args, own),
         )
-        if settings.peers is not None:  # none runs what another failed to build
+        if settings.peers is not None:  # none may run a step another failed to build
             settings.peers.exchange(f"has built {checks.name_of(step_fn)}", None)
         return built
 
@@ -59,7 +59,7 @@ def _build_until_known(
     step_key: Any,
     draft: Callable[[context.Build], Draft],
 ) -> Built:
-    """Builds the step, again whenever an attempt learns what the next has to know."""
+    """Builds a step, and rebuilds it while attempts learn facts the next one needs."""
     knowledge: dict[Any, Any] = {}
     created: dict[str, context.Created] = {}
     noted: dict[int, Any] = {}
@@ -96,7 +96,7 @@ def _build_until_known(
 
 @contextlib.contextmanager
 def _collecting_later() -> Iterator[None]:
-    """Switches Python's garbage collection off in this block.
+    """Disables Python's garbage collector in this block.
 
     Everything that a build creates stays alive, and scanning it again and again takes a
     tenth of the time of a large build.

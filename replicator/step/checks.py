@@ -78,8 +78,7 @@ def check_writes(
 ) -> None:
     """Raises ContextError if a step writes variables created outside the context.
 
-    Or if it writes any in control flow of TensorFlow 1, where nothing compares what the
-    replicas write.
+    Or any in TensorFlow 1 control flow, where nothing compares what replicas write.
     """
     owners = {**factory.owners(), **build.aliases.noted()}
     initializers = factory.initializers
@@ -117,7 +116,7 @@ def _name(handle: tf.Tensor) -> str:
     """Returns the name and shape of the variable behind a handle.
 
     An eager handle does not know its variable, so all live objects are searched. That
-    takes a moment, and is done only for a message.
+    is slow, and is done for error messages only.
     """
     if tf.is_symbolic_tensor(handle):
         return str(handle.op.name)

@@ -40,7 +40,7 @@ def check_effects(draft: Draft) -> None:
 
 
 def answer_messages(draft: Draft) -> None:
-    """Answers messages whose value nothing uses with zero gradients."""
+    """Supplies zero gradients for messages whose received value is never used."""
     build = draft.build
     ops = build.graph.get_operations()
     draft.own = len(ops)

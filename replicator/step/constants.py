@@ -39,7 +39,7 @@ class Constants:
             )
 
     def note(self, op: tf.Operation) -> None:
-        """Takes an op that is being created, and moves a large constant outside."""
+        """Moves a newly created op outside all functions if it is a large constant."""
         if self._movable and op.type == "Const" and _is_large(op.outputs[0]):
             graph = self._build.graph
             if _tf.is_loop_gradient(op.graph):

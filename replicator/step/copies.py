@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a build does for several replicas at once: handles, and copies of replica 1.
+"""Creates handles and copies for several replicas at once.
 
 graph/cloning/proof.py proves that replicas 0 and 1 are alike; graph/cloning/clone.py
-imports the copies into the graph.
+imports copies of replica 1 into the graph.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from replicator.variables.initial_values import CAPTURED
 def bring_handles(factory: VariableFactory, build: context.Build) -> None:
     """Gives all replicas the handles of all variables that any of them uses so far.
 
-    Each would otherwise get them one by one, on first use, which takes a good part of
-    the time of a build with many variables.
+    Otherwise each would get them one by one, on first use, which takes a substantial
+    part of the build of a step with many variables.
     """
     shared = {id(variable): variable for variable in build.aliases.variables().values()}
     build.aliases.make(list(shared.values()), build.world.local)
@@ -43,7 +43,7 @@ def bring_handles(factory: VariableFactory, build: context.Build) -> None:
 
 
 def check_captures(build: context.Build) -> None:
-    """Has the step built again if creating variables made a function capture tensors.
+    """Requests another build if creating variables made a function capture tensors.
 
     Raises:
         BuildAgain: There will be copies, and the functions of replica 1, which found

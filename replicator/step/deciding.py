@@ -10,7 +10,7 @@ from replicator.variables.chooser import SPARSE
 
 
 def note_undecided(draft: Draft) -> None:
-    """Notes where variables that a strategy has yet to decide on were built in."""
+    """Records where variables that await a strategy's decision were built in before."""
     if draft.settings.chooser is not None:
         trained = draft.settings.factory.trained().items()
         draft.settled = {
@@ -21,7 +21,7 @@ def note_undecided(draft: Draft) -> None:
 
 
 def follow_strategy(draft: Draft) -> None:
-    """Has a strategy decide on the variables on which it could not decide before.
+    """Applies a strategy's decisions on variables that it could not decide on before.
 
     Raises:
         BuildAgain: Some have moved, or are kept equal in another way.

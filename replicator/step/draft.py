@@ -43,7 +43,7 @@ class Clock(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Settings:
-    """What all steps of one Replicator share.
+    """The settings and services that all steps of one Replicator share.
 
     Attributes:
         world: All replicas, and which of them are built here.
@@ -96,7 +96,7 @@ class Draft:
         settings: What all steps of the Replicator share.
         step_fn: The user's function, of one element if there is a feed.
         feed: Gives each replica its element.
-        build: What the replicas of this build share.
+        build: The state that the replicas of this build share.
         args: Returns the further arguments of step_fn, a tuple for each replica.
         own_args: The tensors in these arguments that belong to one replica only.
         previous: The ops that were in the graph before the step.
@@ -113,7 +113,7 @@ class Draft:
         active: Those that may touch a resource or have an effect; until the step is
             lowered, only of the replicas for which step_fn was called.
         own: The number of ops in the graph when all replicas had been built.
-        flow: Which ops of the step are in control flow of TensorFlow 1.
+        flow: The ops of the step in TensorFlow 1 control flow.
         initializers: Ops that initialize variables, which are not part of the step.
         handles: Which variable has which owner.
         elsewhere: The calls of all replicas, if other processes build some.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eager calls of a step: values, the end of inputs and results of its function."""
+"""Wrappers for eager calls of a step: arguments, exhausted inputs and results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_INPUTS = re.compile(r"\{\{node (\S*/)?inputs/")
 
 @contextlib.contextmanager
 def holding(current: list[Any], leaves: Sequence[Any]) -> Iterator[None]:
-    """Holds the leaves of a call in a list during this block."""
+    """Stores the leaves of a call in `current` during this block."""
     current[:] = leaves
     try:
         yield
@@ -29,9 +29,10 @@ def holding(current: list[Any], leaves: Sequence[Any]) -> Iterator[None]:
 def warning_of_rest(
     run: Callable[[], Any], feed: feeds.Feed | None
 ) -> Callable[[], Any]:
-    """Wraps the run of a step to say when its inputs end, and warn of dropped elements.
+    """Wraps the run of a step to report exhausted inputs and warn of dropped elements.
 
-    TensorFlow reports the end behind a list of the places in which the op was built.
+    TensorFlow reports the end of inputs after a list of the places where the op was
+    built.
     """
     if feed is None:
         return run

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short messages for errors of a step that ran.
+"""Shortens the error messages of a step that ran.
 
-TensorFlow reports a failed op behind a list of all places in which the op was built,
-most of them in this library. Where a step is called eagerly, an assertion of this
-library is reported by its own message only, and any other op by TensorFlow's message,
-the replica and the user's line. Where a user's tf.function calls the step, or a session
-runs it, the error is TensorFlow's.
+TensorFlow reports a failed op after a list of all places where the op was built, most
+of them in this library. If a step is called eagerly, an assertion of this library is
+reported by its own message only, and any other op by TensorFlow's message, the replica
+and the user's line. If a user's tf.function calls the step, or a session runs it, the
+error is TensorFlow's.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from replicator.step.draft import Draft
 
 
 def order_effects(draft: Draft) -> None:
-    """Orders the side effects of a step, all of them after its inputs have arrived.
+    """Orders a step's side effects, none of them before all inputs have arrived.
 
     In a plain tf.Graph this adds an op that runs when all effects have happened, if
     there are any; a function runs its effects by itself.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several steps per call: a loop inside the graph, around a step that is built once.
+"""Runs several steps per call: a loop in the graph, around a step that is built once.
 
-The step becomes a function, whose replicas communicate already, and the loop calls it.
-Its results are stacked. What each call costs beyond its steps (leaving Python, starting
-and ending on all devices) is paid once.
+The step becomes a function whose replicas already communicate, and the loop calls it.
+Its results are stacked. The overhead of a call (leaving Python, starting and ending on
+all devices) is paid once rather than per step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from replicator.step import outputs
 def repeat(
     build: Callable[[], list[Any]], count: int, devices: Sequence[str]
 ) -> list[Any]:
-    """Builds a loop of steps into the default graph, one after the other.
+    """Builds a loop of consecutive steps into the default graph.
 
     An iteration starts when the previous one is done on all devices: the inputs may
     end, and that must not stop a device in the middle of its updates.
@@ -33,7 +33,7 @@ def repeat(
         devices: Where each replica runs.
 
     Returns:
-        What step_fn returned for each replica, with [count, ...] values at each leaf.
+        What step_fn returned for each replica, stacked to [count, ...] at each leaf.
 
     Raises:
         ReplicatorError: The step returns a value that cannot be stacked.

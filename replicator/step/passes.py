@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PASSES: the passes that build a step, in order.
+"""The passes that build a step, in order: PASSES.
 
 Each takes the draft of the step and leaves in it what later ones need. A new pass is a
-function of a Draft, in a file of this package, and a line in the list; what it does to
-the graph is in a file of graph/.
+function of a Draft, in a file of this package, and a line in the list; its changes to
+the graph are implemented in a file of graph/.
 """
 
 from __future__ import annotations

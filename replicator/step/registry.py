@@ -40,7 +40,7 @@ class Steps:
         self.inputs = positions.Positions(settings.peers)
 
     def run(self, asked: Asked) -> Any:
-        """Runs a step, by a short path if it has been traced."""
+        """Runs a step, by a fast path if it has been traced."""
         _, state = self._find(asked)
         if state.prepared and runs_here():
             call_values = handed(asked, asked.args, self._settings.world.num_local)
@@ -94,7 +94,7 @@ class Steps:
         return function, state
 
     def _warn_of_new_functions(self, function: StepFunction, asked: Asked) -> None:
-        """Warns once of a line that creates a new function for each call."""
+        """Warns once about each line that creates a new function for every call."""
         name, changed, counts = "input_fn", asked.source, function.builds
         if function.fresh:
             function.fresh = False
@@ -120,7 +120,7 @@ class Steps:
             )
 
     def _warn_of_whole(self, asked: Asked) -> None:
-        """Warns once if each replica is given the whole of an array."""
+        """Warns once if every replica gets the whole of an array."""
         count = self._settings.world.num_local
         if self._said_whole or count == 1 or not asked.by_value:
             return

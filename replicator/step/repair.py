@@ -2,9 +2,9 @@
 """Makes mirrored variables equal after an error in a step that is called eagerly.
 
 graph/order/phases.py ensures that in all ways of running, for the failures that it
-foresees. A write that fails inside a replica's own conditional, memory that runs out or
-a call that is cancelled may still stop replicas amid their writes; here, the caller of
-the step gets the error after all components have been given the first one's value.
+foresees. A failed write inside a replica's own conditional, exhausted memory or a
+cancelled call may still stop replicas in the middle of their writes. Here, all
+components are given the first one's value before the caller of the step gets the error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Mirrored:
     """The components of a mirrored variable, which itself may be freed before its step.
 
     Attributes:
-        handles: The handles of the components, the first of them the one to copy.
+        handles: The handles of the components, the first of which is copied on repair.
         dtype: The dtype of its value.
     """
 
@@ -64,7 +64,7 @@ def mirrored(
 
 
 def _handles(variable: ReplicatedVariable) -> tuple[tf.Tensor, ...]:
-    """Returns the handles of all components, first the one that the others copy."""
+    """Returns the handles of all components, with the one to copy first."""
     first = variable.storage.first
     others = [other for other in variable.components if other is not first]
     return tuple(component.handle for component in (first, *others))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a build treats the variable scopes of TensorFlow 1."""
+"""Keeps the variable scopes of TensorFlow 1 consistent during a build."""
 
 from __future__ import annotations
 

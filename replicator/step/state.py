@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lives between the calls of a step: the traced function and the inputs."""
+"""State that a step keeps between its calls: the traced function and the inputs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FEED = "replicator_feed"
 
 
 class State:
-    """What lives between the calls of a step.
+    """State that a step keeps between its calls.
 
     It outlives the Step, and refers to none of its functions and values: a step that is
-    run again is looked up by its functions, and is freed with them.
+    run again is looked up by its functions, and its state is freed with them.
 
     Attributes:
         prepared: Callables that run the step, by the key of a call's values.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of `run`, `build` and `initialize`, made on every call."""
+"""Validates the arguments of `run`, `build` and `initialize`, on every call."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 
 
 def check(asked: Asked) -> None:
-    """Raises ArgumentError or InputError unless the arguments can form a step.
-
-    Runs on every call, so it is cheap.
-    """
+    """Raises ArgumentError or InputError unless these can form a step; it is cheap."""
     if not callable(asked.step_fn):
         raise base.bad_argument(
             "run",
@@ -85,11 +82,11 @@ def _check_values(asked: Asked) -> None:
 
 
 def check_takes(asked: Asked, num_args: int) -> None:
-    """Raises ArgumentError unless step_fn accepts the arguments it will be called with.
+    """Raises ArgumentError unless step_fn accepts its arguments.
 
     Args:
         asked: The arguments of the step.
-        num_args: How many `args` step_fn is called with.
+        num_args: The number of `args`.
     """
     step_fn, elements = asked.step_fn, int(asked.inputs is not None)
     if not arguments.refuses(step_fn, elements + num_args):
@@ -113,12 +110,11 @@ def arranged(step_fn: Any, element: Any, further: Sequence[Any]) -> list[Any]:
 
     Args:
         step_fn: The user's function.
-        element: The replica's element of the inputs.
-        further: The arguments that follow it.
+        element: The replica's element.
+        further: The arguments after it.
 
     Raises:
-        ArgumentError: step_fn takes more arguments, and the element has a different
-            number of parts.
+        ArgumentError: step_fn takes more arguments than fit the parts of the element.
     """
     if not arguments.refuses(step_fn, 1 + len(further)):
         return [element, *further]

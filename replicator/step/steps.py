@@ -2,8 +2,8 @@
 """Step: what `Replicator.build` returns and `run` calls.
 
 It decides between the three ways of running: eager, inside a tf.function, or in a
-tf.Graph with sessions. What lives between its calls, the traced function and the
-inputs, is its State (state.py), which registry.py looks up by the user's functions.
+tf.Graph with sessions. The traced function and the inputs live longer than a call, in
+its State (state.py), which registry.py looks up by the user's functions.
 """
 
 from __future__ import annotations
@@ -37,18 +37,17 @@ from replicator.step.asked import Asked, Handed
 from replicator.step.state import Call, State, StepFunction
 from replicator.variables import python_calls, storage
 
-MANY_BUILDS = 5  # of the same code, at which a warning is logged, once
+MANY_BUILDS = 5  # builds of the same code at which a warning is logged, once
 
 
 class _Job(NamedTuple):
-    """The inputs and values for which one call builds the step.
+    """The inputs and values with which one call builds the step.
 
     Attributes:
-        feed: The inputs of the step.
+        feed: The inputs.
         handed: The values passed to the call.
-        leaves: The tensors of these values, in the graph being built.
-        use: Called with each variable whose components the step uses as they are: it
-            settles them, or has the step traced again if they move.
+        leaves: Their tensors in the graph being built.
+        use: Called with each variable whose components the step uses as they are.
     """
 
     feed: feeds.Feed | None
@@ -188,7 +187,7 @@ class Step:
             return prepared[handed.key]
 
     def _trace_until_settled(self, handed: Handed) -> Call:
-        """Traces the step, again if a variable's components moved meanwhile."""
+        """Traces the step, again if a variable's components move meanwhile."""
         while True:
             self._state.outdated = False
             traced = self._trace(handed)
@@ -234,20 +233,17 @@ class Step:
         return call
 
     def _noted(self, run: Callable[[], Any], function: Any) -> Callable[[], Any]:
-        """Wraps the run of a traced step to note while it is in progress.
-
-        See clashes.py: a process that waits for long tells others which step it runs.
-        """
+        """Wraps the run of a traced step to record while it runs; see clashes.py."""
         processes = self._settings.peers
         if processes is None:
             return run
-        which = clashes.of_all(function, len(processes.everyone))
-        if which is None:
+        step_key = clashes.of_all(function, len(processes.everyone))
+        if step_key is None:
             return run
         text = f"runs {errors.definition(self._asked.step_fn)}"
 
         def call() -> Any:
-            with processes.doing.running(which, text):
+            with processes.doing.running(step_key, text):
                 return run()
 
         return call
@@ -284,7 +280,10 @@ class Step:
         variable.add_user(self._state)
 
     def _build_step(self, job: _Job) -> list[Any]:
-        """Builds a step into the default graph, notes its plan; as `_build_into`."""
+        """Builds one step into the default graph and records its plan.
+
+        Returns what step_fn returned, like `_build_into`.
+        """
         devices = self._settings.world.devices
         with self._settings.lock:
             built = building.build_step(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a built step to its end, to measure it; inputs that end are restarted."""
+"""Times a built step; inputs that end are restarted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replicator import errors
 
 
 def run(step: Any) -> float:
-    """Returns the seconds that a step takes until its outputs are there.
+    """Returns the seconds from the call of a step until its outputs are available.
 
     Args:
         step: A step, as `Replicator.build` returns it. If its inputs had ended, the
