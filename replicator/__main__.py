@@ -23,7 +23,7 @@ _OPTIONAL = (
     *("tensorboard", "tensorflow-probability", "transformers", "keras-hub"),
 )
 _VARIABLES = ("REPLICATOR_", "TF_", "XLA_", "CUDA_VISIBLE", "NCCL_", "KERAS_", "OMP_")
-_OTHERS = ("TF_CLI_", "TF_VAR_", "TF_TOKEN_")  # of Terraform
+_OTHERS = ("TF_CLI_", "TF_VAR_", "TF_TOKEN_")  # Terraform's variables
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 

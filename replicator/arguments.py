@@ -20,8 +20,8 @@ LARGEST = 2**31 - 1  # TensorFlow counts with an int32
 
 def is_whole(value: Any, least: int = 0, most: int = LARGEST) -> bool:
     """Whether a value is a Python int in a range, and not a bool."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole and least <= value <= most
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return is_int and least <= value <= most
 
 
 def is_choice(value: Any, choices: Sequence[str | bool | None]) -> bool:

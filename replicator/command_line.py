@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the library's programs parse flags and fail: with one line and status 2."""
+"""Flags and errors of the library's programs, which fail with one line and status 2."""
 
 from __future__ import annotations
 

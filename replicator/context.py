@@ -54,8 +54,7 @@ class Created:
 
     Attributes:
         variable: The ReplicatedVariable.
-        new: Whether its last creation made it, rather than found it again for a later
-            replica or build.
+        new: Whether it was created anew, not found again by a later replica or build.
         line: The user's line that first writes it, if any does.
         writes: The number of writes, by the number of the attempt and the replica.
     """
@@ -70,7 +69,7 @@ class Created:
 
 @dataclasses.dataclass
 class Build:
-    """What all replicas of one build of a step share.
+    """The state that all replicas of one build of a step share.
 
     Attributes:
         world: All replicas, and which of them are built here.
@@ -346,7 +345,7 @@ def require(what: str) -> ReplicaContext:
 
 @contextlib.contextmanager
 def building(replica: ReplicaContext | None) -> Iterator[None]:
-    """Makes `replica`, or none, the one being built in this thread, in this block."""
+    """Makes `replica`, or none, the one that is built in this thread, in this block."""
     token = _current.set(replica)
     try:
         yield

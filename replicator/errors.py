@@ -112,8 +112,7 @@ class InternalError(ReplicatorError, RuntimeError):
 def called_outside(error: BaseException | None) -> tuple[str, str] | None:
     """Returns the name and line of a call outside any step that caused an error.
 
-    None if there is no such call. Causes are searched, too: Keras wraps errors in new
-    ones, with the arguments of its layers.
+    None if there is none. Keras wraps errors in new ones, so causes are searched.
     """
     while error is not None:
         outside = getattr(error, "outside", None)

@@ -274,11 +274,11 @@ class Replicator(running.Running, methods.InStep):
             op: How gradients are combined over the replicas, "mean" or "sum".
             accumulation_steps: The number of steps per update, which applies their
                 mean.
-            compressor: Compresses gradients in transit, for variables for which a
+            compressor: Compresses gradients in transit, of variables for which a
                 strategy does not say: a Compressor, or its text, such as "bf16" or
                 "ef(powersgd(rank=4))"; see `replicator.compressors`. Sparse gradients
-                are cast at most. The state that compressors keep from step to step is
-                in the optimizer's checkpoints. None: gradients are sent as they are.
+                are cast at most. The optimizer's checkpoints hold the state that
+                compressors keep between steps. None: gradients are sent as they are.
 
         Raises:
             ContextError: The optimizer holds variables created outside `context()`.

@@ -121,7 +121,7 @@ class PerReplica(tuple):
     def __array_ufunc__(
         self, ufunc: Any, method: str, *inputs: Any, **rest: Any
     ) -> Any:
-        """Applies a NumPy function to the tuple, and refuses NumPy's operators."""
+        """Applies NumPy's functions to the values, but refuses its operators."""
         if method == "__call__" and ufunc.__name__ in _UFUNCS:
             raise _refused(ufunc.__name__, self)
         plain = [np.asarray(x) if isinstance(x, PerReplica) else x for x in inputs]
@@ -168,8 +168,8 @@ def _refused(operation: str, values: PerReplica) -> errors.PerReplicaError:
 def _is_condition(value: Any) -> bool:
     """Whether a value is a boolean scalar with a known value."""
     if tf.is_tensor(value):
-        there = isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value)
-        return there and value.dtype == tf.bool and value.shape.rank == 0
+        is_concrete = isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value)
+        return is_concrete and value.dtype == tf.bool and value.shape.rank == 0
     return isinstance(value, bool | np.bool_)
 
 

@@ -62,7 +62,7 @@ Place = tuple[int, int]  # column and row
 def _places(
     blocks: Sequence[Block], columns: dict[str, int]
 ) -> tuple[list[Place | None], int]:
-    """Returns the places of blocks and the number of rows; blocks past the last have none."""
+    """Returns the place of each block, if there is room, and the number of rows."""
     used = dict.fromkeys(columns, 0)
     places: list[Place | None] = []
     for block in blocks:

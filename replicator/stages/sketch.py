@@ -40,8 +40,8 @@ class Sketch:
 
     Attributes:
         blocks: The blocks, in the order of their first ops.
-        links: (begin, end, count): the number of tensors that go from one block to
-            another, by the blocks' numbers; only between devices.
+        links: (begin, end, count): `count` tensors go from block to block, by their
+            numbers; only between devices.
     """
 
     blocks: tuple[Block, ...]

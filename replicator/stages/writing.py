@@ -30,8 +30,8 @@ class Stages:
     """Writes the graphs of steps to a folder.
 
     Args:
-        path: The folder. It gets one folder for each step that is built, with one for
-            each stage.
+        path: The folder. Each step that is built gets a folder in it, with one for each
+            stage.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

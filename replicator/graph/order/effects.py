@@ -58,9 +58,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def agreed(self, claim: Claim | None = None) -> Iterator[None]:
-        """Records that ops created in this block write the same on all replicas.
-
-        It applies to the default graph.
+        """Records that ops of the default graph, created in this block, write alike.
 
         Args:
             claim: Who claims so, if it is still to be proven.

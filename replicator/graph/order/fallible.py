@@ -141,9 +141,9 @@ class Facts:
         )
 
     def _known_results(self, op: tf.Operation) -> bool:
-        known = self._known.get(op)
-        if known is None:
-            known = self._known[op] = all(
+        all_known = self._known.get(op)
+        if all_known is None:
+            all_known = self._known[op] = all(
                 tensor.shape.is_fully_defined() for tensor in op.outputs
             )
-        return known
+        return all_known

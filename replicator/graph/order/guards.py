@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guards, which fail before any variable is written if a write would fail.
+"""Guards: ops that fail before any variable is written if a write would fail.
 
-Rows that do not exist and values of another shape are detected by the write, when
-others may be done. So each write that can fail in these ways gets a guard: an op on its
-device that fails where the write would, and that graph/order/phases.py orders before
-all writes. Rows that the step has looked up exist, and need no guard; nor do rows
-computed in the same way. Writes inside a replica's own conditional, loop or function
-get none.
+Rows that do not exist and values of another shape are detected only by the write, when
+other writes may be done. So each write that can fail in these ways gets a guard: an op
+on its device that fails where the write would, and that graph/order/phases.py orders
+before all writes. Rows that the step has looked up exist, and need no guard; nor do
+rows computed in the same way. Writes inside a replica's own conditional, loop or
+function get none.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ def add(
     level: Mapping[tf.Operation, int],
     fitting: Container[tf.Operation],
 ) -> list[tf.Operation]:
-    """Adds ops that fail if a write would; returns them.
+    """Adds guards to writes; returns them.
 
     Args:
         writes: Ops that write variables, in one graph.
-        level: The longest chain of writes on which each op that runs depends.
+        level: The length of the longest chain of writes on which each op that runs
+            depends.
         fitting: Writes of as many rows as there are indices.
     """
     guards: list[tf.Operation] = []
@@ -164,7 +165,7 @@ class _Lookups:
         return True
 
     def _are_looked_up(self, tensor: tf.Tensor, count: int, before: int) -> bool:
-        """Whether these rows, or equal ones such as rows of a part, are looked up."""
+        """Whether these rows, or rows computed alike (a part's, say), are looked up."""
         if self._found is None:
             self._found = {}
             for op, level in self._level.items():

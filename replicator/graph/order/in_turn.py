@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes replicas that share an iterator or table use it in the same order in each run.
+"""Makes replicas use a shared iterator or table in the same order in every run.
 
 Effects are in program order within a replica only (ordering.py), and most resources
 belong to one replica. Objects from outside step_fn, a tf.data iterator or a hash table,
@@ -43,7 +43,7 @@ def take(
             order, with merged ops in the places of those that they replace.
         left_out: Ops that initialize variables, which are not part of the step.
         before: Further ops that an op will be made to wait for.
-        flow: Which ops are in control flow of TensorFlow 1.
+        flow: The ops in TensorFlow 1 control flow.
     """
     shared = _shared(replicas, left_out, flow)
     if not shared:

@@ -125,7 +125,7 @@ def order_in_session(
         replicas: `replicas[r]` are the ops of replica r, in build order.
         lowered: The ops that implement their communication.
         initializers: Ops that initialize variables, which are not part of the step.
-        flow: Which ops are in control flow of TensorFlow 1.
+        flow: The ops in TensorFlow 1 control flow.
 
     Returns:
         The ops that must run in each step, if their branches are taken.
@@ -200,14 +200,14 @@ def order_in_function(
     Returns:
         For ops that are left to TensorFlow, those for which it will make them wait.
     """
-    left: dict[tf.Operation, set[tf.Operation]] = {}
+    waits: dict[tf.Operation, set[tf.Operation]] = {}
     if sharing or any(map(resource_inputs, merged)):
         chains = _order_all(replicas, earlier, initializers)
     else:
         chains = _order_chains(replicas)
         for ops in replicas:
             order = _Order()
-            left.update({op: order.enter(op) for op in ops if op not in initializers})
+            waits.update({op: order.enter(op) for op in ops if op not in initializers})
     for op in [op for op in lowered if kind_of(op).effect]:
         _tf.run_independently(op.graph, op)
         chains.append([op])
@@ -218,7 +218,7 @@ def order_in_function(
         for chain in chains:
             _tf.add_control_inputs(chain[0], [first])
         _tf.add_control_inputs(last, [chain[-1] for chain in chains])
-    return left
+    return waits
 
 
 def _order_chains(

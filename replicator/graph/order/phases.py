@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs all that can fail before the writes, on all replicas: errors leave them equal.
+"""Orders ops that can fail before writes on all replicas: errors leave them equal.
 
 An error on one device stops the others wherever they are; if one of them had written a
 variable and another had not, their components would differ from then on. So a step is
@@ -49,7 +49,7 @@ class _Step:
         ops: All ops, each after those for which it waits. A loop of TensorFlow 1 is
             one.
         sources: The ops for which each op waits.
-        flow: Which ops are in control flow of TensorFlow 1.
+        flow: The ops in TensorFlow 1 control flow.
         level: The level of each op.
         failing: The ops that can fail.
         writing: The ops that write variables.
@@ -91,7 +91,7 @@ def separate(
         earlier: Ops that run with the step and come before it in the program: another
             step, for example.
         end: An op for which later ops of the program wait, if they have an effect.
-        flow: Which ops of the step are in control flow of TensorFlow 1.
+        flow: The ops of the step in TensorFlow 1 control flow.
         fitting: Writes of as many rows as there are indices; None if there is only one
             replica, so that a failed write cannot make replicas differ.
 
@@ -199,14 +199,14 @@ def _find_last(step: _Step) -> None:
     lowest = dict.fromkeys(step.ops, never)  # level of failing ops that wait for it
     calls = {op for op in step.ops if kind_of(op).calls or step.switches(op)}
     for op in reversed(step.ops):
-        own = lowest[op]
+        level = lowest[op]
         if op in step.failing:
-            if own > step.level[op] or op in calls:
+            if level > step.level[op] or op in calls:
                 step.last[op] = 1 << len(step.last)
-            own = step.level[op]
+            level = step.level[op]
         for source in step.sources[op] if op not in calls else ():
-            if own < lowest[source]:
-                lowest[source] = own
+            if level < lowest[source]:
+                lowest[source] = level
     for op in step.ops if len(step.last) <= _FEW else ():
         covered = step.last.get(op, 0)
         for source in step.sources[op]:

@@ -29,7 +29,7 @@ def share(
         replicas: `replicas[n]` are the ops of a replica's sub-graph, in build order.
         near: The positions of replicas that share memory, in groups.
         initializers: Ops that initialize variables, which are not part of the step.
-        flow: Which ops are in control flow of TensorFlow 1, and stay as they are.
+        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The number of joins that have lost their consumers.
@@ -51,10 +51,10 @@ def share(
 
 
 def _what(op: tf.Operation) -> Hashable | None:
-    """Returns what an op joins, and how; None unless all of it was just read.
+    """Returns a key of what an op joins; None unless it joins only values just read.
 
-    None, too, if it waits for other ops. The axis is checked as well: TensorFlow adds
-    no control input to an op whose input has it already.
+    Also None if it waits for other ops. The axis is checked, too: TensorFlow adds no
+    control input to an op whose input has it already.
     """
     *tensors, axis = op.inputs
     reads = [_read_of(tensor) for tensor in tensors]

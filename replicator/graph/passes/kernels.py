@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiplies few rows by a large transposed matrix the other way around, on CPUs.
+"""Reorders products of few rows with a large transposed matrix, on CPUs.
 
 Every dense layer's gradient with respect to its inputs, dy W^T, is such a product.
 TensorFlow's CPU kernel first packs the transposed matrix, element by element, whatever
-the number of rows; dividing a batch among replicas does not reduce that for any of
+the number of rows; dividing a batch among replicas does not reduce that cost for any of
 them. (W dy^T)^T is the same product, up to rounding, without the packing.
 
 Measured speedup with 2 cores, TensorFlow 2.21: W 512 x 512, 16 to 128 rows: 1.4 to 2.4;
 2048 x 2048, 16 to 512 rows: 6 to 1.7; 512 x 512 with 512 rows: 0.7; 256 x 256: 0.8 to
-0.9; 256 x 1024 with 32 rows: 2.3. So it takes a large matrix, and few rows in
-comparison. It pays with oneDNN and without.
+0.9; 256 x 1024 with 32 rows: 2.3. So the matrix must be large and the rows
+comparatively few. It pays off with and without oneDNN.
 
 Runs once all replicas are built and their communication is lowered. A recurrent network
 has such a product in each iteration of a loop: an op that calls a function with one is
-given a changed copy of the function.
+given a modified copy of the function.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from replicator.graph.matching.control_flow import CONSTRUCTS
 
 _DTYPES = (tf.float32, tf.float64)
 _LARGE = 512 * 512  # elements of the matrix
-_FEW = 4  # times the number of rows: the least shorter side of the matrix
+_FEW = 4  # the least ratio of the matrix's shorter side to the number of rows
 
 
 def replace(
@@ -41,7 +41,7 @@ def replace(
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph.
-        flow: Which ops are in control flow of TensorFlow 1, and stay as they are.
+        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The number of products replaced.
@@ -98,7 +98,7 @@ def _replace_one(op: tf.Operation) -> None:
 
 
 def _replace_inside(op: tf.Operation) -> int:
-    """Gives a conditional, loop or call changed copies of the functions it calls."""
+    """Gives a conditional, loop or call modified copies of the functions it calls."""
     replaced = 0
     for attribute, position in _tf.functions_called(op):
         body, outputs = _tf.function_body(op, attribute, position)

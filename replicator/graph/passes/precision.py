@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes replicas use what they received alike where TensorFlow lowers the precision.
+"""Keeps replicas equal where TensorFlow lowers the precision of what they receive.
 
 TensorFlow's auto_mixed_precision rewrites a graph when it first runs: products are
 computed in 16 bits, and so is arithmetic with an operand that comes from one on the
-same device. Where a reduced gradient was computed, the update would be computed in 16
-bits, and elsewhere, behind a copy, in 32: the replicas would drift apart. An op of a
-type that the rewriter does not know, in front of each result, makes them all alike.
+same device. On the device that computed a reduced gradient, the update would be
+computed in 16 bits, and on the others, behind a copy, in 32: the replicas would drift
+apart. An op of a type that the rewriter does not know, in front of each result, makes
+them all alike.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def counted(seed: int, first: int, second: int) -> int:
 
 @contextlib.contextmanager
 def separate_seeds(graph: tf.Graph, replica_id: int) -> Iterator[None]:
-    """Gives ops that are added to the graph in this block the replica's own seeds.
+    """Gives ops created in this block the replica's own seeds.
 
     A device function does that: TensorFlow calls it for each new op, and passes it on
     to the graphs of conditionals, loops and nested functions. Ops under the user's own
@@ -124,7 +124,7 @@ def _find_alike(op: tf.Operation) -> tf.Operation | None:
         return None
     for _, body in _tf.called_graphs(op):
         for inner in body.get_operations():
-            found = inner if _draws_alike(inner) else _find_alike(inner)
-            if found is not None:
-                return found
+            drawing = inner if _draws_alike(inner) else _find_alike(inner)
+            if drawing is not None:
+                return drawing
     return None

@@ -3,12 +3,12 @@
 
 Optimizers and layers read the same variable again and again (Keras reads the learning
 rate once per variable that it updates), and the runtime does not merge reads. In steps
-of many small ops these are a good part of all ops. Runs after everything is built and
-before effects are ordered; reads without consumers are pruned.
+of many small ops, reads are a substantial part of all ops. Runs after everything is
+built and before effects are ordered; reads without consumers are pruned.
 
-Of a variable of which only some rows are used, such as an embedding, only these are
-read: at each read of the whole, as Keras layers make, TensorFlow copies the variable
-before it updates rows in place.
+If only some rows of a variable are used, as with an embedding, only these are read. So
+that rows can be updated in place, TensorFlow copies the whole variable at each whole
+read, and Keras layers read it whole.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from replicator.graph.order.effects import may_write
 
 
 class Recent:
-    """The current values of variables, as far as known while a replica is built.
+    """The values of variables, as far as known while a replica is built.
 
     `join_reads` merges repeated reads later. Where an optimizer updates hundreds of
-    variables, never creating them saves a fifth of the time of a build.
+    variables, not creating them at all saves a fifth of the time of a build.
     """
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class Recent:
             handle: The handle of a variable.
 
         Returns:
-            The value; None if it is not known, a tape may record the read, or the read
-            would have to wait for another op.
+            The value; None if it is unknown, a tape may record the read, or it would
+            wait for something.
         """
-        known = self._known.get(id(handle))
-        if known is None:
+        entry = self._known.get(id(handle))
+        if entry is None:
             return None
-        _, place, value, op, users = known
+        _, place, value, op, users = entry
         if place != _tf.place_of_reads() or _users(op) != users:
             return None
         return value
@@ -93,7 +93,7 @@ def join_reads(
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
         initializers: Ops among them that initialize variables; what they read and
             assign is not part of the step.
-        flow: Which ops are in control flow of TensorFlow 1, and stay as they are.
+        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The number of reads that have lost their consumers.
@@ -134,7 +134,7 @@ def share_reads(
             with the same writes at the same places on all.
         initializers: Ops among them that initialize variables.
         shared: The ids of the handles through which all replicas use the variables.
-        flow: Which ops are in control flow of TensorFlow 1, and stay as they are.
+        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The number of reads that have lost their consumers.
@@ -172,7 +172,7 @@ def read_rows(
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
         initializers: Ops among them that initialize variables.
-        flow: Which ops are in control flow of TensorFlow 1, and stay as they are.
+        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The ops of each replica, with each read of rows behind the gather it replaces.
