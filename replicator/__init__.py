@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicator: a step written for one device, on many, in one TensorFlow graph."""
+"""Replicator: runs a step written for one device on many, in one TensorFlow graph."""
 
 from replicator import strategy
 from replicator.autodist.autodist import AutoDist

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a bug report needs: `python -m replicator`.
+"""Prints the facts that a bug report needs: `python -m replicator`.
 
-Versions, devices, the calibration and what of the optional packages is installed, in
-Markdown, to be pasted into a report. What cannot be found out is said in its place.
+Versions, devices, the calibration and the installed optional packages, in Markdown, to
+be pasted into a report. If a fact cannot be determined, the reason is printed in its
+place.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _OPTIONAL = (
     *("tensorboard", "tensorflow-probability", "transformers", "keras-hub"),
 )
 _VARIABLES = ("REPLICATOR_", "TF_", "XLA_", "CUDA_VISIBLE", "NCCL_", "KERAS_", "OMP_")
-_OTHERS = ("TF_CLI_", "TF_VAR_", "TF_TOKEN_")  # of Terraform
+_OTHERS = ("TF_CLI_", "TF_VAR_", "TF_TOKEN_")  # Terraform's variables
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 
 @command_line.interruptible
 def main(argv: Sequence[str]) -> int:
-    """Prints all there is to say; returns the exit status."""
+    """Prints all sections; returns the exit status."""
     if len(argv) > 1:
         return command_line.fail(
             f"unknown argument {argv[1]!r}; usage: python -m replicator"
@@ -42,10 +43,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _tried(lines: Callable[[], Iterator[str]]) -> Iterator[str]:
-    """Yields lines; what ends them early is a line, too."""
+    """Yields lines; an error that ends them early becomes a line."""
     try:
         yield from lines()
-    except Exception as error:  # whatever is broken is what the report is about
+    except Exception as error:  # anything broken may be what the report is about
         text = " ".join(f"{type(error).__name__}: {error}".split())
         yield f"not to be found out: {text}"
 
@@ -78,8 +79,8 @@ def _devices() -> Iterator[str]:
     yield f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
     for device in tf.config.list_physical_devices():
         facts = tf.config.experimental.get_device_details(device)
-        told = ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
-        yield f"{device.name}{': ' if told else ''}{told}"
+        details = ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
+        yield f"{device.name}{': ' if details else ''}{details}"
     build = tf.sysconfig.get_build_info()
     if build.get("is_cuda_build"):
         cuda, cudnn = build.get("cuda_version"), build.get("cudnn_version")
@@ -91,30 +92,31 @@ def _devices() -> Iterator[str]:
 def _calibration() -> Iterator[str]:
     from replicator.costs import rates
 
-    named = os.environ.get(rates.VARIABLE)
-    yield f"from {named}" if named else "none: rates are as by default"
-    found = rates.load(None)
+    path = os.environ.get(rates.VARIABLE)
+    yield f"from {path}" if path else "none: rates are as by default"
+    calibration = rates.load(None)
     for kind in rates.KINDS:
-        own = found.of(kind)
-        source = "measured" if kind in found.rates else "by default"
+        rate = calibration.of(kind)
+        source = "measured" if kind in calibration.rates else "by default"
         yield (
-            f"{kind}, {source}: op {own.op:.3g} s, message {own.message:.3g} s; per "
-            f"byte: link {own.link:.3g} s, add {own.add:.3g} s, copy {own.copy:.3g} s"
+            f"{kind}, {source}: op {rate.op:.3g} s, message {rate.message:.3g} s; per "
+            f"byte: link {rate.link:.3g} s, add {rate.add:.3g} s, "
+            f"copy {rate.copy:.3g} s"
         )
-    if found.links:
-        yield f"{len(found.links)} links between hosts were measured"
+    if calibration.links:
+        yield f"{len(calibration.links)} links between hosts were measured"
 
 
 def _environment() -> Iterator[str]:
-    found = [
+    names = [
         name
         for name in sorted(os.environ)
         if name.startswith(_VARIABLES) and not name.startswith(_OTHERS)
     ]
-    for name in found:
+    for name in names:
         secret = any(part in name.upper() for part in _SECRET)
         yield f"{name}={'(not shown)' if secret else os.environ[name]}"
-    if not found:
+    if not names:
         yield "no variable of TensorFlow or replicator is set"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How programs of the library end: at what they cannot do by one line, and status 2."""
+"""Flags and errors of the library's programs, which fail with one line and status 2."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from replicator import _tf, errors
 
 _TO_MODULE = "--"
 _PACKAGES = os.sep + "site-packages" + os.sep
-_INTERRUPTED = 130  # the status of programs that Ctrl-C ends
+_INTERRUPTED = 130  # the exit status of a program that Ctrl-C ends
 
 
 class BadInput(Exception):
-    """Ends a program with one line."""
+    """Ends a program with its message, in one line."""
 
 
 def parse(argv: Sequence[str], own: flags.FlagValues | None = None) -> list[str]:
-    """Returns the arguments that are no flags; ends the program if a flag is bad.
+    """Returns the arguments that are not flags; ends the program if a flag is invalid.
 
     Args:
         argv: All arguments, with the program's name.
-        own: The program's flags, if it loads a module of the user's, whose flags may
-            have the same names. All behind "--" is for that module, and is returned
-            as it is.
+        own: The program's flags, if it loads a user's module whose flags may have the
+            same names. Everything after "--" is for that module, and is returned as it
+            is.
     """
     try:
         if own is None:
@@ -43,7 +43,7 @@ def parse(argv: Sequence[str], own: flags.FlagValues | None = None) -> list[str]
 
 
 def _parse_apart(argv: Sequence[str], own: flags.FlagValues) -> list[str]:
-    """Parses flags that are among absl's, which --help shows, only meanwhile."""
+    """Parses flags that are registered with absl only meanwhile; --help shows them."""
     for name in own:
         own[name].unparse()
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], own[name])
@@ -62,18 +62,18 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def parse_of_module(name: str, arguments: Sequence[str]) -> None:
-    """Parses the flags that a module of the user's has defined, by absl.
+    """Parses the flags that a user's module has defined with absl.
 
     Args:
         name: The module.
-        arguments: All that is for it. Those that are no flags of absl's are an error,
-            unless no module of the user's defines any: it reads them otherwise.
+        arguments: All arguments for it. Unknown flags are an error, unless no module of
+            the user's defines any flag: it then parses them in another way.
 
     Raises:
-        flags.Error: A flag is bad.
+        flags.Error: A flag is invalid.
     """
     defined = flags.FLAGS.flags_by_module_dict()
-    users = any(found and _is_users(module) for module, found in defined.items())
+    users = any(names and _is_users(module) for module, names in defined.items())
     flags.FLAGS([name, *arguments], known_only=not users)
 
 
@@ -83,20 +83,20 @@ def _is_users(module: str) -> bool:
 
 
 def check_outputs(*given: flags.FlagHolder[str | None]) -> None:
-    """Finds out whether files can be written, before work is done of which they tell.
+    """Checks that output files can be written, before the work that they describe.
 
     Args:
-        given: The value of each is a file, None if there is to be none. A file
-            that is there stays as it is, and none is left that was not.
+        given: Flags whose values are file names, or None for no file. An existing file
+            stays as it is, and no new one is left.
 
     Raises:
-        BadInput: One cannot, or two are the same.
+        BadInput: A file cannot be written, or two are the same.
     """
-    found: dict[str, str] = {}
+    flags_by_path: dict[str, str] = {}
     for flag in given:
         if flag.value is None:
             continue
-        other = found.setdefault(os.path.abspath(flag.value), flag.name)
+        other = flags_by_path.setdefault(os.path.abspath(flag.value), flag.name)
         if other != flag.name:
             raise BadInput(f"--{other} and --{flag.name} name one file")
         try:
@@ -107,16 +107,16 @@ def check_outputs(*given: flags.FlagHolder[str | None]) -> None:
 
 def _try_to_write(path: str) -> None:
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        return  # a pipe, say: opening it may take until another opens it, too
-    known = os.path.lexists(path)
+        return  # a pipe, for example: opening one blocks until its other end opens
+    existed = os.path.lexists(path)
     with open(path, "a"):
         pass
-    if not known:
+    if not existed:
         os.unlink(path)
 
 
 def interruptible(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
-    """Returns a program's main function, which Ctrl-C ends with one word."""
+    """Wraps a program's main function so that Ctrl-C ends it with one word."""
 
     @functools.wraps(main)
     def ended(argv: Sequence[str]) -> int:
@@ -130,6 +130,6 @@ def interruptible(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
 
 
 def fail(problem: Exception | str) -> int:
-    """Prints what is wrong in one line; returns the exit status."""
+    """Prints a problem in one line; returns the exit status."""
     print(errors.one_line(problem), file=sys.stderr)
     return 2

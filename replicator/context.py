@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which replica is being built in this thread.
+"""The replica that is being built in this thread.
 
 The one piece of ambient state of the library: a context variable that holds the
-`ReplicaContext` while a user's step_fn runs. Everything that must know "who am I"
+`ReplicaContext` while a user's step_fn runs. All code that depends on the replica
 (primitives, variables, optimizers) asks `current()`; nothing else is global.
 """
 
@@ -32,31 +32,31 @@ _current: contextvars.ContextVar[ReplicaContext | None] = contextvars.ContextVar
 
 
 class BuildAgain(BaseException):
-    """Raised by a build that has learned what it should have known from its start.
+    """Raised by a build that has learned facts which it needed from its start.
 
-    The builder catches it, discards what was built and builds the step once more;
-    `Build.knowledge` keeps what was learned. A BaseException, so that a user's own
-    `except Exception` in a step does not swallow it.
+    The builder catches it, discards the graph built so far and builds the step once
+    more; `Build.knowledge` keeps what was learned. It is a BaseException, so that a
+    user's own `except Exception` in a step does not swallow it.
     """
 
 
 class Waiting(BaseException):
-    """Raised by a replica that lacks what later replicas have to say.
+    """Raised by a replica that needs an object which a later replica provides.
 
-    The builder goes on with the others. What the replica itself had to say is in
-    `Build.knowledge`; see step/objects.py.
+    The builder goes on with the other replicas. The object that the replica itself
+    provides is in `Build.knowledge`; see step/objects.py.
     """
 
 
 @dataclasses.dataclass
 class Created:
-    """A variable that is created in a step, through all attempts at building it.
+    """A variable created in a step, through all attempts at building the step.
 
     Attributes:
         variable: The ReplicatedVariable.
-        new: Whether this build is the first to create it, on this replica the first.
-        line: Where it is written first, if it is.
-        writes: How often, by the number of the attempt and the replica.
+        new: Whether it was created anew, not found again by a later replica or build.
+        line: The user's line that first writes it, if any does.
+        writes: The number of writes, by the number of the attempt and the replica.
     """
 
     variable: Any
@@ -69,26 +69,26 @@ class Created:
 
 @dataclasses.dataclass
 class Build:
-    """What all replicas of one build of a step share.
+    """The state that all replicas of one build of a step share.
 
     Attributes:
-        world: All replicas there are, and those that are built.
-        options: What the user chose.
+        world: All replicas, and which of them are built here.
+        options: The user's options.
         graph: The tf.Graph (or FuncGraph) that the step is built into.
-        ledger: Where writes to variables that keep the replicas equal are entered.
-        knowledge: Facts learned in an earlier attempt at this build.
+        ledger: Records the writes to variables that keep the replicas equal.
+        knowledge: Facts learned in earlier attempts at this build.
         aliases: The handles by which replicas use variables that one of them owns.
         findings: Facts that replicas leave for later replicas of the same attempt.
-        in_functions: Whether a replica communicates in a graph of a function, which may
-            be no part of the step in the end.
-        step_key: Stands for step_fn in all builds of it, and goes with it.
-        messages: Whether a replica sends something to one other.
+        in_functions: Whether a replica communicates in the graph of a function, which
+            may not become part of the step.
+        step_key: Identifies step_fn in all builds of it, and is freed with it.
+        messages: Whether any replica sends a message to another.
         gradients: The dual of each primitive, by its name.
-        facts: What passes ask of each primitive, by its name.
-        traces: What tf.functions of the user's keep of this build until it is done.
+        facts: What passes need to know of each primitive, by its name.
+        traces: What the user's tf.functions keep of this build until it is done.
         created: The variables that step_fn has created in all attempts, by their keys.
-        number: Tells this build from all others; what a tf.function traced for another
-            one communicates in the places of that one.
+        number: Unique per build: a tf.function traced in another build would
+            communicate at that build's places.
     """
 
     world: World
@@ -115,24 +115,24 @@ class Build:
 
     @property
     def all_traced(self) -> bool:
-        """Whether no replica is a copy, so that each may be told apart in the graph."""
+        """Whether no replica is a copy, so that each may differ in the graph."""
         return self.traced == self.world.local
 
     def create(self, variable: Any, new: bool) -> None:
-        """Notes that step_fn creates a variable, or one that an earlier build did.
+        """Notes that step_fn creates a variable, whether new or known from before.
 
         Args:
             variable: The ReplicatedVariable.
-            new: Whether it exists from now on.
+            new: Whether this call created it; False if an earlier build or replica did.
         """
         created = self.created.setdefault(variable.key, Created(variable, new))
         created.new = new
 
     def refuse_copies(self, what: str) -> None:
-        """Raises CloneError if a replica whose copies there will be asks for `what`.
+        """Raises CloneError if `what` is asked for by a replica that will be copied.
 
         Args:
-            what: What would be another one on each of the copies, e.g. "replica_id".
+            what: A value that would differ on each of the copies, e.g. "replica_id".
         """
         if not self.all_traced:
             raise errors.CloneError(
@@ -153,34 +153,34 @@ class ReplicaContext:
     """The replica whose step_fn is running in this thread.
 
     Attributes:
-        build: What it shares with its siblings.
-        replica_id: One of those that are built here, build.world.local.
+        build: What it shares with the other replicas.
+        replica_id: Its id, one of `build.world.local`.
         updating: True while updates are made that are equal on all replicas by
             construction, so that no assignment needs to communicate.
-        writing: What is being assigned to, and how, while the replicas agree on the
-            value: the variable's name, the method, and what tells the variable from all
-            others. All replicas must write the same.
+        writing: The assignment in progress while the replicas agree on its value: the
+            variable's name, the method, and the variable's unique key. All replicas
+            must make the same one.
         backward: True while a gradient is being built.
-        counts: How often the replica passed each place, by any hashable key.
+        counts: How often the replica has passed each place, by any hashable key.
         scope: The name scope of the replica's sub-graph, with the final "/".
         depth: The depth of the Python stack at which step_fn is called.
-        trace_anew: Has tf.functions that were traced for this replica traced anew.
-        receipts: A scalar zero for each call that handed something to other replicas
-            and received nothing, for `Replicator.linked`.
+        trace_anew: Has tf.functions that were traced for this replica traced again.
+        receipts: A scalar zero for each call that sent something to other replicas and
+            received nothing, for `Replicator.linked`.
         reads: What it has read of variables.
-        shard: What the replica was dealt of a global batch, an `inputs.shards.Shard`.
-        taken: The gradients of its calls that were taken, where replicas may have
+        shard: The replica's part of a global batch, an `inputs.shards.Shard`.
+        taken: The gradients of its calls that were computed, where replicas may have
             different numbers of examples; see primitives/weighing.py.
-        claims: Which optimizer has applied which of them, by the keys of the calls and
-            the numbers of their gradients.
-        weighed: The optimizers whose loss is multiplied already by what the replica
-            weighs, by their ids, until they apply its gradients.
-        synchronizes: Returns a gradient that is being taken as it counts in the sum of
-            all replicas', if gradients of variables are made equal as they are read;
-            given whether it leads through another gradient. None, if nothing is so.
-        agrees: Returns what is written to a variable in place of a replica's own value,
-            or None where a mean will do; None, if nothing is known of such values.
-        reading: Of these, the identities through which variables are being read.
+        claims: The optimizer that has applied each of these gradients, by the key of
+            the call and the number of its gradient.
+        weighed: The ids of optimizers whose loss is already multiplied by the replica's
+            weight, until they apply its gradients.
+        synchronizes: Scales a gradient by its replica's share of the sum over replicas,
+            where reading a variable synchronizes its gradients; its second argument
+            says whether the gradient passes through another one. None elsewhere.
+        agrees: Returns the value that is written to a variable in place of a replica's
+            own, or None where a mean will do. None if there is no such rule.
+        reading: The identities through which such variables are being read.
     """
 
     build: Build
@@ -204,10 +204,11 @@ class ReplicaContext:
 
     @property
     def weight(self) -> Any:
-        """What means over the replicas weigh this one by, or None if all weigh alike.
+        """This replica's weight in means over the replicas, or None if all are equal.
 
-        The replica's share of the examples of the global batch, a float32 scalar. All
-        replicas' add up to 1 in every step, so that steps weigh alike.
+        It is the replica's share of the examples of the global batch, a float32 scalar.
+        The weights of all replicas add up to 1 in every step, so that steps weigh the
+        same.
         """
         if self.shard is None:
             return None
@@ -216,9 +217,9 @@ class ReplicaContext:
 
     @property
     def examples(self) -> Any:
-        """How many examples the replica was dealt, a float32 scalar.
+        """The number of this replica's examples, a float32 scalar.
 
-        None if that is not known, or known to be equal on all replicas.
+        None if it is unknown, or known to be equal on all replicas.
         """
         if self.shard is None:
             return None
@@ -229,12 +230,12 @@ class ReplicaContext:
 
     @property
     def device(self) -> str:
-        """Where this replica is built."""
+        """The device on which this replica is built."""
         return self.build.world.device(self.replica_id)
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas there are in all."""
+        """The number of replicas in all."""
         return self.build.world.num_replicas
 
     def count(self, key: Any) -> int:
@@ -245,10 +246,10 @@ class ReplicaContext:
 
     @contextlib.contextmanager
     def equal_updates(self, optimizer: str = "an optimizer") -> Iterator[None]:
-        """In this block, assignments are equal on all replicas; it is proven later.
+        """Declares assignments in this block equal on all replicas; it is proven later.
 
         Args:
-            optimizer: Who assigns, for messages.
+            optimizer: The class that assigns, for messages.
         """
         before, self.updating = self.updating, True
         try:
@@ -259,15 +260,15 @@ class ReplicaContext:
 
     @contextlib.contextmanager
     def agreeing_on(self, name: str, method: str, key: str) -> Iterator[None]:
-        """In this block, the replicas agree on what is written to a variable.
+        """Makes the replicas agree, in this block, on the value written to a variable.
 
         Args:
-            name: The variable's.
-            method: By which it is written, e.g. "assign_add".
-            key: Tells the variable from all others.
+            name: The variable's name.
+            method: The method that writes it, e.g. "assign_add".
+            key: The variable's unique key.
         """
         before = self.writing
-        self.writing = before or (name, method, key)  # "scatter_add" ends in an assign
+        self.writing = before or (name, method, key)  # "scatter_add" calls an assign
         try:
             yield
         finally:
@@ -275,13 +276,13 @@ class ReplicaContext:
 
     @contextlib.contextmanager
     def weighing(self, shard: Any) -> Iterator[None]:
-        """In this block, means over the replicas weigh this one by its examples.
+        """Weighs this replica by its examples in means over replicas, in this block.
 
         Wrapped optimizers do so, unless they are given a weight.
 
         Args:
-            shard: What the replica was dealt of a global batch, with its number of
-                examples and that of the batch.
+            shard: The replica's part of a global batch, with its number of examples and
+                that of the whole batch.
         """
         before, self.shard = self.shard, shard
         try:
@@ -291,11 +292,12 @@ class ReplicaContext:
 
     @contextlib.contextmanager
     def creating_for_all(self) -> Iterator[None]:
-        """In this block, a new variable is a new one, whichever replica is being built.
+        """Creates a new variable each time in this block, whichever replica is built.
 
-        Inside a step, variables that replicas create at one place of the code are one.
-        But an object that all replicas use creates each of its variables once, and at
-        one place: in a later build, or on a later replica, that is the next of them.
+        Inside a step, variables that replicas create at one place in the code are one
+        variable. But an object shared by all replicas creates each of its variables
+        once, and all at one place: a later build or replica creates the next of them
+        there.
         """
         scope = tf.compat.v1.get_default_graph().get_name_scope() + "/"
         scope = scope.removeprefix(self.scope)
@@ -304,7 +306,7 @@ class ReplicaContext:
 
     @contextlib.contextmanager
     def backward_pass(self) -> Iterator[None]:
-        """In this block, communication calls belong to a gradient."""
+        """Marks communication calls in this block as part of a gradient."""
         before, self.backward = self.backward, True
         try:
             yield
@@ -321,7 +323,7 @@ def require(what: str) -> ReplicaContext:
     """Returns the replica being built.
 
     Args:
-        what: What was called, for the message, e.g. "all_reduce".
+        what: The name of the caller, for the message, e.g. "all_reduce".
 
     Raises:
         ContextError: No step is being built in this thread.
@@ -343,7 +345,7 @@ def require(what: str) -> ReplicaContext:
 
 @contextlib.contextmanager
 def building(replica: ReplicaContext | None) -> Iterator[None]:
-    """In this block, `replica` is being built in this thread; none is, if None."""
+    """Makes `replica`, or none, the one that is built in this thread, in this block."""
     token = _current.set(replica)
     try:
         yield

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warns of what will go: since when, until when, and what to use in its place.
+"""Warnings about deprecated names: since when, until when, and what to use instead.
 
-The policy is in .github/CONTRIBUTING.md: what is public works for two minor versions
-more once it warns. tests/test_deprecation.py finds what is overdue.
+The policy is in .github/CONTRIBUTING.md: a public name works for two more minor
+versions once it warns. tests/test_deprecation.py finds names that are overdue.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _ROOT = str(pathlib.Path(__file__).parent)
 
 
 def warn(what: str, *, since: str, removed_in: str, use: str) -> None:
-    """Warns at the user's line, with a DeprecationWarning.
+    """Issues a DeprecationWarning at the user's line.
 
     Args:
-        what: What goes: "Replicator.all_mean".
+        what: The deprecated name: "Replicator.all_mean".
         since: The version that deprecated it: "0.2".
         removed_in: The first version without it: "0.4".
-        use: What to use in its place: "Replicator.all_reduce(x, 'mean')".
+        use: What to use instead: "Replicator.all_reduce(x, 'mean')".
     """
     warnings.warn(
         f"{what} is deprecated since replicator {since} and will be removed in "
@@ -39,12 +39,12 @@ def warn(what: str, *, since: str, removed_in: str, use: str) -> None:
 def deprecated(
     *, since: str, removed_in: str, use: str
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Has a function or method warn whenever it is called.
+    """Makes a function or method warn on every call.
 
     Args:
         since: The version that deprecated it: "0.2".
         removed_in: The first version without it: "0.4".
-        use: What to use in its place.
+        use: What to use instead.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -63,7 +63,7 @@ def deprecated(
 
 
 def _depth() -> int:
-    """Returns how many frames from `warn` on are of this library."""
+    """Returns the number of frames of this library on the stack, from `warn` on."""
     frame, depth = sys._getframe(1), 0
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_ROOT):
         frame, depth = frame.f_back, depth + 1

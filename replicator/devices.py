@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices the replicas run on: names checked, logical CPUs made."""
+"""The devices on which replicas run: names are checked, logical CPUs created."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from replicator import errors
 from replicator.cluster import peers, state
 from replicator.costs import paper, rehearsal
 
-# Each costs memory and threads; TensorFlow takes minutes to make a million.
+# Each costs memory and threads; TensorFlow takes minutes to create a million.
 _MOST_CPUS = 1024
 _MOST_NAMED = 16  # in a message
 ACCELERATORS = ("GPU", "TPU")
-_PATIENCE = 60.0  # seconds for other hosts to say what they have
+_PATIENCE = 60.0  # seconds for other hosts to list their devices
 
 
 def resolve(
@@ -26,26 +26,26 @@ def resolve(
 
     Args:
         devices: One name per replica, e.g. "CPU:0", "/gpu:1" or
-            "/job:worker/task:1/device:GPU:0"; or a list of names for a replica of
+            "/job:worker/task:1/device:GPU:0"; or a list of names for a replica with
             several devices. None: all accelerators, else the CPU; once connected to
-            other hosts, theirs.
+            other hosts, those of these hosts.
 
     Returns:
         `resolved[r]` are replica r's devices, e.g.
         ("/job:localhost/replica:0/task:0/device:CPU:0",).
 
     Raises:
-        DeviceError: A device does not exist, is listed twice, or is asked for too late.
-        ClusterError: One is on another host, where a step may overtake writes.
+        DeviceError: A device does not exist, is listed twice, or is requested too late.
+        ClusterError: A device is on another host, where a step may overtake writes.
     """
     if devices is None:
         devices = default()
     own_task = state.own_task()
-    known = peers.facts()
+    facts = peers.facts()
     resolved: list[tuple[str, ...]] = []
     seen: set[str] = set()
-    for own in _listed(devices):
-        names = own if _is_nested(own) else [own]
+    for entry in _listed(devices):
+        names = entry if _is_nested(entry) else [entry]
         resolved.append(tuple(_full_name(name, own_task) for name in names))
         for name in resolved[-1]:
             if name in seen:
@@ -64,9 +64,9 @@ def resolve(
     resolved = list(rehearsal.spread(resolved))
     if paper.is_on():
         return paper.spread(resolved)
-    flat = [name for own in resolved for name in own]
-    if known is not None:
-        _check_peers(flat, known, own_task)
+    flat = [name for names in resolved for name in names]
+    if facts is not None:
+        _check_peers(flat, facts, own_task)
         return tuple(resolved)
     _make_logical_cpus(flat, own_task)
     _check_existence(flat, own_task)
@@ -76,13 +76,13 @@ def resolve(
 
 
 def existing(device: str) -> str:
-    """Returns the full name of a device that exists, which need not be a replica's.
+    """Returns the full name of an existing device, which need not be a replica's.
 
     Args:
         device: Its name, e.g. "CPU:0".
 
     Raises:
-        DeviceError: There is none of that name.
+        DeviceError: There is no such device.
     """
     own_task = state.own_task()
     name = _full_name(device, own_task)
@@ -92,10 +92,10 @@ def existing(device: str) -> str:
 
 
 def processes(devices: Sequence[str]) -> list[int]:
-    """Returns the process that each of some devices is of, in between-graph mode.
+    """Returns the process of each device, in between-graph mode.
 
     Args:
-        devices: Their full names.
+        devices: The full names of the devices.
     """
     return [int(tf.DeviceSpec.from_string(name).task) for name in devices]
 
@@ -103,7 +103,7 @@ def processes(devices: Sequence[str]) -> list[int]:
 def _check_peers(
     names: Sequence[str], known: peers.Facts, own_task: tf.DeviceSpec
 ) -> None:
-    """Raises DeviceError unless all hosts have these devices, and each has one."""
+    """Raises DeviceError unless the devices exist and every host has one of them."""
     there = peers.devices(known, _PATIENCE)
     missing = [name for name in names if name not in there]
     if missing:
@@ -121,10 +121,10 @@ def _check_peers(
 
 
 def ordered(run: Callable[[], Any], devices: Sequence[str]) -> Callable[[], Any]:
-    """Returns what runs a step, and refuses to while it might overtake eager writes.
+    """Wraps the run of a step to refuse while it might overtake eager writes.
 
     Args:
-        run: Runs it.
+        run: Runs the step.
         devices: The full names of the replicas' devices.
     """
     remote = _remote(devices)
@@ -139,7 +139,7 @@ def ordered(run: Callable[[], Any], devices: Sequence[str]) -> Callable[[], Any]
 
 
 def _remote(names: Sequence[str]) -> list[str]:
-    """Returns those that are on other hosts than this process."""
+    """Returns those devices that are on other hosts than this process."""
     own_task = state.own_task()
     return [
         name for name in names if not _is_of(tf.DeviceSpec.from_string(name), own_task)
@@ -147,7 +147,7 @@ def _remote(names: Sequence[str]) -> list[str]:
 
 
 def _is_of(spec: tf.DeviceSpec, task: tf.DeviceSpec) -> bool:
-    """Whether a device is one of a task's."""
+    """Whether a device belongs to a task."""
     return (spec.job, spec.task) == (task.job, task.task)
 
 
@@ -156,7 +156,7 @@ def _error(problem: str, fix: str) -> errors.DeviceError:
 
 
 def _listed(devices: Any) -> Iterator[Any]:
-    """Yields the entries of a list, or of whatever else has them in an order."""
+    """Yields the entries of a list, or of any other ordered iterable."""
     if isinstance(devices, str):
         raise _error(
             f"devices is the string {errors.shown(devices)}.",
@@ -175,21 +175,21 @@ def _listed(devices: Any) -> Iterator[Any]:
 
 
 def _is_nested(own: Any) -> TypeGuard[Sequence[str]]:
-    """Whether these are the devices of one replica; a LogicalDevice is a tuple too."""
+    """Whether an entry lists one replica's devices; a LogicalDevice is a tuple, too."""
     return isinstance(own, list | tuple) and not isinstance(
         own, tf.config.LogicalDevice
     )
 
 
 def default() -> list[str]:
-    """Returns all accelerators, or the CPU where there is none.
+    """Returns all accelerators, or the CPU if there is none.
 
-    Once connected to other hosts, these are all accelerators of theirs, or all their
-    CPU devices; the process that connected only coordinates.
+    Once connected to other hosts, returns all accelerators of these, or all their CPU
+    devices; the process that connected only coordinates.
     """
-    known = peers.facts()
-    if known is not None:
-        return peers.devices(known, _PATIENCE)
+    facts = peers.facts()
+    if facts is not None:
+        return peers.devices(facts, _PATIENCE)
     if state.trainer() is not None:
         return own()
     names = [d.name for d in tf.config.list_logical_devices()]
@@ -214,7 +214,7 @@ def of_hosts_cpus() -> list[str]:
 
 
 def own() -> list[str]:
-    """Returns the accelerators of this process, else its CPUs, by their full names."""
+    """Returns the full names of this process's accelerators, or else its CPUs."""
     names = [device.name for device in tf.config.list_logical_devices()]
     specs = [tf.DeviceSpec.from_string(name) for name in names]
     task = state.own_task()
@@ -225,10 +225,10 @@ def own() -> list[str]:
 
 
 def split_cpu(count: int) -> None:
-    """Splits this host's CPU into so many devices, unless the program has split it.
+    """Splits this host's CPU into `count` devices, unless the program has split it.
 
     Args:
-        count: How many; TensorFlow must not have started.
+        count: The number of devices; TensorFlow must not have started.
     """
     cpu = tf.config.list_physical_devices("CPU")[0]
     if count > 1 and tf.config.get_logical_device_configuration(cpu) is None:
@@ -237,7 +237,7 @@ def split_cpu(count: int) -> None:
 
 
 def of_hosts(names: Sequence[str]) -> list[str]:
-    """Returns those devices of a connection that its hosts compute on.
+    """Returns the devices on which the hosts of a connection compute.
 
     Args:
         names: The full names of all devices.
@@ -253,7 +253,7 @@ def of_hosts(names: Sequence[str]) -> list[str]:
 
 
 def _full_name(name: Any, own_task: tf.DeviceSpec) -> str:
-    """Returns a device's name with job, replica and task: this process's, if none."""
+    """Returns a device's name with job, replica and task, by default this process's."""
     try:
         if not isinstance(name, str) or "*" in name:
             raise ValueError
@@ -297,7 +297,7 @@ def _make_logical_cpus(names: Sequence[str], own_task: tf.DeviceSpec) -> None:
     try:
         tf.config.set_logical_device_configuration(cpu, split)
     except RuntimeError:
-        pass  # the runtime has started; _check_existence says what to do
+        pass  # the runtime has started; _check_existence raises with a fix
 
 
 def _check_existence(names: Sequence[str], own_task: tf.DeviceSpec) -> None:
@@ -306,9 +306,9 @@ def _check_existence(names: Sequence[str], own_task: tf.DeviceSpec) -> None:
     if not missing:
         return
     needed = _local_cpu_count(names, own_task)
-    there = ", ".join(logical[:_MOST_NAMED])
+    listing = ", ".join(logical[:_MOST_NAMED])
     if len(logical) > _MOST_NAMED:
-        there += f" and {len(logical) - _MOST_NAMED} more"
+        listing += f" and {len(logical) - _MOST_NAMED} more"
     if any(_local_cpu_count([name], own_task) for name in missing):
         fix = (
             "the CPU can only be split before TensorFlow has started: make the "
@@ -320,11 +320,11 @@ def _check_existence(names: Sequence[str], own_task: tf.DeviceSpec) -> None:
     else:
         fix = "name devices of this list."
     at = _host_of(missing[0])
-    raise _error(f"{missing[0]}{at} does not exist; there are {there}.", fix)
+    raise _error(f"{missing[0]}{at} does not exist; there are {listing}.", fix)
 
 
 def _host_of(name: str) -> str:
-    """Returns " (on host-b:8888)" for a device of a host that there is, else ""."""
+    """Returns " (on host-b:8888)" for a device of a connected host, else ""."""
     spec, hosts = tf.DeviceSpec.from_string(name), state.connected_hosts()
-    known = spec.job == state.WORKER and spec.task in range(len(hosts))
-    return f" (on {hosts[spec.task]})" if known else ""
+    is_connected = spec.job == state.WORKER and spec.task in range(len(hosts))
+    return f" (on {hosts[spec.task]})" if is_connected else ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error class of the library, and how a message is put together.
+"""Every error class of the library, and the composition of their messages.
 
-Callers pass in what they know, and get back an exception whose text says what happened,
-where, what was expected and the way out.
+Callers pass in the facts, and get an exception whose text says what happened, where,
+what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import tensorflow as tf
 
 from replicator import _tf
 
-UNKNOWN = "an unknown line"  # where no line of the user is on the stack
-_LONGEST = 300  # characters that are shown of a value
+UNKNOWN = "an unknown line"  # if no line of the user's is on the stack
+_LONGEST = 300  # characters of a value in a message
 
 
 class ReplicatorError(_tf.LeftAsItIs, Exception):
-    """The base of every error that this library raises by itself."""
+    """The base class of every error that this library raises by itself."""
 
 
 class MismatchError(ReplicatorError, ValueError):
@@ -30,21 +30,22 @@ class MismatchError(ReplicatorError, ValueError):
 
 
 class DeadlockError(ReplicatorError, ValueError):
-    """Replicas wait for one another in a circle."""
+    """Replicas wait for one another in a cycle."""
 
 
 class ContextError(ReplicatorError, RuntimeError):
-    """Something was done outside (or inside) a step that belongs inside (outside).
+    """A call outside a step belongs inside one, or the other way around.
 
     Attributes:
-        outside: What was called outside of any step, and where; None of other things.
+        outside: The name and line of a call made outside any step; None for other
+            errors.
     """
 
     outside: tuple[str, str] | None = None
 
 
 class DeviceError(ReplicatorError, ValueError):
-    """A device does not exist, is listed twice, or was asked for too late."""
+    """A device does not exist, is listed twice, or was requested too late."""
 
 
 class InputError(ReplicatorError, ValueError):
@@ -56,19 +57,19 @@ class ArgumentError(ReplicatorError, ValueError):
 
 
 class StrategyError(ArgumentError):
-    """A strategy is wrong in itself, or does not fit the variables or the devices."""
+    """A strategy is invalid in itself, or does not fit the variables or the devices."""
 
 
 class PerReplicaError(ReplicatorError, TypeError):
-    """One value per replica was used as if it were one value."""
+    """A PerReplica, one value per replica, was used as if it were one value."""
 
 
 class UnsupportedError(ReplicatorError, AttributeError):
-    """Code for tf.distribute asks for what has no meaning in a step."""
+    """Code asks for an operation or value that has no meaning in a step."""
 
 
 class CloneError(ReplicatorError, ValueError):
-    """Replicas cannot be copies of one another, as build="clone" would have them."""
+    """Replicas differ where build="clone" needs them to be copies of one another."""
 
 
 class ClusterError(ReplicatorError, RuntimeError):
@@ -76,17 +77,17 @@ class ClusterError(ReplicatorError, RuntimeError):
 
 
 class HostLostError(ClusterError, tf.errors.UnavailableError):
-    """Hosts of a connection are killed, silent or cut off.
+    """Hosts of a connection were killed, are silent or cut off.
 
-    It is a tf.errors.UnavailableError, too: what TensorFlow raises, and what its own
-    training loops wait for.
+    It is also a tf.errors.UnavailableError, which TensorFlow raises in that case, and
+    which its own training loops handle.
 
     Args:
         message: The text.
-        hosts: Those that are lost, as the user wrote them.
+        hosts: The lost hosts, as the user wrote them.
 
     Attributes:
-        hosts: As given.
+        hosts: The lost hosts, as a tuple.
     """
 
     def __init__(self, message: str, hosts: Sequence[str] = ()) -> None:
@@ -101,7 +102,7 @@ class HostLostError(ClusterError, tf.errors.UnavailableError):
 
 
 class DependencyError(ReplicatorError, ImportError):
-    """A package that only some of the library needs is not installed."""
+    """A package that only parts of the library need is not installed."""
 
 
 class InternalError(ReplicatorError, RuntimeError):
@@ -109,9 +110,9 @@ class InternalError(ReplicatorError, RuntimeError):
 
 
 def called_outside(error: BaseException | None) -> tuple[str, str] | None:
-    """Returns what was called outside of any step, and where, if an error is of that.
+    """Returns the name and line of a call outside any step that caused an error.
 
-    Keras raises errors anew, with what its layers were given.
+    None if there is none. Keras wraps errors in new ones, so causes are searched.
     """
     while error is not None:
         outside = getattr(error, "outside", None)
@@ -122,12 +123,12 @@ def called_outside(error: BaseException | None) -> tuple[str, str] | None:
 
 
 def compose(problem: str, sites: Sequence[str] | None = None, fix: str = "") -> str:
-    """Puts a message together: the problem, one line per site, the way out.
+    """Composes a message: the problem, one line per site, the fix.
 
     Args:
         problem: One sentence that says what is wrong.
-        sites: What is where, e.g. "replica 0: all_reduce at train.py:4 in step".
-            None: the line of the user that is running, if there is one.
+        sites: What happens where, e.g. "replica 0: all_reduce at train.py:4 in step".
+            None: the user's line that is running, if there is one.
         fix: What to do about it, without the leading "Fix:".
 
     Returns:
@@ -143,19 +144,19 @@ def compose(problem: str, sites: Sequence[str] | None = None, fix: str = "") -> 
 
 
 def compose_behind(said: str, found: Exception) -> str:
-    """Returns the message of an error that says more of another one of ours.
+    """Returns a message that puts text in front of another error of this library.
 
     Args:
-        said: What comes before it: whose it is, say.
-        found: The other one, which has lines and a way out.
+        said: The text before it, e.g. to whom the error belongs.
+        found: The other error, which has sites and a fix.
     """
     return f"{said}, but {found}"
 
 
 def shown(value: Any) -> str:
-    """Returns the repr of whatever a user has passed, cut off where it is long.
+    """Returns the repr of any value that a user has passed, truncated if it is long.
 
-    Some cannot be asked: a repr may raise, and Python writes no int of 5,000 digits.
+    Some values have none: a repr may raise, and Python writes no int of 5,000 digits.
     """
     try:
         text = repr(value)
@@ -165,13 +166,13 @@ def shown(value: Any) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Returns what another library says went wrong, in one line that is not long."""
+    """Returns the type and message of another library's error, in one short line."""
     text = one_line(error, _LONGEST)
     return f"{type(error).__name__}: {text}".rstrip(": .")
 
 
 def one_line(error: BaseException | str, most: int = 1000) -> str:
-    """Returns the text of an error in one line, cut off where it is long."""
+    """Returns the text of an error in one line, truncated if it is long."""
     text = " ".join(str(error).split())
     return text if len(text) <= most else f"{text[:most]}..."
 
@@ -195,10 +196,10 @@ def definition(function: Any) -> str:
 
 
 def sites_of(what: str, function: Any) -> list[str]:
-    """Returns where a callable of the user is defined, and the line that is running.
+    """Returns the line that defines a user's callable, and the line that is running.
 
     Args:
-        what: What it is, e.g. "step_fn".
+        what: The callable's role, e.g. "step_fn".
         function: The callable.
     """
     where = definition(function)
@@ -206,7 +207,7 @@ def sites_of(what: str, function: Any) -> list[str]:
 
 
 def line_of(what: tf.Operation | BaseException) -> str:
-    """Returns the user's line that made a graph op or raised, and its function."""
+    """Returns the user's line that created a graph op or raised, and its function."""
     return innermost(_tf.user_frames(what))
 
 

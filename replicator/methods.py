@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of Replicator that are called inside a step, and only in one of its own.
+"""The methods of Replicator that are called inside a step, and only in its own steps.
 
-A primitive takes what it needs from the context, which knows the replica that calls it.
-Which Replicator was asked, only the method knows.
+A primitive takes everything it needs from the context, which knows the replica that
+calls it. Only the method knows on which Replicator it was called.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_own_steps(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a method of Replicator refuse to be called in another one's step."""
+    """Makes a method of Replicator refuse calls in a step of another Replicator."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         replica = context.current()
-        # A Replicator has one ledger, for all its builds.
+        # All builds of a Replicator share its ledger.
         if replica is not None and replica.build.ledger is not self._settings.ledger:
             raise _elsewhere(self, method.__name__, replica)
         return method(self, *args, **kwargs)
@@ -81,17 +81,17 @@ def _elsewhere(
 class InStep:
     """The methods of Replicator that are called inside a step.
 
-    Those of the primitives have the docstrings of their functions.
+    Primitives have the docstrings of their functions.
     """
 
-    _devices: tuple[tuple[str, ...], ...]  # those of each local replica
+    _devices: tuple[tuple[str, ...], ...]  # the devices of each local replica
 
     @property
     @in_own_steps
     def replica_id(self) -> int:
-        """Inside a step: the replica being built, 0 <= replica_id < num_replicas.
+        """Inside a step: the id of this replica, 0 <= replica_id < num_replicas.
 
-        A Python int, so that plain Python can tell replicas apart.
+        It is a Python int, so that plain Python can distinguish replicas.
 
         Example:
             >>> rates = [0.1, 0.2]
@@ -110,14 +110,14 @@ class InStep:
     @property
     @in_own_steps
     def weight(self) -> Any:
-        """Inside a step: what means over the replicas are to weigh this one by.
+        """Inside a step: the weight of this replica in means over the replicas.
 
-        With `input_mode="global_batch"` or `remainder="pad"` its share of the examples
-        of all replicas, a float32 scalar, 0 where it has none: all_reduce(x, "mean",
-        weight=repl.weight) of means over a replica's examples is the mean over all of
-        them. None where all replicas weigh alike. It stays a float32 whatever the step
-        computes in; what weighs by it casts it, and so must you: tf.cast(repl.weight,
-        x.dtype) * x.
+        With `input_mode="global_batch"` or `remainder="pad"` this is its share of all
+        replicas' examples, a float32 scalar, 0 if it has none: all_reduce(x, "mean",
+        weight=repl.weight) of means over each replica's examples is the mean over all
+        examples. It is None where all replicas weigh the same. It is a float32 whatever
+        dtype the step computes in; code that multiplies by it must cast it:
+        tf.cast(repl.weight, x.dtype) * x.
 
         Example:
             >>> batches = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 6.0]).batch(3)
@@ -133,10 +133,10 @@ class InStep:
 
     @in_own_steps
     def logical_device(self, index: int) -> Any:
-        """Inside a step: a tf.device block for one of this replica's own devices.
+        """Inside a step: a tf.device context for one of this replica's own devices.
 
         A tape computes gradients where its `gradient` is called, wherever the forward
-        pass was; call it in such a block, too, for a backward pass on that device.
+        pass was; for a backward pass on that device, call it in such a context, too.
 
         Example:
             >>> repl = replicator.Replicator([["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]])
@@ -148,7 +148,8 @@ class InStep:
             /job:localhost/replica:0/task:0/device:CPU:3
 
         Args:
-            index: Its place in the replica's entry of `devices`, a Python int.
+            index: The device's position in the replica's entry of `devices`, a Python
+                int.
 
         Raises:
             ArgumentError: The replica has no such device.
@@ -156,15 +157,15 @@ class InStep:
         """
         replica = context.require("logical_device")
         replica.build.refuse_copies("the replica's own devices")
-        own = self._devices[replica.build.world.place(replica.replica_id)]
-        if not arguments.is_whole(index, 0, len(own) - 1):
+        names = self._devices[replica.build.world.place(replica.replica_id)]
+        if not arguments.is_whole(index, 0, len(names) - 1):
             raise base.bad_argument(
                 "logical_device",
                 f"was given index {errors.shown(index)}, but the replica has "
-                f"{len(own)} devices",
-                f"0 <= index < {len(own)}.",
+                f"{len(names)} devices",
+                f"0 <= index < {len(names)}.",
             )
-        return tf.device(own[index])
+        return tf.device(names[index])
 
     all_reduce = primitive(compressed.all_reduce)
     broadcast = primitive(broadcast.broadcast)
@@ -174,7 +175,7 @@ class InStep:
     scatter = primitive(scatter.scatter)
     reduce_scatter = primitive(reduce_scatter.reduce_scatter)
     all_to_all = primitive(all_to_all.all_to_all)
-    # In this order: the method `permute` hides the module.
+    # `shift` comes first: the method `permute` hides the module.
     shift = primitive(permute.shift)
     permute = primitive(permute.permute)
     broadcast_object = primitive(objects.broadcast_object)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user can choose about how a Replicator does its work; never what it computes.
+"""The user's choices of how a Replicator does its work; none changes what it computes.
 
-The arguments of `Replicator` that are kept, checked once, and handed to whoever does
-the work: variables/creation.py asks for `variables`, step/building.py for `build`, the
-lowerings for `policy`.
+They are arguments of `Replicator`, checked once and passed to the code that needs them:
+variables/creation.py reads `variables`, step/building.py `build`, the lowerings
+`policy`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ class Options:
     """The options of one Replicator; see its arguments.
 
     Attributes:
-        check: Whether all that has no mean is compared in each step.
+        check: Whether all values that have no mean are compared in each step.
         variables: Where variables live, one of VARIABLES.
-        algorithm: How reductions are done, one of ALGORITHM_NAMES; None: the cheapest
-            for each.
-        fusion: Whether small tensors that are reduced together travel together.
-        factors: Whether sums of matrix products may move the factors instead.
-        kernels: Whether products that are slow on CPUs are made the other way around.
-        build: How the replicas' sub-graphs come to be, one of BUILDS.
-        calibration: What work costs.
+        algorithm: The algorithm of reductions, one of ALGORITHM_NAMES; None: the
+            cheapest for each.
+        fusion: Whether small tensors that are reduced together are sent together.
+        factors: Whether sums of matrix products may send the factors instead.
+        kernels: Whether products that are slow on CPUs are computed the other way
+            around.
+        build: How the replicas' sub-graphs are built, one of BUILDS.
+        calibration: What operations cost.
 
     Raises:
-        ArgumentError: An option has a value that it cannot have.
+        ArgumentError: An option has an invalid value.
     """
 
     check: bool = False
@@ -56,7 +57,7 @@ class Options:
 
     @property
     def policy(self) -> Policy:
-        """What the lowerings ask for."""
+        """The options that lowerings use."""
         return Policy(self.algorithm, self.fusion, self.factors, self.calibration)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""class Replicator: what a user touches. It holds the settings and delegates."""
+"""class Replicator: the user's entry point. It holds the settings and delegates."""
 
 from __future__ import annotations
 
@@ -53,45 +53,48 @@ class Replicator(running.Running, methods.InStep):
     Args:
         devices: One device per replica, e.g. ["GPU:0", "GPU:1"] or ["CPU:0", "CPU:1"],
             with or without job and task; or a list of devices per replica. None: all
-            accelerators, else the CPU. Logical CPU devices are made if TensorFlow has
-            not started yet.
+            accelerators, else the CPU. Logical CPU devices are created if TensorFlow
+            has not started yet.
         check: Whether integers, booleans and strings that a step assigns to mirrored
-            variables are compared in each step, also where they are equal by
-            construction. Without it, integers and booleans are where they may differ.
-        variables: "mirrored": each replica holds all variables. "sharded": each
-            variable and its optimizer slots are held, and updated, by one replica;
-            those that a step uses in a way that needs a component on each replica (in a
-            function with jit_compile=True) become mirrored, and its plan says so.
-            "auto": sharded if all devices are CPUs of one process, else mirrored.
-        algorithm: How all_reduce is done, unless a call says: "hub", one device reduces
-            and hands out the result; "shuffled", each device does so with one slice;
-            "tree", neighbours combine, then pairs of neighbours; "ring", slices travel
-            from each device to the next; "nccl", NVIDIA's library does it, among the
-            GPUs of one host. None: the cheapest for each. All give every replica the
-            same bits, but not all the same as one another: hub and shuffled add up in
-            replica order. On several hosts, each with several replicas, a host's are
-            reduced there first, and the algorithm is that between hosts.
-        fusion: Whether small tensors that are reduced together travel together.
-        factors: Whether sums of matrix products may move the factors instead.
+            variables are compared in each step, even where they are equal by
+            construction. If False, integers and booleans are compared only where they
+            may differ.
+        variables: Where variables live. "mirrored": each replica holds all variables.
+            "sharded": each variable and its optimizer slots are held, and updated, by
+            one replica; variables that a step uses in a way that needs a component on
+            each replica (in a function with jit_compile=True) become mirrored, and its
+            plan says so. "auto": sharded if all devices are CPUs of one process, else
+            mirrored.
+        algorithm: The algorithm of all_reduce, unless a call names one. "hub": one
+            device reduces and sends out the result; "shuffled": each device does so
+            with one slice; "tree": neighbours combine, then pairs of neighbours;
+            "ring": slices travel from each device to the next; "nccl": NVIDIA's
+            library, among the GPUs of one host. None: the cheapest for each call. Each
+            algorithm gives every replica the same bits, but the bits differ between
+            algorithms: hub and shuffled add in replica order. On several hosts with
+            several replicas each, every host reduces its own first, and the algorithm
+            is the one used between hosts.
+        fusion: Whether small tensors that are reduced together are sent together.
+        factors: Whether sums of matrix products may send the factors instead.
         kernels: Whether products of few rows with a large transposed matrix, for which
-            TensorFlow's CPU kernels are slow, are made the other way around.
-        build: "trace": step_fn is called once per replica. "clone": for replicas 0 and
-            1 only, which are proven alike; the others are copies, for a fraction of the
-            time. step_fn then cannot ask which replica it builds: what differs comes by
-            the inputs, and groups, messages and objects are refused.
-        strategy: For each variable, where it is and how its gradient travels: a builder
+            TensorFlow's CPU kernels are slow, are computed the other way around.
+        build: "trace": step_fn is called once per replica. "clone": only for replicas 0
+            and 1, which are proven alike; the others are copies, built in a fraction of
+            the time. step_fn then cannot ask which replica it builds: what differs must
+            come from the inputs, and groups, messages and objects are refused.
+        strategy: The placement of each variable and how its gradient travels: a builder
             of `replicator.strategy`, a dictionary of builders by patterns of variables'
-            paths, a Strategy, or the path of a saved one. What it does not decide on is
-            as `variables` says. None: everything is.
-        calibration: A file that `python -m replicator.calibrate` wrote, which says what
-            work costs here. None: the one that the environment variable
-            REPLICATOR_CALIBRATION names, if any, else what was measured elsewhere.
+            paths, a Strategy, or the path of a saved one. Variables on which it does
+            not decide follow `variables`. None: all variables do.
+        calibration: A file written by `python -m replicator.calibrate`, with the costs
+            measured on this machine. None: the file that the environment variable
+            REPLICATOR_CALIBRATION names, if any, else costs measured elsewhere.
 
     Raises:
         DeviceError: A device does not exist, or is named twice.
-        ArgumentError: An option has a value that it cannot have, or the calibration
-            cannot be read.
-        StrategyError: The strategy is none, or cannot be loaded.
+        ArgumentError: An option has an invalid value, or the calibration cannot be
+            read.
+        StrategyError: The strategy is not a strategy, or cannot be loaded.
     """
 
     def __init__(
@@ -108,11 +111,11 @@ class Replicator(running.Running, methods.InStep):
         strategy: Any = None,
         calibration: str | os.PathLike[str] | None = None,
     ) -> None:
-        known = peers.facts()
-        together = None if known is None else peers.Peers(known)
-        with peers.telling(together):
+        facts = peers.facts()
+        processes = None if facts is None else peers.Peers(facts)
+        with peers.telling(processes):
             distribute.refuse_strategy("the constructor")
-            chosen = Options(
+            options = Options(
                 check=check,
                 variables=variables,
                 algorithm=algorithm,
@@ -123,32 +126,34 @@ class Replicator(running.Running, methods.InStep):
                 calibration=rates.load(calibration),
             )
             self._devices = _resolve(devices)
-            world = _world([own[0] for own in self._devices], together)
+            world = _world([names[0] for names in self._devices], processes)
             strategy = rehearsal.strategy(strategy)
             builder = None if strategy is None else choosing.as_builder(strategy)
-            if together is not None:
-                chosen = between.checked(together, self._devices, chosen, repr(builder))
-        lock, sharded = locks.StepLock(), cost.shards(chosen.variables, world.devices)
-        self._resources = resources_of(world, chosen.calibration)
+            if processes is not None:
+                options = between.checked(
+                    processes, self._devices, options, repr(builder)
+                )
+        lock, sharded = locks.StepLock(), cost.shards(options.variables, world.devices)
+        self._resources = resources_of(world, options.calibration)
         chooser, member = None, membership.member()
         if builder is not None and member is None:
             chooser = choosing.StrategyChooser(builder, self._resources, world)
         self._settings = draft.Settings(
             world=world,
-            options=chosen,
+            options=options,
             factory=VariableFactory(
-                *(world, lock, sharded, together, chooser),
+                *(world, lock, sharded, processes, chooser),
                 None if member is None else member.store,
             ),
             ledger=Ledger(),
             lock=lock,
-            peers=together,
+            peers=processes,
             chooser=chooser,
             clock=None if member is None else member.clock(bounds.staleness(builder)),
         )
         self._steps = registry.Steps(self._settings, self._keep_plan)
 
-    # --- Who am I ---------------------------------------------------------------------
+    # --- Replicas ---------------------------------------------------------------------
 
     @property
     def num_replicas(self) -> int:
@@ -162,23 +167,23 @@ class Replicator(running.Running, methods.InStep):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The first device of each replica, by its full name.
+        """The full name of each replica's first device.
 
         Example:
             >>> repl.devices[1]
             '/job:localhost/replica:0/task:0/device:CPU:1'
         """
-        return tuple(own[0] for own in self._devices)
+        return tuple(names[0] for names in self._devices)
 
     @contextlib.contextmanager
     def stages(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        """In this block, the graphs of steps are written down while they are built.
+        """Records the graphs of the steps that are built in this block.
 
-        For each step there is a folder, and in it the graph after each stage:
-        "0-original" is what step_fn builds for one device, "1-after-partition" has
-        variables in parts, "2-after-in-graph" has all replicas, with placeholders for
-        what they communicate, and "3-transformed" real ops in their places. Each is a
-        picture, an SVG with devices as columns, and a folder for TensorBoard, whose
+        Each step has a folder with its graph after each stage: "0-original" is what
+        step_fn builds for one device, "1-after-partition" has variables in parts,
+        "2-after-in-graph" has all replicas, with placeholders for their communication,
+        and "3-transformed" has real ops in place of these. Each graph is recorded as a
+        picture, an SVG with devices as columns, and as a folder for TensorBoard, whose
         graph dashboard shows every op.
 
         Example:
@@ -188,10 +193,10 @@ class Replicator(running.Running, methods.InStep):
             0-original.svg 1-after-partition.svg 2-after-in-graph.svg 3-transformed.svg
 
         Args:
-            path: A folder, which is made.
+            path: A folder, created if it does not exist.
 
         Raises:
-            ArgumentError: The folder cannot be made.
+            ArgumentError: The folder cannot be created.
             DependencyError: matplotlib is not installed.
         """
         stages = writing.Stages(path)
@@ -203,9 +208,9 @@ class Replicator(running.Running, methods.InStep):
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy in force: how each variable that is trained is kept equal.
+        """The strategy in force: how each trained variable is kept equal.
 
-        Of the variables there are, as they are now.
+        It describes the variables that exist now, as they are now.
 
         Example:
             >>> with repl.context():
@@ -220,10 +225,10 @@ class Replicator(running.Running, methods.InStep):
 
     @methods.in_own_steps
     def context(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a block in which new variables get one component per replica.
+        """Returns a context in which new variables get one component per replica.
 
         Create models, optimizers, metrics and random generators in it. Variables
-        created inside a step_fn are replicated without it.
+        created inside a step_fn are always replicated.
 
         Example:
             >>> with repl.context():
@@ -264,20 +269,21 @@ class Replicator(running.Running, methods.InStep):
             0.25
 
         Args:
-            optimizer: Of Keras 3, legacy Keras (tf_keras), tf.compat.v1.train or
-                Sonnet 2, made under `context()`.
-            op: "mean" or "sum" over the replicas.
-            accumulation_steps: Steps per update, which applies the mean over them.
-            compressor: Makes gradients smaller on their way, of variables for which a
-                strategy does not say: a Compressor, or its text, as "bf16" or
+            optimizer: An optimizer of Keras 3, legacy Keras (tf_keras),
+                tf.compat.v1.train or Sonnet 2, created under `context()`.
+            op: How gradients are combined over the replicas, "mean" or "sum".
+            accumulation_steps: The number of steps per update, which applies their
+                mean.
+            compressor: Compresses gradients in transit, of variables for which a
+                strategy does not say: a Compressor, or its text, such as "bf16" or
                 "ef(powersgd(rank=4))"; see `replicator.compressors`. Sparse gradients
-                are cast at most. What compressors keep from step to step is in
-                checkpoints of the optimizer. None: gradients travel as they are.
+                are cast at most. The optimizer's checkpoints hold the state that
+                compressors keep between steps. None: gradients are sent as they are.
 
         Raises:
-            ContextError: The optimizer holds variables made outside of `context()`.
-            ArgumentError: `optimizer` is none of these or wrapped already, or an option
-                is unknown.
+            ContextError: The optimizer holds variables created outside `context()`.
+            ArgumentError: `optimizer` is none of these or is already wrapped, or an
+                option is unknown.
         """
         return optimizers.wrap_optimizer(
             *(optimizer, self._settings.world, op, accumulation_steps, self.context),
@@ -288,8 +294,9 @@ class Replicator(running.Running, methods.InStep):
     def keras_model(self, model: Any) -> Any:
         """Makes a Keras 3 model's fit, evaluate and predict run on the replicas.
 
-        In place: the model keeps its class, config and files. Each batch is the global
-        batch, split over the replicas, and its numbers are those of one device.
+        The model is changed in place, and keeps its class, config and files. Each batch
+        is the global batch, split over the replicas, and the results are those of one
+        device.
 
         Example:
             >>> with repl.context():
@@ -302,14 +309,15 @@ class Replicator(running.Running, methods.InStep):
             True
 
         Args:
-            model: Made under `context()`, and compiled there, before or after.
+            model: A model created under `context()`, and compiled there, before or
+                after.
 
         Returns:
             The model.
 
         Raises:
-            ContextError: The model or its optimizer was made outside of the context.
-            ArgumentError: It is no model of Keras 3.
+            ContextError: The model or its optimizer was created outside the context.
+            ArgumentError: `model` is not a Keras 3 model.
         """
         return keras_model.replicate(self, model)
 
@@ -334,7 +342,8 @@ class Replicator(running.Running, methods.InStep):
             members: The ids of its replicas, at least one, in any order.
 
         Raises:
-            ArgumentError: A replica does not exist or is listed twice, or none is.
+            ArgumentError: A replica does not exist or is listed twice, or none is
+                listed.
         """
         return groups.make_group(members, self.num_replicas)
 
@@ -342,7 +351,7 @@ class Replicator(running.Running, methods.InStep):
     def groups(self, members: Sequence[Sequence[int]]) -> groups.Partition:
         """Returns a partition of all replicas, for the `group=` of collectives.
 
-        Each replica communicates in its own group; `.own` is that group.
+        Each replica communicates in its own group, which is `.own`.
 
         Example:
             >>> repl = replicator.Replicator(["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
@@ -364,12 +373,12 @@ class Replicator(running.Running, methods.InStep):
 def _resolve(
     names: Sequence[str | Sequence[str]] | None,
 ) -> tuple[tuple[str, ...], ...]:
-    """Resolves device names; apart, because the class has a property `devices`."""
+    """Resolves device names; a function, because the class has a property `devices`."""
     return devices.resolve(names)
 
 
 def _world(names: Sequence[str], together: peers.Peers | None) -> World:
-    """Returns the world of some devices, of which this process may build a part."""
+    """Returns the world of these devices, of which this process may build a part."""
     if together is None:
         return World.all_here(names)
     return World.divided(devices.processes(names), together.own, names)

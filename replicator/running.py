@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of Replicator that build and run steps; step/ does the work."""
+"""The methods of Replicator that build and run steps, implemented in step/."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Running:
     ) -> Any:
         """Runs one step on all replicas, or builds it where a graph is being built.
 
-        Eagerly, the step is traced at the first call with these functions, and run at
-        each. Inside a tf.function or a tf.Graph it is built into that graph; in a
-        tf.Graph, fetching any output runs the whole step on all replicas.
+        When eager, the step is traced at the first call with these functions, and run
+        at every call. Inside a tf.function or a tf.Graph it is built into that graph;
+        in a tf.Graph, fetching any output runs the whole step on all replicas.
 
         Example:
             >>> data = tf.data.Dataset.from_tensor_slices([1.0, 2.0])  # is dealt
@@ -46,43 +46,44 @@ class Running:
             tf.Tensor(5.0, shape=(), dtype=float32)
 
         Args:
-            step_fn: Called once per device when the step is built; with the element of
-                its replica if there are inputs, then with `args`. If it must have more
-                arguments than that, with the parts of the element, a tuple.
-            input_fn: What feeds the step. A tf.data.Dataset, whose iterator goes on
-                from call to call with the same object. Or a function, called once per
-                device, with an InputContext if it has a parameter, which returns a
-                Dataset, a function that returns an element, or an element. A Dataset
-                made without an InputContext is dealt to the replicas: replica i sees
-                elements i, i + R, i + 2R, ... Or the element itself, a nest of arrays
-                and tensors, which may be others at each call; like `args` it is given
-                to each replica as a whole.
+            step_fn: Called once per device when the step is built; with its replica's
+                element if there are inputs, then with `args`. If it requires more
+                arguments than that, it gets the parts of the element, a tuple.
+            input_fn: The inputs of the step. A tf.data.Dataset, whose iterator
+                continues from call to call with the same object. Or a function, called
+                once per device, with an InputContext if it has a parameter, which
+                returns a Dataset, a function that returns an element, or an element. A
+                Dataset made without an InputContext is dealt to the replicas: replica i
+                sees elements i, i + R, i + 2R, ... Or the element itself, a nest of
+                arrays and tensors, which may differ at each call; like `args` it is
+                given to each replica as a whole.
             input_mode: "per_replica"; "per_worker": one pipeline, dealt; or
                 "global_batch": one pipeline, each of whose elements is split over the
                 replicas along its first axis. Means of gradients, and those that are
                 given `weight=repl.weight`, then weigh the replicas by their examples.
-            steps_per_call: How many steps to run, each with inputs of its own, in a
+            steps_per_call: The number of steps to run, each with its own inputs, in a
                 loop inside the graph. For small steps that is faster than as many
                 calls, and otherwise the same.
             args: Further arguments of step_fn, for every replica: tensors, arrays,
-                numbers, and nests of them. Of a PerReplica, each gets its own value.
-                They are fed at each call: others do not build the step anew, unless
-                their structure, dtypes or shapes differ.
-            remainder: What becomes of a last round in which not every replica gets an
-                element. "drop"; or "pad": those that lack one get a batch of no
-                examples, and means weigh the replicas as with "global_batch".
+                numbers, and nests of them. Each replica gets its own value of a
+                PerReplica. They are fed at each call: new values do not build the step
+                again, unless their structure, dtypes or shapes differ.
+            remainder: What to do with a last round in which not every replica gets an
+                element. "drop": omit it. "pad": replicas without an element get a batch
+                of no examples, and means weigh the replicas as with "global_batch".
 
         Returns:
             The structure that step_fn returned, with a PerReplica at each leaf; with
             several steps per call, of their stacked values, [steps_per_call, ...].
 
         Raises:
-            tf.errors.OutOfRangeError: The input is exhausted. No variable was changed
-                by the step that lacks it; those before it in the same call are done.
+            tf.errors.OutOfRangeError: The input is exhausted. The step that lacks input
+                has changed no variable; earlier steps of the same call are done.
             MismatchError: The replicas communicate or return differently.
-            DeadlockError: Replicas would wait for one another in a circle.
+            DeadlockError: Replicas would wait for one another in a cycle.
             InputError: The inputs cannot feed a step.
-            ArgumentError: step_fn cannot be called so, or another argument is bad.
+            ArgumentError: step_fn does not accept its arguments, or another argument is
+                invalid.
             ContextError: Called inside a step, or under a strategy of tf.distribute.
             HostLostError: A host of the cluster was killed, is silent or cut off.
         """
@@ -115,16 +116,17 @@ class Running:
             input_fn: As for `run`.
             input_mode: As for `run`.
             steps_per_call: As for `run`.
-            args: As for `run`; a call of the step may be given others.
+            args: As for `run`; a call of the step may pass others.
             remainder: As for `run`.
 
         Returns:
-            A `Step`: call it to run one, without arguments or with other `args`. Its
-            `initialize()` starts the inputs over.
+            A `Step`: call it to run one step, without arguments or with other `args`.
+            Its `initialize()` restarts the inputs.
 
         Raises:
             InputError: The inputs cannot feed a step, or `input_mode` is unknown.
-            ArgumentError: step_fn cannot be called so, or another argument is bad.
+            ArgumentError: step_fn does not accept its arguments, or another argument is
+                invalid.
         """
         return self._steps.get(
             Asked(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
@@ -132,9 +134,9 @@ class Running:
 
     @property
     def plan(self) -> plans.Plan:
-        """What the replicas communicate in the step that was built last, a `Plan`.
+        """The communication plan of the step that was built last, a `Plan`.
 
-        `repl.build(step_fn, input_fn).plan` is that of a step of your choice, which
+        `repl.build(step_fn, input_fn).plan` is the plan of a particular step, which
         need not have run.
 
         Example:
@@ -143,7 +145,7 @@ class Running:
             [('all_reduce', 'mean', 1)]
 
         Raises:
-            ContextError: No step was built yet.
+            ContextError: No step has been built yet.
         """
         if self._plan is None:
             raise errors.ContextError(
@@ -157,12 +159,12 @@ class Running:
         return self._plan
 
     def _keep_plan(self, plan: plans.Plan) -> None:
-        """Called when a step is built."""
+        """Keeps the plan of a step that has just been built."""
         self._plan = plan
 
     @_tf.not_converted
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
-        """Starts the inputs of all steps over from their first elements.
+        """Restarts the inputs of all steps from their first elements.
 
         Example:
             >>> step = repl.build(lambda x: x, lambda: tf.data.Dataset.range(4))
@@ -177,17 +179,17 @@ class Running:
                 MonitoredSession does it by itself. None when eager.
 
         Raises:
-            ArgumentError: `session` is no session.
+            ArgumentError: `session` is not a session.
         """
         self._steps.initialize(session)
 
     @property
     def inputs(self) -> positions.Positions:
-        """Where the inputs of the steps are, for checkpoints of eager programs.
+        """The positions of the steps' inputs, for checkpoints of eager programs.
 
-        What was read by a step is not read again after a restart. Datasets are told
-        apart by the order in which steps first use them. One that calls Python, or is
-        kept ready on an accelerator, has no position that could be saved.
+        Elements that a step has read are not read again after a restart. Datasets are
+        identified by the order in which steps first use them. A Dataset that calls
+        Python, or is prefetched to an accelerator, has no position that could be saved.
 
         Example:
             >>> step = repl.build(lambda x: x, tf.data.Dataset.range(8))

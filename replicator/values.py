@@ -21,14 +21,14 @@ class PerReplica(tuple):
     """A tuple of one value per replica, in replica order.
 
     It is a tuple, so `tf.reduce_mean(per_replica_loss)`, `np.mean(...)`, unpacking and
-    indexing work as in the TF-Replicator paper (Buchlovsky et al. 2019, section 3).
-    It survives `tf.nest` (which rebuilds tuple types from one list) and `session.run`
+    indexing work as in the TF-Replicator paper (Buchlovsky et al. 2019, section 3). It
+    survives `tf.nest` (which rebuilds tuple types from one list) and `session.run`
     (which rebuilds them from items).
 
-    Where all replicas hold the same bits, `float(loss)`, `f"{loss:.3f}"`,
-    `loss.numpy()` and `loss.item()` are those of the one value. Arithmetic and
-    comparisons, which would be a tuple's, are refused: the program says which value it
-    means, or how to combine them.
+    If all replicas hold the same bits, `float(loss)`, `f"{loss:.3f}"`, `loss.numpy()`
+    and `loss.item()` use that value. Arithmetic and comparisons, which would be those
+    of tuples, are refused: the program has to say which value it means, or how to
+    combine them.
 
     Example:
         >>> values = repl.run(lambda: tf.constant(repl.replica_id + 1.0))
@@ -44,7 +44,7 @@ class PerReplica(tuple):
     def __new__(cls, *values: Any) -> PerReplica:
         """Takes the values one by one, or all of them as one list or plain tuple.
 
-        A namedtuple is a value: that is what `session.run` makes of a SparseTensor.
+        A namedtuple is a value: `session.run` returns a SparseTensor as one.
         """
         if len(values) == 1 and type(values[0]) in (list, tuple):
             values = tuple(values[0])
@@ -56,7 +56,7 @@ class PerReplica(tuple):
     def __repr__(self) -> str:
         return f"PerReplica({', '.join(map(repr, self))})"
 
-    # --- As one value, where there is only one ----------------------------------------
+    # --- As one value, if all replicas hold the same ----------------------------------
 
     def numpy(self) -> Any:
         """Returns the value that all replicas hold, as tf.Tensor.numpy does.
@@ -81,7 +81,7 @@ class PerReplica(tuple):
 
         Raises:
             MismatchError: The replicas hold different values.
-            PerReplicaError: There are no values yet, or they are no scalars.
+            PerReplicaError: The values are symbolic, or not scalars.
         """
         return _scalar(self, "item()")
 
@@ -101,7 +101,7 @@ class PerReplica(tuple):
         return format(_scalar(self, f"{{:{spec}}}"), spec) if spec else str(self)
 
     def __bool__(self) -> bool:
-        """Whether a condition holds; of what is no condition, whether there are any."""
+        """Whether a condition holds; for other values, whether there are any."""
         if len(self) and all(map(_is_condition, self)):
             return bool(_scalar(self, "bool"))
         return len(self) > 0
@@ -121,7 +121,7 @@ class PerReplica(tuple):
     def __array_ufunc__(
         self, ufunc: Any, method: str, *inputs: Any, **rest: Any
     ) -> Any:
-        """What NumPy asks: of its functions, those that are operators are refused."""
+        """Applies NumPy's functions to the values, but refuses its operators."""
         if method == "__call__" and ufunc.__name__ in _UFUNCS:
             raise _refused(ufunc.__name__, self)
         plain = [np.asarray(x) if isinstance(x, PerReplica) else x for x in inputs]
@@ -136,7 +136,7 @@ _UFUNCS = frozenset(
 
 
 def _refusing(name: str) -> Callable[..., Any]:
-    """Returns a method for an operator that one value per replica does not have."""
+    """Returns a method that refuses an operator, which PerReplica does not have."""
 
     def operate(self: PerReplica, *_: Any) -> Any:
         raise _refused(name, self)
@@ -166,10 +166,10 @@ def _refused(operation: str, values: PerReplica) -> errors.PerReplicaError:
 
 
 def _is_condition(value: Any) -> bool:
-    """Whether a value is a boolean scalar that is there."""
+    """Whether a value is a boolean scalar with a known value."""
     if tf.is_tensor(value):
-        there = isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value)
-        return there and value.dtype == tf.bool and value.shape.rank == 0
+        is_concrete = isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value)
+        return is_concrete and value.dtype == tf.bool and value.shape.rank == 0
     return isinstance(value, bool | np.bool_)
 
 
@@ -188,9 +188,9 @@ def _scalar(values: PerReplica, operation: str) -> Any:
 
 
 def _common(values: PerReplica, operation: str) -> Any:
-    """Returns the one value that all replicas hold, as NumPy has it."""
-    found = [_there(value, operation) for value in values]
-    arrays = [np.asarray(value) for value in found]
+    """Returns the one value that all replicas hold, as a NumPy value."""
+    replica_values = [_there(value, operation) for value in values]
+    arrays = [np.asarray(value) for value in replica_values]
     for r, array in enumerate(arrays[1:], 1):
         if not _same_bits(arrays[0], array):
             raise errors.MismatchError(
@@ -198,21 +198,21 @@ def _common(values: PerReplica, operation: str) -> Any:
                     f"{operation} of a PerReplica whose replicas hold different "
                     "values.",
                     [
-                        f"replica 0: {_short(found[0])}",
-                        f"replica {r}: {_short(found[r])}",
+                        f"replica 0: {_short(replica_values[0])}",
+                        f"replica {r}: {_short(replica_values[r])}",
                         f"at {errors.user_line()}",
                     ],
                     "take one of them, loss[0]; or all, tf.reduce_mean(loss); or let "
                     'step_fn return repl.all_reduce(loss, "mean").',
                 )
             )
-    if not found:
+    if not replica_values:
         raise _refused(operation, values)
-    return found[0]
+    return replica_values[0]
 
 
 def _there(value: Any, operation: str) -> Any:
-    """Returns a value as NumPy has it."""
+    """Converts a value to a NumPy value."""
     symbolic = tf.is_tensor(value) and any(
         map(tf.is_symbolic_tensor, tf.nest.flatten(value, expand_composites=True))
     )
@@ -266,11 +266,11 @@ def transpose(structures: Sequence[Any]) -> Any:
 
 
 def pack(structure: Any, leaves: Sequence[Any]) -> Any:
-    """Packs leaves that may be tuples themselves; tf.nest would see structure in them.
+    """Packs leaves that may be tuples themselves, in which tf.nest would see structure.
 
     Args:
         structure: A nest with `len(leaves)` leaves.
-        leaves: What to put at each leaf, in tf.nest's order.
+        leaves: The new leaves, in tf.nest's order.
 
     Returns:
         `structure` with its leaves replaced.
@@ -280,9 +280,9 @@ def pack(structure: Any, leaves: Sequence[Any]) -> Any:
 
 
 def packer(structure: Any) -> Callable[[Sequence[Any]], Any]:
-    """Returns what does `pack(structure, leaves)` again and again.
+    """Returns a function that does `pack(structure, leaves)` repeatedly.
 
-    For tuples, lists and dicts without asking tf.nest, which takes as long as a step.
+    For tuples, lists and dicts it does not use tf.nest, which takes as long as a step.
     """
     places = pack(structure, range(len(tf.nest.flatten(structure))))
     if _of_builtins(places):
@@ -299,7 +299,7 @@ def _of_builtins(places: Any) -> bool:
 
 
 def _fill(places: Any, leaves: Sequence[Any]) -> Any:
-    """Puts each leaf where its index is."""
+    """Replaces each index in a nest by the leaf with that index."""
     kind = type(places)
     if kind is int:
         return leaves[places]

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version of the library: here and nowhere else; setup.cfg reads it."""
+"""The version of the library, defined only here; setup.cfg reads it."""
 
 __version__ = "0.1.0"

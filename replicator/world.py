@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""World: all replicas there are, and those of them that this process builds."""
+"""World: all replicas, and those of them that this process builds."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """All replicas there are, and those of them that this process builds.
+    """All replicas, and those of them that this process builds.
 
-    What replicas agree on is a matter of the world: groups, means, who owns a variable.
-    What is there once per replica is there for the local ones only: devices, components
-    of variables, calls of step_fn, values of a PerReplica. An id is always one of the
-    world's; a list of what local replicas have is in the order of `local`.
+    What replicas agree on concerns all of them: groups, means, owners of variables.
+    What exists once per replica exists for the local ones only: devices, components of
+    variables, calls of step_fn, values of a PerReplica. A replica id always counts all
+    replicas; a list with one entry per local replica is in the order of `local`.
 
     Attributes:
-        num_replicas: How many replicas there are in all, whoever builds them.
-        local: The ids of those that are built here, ascending.
+        num_replicas: The number of replicas in all, whichever process builds them.
+        local: The ids of the replicas built here, ascending.
         devices: `devices[n]` is where replica `local[n]` runs.
         processes: `processes[r]` is the process that builds replica r; empty if this
             one builds all.
@@ -40,7 +40,7 @@ class World:
 
     @classmethod
     def all_here(cls, devices: Sequence[str]) -> World:
-        """Returns the world of which one process builds all.
+        """Returns a world whose replicas are all built by one process.
 
         Args:
             devices: `devices[r]` is where replica r runs.
@@ -51,11 +51,11 @@ class World:
     def divided(
         cls, processes: Sequence[int], own: int, devices: Sequence[str]
     ) -> World:
-        """Returns the world of which several processes build parts.
+        """Returns a world whose replicas are built by several processes.
 
         Args:
             processes: `processes[r]` is the process that builds replica r.
-            own: Which process this is.
+            own: The number of this process.
             devices: `devices[r]` is where replica r runs.
         """
         local = tuple(r for r, process in enumerate(processes) if process == own)
@@ -64,7 +64,7 @@ class World:
 
     @property
     def num_local(self) -> int:
-        """How many replicas are built here."""
+        """The number of replicas built here."""
         return len(self.local)
 
     @property
@@ -74,16 +74,16 @@ class World:
 
     @property
     def everywhere(self) -> tuple[str, ...]:
-        """Where each replica runs, whoever builds it."""
+        """Where each replica runs, whichever process builds it."""
         return self.names or self.devices
 
     @property
     def elsewhere(self) -> tuple[int, ...]:
-        """The ids of those that other processes build."""
+        """The ids of the replicas that other processes build."""
         return tuple(sorted(set(self.everyone).difference(self.local)))
 
     def place(self, replica_id: int) -> int:
-        """Returns where a local replica is in lists of what local replicas have."""
+        """Returns a local replica's index in lists with one entry per local one."""
         return self.local.index(replica_id)
 
     def device(self, replica_id: int) -> str:

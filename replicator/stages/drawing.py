@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph in short as a picture: devices are columns, scopes are blocks."""
+"""Draws the sketch of a graph: devices are columns, scopes are blocks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PLAIN, _CALLS = "#dbe7f5", "#f6cf9c"
 
 
 def draw(sketch: Sketch, title: str, path: str | os.PathLike[str]) -> None:
-    """Draws a graph.
+    """Draws the sketch of a graph to a file.
 
     Args:
-        sketch: The graph in short.
-        title: Stands above it.
+        sketch: The sketch.
+        title: The title above it.
         path: A file name that ends in .svg or .png.
     """
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
@@ -33,7 +33,7 @@ def draw(sketch: Sketch, title: str, path: str | os.PathLike[str]) -> None:
 
 
 def make_figure(sketch: Sketch, title: str) -> Figure:
-    """Returns the picture of a graph."""
+    """Returns the picture of a sketch."""
     devices = sketch.devices or ("no ops",)
     columns = {device: k for k, device in enumerate(devices)}
     places, rows = _places(sketch.blocks, columns)
@@ -62,7 +62,7 @@ Place = tuple[int, int]  # column and row
 def _places(
     blocks: Sequence[Block], columns: dict[str, int]
 ) -> tuple[list[Place | None], int]:
-    """Returns where blocks are, and how many rows there are; the last are left out."""
+    """Returns the place of each block, if there is room, and the number of rows."""
     used = dict.fromkeys(columns, 0)
     places: list[Place | None] = []
     for block in blocks:
@@ -81,8 +81,8 @@ def _top(row: int) -> float:
 
 
 def _draw_block(axes: Axes, block: Block, column: int, row: int) -> None:
-    told = block.calls or block.scope == COMMUNICATE
-    color = _CALLS if told else _PLAIN
+    communicates = block.calls or block.scope == COMMUNICATE
+    color = _CALLS if communicates else _PLAIN
     axes.add_patch(
         FancyBboxPatch(
             (_left(column) + 0.05, _top(row) + 0.05),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a graph consists of, in short: ops by device and name scope. Pure."""
+"""Sketches of graphs: ops by device and name scope. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import tensorflow as tf
 from replicator.graph.ir import placeholder
 
 _REPLICA = re.compile(r"replica_\d+/|AutoDist-Replica-\d+/")
-_NUMBER = re.compile(r"_\d+$")  # by which names of a graph are told apart
+_NUMBER = re.compile(r"_\d+$")  # which makes names in a graph unique
 ANYWHERE = "no device"
-COMMUNICATE = "communicate"  # the scope of what is put in the places of placeholders
+COMMUNICATE = "communicate"  # the scope of the ops that replace placeholders
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Ops of one scope on one device.
+    """The ops of one scope on one device.
 
     Attributes:
-        device: "CPU:0", with the task where there are several; or ANYWHERE.
+        device: "CPU:0", with the task if there are several; or ANYWHERE.
         scope: The first part of their names, without the replica and numbers.
-        ops: How many there are.
-        calls: How many of them are placeholders of communication.
+        ops: The number of ops.
+        calls: The number of these that are placeholders of communication.
     """
 
     device: str
@@ -36,12 +36,12 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Sketch:
-    """A graph in short.
+    """The blocks of a graph, and the links between them.
 
     Attributes:
-        blocks: In the order of their first ops.
-        links: How many tensors go from one block to another, by their numbers; those
-            between devices only.
+        blocks: The blocks, in the order of their first ops.
+        links: (begin, end, count): `count` tensors go from block to block, by their
+            numbers; only between devices.
     """
 
     blocks: tuple[Block, ...]
@@ -49,12 +49,12 @@ class Sketch:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices, in order."""
+        """The devices, sorted."""
         return tuple(sorted({block.device for block in self.blocks}))
 
 
 def of(graph: tf.compat.v1.GraphDef) -> Sketch:
-    """Returns what the top level of a graph consists of.
+    """Returns a sketch of the top level of a graph.
 
     Example:
         >>> from replicator.stages import sketch
@@ -80,9 +80,13 @@ def of(graph: tf.compat.v1.GraphDef) -> Sketch:
     for node in graph.node:
         for name in dict.fromkeys(node.input):
             source = place.get(name.removeprefix("^").partition(":")[0])
-            own = place[node.name]
-            if source and ANYWHERE not in (source[0], own[0]) and source[0] != own[0]:
-                links[numbers[source], numbers[own]] += 1
+            target = place[node.name]
+            if (
+                source
+                and ANYWHERE not in (source[0], target[0])
+                and source[0] != target[0]
+            ):
+                links[numbers[source], numbers[target]] += 1
     blocks = (Block(*key, count, calls[key]) for key, count in ops.items())
     return Sketch(tuple(blocks), tuple((a, b, n) for (a, b), n in links.items()))
 
@@ -106,5 +110,5 @@ def _device(name: str, several: bool) -> str:
     if not name:
         return ANYWHERE
     spec = tf.DeviceSpec.from_string(name)
-    own = f"{spec.device_type}:{spec.device_index}" if spec.device_type else ANYWHERE
-    return f"{spec.job}:{spec.task} {own}" if several and spec.job else own
+    device = f"{spec.device_type}:{spec.device_index}" if spec.device_type else ANYWHERE
+    return f"{spec.job}:{spec.task} {device}" if several and spec.job else device

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes down the graphs of steps while they are built: for TensorBoard, and as SVG.
+"""Writes the graphs of steps while they are built: for TensorBoard, and as SVG.
 
 The stages are those of AutoDist (Zhang et al. 2020): the program of one device, with
-variables in parts, with all replicas, and with real ops for what they communicate.
+partitioned variables, with all replicas, and with communication lowered to real ops.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from replicator.plan import files
 from replicator.stages import sketch
 
 STAGES = ("0-original", "1-after-partition", "2-after-in-graph", "3-transformed")
-# What reads of a variable in parts add to the program of one device.
+# The scope of the ops that reads of partitioned variables add to the program.
 _PARTS = "partitioned"
 
 
 class Stages:
-    """Where the graphs of steps go.
+    """Writes the graphs of steps to a folder.
 
     Args:
-        path: A folder; there is one in it for each step that is built, and in that one
-            for each stage.
+        path: The folder. Each step that is built gets a folder in it, with one for each
+            stage.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = _made(path)
         self._numbers = itertools.count()
         with files.needing("matplotlib", "draw the stages of a step"):
-            from replicator.stages import drawing  # what plots is not needed elsewhere
+            from replicator.stages import drawing  # nothing else needs to plot
         self._draw: Callable[..., None] = drawing.draw
 
     def begin(self, name: str) -> Build:
-        """Returns what takes the graphs of one build.
+        """Returns a recorder for the graphs of one build.
 
         Args:
-            name: Of the step_fn.
+            name: The name of step_fn.
         """
         return Build(self, name)
 
     def write(self, name: str, graphs: dict[str, tf.compat.v1.GraphDef]) -> None:
-        """Writes the graphs of one build that has come to its end.
+        """Writes the graphs of one finished build.
 
         Args:
-            name: Of the step_fn.
-            graphs: By stage.
+            name: The name of step_fn.
+            graphs: The graphs by stage.
         """
-        called = re.sub(r"[^\w.-]+", "", name) or "step"
-        folder = self._path / f"{called}-{next(self._numbers)}"
+        folder_name = re.sub(r"[^\w.-]+", "", name) or "step"
+        folder = self._path / f"{folder_name}-{next(self._numbers)}"
         folder.mkdir(parents=True, exist_ok=True)
         for stage, graph in graphs.items():
-            # A thread of its own executes eagerly, whatever is being built here.
+            # A new thread executes eagerly, whatever is being built in this one.
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 pool.submit(_for_tensorboard, folder / stage, graph).result()
             title = f"{name}, {stage}: {len(graph.node)} ops"
@@ -68,7 +68,7 @@ class Stages:
 
 
 def _made(path: Any) -> pathlib.Path:
-    """Returns a folder, which is made unless it is there."""
+    """Returns a folder, creating it unless it exists."""
     try:
         os.makedirs(os.fsdecode(path), exist_ok=True)
         return pathlib.Path(os.fsdecode(path))
@@ -90,10 +90,10 @@ class Build:
         self._graphs: dict[str, tf.compat.v1.GraphDef] = {}
 
     def traced(self, graph: tf.Graph, first: Collection[tf.Operation]) -> None:
-        """Takes the first two stages.
+        """Records the first two stages.
 
         Args:
-            graph: Where the step is built.
+            graph: The graph that the step is built into.
             first: The ops of the first replica.
         """
         names = {op.name for op in first}
@@ -102,52 +102,52 @@ class Build:
         self._graphs[STAGES[1]] = whole
 
     def copied(self, graph: tf.Graph, ops: Collection[tf.Operation]) -> None:
-        """Takes the third stage: the ops of all replicas."""
+        """Records the third stage: the ops of all replicas."""
         self._graphs[STAGES[2]] = _part(graph, {op.name for op in ops})
 
     def done(self, graph: tf.Graph, ops: Collection[tf.Operation]) -> None:
-        """Takes the last stage, and writes all."""
+        """Records the last stage, and writes all of them."""
         self._graphs[STAGES[3]] = _part(graph, {op.name for op in ops})
         self._stages.write(self._name, self._graphs)
 
 
 def _part(graph: Any, names: Collection[str]) -> tf.compat.v1.GraphDef:
-    """Returns the part of a graph with some ops, and what they are given."""
+    """Returns the part of a graph that consists of some ops and their inputs."""
     whole = graph.as_graph_def()
     part = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
-    known = {node.name for node in whole.node if node.name in names}
-    given: dict[str, None] = {}
+    members = {node.name for node in whole.node if node.name in names}
+    inputs: dict[str, None] = {}
     for node in whole.node:
-        if node.name not in known:
+        if node.name not in members:
             continue
         for source in node.input:
             name = source.removeprefix("^").partition(":")[0]
-            if name not in known:
-                given[name] = None
+            if name not in members:
+                inputs[name] = None
     for node in whole.node:
-        if node.name in known or node.name in given:
-            own = part.node.add()
-            own.CopyFrom(node)
-            if node.name in given:  # it stands for what is outside
-                del own.input[:]
+        if node.name in members or node.name in inputs:
+            copy = part.node.add()
+            copy.CopyFrom(node)
+            if node.name in inputs:  # from outside: without inputs of its own
+                del copy.input[:]
     return part
 
 
 def _without_parts(graph: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-    """Returns a graph without what the parts of variables add to it."""
-    left = tf.compat.v1.GraphDef(library=graph.library, versions=graph.versions)
-    gone = {node.name for node in graph.node if f"/{_PARTS}" in f"/{node.name}"}
+    """Returns a graph without the ops that partitioned variables add to it."""
+    rest = tf.compat.v1.GraphDef(library=graph.library, versions=graph.versions)
+    removed = {node.name for node in graph.node if f"/{_PARTS}" in f"/{node.name}"}
     for node in graph.node:
-        if node.name not in gone:
-            own = left.node.add()
-            own.CopyFrom(node)
-            kept = [
+        if node.name not in removed:
+            copy = rest.node.add()
+            copy.CopyFrom(node)
+            sources = [
                 source
                 for source in node.input
-                if source.removeprefix("^").partition(":")[0] not in gone
+                if source.removeprefix("^").partition(":")[0] not in removed
             ]
-            own.input[:] = kept
-    return left
+            copy.input[:] = sources
+    return rest
 
 
 def _for_tensorboard(folder: pathlib.Path, graph: tf.compat.v1.GraphDef) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step: built by a list of passes, kept, and called."""
+"""Steps: built by a list of passes, cached, and called."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `run` and `build` are asked for, and the values that one call is handed."""
+"""The arguments of `run` and `build`, and the values passed to one call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Asked(NamedTuple):
 
     @property
     def by_value(self) -> bool:
-        """Whether the element of a call is among its arguments: tensors or arrays."""
+        """Whether the element is passed to each call, as tensors or arrays."""
         return not (
             self.inputs is None
             or callable(self.inputs)
@@ -32,17 +32,17 @@ class Asked(NamedTuple):
 
     @property
     def source(self) -> Any:
-        """The function or the Dataset that feeds the steps, or None."""
+        """The function or Dataset that feeds the steps, or None."""
         return None if self.by_value else self.inputs
 
 
 class Handed:
-    """The values that one call hands over: its element, perhaps, and its `args`.
+    """The values passed to one call: its element, if passed by value, and its `args`.
 
     Attributes:
-        key: Equal for values for which a step is traced once.
-        leaves: The values' tensors.
-        num_args: How many `args` there are.
+        key: Equal for values that share a trace of the step.
+        leaves: The tensors of the values.
+        num_args: The number of `args`.
     """
 
     def __init__(self, asked: Asked, args: Sequence[Any], num_local: int) -> None:
@@ -61,58 +61,60 @@ class Handed:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the element is the same for all replicas, and not split."""
-        whole = self._element is not None and not self._element.each
-        return whole and self._mode == "per_replica"
+        """Whether every replica gets the whole element, rather than a part of it."""
+        is_undivided = self._element is not None and not self._element.each
+        return is_undivided and self._mode == "per_replica"
 
     def stand_ins(self, current: list[Any]) -> list[Any]:
-        """Adds what stands for the leaves to the function graph being traced.
+        """Adds placeholders for the leaves to the function graph being traced.
 
         Args:
             current: Holds the leaves of a call while the function is called.
         """
-        made: list[Any] = []
+        placeholders: list[Any] = []
         for part in (self._element, self._args):
             if part is not None:
-                made += part.stand_ins(len(made), current)
-        return made
+                placeholders += part.stand_ins(len(placeholders), current)
+        return placeholders
 
     def feed(self, leaves: Sequence[Any], world: World) -> feeds.Feed | None:
-        """Returns what feeds the replicas the element, if it is among the values.
+        """Returns a feed of the element to the replicas, if it is passed by value.
 
         Args:
-            leaves: What stands for the leaves in the graph that is being built.
-            world: All replicas there are, and those that are built here.
+            leaves: The tensors of the leaves in the graph being built.
+            world: All replicas, and which of them are built here.
         """
         if self._element is None:
             return None
-        own = in_graph(leaves[: len(self._element.leaves)])
-        sources = self._element.of_each_replica(own)
+        element_leaves = in_graph(leaves[: len(self._element.leaves)])
+        sources = self._element.of_each_replica(element_leaves)
         return making.values_feed(sources, world, self._mode)
 
     def of_one_replica(self, leaves: Sequence[Any]) -> list[Any]:
-        """Returns those of the leaves that a replica is given for itself.
+        """Returns the leaves that belong to one replica only.
 
         Args:
-            leaves: What stands for the leaves in the graph that is being built.
+            leaves: The tensors of the leaves in the graph being built.
         """
-        own: list[Any] = []
+        own_leaves: list[Any] = []
         begin = 0
         for part in (self._element, self._args):
             if part is not None:
-                own += part.of_one_replica(leaves[begin : begin + len(part.leaves)])
+                own_leaves += part.of_one_replica(
+                    leaves[begin : begin + len(part.leaves)]
+                )
                 begin += len(part.leaves)
-        return own
+        return own_leaves
 
     def args(self, leaves: Sequence[Any], devices: Sequence[str]) -> list[Any]:
         """Returns the further arguments of step_fn, a tuple for each replica."""
         if self._args is None:
             return [()] * len(devices)
-        own = in_graph(leaves[len(leaves) - len(self._args.leaves) :])
+        arg_leaves = in_graph(leaves[len(leaves) - len(self._args.leaves) :])
         return [
             feeds.placed(nest, device)
             for nest, device in zip(
-                self._args.of_each_replica(own), devices, strict=True
+                self._args.of_each_replica(arg_leaves), devices, strict=True
             )
         ]
 
@@ -124,9 +126,9 @@ def handed(asked: Asked, args: Sequence[Any], num_local: int) -> Handed:
     """Returns the values of one call.
 
     Args:
-        asked: What was asked for.
-        args: Of this call, in place of those that were.
-        num_local: How many replicas are built here.
+        asked: The arguments of the step.
+        args: The `args` of this call, in place of those of the step.
+        num_local: The number of replicas built here.
     """
     if not args and not asked.by_value:
         return NOTHING

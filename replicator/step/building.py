@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a step, once more whenever an attempt learns what the next has to know.
+"""Builds a step, and rebuilds it whenever an attempt learns facts the next one needs.
 
-What an attempt does is the list of passes in passes.py.
+The passes of an attempt are listed in passes.py.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def build_step(
         step_fn: The user's function, of one element if there is a feed.
         feed: Gives each replica its element.
         graph: The default graph.
-        step_key: Stands for step_fn in all builds of it, and goes with it.
+        step_key: Identifies step_fn in all builds of it, and is freed with it.
         args: Returns the further arguments of step_fn, a tuple for each replica.
-        own: Those of the tensors behind them that a replica is given for itself.
+        own: The tensors in these arguments that belong to one replica only.
     """
     with peers.telling(settings.peers), _collecting_later():
         built = _build_until_known(
             *(settings, graph, step_key),
             lambda build: Draft(settings, step_fn, feed, build, args, own),
         )
-        if settings.peers is not None:  # else one would run what another cannot
+        if settings.peers is not None:  # none may run a step another failed to build
             settings.peers.exchange(f"has built {checks.name_of(step_fn)}", None)
         return built
 
@@ -59,12 +59,12 @@ def _build_until_known(
     step_key: Any,
     draft: Callable[[context.Build], Draft],
 ) -> Built:
-    """Builds, once more whenever an attempt learns what the next has to know."""
+    """Builds a step, and rebuilds it while attempts learn facts the next one needs."""
     knowledge: dict[Any, Any] = {}
     created: dict[str, context.Created] = {}
     noted: dict[int, Any] = {}
     while True:
-        known = dict(knowledge)
+        knowledge_before = dict(knowledge)
         start = _tf.operation_count(graph)
         build = context.Build(
             settings.world,
@@ -83,7 +83,9 @@ def _build_until_known(
                 return passes.run(draft(build))
         except context.BuildAgain:
             _abandon(graph, start)
-            assert knowledge != known, "a build that learned nothing asked for another"
+            assert knowledge != knowledge_before, (
+                "a build that learned nothing asked for another"
+            )
             noted = build.aliases.noted()
         except BaseException:
             _abandon(graph, start)
@@ -94,10 +96,10 @@ def _build_until_known(
 
 @contextlib.contextmanager
 def _collecting_later() -> Iterator[None]:
-    """In this block, Python does not look for garbage.
+    """Disables Python's garbage collector in this block.
 
-    All that a build makes stays, and looking through it again and again takes a tenth
-    of the time of a large build.
+    Everything that a build creates stays alive, and scanning it again and again takes a
+    tenth of the time of a large build.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -109,21 +111,20 @@ def _collecting_later() -> Iterator[None]:
 
 
 def _abandon(graph: tf.Graph, start: int) -> None:
-    """Leaves a failed build without effects on what is built into the graph later."""
+    """Keeps a failed build from affecting what is built into the graph later."""
     if graph.building_function:
         ops = graph.get_operations()[start:]
         _tf.abandon([op for op in ops if _tf.is_stateful(op)])
-        # A function without anything that must run would run all that has an effect.
+        # A function in which nothing must run would run every op with an effect.
         _tf.run_independently(graph, tf.no_op())
 
 
 @contextlib.contextmanager
 def _creating_variables(factory: VariableFactory) -> Iterator[None]:
-    """In this block, new variables are replicated, whichever graph they are put in."""
+    """Replicates the variables created in this block, in whichever graph."""
     with contextlib.ExitStack() as stack:
-        with (
-            tf.init_scope()
-        ):  # where Keras creates variables while a function is traced
+        # In the init scope, Keras creates variables while a function is traced.
+        with tf.init_scope():
             stack.enter_context(_tf.last_variable_creator(factory.creator))
         stack.enter_context(_tf.last_variable_creator(factory.creator))
         yield
@@ -131,9 +132,9 @@ def _creating_variables(factory: VariableFactory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replicated_variables(factory: VariableFactory) -> Iterator[None]:
-    """What `Replicator.context()` does: new variables get one component per replica."""
+    """Implements `Replicator.context()`: new variables have a component per replica."""
     if context.current() is not None:
-        yield  # inside a step they do anyway
+        yield  # inside a step they always do
         return
     with _creating_variables(factory):
         yield

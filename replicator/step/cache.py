@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which functions are the same, and what a Replicator keeps for those that are there.
+"""Caches by function: which functions are the same, and what is kept for each.
 
-A step goes on where it is run with the same functions again: its trace, its inputs, the
-variables that step_fn makes. Two functions are the same only if they are one object:
-two that look alike (a lambda in a loop, a notebook's cell that runs again) may differ
-in what they have closed over, in their globals, or in what those will be tomorrow.
-Methods and partials, which Python makes anew at each look, are the same if their parts
-are.
+A step continues where it is run with the same functions again: its trace, its inputs
+and the variables that step_fn creates are reused. Two functions are the same only if
+they are one object: two that look alike (a lambda in a loop, a notebook cell that runs
+again) may differ in their closures, in their globals, or in what these will be later.
+Methods and partials, which Python creates anew on each access, are the same if their
+parts are.
 
-Nothing here keeps a function. What belongs to one goes when the function does: nobody
-can ask for it again.
+Nothing here keeps a function alive. What belongs to a function goes when the function
+does: nobody can ask for it again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _BY_VALUE = (bool, int, str, bytes, type(None))
 
 
 def identity(function: Any) -> tuple[Hashable, list[Any]]:
-    """Returns what is equal for the same function, and the objects that it is about.
+    """Returns a key that is equal for the same function, and the objects it refers to.
 
-    It tells objects by their ids, and so is only good as long as they are there. Where
-    parts of a partial cannot be watched (a list, say), the partial itself is taken.
+    The key identifies objects by their ids, so it is valid only while they are alive.
+    If a part of a partial cannot be weakly referenced (a list, say), the partial itself
+    is the key.
     """
     if type(function) is types.FunctionType:
         return id(function), [function]
@@ -48,7 +49,7 @@ def identity(function: Any) -> tuple[Hashable, list[Any]]:
 
 
 def _identity(value: Any, parts: list[Any]) -> Hashable:
-    """Returns what is equal for the same value; adds the objects in it to `parts`."""
+    """Returns a key that is equal for the same value; adds its objects to `parts`."""
     cls = type(value)
     if cls is types.MethodType:
         parts.append(value.__self__)
@@ -63,7 +64,7 @@ def _identity(value: Any, parts: list[Any]) -> Hashable:
     if cls in _BY_VALUE:
         return cls, value
     if cls is float:
-        return cls, value.hex()  # 0.0 == -0.0, and nan is no nan
+        return cls, value.hex()  # 0.0 == -0.0 and nan != nan, but not as text
     if cls is tuple:
         return cls, tuple(_identity(part, parts) for part in value)
     parts.append(value)
@@ -71,18 +72,19 @@ def _identity(value: Any, parts: list[Any]) -> Hashable:
 
 
 class Table(Generic[_Kept]):
-    """Values for functions; each is forgotten when its function is no more."""
+    """Values by function; each is dropped when its function is freed."""
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, tuple[_Kept, list[Any]]] = {}
         self._lock = threading.RLock()
 
     def get(self, function: Any, make: Callable[[], _Kept], *others: Hashable) -> _Kept:
-        """Returns the value of a function, which is made if there is none.
+        """Returns the value of a function, creating it if there is none.
 
         Args:
             function: Any callable, or None.
-            make: Returns a value. Where that holds the function, both stay.
+            make: Returns a value. If the value refers to the function, neither is
+                freed.
             *others: What else tells values apart.
         """
         same, parts = identity(function)
@@ -96,7 +98,7 @@ class Table(Generic[_Kept]):
             return self._entries[key][0]
 
     def _watched(self, key: Hashable, parts: list[Any]) -> list[Any]:
-        """Returns what forgets an entry when the first of its parts goes."""
+        """Returns references that drop the entry when one of its parts is freed."""
         entries = self._entries
         return [
             weakref.ref(part, lambda _: entries.pop(key, None))
@@ -113,16 +115,17 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Counts:
-    """How many functions there were of each piece of code, as long as that is there."""
+    """The number of functions that each code object has had, while it is alive."""
 
     def __init__(self) -> None:
         self._counts: weakref.WeakKeyDictionary[types.CodeType, int]
         self._counts = weakref.WeakKeyDictionary()
 
     def count(self, function: Any) -> int:
-        """Returns how many functions of this one's code there were, with this one.
+        """Counts a function; returns how many there have been of its code.
 
-        None of this library's own: those of Keras models are as many as these.
+        This library's own code is not counted: Keras models have one such function
+        each.
         """
         code = _code_of(function)
         if code is None or code.co_filename.startswith(_LIBRARY):
@@ -132,13 +135,13 @@ class Counts:
 
 
 def line_of(function: Any) -> str:
-    """Returns the line where the code of a function begins."""
+    """Returns the file and line at which the code of a function begins."""
     code = _code_of(function)
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _code_of(function: Any) -> types.CodeType | None:
-    """Returns the code that the user wrote of a function, if it has any."""
+    """Returns the code that the user wrote for a function, if there is any."""
     for _ in range(_WRAPPERS):
         function = _tf.function_of(inspect.unwrap(function))
         if isinstance(function, functools.partial):
@@ -154,4 +157,4 @@ def _code_of(function: Any) -> types.CodeType | None:
     return None
 
 
-_WRAPPERS = 20  # around a function, at most; more is no function of the user's
+_WRAPPERS = 20  # that are followed at most; below them is no function of the user's

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes that call step_fn, and say which ops are of which replica."""
+"""Passes that call step_fn and assign the ops to the replicas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replicator.variables import storage, unbuilt
 
 
 def pull_inputs(draft: Draft) -> None:
-    """Pulls what each replica is fed, before all else."""
+    """Pulls each replica's inputs, before anything else is built."""
     ops = draft.build.graph.get_operations()
     draft.previous = [op for op in ops if not _tf.is_abandoned(op)]
     with tf.name_scope("inputs"):
@@ -27,7 +27,7 @@ def pull_inputs(draft: Draft) -> None:
 
 
 def call_step_fn(draft: Draft) -> None:
-    """Calls step_fn once per replica, in replica order, or for two of them."""
+    """Calls step_fn in replica order, once per replica or, with copies, for two."""
     build = draft.build
     large = constants.Constants(build)
     for n, replica_id in enumerate(build.traced):
@@ -37,17 +37,17 @@ def call_step_fn(draft: Draft) -> None:
         draft.seeds.append(_tf.seeds_counted(build.graph))
         with contextlib.suppress(context.Waiting):
             arguments, shard = _arguments(draft, n)
-            own, scope = tracing.build_replica(
+            outputs, scope = tracing.build_replica(
                 draft.step_fn, arguments, build, replica_id, large, shard
             )
-            draft.returned.append(own)
+            draft.returned.append(outputs)
             draft.scopes.append(scope)
         storage.meet_needs(build)
         draft.ranges.append((start, _tf.operation_count(build.graph)))
 
 
 def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
-    """Returns what step_fn is called with, and its part of all examples, if known."""
+    """Returns step_fn's arguments, and the replica's part of a global batch, if any."""
     further = draft.further[n]
     if draft.elements is None:
         return list(further), None
@@ -59,7 +59,7 @@ def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
 
 
 def check_results(draft: Draft) -> None:
-    """Checks what the replicas exchanged while they were built, and returned."""
+    """Checks what the replicas exchanged while being built, and what they returned."""
     objects.check(draft.build, draft.settings.peers)
     unbuilt.check(draft.build)
     copies.check_captures(draft.build)
@@ -67,7 +67,7 @@ def check_results(draft: Draft) -> None:
 
 
 def divide_ops(draft: Draft) -> None:
-    """Says which ops are whose."""
+    """Determines which ops belong to which replica."""
     build, ops = draft.build, draft.build.graph.get_operations()
     aliases = build.aliases.ops()
     draft.replicas = [
@@ -88,7 +88,7 @@ def copy_replicas(draft: Draft) -> None:
     if build.all_traced:
         return
     elements = draft.elements or [None] * build.world.num_local
-    made = copies.make(
+    clones = copies.make(
         draft.settings.factory,
         build,
         [*zip(elements, draft.further, strict=True)],
@@ -97,6 +97,6 @@ def copy_replicas(draft: Draft) -> None:
         draft.scopes,
         draft.seeds,
     )
-    for ops, returned in made:
+    for ops, returned in clones:
         draft.replicas = [*draft.replicas, ops]
         draft.returned.append(returned)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused once all replicas are built, before anything is rewired.
+"""Checks made once all replicas are built and before anything is rewired.
 
 Each check takes what was built and returns nothing, or raises an error that says where
 the replicas differ, or could come to differ, and what to do about it.
@@ -24,18 +24,21 @@ from replicator.world import World
 
 
 def check_outputs(outputs: Sequence[Any], world: World, step_fn: Any) -> None:
-    """Raises MismatchError unless all replicas returned one structure."""
+    """Raises MismatchError unless all replicas returned the same structure."""
     first = outputs[0]
     names = [
         f"replica {r} ({device})"
         for r, device in zip(world.local, world.devices, strict=True)
     ]
-    for name, other in zip(names[1:], outputs[1:], strict=False):  # but for copies
+    # Not strict: copies, which have no outputs yet, return what replica 1 does.
+    for name, other in zip(names[1:], outputs[1:], strict=False):
         try:
             tf.nest.assert_same_structure(first, other, expand_composites=True)
             alike = all(
-                type(one) is type(two) or tf.is_tensor(one) and tf.is_tensor(two)
-                for one, two in zip(
+                type(leaf) is type(other_leaf)
+                or tf.is_tensor(leaf)
+                and tf.is_tensor(other_leaf)
+                for leaf, other_leaf in zip(
                     tf.nest.flatten(first), tf.nest.flatten(other), strict=True
                 )
             )
@@ -73,9 +76,9 @@ def check_writes(
     build: context.Build,
     flow: switching.Flow = switching.NONE,
 ) -> None:
-    """Raises ContextError if a step writes variables that were made elsewhere.
+    """Raises ContextError if a step writes variables created outside the context.
 
-    Or in control flow of TensorFlow 1, where nothing compares what replicas write.
+    Or any in TensorFlow 1 control flow, where nothing compares what replicas write.
     """
     owners = {**factory.owners(), **build.aliases.noted()}
     initializers = factory.initializers
@@ -110,17 +113,17 @@ def check_writes(
 
 
 def _name(handle: tf.Tensor) -> str:
-    """Returns the name and the shape of the variable that a handle belongs to.
+    """Returns the name and shape of the variable behind a handle.
 
-    An eager handle does not know its variable: all there are have to be asked, which
-    takes a moment, and is done for a message only.
+    An eager handle does not know its variable, so all live objects are searched. That
+    is slow, and is done for error messages only.
     """
     if tf.is_symbolic_tensor(handle):
         return str(handle.op.name)
-    for found in gc.get_objects():
-        with contextlib.suppress(Exception):  # of what is only half made, or half gone
-            if issubclass(type(found), tf.Variable) and found.handle is handle:
-                return f"{found.name} {found.dtype.name}{found.shape}"
+    for candidate in gc.get_objects():
+        with contextlib.suppress(Exception):  # from half-built or half-freed objects
+            if issubclass(type(candidate), tf.Variable) and candidate.handle is handle:
+                return f"{candidate.name} {candidate.dtype.name}{candidate.shape}"
     return "of unknown name"
 
 
@@ -129,9 +132,9 @@ def check_components(
     replicas: Sequence[Sequence[tf.Operation]],
     build: context.Build,
 ) -> None:
-    """Raises ContextError if a replica uses another one's component of a variable.
+    """Raises ContextError if a replica uses another replica's component of a variable.
 
-    That happens in functions that are called by the step but were traced elsewhere; no
+    This happens in functions that the step calls but that were traced elsewhere; no
     gradient would reach the replica's own component.
     """
     owners = {**factory.owners(), **build.aliases.noted()}
@@ -146,8 +149,10 @@ def check_components(
                 variable = owners.get(id(handle))
                 if variable is None:
                     continue
-                own = variable.placement.handles_on(variable, replica_id, build.aliases)
-                if any(handle is known for known in own):
+                own_handles = variable.placement.handles_on(
+                    variable, replica_id, build.aliases
+                )
+                if any(handle is own_handle for own_handle in own_handles):
                     continue
                 raise errors.ContextError(
                     errors.compose(
@@ -164,7 +169,7 @@ def check_components(
 
 
 def check_circles(replicas: Sequence[Sequence[tf.Operation]]) -> None:
-    """Raises DeadlockError if replicas would wait for one another in a circle."""
+    """Raises DeadlockError if replicas would wait for one another in a cycle."""
     link = effects.find_leak(replicas)
     if link is not None:
         taker, giver = link

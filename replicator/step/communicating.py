@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes that put real communication into the step, and what it makes possible."""
+"""Passes that lower communication, and optimizations that need it lowered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def join_calls(draft: Draft) -> None:
 
 
 def lower(draft: Draft) -> None:
-    """Puts real ops in the places of placeholders."""
+    """Replaces placeholders by real ops."""
     assert draft.handles is not None, "known since the checks"
     try:
         rewritten = rewrite.rewrite(
@@ -55,7 +55,7 @@ def lower(draft: Draft) -> None:
 
 
 def _ways(draft: Draft) -> crossing.Ways | None:
-    """Returns the ways to the replicas that other processes build, if there are any."""
+    """Returns how to reach replicas that other processes build, if there are any."""
     peers = draft.settings.peers
     if peers is None or draft.elsewhere is None:
         return None
@@ -63,7 +63,7 @@ def _ways(draft: Draft) -> crossing.Ways | None:
 
 
 def read_once(draft: Draft) -> None:
-    """Reads each variable once between two writes, joined once; of some only rows."""
+    """Removes repeated reads and joins of variables; reads only rows that are used."""
     initializers, flow = draft.initializers, draft.flow
     reads.join_reads(acting(draft.replicas), initializers, flow)
     draft.replicas = reads.read_rows(draft.replicas, initializers, flow)
@@ -74,12 +74,14 @@ def read_once(draft: Draft) -> None:
 
 
 def _near(devices: Sequence[str]) -> list[list[int]]:
-    """Returns the places of those replicas that share memory, if there are several."""
-    by_host = [own for own in hosts.by_host(devices) if len(own) > 1]
-    return [own for own in by_host if cost.share_memory([devices[n] for n in own])]
+    """Returns the positions of replicas that share memory, where there are several."""
+    by_host = [places for places in hosts.by_host(devices) if len(places) > 1]
+    return [
+        places for places in by_host if cost.share_memory([devices[n] for n in places])
+    ]
 
 
 def turn_products(draft: Draft) -> None:
-    """Makes products that are slow on CPUs the other way around."""
+    """Transposes matrix products that are slow on CPUs."""
     if draft.settings.options.kernels:
         kernels.replace(draft.replicas, draft.flow)

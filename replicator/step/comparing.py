@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes that compare the replicas: their calls, their effects and their writes."""
+"""Passes that compare the replicas: their calls, effects and writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAME_WRITES = (
 
 
 def check_effects(draft: Draft) -> None:
-    """Checks what the replicas do beside computing; copies do as their originals."""
+    """Checks the replicas' side effects; copies have those of their originals."""
     build, factory = draft.build, draft.settings.factory
     traced = draft.replicas[: len(build.traced)]
     draft.flow = switching.Flow(draft.ops())
@@ -40,7 +40,7 @@ def check_effects(draft: Draft) -> None:
 
 
 def answer_messages(draft: Draft) -> None:
-    """Gives zeros as gradients to messages of which nobody makes anything."""
+    """Supplies zero gradients for messages whose received value is never used."""
     build = draft.build
     ops = build.graph.get_operations()
     draft.own = len(ops)
@@ -53,7 +53,7 @@ def answer_messages(draft: Draft) -> None:
 
 
 def check_equality(draft: Draft) -> None:
-    """Checks that all calls pair, and that no write lets replicas drift apart."""
+    """Checks that all calls pair up, and that no write lets replicas drift apart."""
     build, factory = draft.build, draft.settings.factory
     draft.initializers = ordering.with_sources(factory.initializers, draft.replicas)
     labels = value_numbering.Labels(draft.flow)
@@ -61,9 +61,9 @@ def check_equality(draft: Draft) -> None:
     draft.handles = owners.Handles(labels, owned, build.world)
     ops = set(draft.replicas[0]).difference(draft.initializers)
     draft.writes = any(draft.handles.written(op) for op in ops)
-    what = f"builds {input_checks.name_of(draft.step_fn)}"
+    activity = f"builds {input_checks.name_of(draft.step_fn)}"
     draft.elsewhere = rewrite.check(
-        draft.replicas, draft.handles, draft.settings.peers, what
+        draft.replicas, draft.handles, draft.settings.peers, activity
     )
     if draft.several:
         equal = drift.check(
@@ -72,14 +72,16 @@ def check_equality(draft: Draft) -> None:
         )
         if draft.settings.peers is not None:
             draft.settings.peers.same("writes variables", equal, _SAME_WRITES)
-            used = {id(one): one for one in build.aliases.noted().values()}
-            elsewhere.check_equal(draft.settings.peers, used.values())
+            used_variables = {
+                id(variable): variable for variable in build.aliases.noted().values()
+            }
+            elsewhere.check_equal(draft.settings.peers, used_variables.values())
 
 
 def _own_inputs(draft: Draft) -> set[int] | None:
-    """Returns the ids of what a replica is given for itself, if it is alone here."""
+    """Returns the ids of a replica's own inputs, if it is the only one built here."""
     world = draft.build.world
     if world.num_local > 1 or world.num_replicas == 1:
         return None
-    given = (draft.elements, list(draft.own_args))
-    return set(map(id, tf.nest.flatten(given, expand_composites=True)))
+    inputs = (draft.elements, list(draft.own_args))
+    return set(map(id, tf.nest.flatten(inputs, expand_composites=True)))

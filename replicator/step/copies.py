@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a build does for several replicas at once: handles, and copies of replica 1.
+"""Creates handles and copies for several replicas at once.
 
-What these are made of is proven to be alike in graph/cloning/proof.py, and imported
-into the graph in graph/cloning/clone.py.
+graph/cloning/proof.py proves that replicas 0 and 1 are alike; graph/cloning/clone.py
+imports copies of replica 1 into the graph.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from replicator.variables.initial_values import CAPTURED
 
 
 def bring_handles(factory: VariableFactory, build: context.Build) -> None:
-    """Gives all replicas the handles of all variables that one of them uses so far.
+    """Gives all replicas the handles of all variables that any of them uses so far.
 
-    Each would get them when it uses them first, one by one, which takes a good part of
-    the time of a build with many variables.
+    Otherwise each would get them one by one, on first use, which takes a substantial
+    part of the build of a step with many variables.
     """
     shared = {id(variable): variable for variable in build.aliases.variables().values()}
     build.aliases.make(list(shared.values()), build.world.local)
@@ -43,11 +43,11 @@ def bring_handles(factory: VariableFactory, build: context.Build) -> None:
 
 
 def check_captures(build: context.Build) -> None:
-    """Looks at what the functions of replica 0 captured to create variables of it.
+    """Requests another build if creating variables made a function capture tensors.
 
     Raises:
-        BuildAgain: There will be copies, and functions of replica 1, which found the
-            variables created, may not have captured it.
+        BuildAgain: There will be copies, and the functions of replica 1, which found
+            the variables created, may lack what those of replica 0 captured.
     """
     copied = not build.all_traced
     if copied and CAPTURED in build.findings and CAPTURED not in build.knowledge:
@@ -64,25 +64,25 @@ def make(
     scopes: Sequence[str],
     counted: Sequence[int],
 ) -> Iterator[tuple[list[tf.Operation], Any]]:
-    """Adds copies of replica 1 for those that are not built by calling step_fn.
+    """Adds copies of replica 1 for the replicas for which step_fn is not called.
 
     Args:
-        factory: Makes the variables.
+        factory: Creates the variables.
         build: The build.
-        elements: What each replica is given: all tensors that differ.
+        elements: Each replica's inputs: all tensors that differ between replicas.
         replicas: The ops of replicas 0 and 1.
         returned: What step_fn returned for them.
         scopes: Their name scopes.
-        counted: How many seeds TensorFlow had counted up where each began.
+        counted: TensorFlow's count of seeds at the start of each.
 
     Yields:
-        The ops of each copy, and what step_fn would have returned.
+        The ops of each copy, and what step_fn would have returned for it.
     """
     world = build.world
     assert world.num_local == world.num_replicas, "the proof is of replicas 0 and 1"
     seeds = counted[0], counted[1], _tf.seeds_counted(build.graph)
     initializers = ordering.with_sources(factory.initializers, replicas)
-    own = _columns(elements) if elements else []
+    columns = _columns(elements) if elements else []
     bring_handles(factory, build)
     used = [*build.aliases.variables().values()]
     used += [v for v in factory.owners().values() if _has_components(v)]
@@ -90,12 +90,12 @@ def make(
     for variable in variables.values():
         place = functools.partial(variable.placement.handles_on, variable)
         handles = [place(r, build.aliases) for r in world.local]
-        own += [list(column) for column in zip(*handles, strict=True)]
+        columns += [list(column) for column in zip(*handles, strict=True)]
     flat = [tf.nest.flatten(leaves, expand_composites=True) for leaves in returned]
     copier = clone.Copier(
         [[op for op in ops if op not in initializers] for ops in replicas],
         [[leaf for leaf in leaves if leaf is not None] for leaves in flat],
-        own,
+        columns,
         proof.Replicas(world.devices, (scopes[0], scopes[1]), seeds),
         build.ledger,
     )
@@ -109,25 +109,25 @@ def make(
 
 
 def _has_components(variable: Any) -> bool:
-    """Whether each replica has a component of its own."""
+    """Whether each replica has its own component."""
     placement = variable.placement
     return placement.owner is None or placement.has_copies
 
 
 def _columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
-    """Returns the tensors of all replicas' elements, [k][r], if their shapes are alike.
+    """Returns the tensors of all replicas' elements, [k][r], if their shapes agree.
 
     Raises:
-        CloneError: A static shape differs; what a step builds may depend on it.
+        CloneError: Static shapes differ, and the ops that a step builds may depend on
+            them.
     """
     flat = [tf.nest.flatten(element, expand_composites=True) for element in elements]
-    columns = zip(*flat, strict=True)
-    made = [list(column) for column in columns if column[0] is not None]
-    for column in made:
+    tensors = zip(*flat, strict=True)
+    columns = [list(column) for column in tensors if column[0] is not None]
+    for column in columns:
         for r, tensor in enumerate(column):
-            if str(tensor.shape) != str(
-                column[0].shape
-            ):  # unknown ones are never equal
+            # As text: unknown shapes are never equal.
+            if str(tensor.shape) != str(column[0].shape):
                 raise errors.CloneError(
                     errors.compose(
                         'with build="clone", all replicas are fed tensors of one '
@@ -144,4 +144,4 @@ def _columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
                         'build every replica by itself, build="trace".',
                     )
                 )
-    return made
+    return columns

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes by which a strategy decides on variables that have been created."""
+"""Passes in which a strategy decides on variables that exist already."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from replicator.variables.chooser import SPARSE
 
 
 def note_undecided(draft: Draft) -> None:
-    """Notes where variables that a strategy has yet to decide on were built in."""
+    """Records where variables that await a strategy's decision were built in before."""
     if draft.settings.chooser is not None:
         trained = draft.settings.factory.trained().items()
         draft.settled = {
@@ -21,11 +21,11 @@ def note_undecided(draft: Draft) -> None:
 
 
 def follow_strategy(draft: Draft) -> None:
-    """Has a strategy decide on variables that it could not decide on before.
+    """Applies a strategy's decisions on variables that it could not decide on before.
 
     Raises:
-        BuildAgain: Some are elsewhere now, or kept equal in another way.
-        StrategyError: A rule of the strategy is of no variable that there is.
+        BuildAgain: Some have moved, or are kept equal in another way.
+        StrategyError: A rule of the strategy matches no variable.
     """
     chooser = draft.settings.chooser
     if chooser is None:
@@ -34,14 +34,14 @@ def follow_strategy(draft: Draft) -> None:
     factory = draft.settings.factory
     variables = factory.trained()
     sparse = draft.build.findings.get(SPARSE, {})
-    known = {p: sparse[v.key] for p, v in variables.items() if v.key in sparse}
-    chooser.learn(known)
+    sparse_by_path = {p: sparse[v.key] for p, v in variables.items() if v.key in sparse}
+    chooser.learn(sparse_by_path)
     if not chooser.undecided:
         return
     for path, variable in variables.items():
-        for one in following.undecided(variable):
-            # An optimizer has read them where it created its slots: in this step.
-            one.storage.settlement = draft.settled.get(path)
+        for undecided_variable in following.undecided(variable):
+            # An optimizer has read it to create its slots, but only in this step.
+            undecided_variable.storage.settlement = draft.settled.get(path)
     decided = chooser.decide()
     changed = [
         path

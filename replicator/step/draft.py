@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step while it is built, and what is there when it is: what passes know."""
+"""A step while it is built (Draft) and once it is (Built), as the passes see it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from replicator.world import World
 
 
 class Clock(Protocol):
-    """Counts the steps of this program, where others train the same variables."""
+    """Counts the steps of this program while others train the same variables."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """Which program this is, and how many there are."""
+        """The number of this program, and how many there are."""
 
     def counted(self, run: Callable[[], Any], steps: int) -> Callable[[], Any]:
-        """Returns what waits until it may run so many steps, runs and counts them."""
+        """Wraps `run`: waits until that many steps may run, runs and counts them."""
 
     def refuse_graph(self) -> None:
         """Refuses to build a step into a function or graph."""
@@ -43,17 +43,17 @@ class Clock(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Settings:
-    """What all steps of one Replicator share.
+    """The settings and services that all steps of one Replicator share.
 
     Attributes:
-        world: All replicas there are, and those that are built here.
-        options: What the user chose.
-        factory: Makes the variables.
-        ledger: Where writes that keep replicas equal are entered.
+        world: All replicas, and which of them are built here.
+        options: The user's options.
+        factory: Creates the variables.
+        ledger: Records the writes that keep replicas equal.
         lock: Held while a step is built or run.
-        peers: The processes that build the other replicas, if there are any.
-        clock: Of steps, if programs train the same variables asynchronously.
-        stages: Where the graphs of steps that are being built are written down.
+        peers: The processes that build the other replicas, if any.
+        clock: Counts steps, if programs train the same variables asynchronously.
+        stages: Where the graphs of steps are recorded while they are built.
         chooser: Decides on variables by a strategy, if there is one.
     """
 
@@ -70,13 +70,13 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A step that is in a graph.
+    """A step that has been built into a graph.
 
     Attributes:
         returned: What step_fn returned for each local replica, as tensors.
-        communications: What the replicas communicate, calls before gradients on each
+        communications: The replicas' communication, calls before gradients on each
             level of the graph.
-        variables: What it uses, those of other Replicators too.
+        variables: The variables it uses, including those of other Replicators.
         writes: Whether it writes variables that have an owner.
     """
 
@@ -88,37 +88,37 @@ class Built:
 
 @dataclasses.dataclass
 class Draft:
-    """A step that is being built; what the passes know of it so far.
+    """A step that is being built: what its passes know so far.
 
-    Where a list has an entry per replica, `[n]` is that of `build.world.local[n]`.
+    In a list with one entry per replica, `[n]` belongs to `build.world.local[n]`.
 
     Attributes:
         settings: What all steps of the Replicator share.
         step_fn: The user's function, of one element if there is a feed.
         feed: Gives each replica its element.
-        build: What the replicas of this build share.
+        build: The state that the replicas of this build share.
         args: Returns the further arguments of step_fn, a tuple for each replica.
-        own_args: Those of the tensors behind them that a replica is given for itself.
+        own_args: The tensors in these arguments that belong to one replica only.
         previous: The ops that were in the graph before the step.
-        earlier: Those and the ops of the inputs.
-        elements: What each replica is fed, if there is a feed.
-        further: A tuple of what step_fn is called with behind that, for each.
-        settled: Where variables that a strategy has yet to decide on were built into
-            the user's own code before, by their paths.
+        earlier: These, and the ops of the inputs.
+        elements: Each replica's element, if there is a feed.
+        further: Each replica's further arguments of step_fn, a tuple.
+        settled: For each variable that a strategy has yet to decide on, by its path:
+            where earlier code of the user's was built to use its components.
         returned: What step_fn returned for each replica.
         scopes: The name scope of each replica for which step_fn was called.
-        seeds: How many seeds TensorFlow had counted up where each of them began.
-        ranges: From which op to which each of them was built.
+        seeds: TensorFlow's count of seeds at the start of each of these replicas.
+        ranges: The range of op numbers, (begin, end), of each of these replicas.
         replicas: The ops of each replica.
-        active: Those which may touch a resource or have an effect; of the replicas for
-            which step_fn was called, until the step is lowered.
-        own: How many ops there were when all replicas had been built.
-        flow: What of the step is in control flow of TensorFlow 1.
-        initializers: Ops that initialize variables, which are no part of the step.
-        handles: Who owns which variable.
+        active: Those that may touch a resource or have an effect; until the step is
+            lowered, only of the replicas for which step_fn was called.
+        own: The number of ops in the graph when all replicas had been built.
+        flow: The ops of the step in TensorFlow 1 control flow.
+        initializers: Ops that initialize variables, which are not part of the step.
+        handles: Which variable has which owner.
         elsewhere: The calls of all replicas, if other processes build some.
-        communications: What the replicas communicate.
-        sharing: The handles of variables that replicas use of one another.
+        communications: The replicas' communication.
+        sharing: The handles of variables that several replicas use.
         done: In a plain tf.Graph, an op that runs when all effects have happened.
         writes: Whether variables that have an owner are written.
     """
@@ -156,7 +156,7 @@ class Draft:
         return self.build.world.num_replicas > 1
 
     def ops(self) -> list[tf.Operation]:
-        """Returns all ops of the step, without those of its inputs."""
+        """Returns all ops of the step, excluding those of its inputs."""
         ops: list[tf.Operation] = self.build.graph.get_operations()
         return ops[self.ranges[0][0] :]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is around the function of a step where it is called eagerly."""
+"""Wrappers for eager calls of a step: arguments, exhausted inputs and results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_INPUTS = re.compile(r"\{\{node (\S*/)?inputs/")
 
 @contextlib.contextmanager
 def holding(current: list[Any], leaves: Sequence[Any]) -> Iterator[None]:
-    """In this block, a list holds the leaves of a call."""
+    """Stores the leaves of a call in `current` during this block."""
     current[:] = leaves
     try:
         yield
@@ -29,9 +29,10 @@ def holding(current: list[Any], leaves: Sequence[Any]) -> Iterator[None]:
 def warning_of_rest(
     run: Callable[[], Any], feed: feeds.Feed | None
 ) -> Callable[[], Any]:
-    """Returns what runs a step, warns of elements dropped when its inputs end, says so.
+    """Wraps the run of a step to report exhausted inputs and warn of dropped elements.
 
-    TensorFlow tells of the end behind a list of the places in which the op was built.
+    TensorFlow reports the end of inputs after a list of the places where the op was
+    built.
     """
     if feed is None:
         return run
@@ -59,7 +60,7 @@ def warning_of_rest(
 
 
 def packed(run: Callable[[], Any], function: Any, types: Any) -> Callable[[], Any]:
-    """Returns what runs a traced step and returns a structure of PerReplica.
+    """Wraps the run of a traced step to return a structure of PerReplica.
 
     Args:
         run: Runs the function.
@@ -71,7 +72,7 @@ def packed(run: Callable[[], Any], function: Any, types: Any) -> Callable[[], An
     plain = all(issubclass(leaf, tf.Tensor) for leaf in leaves)
 
     def call() -> Any:
-        flat = run()  # no gradient passes, as in outputs.seal
+        flat = run()  # like outputs.seal: no gradient passes
         if plain:
             return pack([values.PerReplica(flat[i::count]) for i in range(count)])
         rows = _tf.pack_results(function, flat)

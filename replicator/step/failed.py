@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What failed in a step that ran, in few lines.
+"""Shortens the error messages of a step that ran.
 
-TensorFlow tells of an op that failed behind a list of the places in which the op was
-built, most of them in this library. Where a step is called eagerly, what an assertion
-of ours says is all that the error says, and of any other op it is what TensorFlow says,
-with the replica and the user's line. Where a tf.function of the user's calls the step,
-or a session runs it, the error is TensorFlow's.
+TensorFlow reports a failed op after a list of all places where the op was built, most
+of them in this library. If a step is called eagerly, an assertion of this library is
+reported by its own message only, and any other op by TensorFlow's message, the replica
+and the user's line. If a user's tf.function calls the step, or a session runs it, the
+error is TensorFlow's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from replicator import _tf, errors
 
 _ASSERTED = re.compile(r"assertion failed: \[(.*)\]")
 _NUMBERS = re.compile(r"-?\d*( -?\d+)*")
-_ESCAPED = re.compile(r"\\(['\"\\])")  # as TensorFlow writes quotes in strings
+_ESCAPED = re.compile(r"\\(['\"\\])")  # how TensorFlow writes quotes in strings
 _FIX = "Fix: "
-# Errors of what a step computes. Those of hosts and runtimes are told as they are.
+# Errors of what a step computes. Those of hosts and runtimes are left as they are.
 _OF_STEPS = (
     *(tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError),
     *(tf.errors.NotFoundError, tf.errors.ResourceExhaustedError),
@@ -29,7 +29,7 @@ _OF_STEPS = (
 _BEGINS = "Graph execution error:\n\n"
 _NODE = re.compile(r"Detected at node (\S+) defined at \(most recent call last\):\n")
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)\n(?:    .*\n)*\n?')
-_UNAVAILABLE = "<stack traces unavailable>\n"  # of all but one op that failed at once
+_UNAVAILABLE = "<stack traces unavailable>\n"  # if several ops failed, for all but one
 _REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")
 _ROOT = re.compile(r"^  \(\d+\) ([A-Z_]+): +", re.MULTILINE)
 _ROOTS = re.compile(r"\d+ root error\(s\) found\.\n")
@@ -40,21 +40,21 @@ _END = re.compile(
 
 
 def in_short(error: tf.errors.OpError) -> tf.errors.OpError:
-    """Returns an error of the same class with our message, or the same error.
+    """Returns an error of the same class with a short message, or the same error.
 
     Args:
-        error: What the step raised while it ran.
+        error: The error that the running step raised.
     """
-    found = _ASSERTED.search(error.message)
-    pieces = found[1].split("] [") if found is not None else []
+    match = _ASSERTED.search(error.message)
+    pieces = match[1].split("] [") if match is not None else []
     if pieces and pieces[-1].startswith(_FIX):
         return type(error)(error.node_def, error.op, composed(pieces))
-    told = _told(error.message) if type(error) in _OF_STEPS else None
-    return error if told is None else type(error)(error.node_def, error.op, told)
+    message = _told(error.message) if type(error) in _OF_STEPS else None
+    return error if message is None else type(error)(error.node_def, error.op, message)
 
 
 def _told(message: str) -> str | None:
-    """Returns what TensorFlow says, and where it was; None if it is not as expected."""
+    """Returns TensorFlow's message and where it arose; None if it has another form."""
     if not message.startswith(_BEGINS):
         return None
     sites, end = [], len(_BEGINS)
@@ -71,22 +71,22 @@ def _told(message: str) -> str | None:
             name = f"replica {replica[1]}: {name[replica.end() :]}"
         users = _tf.users_of(frames)
         sites.append(f"{name} at {errors.innermost(users)}" if users else name)
-    said = _END.sub("", _NODES.sub("", message[end:])).strip()
-    if not sites or not said:
+    reason = _END.sub("", _NODES.sub("", message[end:])).strip()
+    if not sites or not reason:
         return None
-    roots = _ROOTS.match(said)
+    roots = _ROOTS.match(reason)
     if roots is not None:
-        _, *pairs = _ROOT.split(said[roots.end() :])
+        _, *pairs = _ROOT.split(reason[roots.end() :])
         codes, texts = pairs[::2], [text.strip() for text in pairs[1::2]]
-        of = zip(codes, texts, strict=True)
-        said = "\n".join(dict.fromkeys(t for c, t in of if c != "CANCELLED"))
-    return errors.compose(said, list(dict.fromkeys(sites))) if said else None
+        root_errors = zip(codes, texts, strict=True)
+        reason = "\n".join(dict.fromkeys(t for c, t in root_errors if c != "CANCELLED"))
+    return errors.compose(reason, list(dict.fromkeys(sites))) if reason else None
 
 
 def composed(pieces: list[str]) -> str:
-    """Returns the message that an assertion's pieces are: a problem, lines, the fix.
+    """Returns the message that an assertion's pieces form: a problem, lines, the fix.
 
-    Pieces of numbers, which are shapes, go behind the text before them.
+    Pieces of numbers, which are shapes, are appended to the text before them.
     """
     problem, *rest, fix = [_ESCAPED.sub(r"\1", piece) for piece in pieces]
     text = problem

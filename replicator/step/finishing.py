@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes that order the effects of a step, and make its results fit to leave it."""
+"""Passes that order a step's effects and make its results fit to leave it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from replicator.step.draft import Draft
 
 
 def order_effects(draft: Draft) -> None:
-    """Orders the side effects of a step, none before all inputs are there.
+    """Orders a step's side effects, none of them before all inputs have arrived.
 
-    In a plain tf.Graph there is an op then that runs when all effects have happened, if
-    there are any; a function runs them by itself.
+    In a plain tf.Graph this adds an op that runs when all effects have happened, if
+    there are any; a function runs its effects by itself.
     """
     lowered = draft.build.graph.get_operations()[draft.own :]
     feed, fed = draft.feed, draft.elements is not None
@@ -29,9 +29,10 @@ def order_effects(draft: Draft) -> None:
     replicas, initializers, flow = draft.active, draft.initializers, draft.flow
     merged = {op for ops in replicas for op in ops}.intersection(lowered)
     added = [op for op in lowered if op not in merged and not _tf.is_abandoned(op)]
-    own = [*replicas, added]
+    groups = [*replicas, added]
     acts = [
-        [op for op in ops if has_effect(op) and op not in initializers] for ops in own
+        [op for op in ops if has_effect(op) and op not in initializers]
+        for ops in groups
     ]
     if ready:
         _wait(acts, ready, flow)
@@ -66,21 +67,22 @@ def _wait(
     ready: Sequence[tf.Operation],
     flow: switching.Flow,
 ) -> None:
-    """Lets ops with effects, those of each replica, wait until all inputs are there."""
+    """Makes each replica's ops with effects wait until all inputs have arrived."""
     for ops in acts:
         if ops:
             with tf.device(ops[0].device), tf.control_dependencies(ready):
-                gate = tf.no_op("inputs_are_there")  # one edge between two devices
+                # One op per replica, so that few edges go between devices.
+                gate = tf.no_op("inputs_are_there")
             for op in ops:
                 flow.let_wait(op, [gate])
 
 
 def seal_results(draft: Draft) -> None:
-    """Makes what step_fn returned fit to leave the step."""
+    """Makes the results of step_fn fit to leave the step."""
     if draft.several:
         draft.returned = tf.nest.map_structure(outputs.seal, draft.returned)
     if not draft.build.graph.building_function:
-        # Whatever is fetched, the whole step happens, on all replicas: half of it would
+        # Whatever is fetched, the whole step runs on all replicas: half a step would
         # let their variables drift apart.
         draft.returned = tf.nest.map_structure(
             lambda leaf: outputs.after(draft.done, leaf), draft.returned
@@ -88,5 +90,5 @@ def seal_results(draft: Draft) -> None:
 
 
 def check_leftovers(draft: Draft) -> None:
-    """Refuses a step in which a placeholder is left."""
+    """Raises an error if a placeholder is left in the step."""
     leftover.check(draft.ops(), draft.returned)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several steps in one call: a loop inside the graph, around a step that is built once.
+"""Runs several steps per call: a loop in the graph, around a step that is built once.
 
-The step becomes a function, whose replicas communicate already, and the loop calls it.
-Its results are stacked. What a single step does not do twice (leaving Python, starting
-and ending on all devices) is done once per call.
+The step becomes a function whose replicas already communicate, and the loop calls it.
+Its results are stacked. The overhead of a call (leaving Python, starting and ending on
+all devices) is paid once rather than per step.
 """
 
 from __future__ import annotations
@@ -21,45 +21,50 @@ from replicator.step import outputs
 def repeat(
     build: Callable[[], list[Any]], count: int, devices: Sequence[str]
 ) -> list[Any]:
-    """Builds a loop of steps into the default graph, one after the other.
+    """Builds a loop of consecutive steps into the default graph.
 
-    A turn starts when the one before is done on all devices: the inputs may end, and
-    that must not stop a device amid its updates.
+    An iteration starts when the previous one is done on all devices: the inputs may
+    end, and that must not stop a device in the middle of its updates.
 
     Args:
         build: Builds one step into the default graph; returns what step_fn returned for
             each replica.
-        count: How many steps.
+        count: The number of steps.
         devices: Where each replica runs.
 
     Returns:
-        What step_fn returned for each replica, with [count, ...] values at each leaf.
+        What step_fn returned for each replica, stacked to [count, ...] at each leaf.
 
     Raises:
-        ReplicatorError: The step returns what cannot be stacked.
+        ReplicatorError: The step returns a value that cannot be stacked.
     """
     structures: list[Any] = []
 
     def one_step() -> tuple[list[list[Any]], tf.Tensor]:
         returned = build()
         structures.append(tf.nest.map_structure(_check, returned[0]))
-        rows = [outputs.returnable(tf.nest.flatten(own)) for own in returned]
+        rows = [
+            outputs.returnable(tf.nest.flatten(replica_value))
+            for replica_value in returned
+        ]
         return rows, tf.constant(True)
 
     step = _tf.trace(one_step, ordering.order_as_created)
-    with _tf.stop_recording():  # as `outputs.seal`: no gradient passes
+    with _tf.stop_recording():  # like `outputs.seal`: no gradient passes
         specs, _ = step.structured_outputs
         arrays = [
-            [_array(spec, count, device) for spec in own if spec is not None]
-            for own, device in zip(specs, devices, strict=True)
+            [_array(spec, count, device) for spec in row if spec is not None]
+            for row, device in zip(specs, devices, strict=True)
         ]
 
         def turn(number: tf.Tensor, arrays: Any) -> tuple[tf.Tensor, Any]:
             rows, done = step()
-            kept = [[leaf for leaf in own if leaf is not None] for own in rows]
+            values = [[leaf for leaf in row if leaf is not None] for row in rows]
             arrays = [
-                _written(own, leaves, number, device)
-                for own, leaves, device in zip(arrays, kept, devices, strict=True)
+                _written(replica_arrays, leaves, number, device)
+                for replica_arrays, leaves, device in zip(
+                    arrays, values, devices, strict=True
+                )
             ]
             with tf.control_dependencies([done.op]):
                 return number + 1, arrays
@@ -71,13 +76,13 @@ def repeat(
             parallel_iterations=1,
         )
         stacked = [
-            _stacks(own, kept, device)
-            for own, kept, device in zip(specs, arrays, devices, strict=True)
+            _stacks(row, replica_arrays, device)
+            for row, replica_arrays, device in zip(specs, arrays, devices, strict=True)
         ]
     if not tf.compat.v1.get_default_graph().building_function:
-        stacked = [[outputs.after(number.op, leaf) for leaf in own] for own in stacked]
+        stacked = [[outputs.after(number.op, leaf) for leaf in row] for row in stacked]
     structure = structures[-1]
-    return [tf.nest.pack_sequence_as(structure, own) for own in stacked]
+    return [tf.nest.pack_sequence_as(structure, row) for row in stacked]
 
 
 def _array(spec: tf.TensorSpec, count: int, device: str) -> tf.TensorArray:
@@ -109,7 +114,7 @@ def _stacks(
 
 
 def _check(leaf: Any) -> None:
-    """Raises ReplicatorError unless a leaf can be stacked; None takes its place."""
+    """Raises ReplicatorError unless a leaf can be stacked; maps it to None."""
     plain = leaf is None or isinstance(leaf, tf.Operation | tf.Tensor)
     dtype = getattr(leaf, "dtype", None)
     if plain and dtype not in (tf.resource, tf.variant):

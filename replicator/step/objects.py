@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects: small Python values that replicas tell one another while they are built.
+"""Exchange of small Python objects between replicas while a step is built.
 
 Replicas are built one after the other, so the first cannot know what the last will say.
-A replica that lacks something notes its own object and stops being built; the others
-follow, and then the step is built again, knowing one call more. Where a whole round
-teaches nothing new, somebody waits for a call that never comes: a MismatchError.
+A replica that needs an object it does not have yet records its own and stops being
+built; the others follow, and then the step is built again, with one more call known. If
+a whole round adds nothing new, some replica waits for a call that never comes: a
+MismatchError.
 
-Nothing of this is part of the graph, so objects may be exchanged wherever Python runs.
+None of this is part of the graph, so objects can be exchanged wherever Python runs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from replicator import context, errors
 from replicator.cluster.peers import Peers
 from replicator.primitives import base, groups
 
-_OBJECTS = "objects"  # the key of what was said, in a build's knowledge and findings
+_OBJECTS = "objects"  # the key of object calls in a build's knowledge and findings
 
 _FIX = (
     "let every replica of a group exchange the same objects in the same order, with "
@@ -32,12 +33,12 @@ _FIX = (
 )
 
 
-_Key = tuple[tuple[int, ...], int, int]  # group, number within it, replica
+_Key = tuple[tuple[int, ...], int, int]  # group, number of the call in it, replica
 
 
 @dataclasses.dataclass(frozen=True)
 class _Said:
-    """One call of one replica."""
+    """One object call by one replica."""
 
     primitive: str
     root: int | None
@@ -49,22 +50,22 @@ class _Said:
 
     @property
     def key(self) -> _Key:
-        """Which call of which replica it is."""
+        """Identifies the call and the replica that made it."""
         return self.group, self.number, self.replica_id
 
     @property
     def place(self) -> str:
-        """Which call it is, for messages."""
+        """Names the call in messages."""
         return f"Object call {self.number} of group {list(self.group)}"
 
     def told(self) -> dict[str, Any]:
-        """Returns it as a JSON value."""
+        """Returns the call as a JSON value."""
         data = base64.b64encode(self.data).decode()
         return {**dataclasses.asdict(self), "data": data}
 
     @classmethod
     def heard(cls, facts: Mapping[str, Any]) -> _Said:
-        """Returns what `told` told."""
+        """Restores a call from what `told` returned."""
         data, group = base64.b64decode(facts["data"]), tuple(facts["group"])
         return cls(**{**facts, "data": data, "group": group})
 
@@ -75,7 +76,7 @@ class _Said:
 
 @dataclasses.dataclass
 class _Attempt:
-    """What happens in one attempt at a build.
+    """The object calls of one attempt at a build.
 
     Attributes:
         said: The calls that were made.
@@ -89,12 +90,12 @@ class _Attempt:
 
     @classmethod
     def of(cls, build: context.Build) -> _Attempt:
-        """Returns that of the attempt at hand."""
+        """Returns the calls of the current attempt."""
         return build.findings.setdefault(_OBJECTS, cls())
 
 
 def broadcast_object(obj: Any, root: int = 0, group: Any = None) -> Any:
-    """Gives every replica a copy of the root's Python object, while the step is built.
+    """Gives every replica a copy of the root's Python object while the step is built.
 
     Example:
         >>> def step_fn():
@@ -108,16 +109,16 @@ def broadcast_object(obj: Any, root: int = 0, group: Any = None) -> Any:
         obj: On the root, a small value that can be pickled and holds no tensors;
             ignored on the others.
         root: The replica whose object is sent, a member of the group.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be one of them.
 
     Returns:
         A copy of the root's object, as it was when the root was first built.
 
     Raises:
-        ArgumentError: `root` names no replica of the group, or the object is a tensor,
+        ArgumentError: `root` is not a replica of the group, or the object is a tensor,
             holds one, or cannot be pickled.
-        MismatchError: The replicas of the group do not exchange objects alike.
+        MismatchError: The replicas of the group make different object calls.
         ContextError: Called outside a step.
     """
     members = groups.members("broadcast_object", group)
@@ -126,9 +127,9 @@ def broadcast_object(obj: Any, root: int = 0, group: Any = None) -> Any:
 
 
 def all_gather_object(obj: Any, group: Any = None) -> list[Any]:
-    """Gives every replica copies of all replicas' objects, while the step is built.
+    """Gives every replica copies of all replicas' objects while the step is built.
 
-    The step is built once more for each such call.
+    Each such call builds the step once more.
 
     Example:
         >>> def step_fn():
@@ -140,8 +141,8 @@ def all_gather_object(obj: Any, group: Any = None) -> list[Any]:
     Args:
         obj: A small value that can be pickled and holds no tensors; may differ in type
             and size between replicas.
-        group: The replicas that take part, by `Replicator.group` or `groups`; all,
-            unless given. The calling replica is one of them.
+        group: The participating replicas, from `Replicator.group` or `groups`; all by
+            default. The calling replica must be one of them.
 
     Returns:
         One object per replica of the group, by ascending id, each as it was when its
@@ -149,7 +150,7 @@ def all_gather_object(obj: Any, group: Any = None) -> list[Any]:
 
     Raises:
         ArgumentError: The object is a tensor, holds one, or cannot be pickled.
-        MismatchError: The replicas of the group do not exchange objects alike.
+        MismatchError: The replicas of the group make different object calls.
         ContextError: Called outside a step.
     """
     members = groups.members("all_gather_object", group)
@@ -157,16 +158,16 @@ def all_gather_object(obj: Any, group: Any = None) -> list[Any]:
 
 
 def check(build: context.Build, peers: Peers | None = None) -> None:
-    """Ends an attempt in which all replicas were built as far as it went.
+    """Checks an attempt's object calls once all replicas were built as far as possible.
 
     Args:
-        build: What the replicas share.
-        peers: The processes that build the other replicas, if there are any.
+        build: The state shared by the replicas.
+        peers: The processes that build the other replicas, if any.
 
     Raises:
         BuildAgain: A replica waits, and will know more in the next attempt.
-        MismatchError: A replica waits for what no other will say, or some replicas of a
-            group did not make a call that the others made.
+        MismatchError: A replica waits for an object that no other will send, or some
+            replicas of a group did not make a call that the others made.
     """
     attempt = _Attempt.of(build)
     again = bool(attempt.waiting) and attempt.learned
@@ -181,26 +182,26 @@ def check(build: context.Build, peers: Peers | None = None) -> None:
 
 
 def _hear(peers: Peers, build: context.Build, attempt: _Attempt) -> bool:
-    """Tells other processes what was said here, and learns what was said there.
+    """Exchanges the object calls made here with those of the other processes.
 
     Returns:
-        Whether all of them make another attempt, since one of them needs it.
+        Whether all processes make another attempt, since one of them needs it.
     """
-    own = {
+    report = {
         "waits": bool(attempt.waiting),
         "learned": attempt.learned,
         "said": [call.told() for call in attempt.said.values()],
     }
-    heard = peers.exchange("ends an attempt at a step", own)
+    reports = peers.exchange("ends an attempt at a step", report)
     for process in peers.everyone:
-        for facts in heard[process]["said"] if process != peers.own else ():
+        for facts in reports[process]["said"] if process != peers.own else ():
             call = _Said.heard(facts)
             attempt.said[call.key] = call
-            known = build.knowledge.get(_OBJECTS, {})
-            if call.key not in known:
-                build.knowledge[_OBJECTS] = {**known, call.key: call}
-    waits = any(one["waits"] for one in heard)
-    return waits and any(one["learned"] for one in heard)
+            known_calls = build.knowledge.get(_OBJECTS, {})
+            if call.key not in known_calls:
+                build.knowledge[_OBJECTS] = {**known_calls, call.key: call}
+    waits = any(process_report["waits"] for process_report in reports)
+    return waits and any(process_report["learned"] for process_report in reports)
 
 
 def _exchange(
@@ -210,42 +211,48 @@ def _exchange(
     group: tuple[int, ...],
     speakers: Sequence[int],
 ) -> list[Any]:
-    """Says what this replica has to say; returns the objects of the speakers."""
+    """Records this replica's object; returns the objects of the speakers."""
     replica = context.require(primitive)
     build, own_id = replica.build, replica.replica_id
     build.refuse_copies(f"what {primitive} is given on all replicas")
     number = replica.count(("objects", group))
     data = _pickled(primitive, obj) if own_id in speakers else b""
-    own = _Said(primitive, root, group, number, own_id, errors.user_line(), data)
-    attempt, known = _Attempt.of(build), build.knowledge.get(_OBJECTS, {})
-    attempt.said[own.key] = own
-    if own.key not in known:
+    own_call = _Said(primitive, root, group, number, own_id, errors.user_line(), data)
+    attempt, known_calls = _Attempt.of(build), build.knowledge.get(_OBJECTS, {})
+    attempt.said[own_call.key] = own_call
+    if own_call.key not in known_calls:
         attempt.learned = True
-        known = build.knowledge[_OBJECTS] = {**known, own.key: own}
-    partners = _partners(known, own)
+        known_calls = build.knowledge[_OBJECTS] = {
+            **known_calls,
+            own_call.key: own_call,
+        }
+    partners = _partners(known_calls, own_call)
     for other in partners.values():
         if (other.primitive, other.root) != (primitive, root):
             raise errors.MismatchError(
                 errors.compose(
-                    f"{own.place} differs between replicas.",
-                    [_site(build, call.replica_id, str(call)) for call in (other, own)],
+                    f"{own_call.place} differs between replicas.",
+                    [
+                        _site(build, call.replica_id, str(call))
+                        for call in (other, own_call)
+                    ],
                     _FIX,
                 )
             )
     if not partners.keys() >= set(speakers):
-        attempt.waiting.append(own)
+        attempt.waiting.append(own_call)
         raise context.Waiting
     return [pickle.loads(partners[speaker].data) for speaker in speakers]
 
 
 def _partners(said: Mapping[_Key, _Said], call: _Said) -> dict[int, _Said]:
-    """Returns the calls that belong together with one, itself included, by replica."""
+    """Returns the calls that match `call`, itself included, by replica."""
     keys = {r: (call.group, call.number, r) for r in call.group}
     return {r: said[key] for r, key in keys.items() if key in said}
 
 
 def _raise_missing(build: context.Build, extra: _Said) -> None:
-    """Says of a call that has no partner what the others of its group do instead."""
+    """Raises MismatchError for a call without partners, saying what the others do."""
     attempt = _Attempt.of(build)
     waiting = {call.replica_id: f"waits in {call}" for call in attempt.waiting}
     does = {
@@ -265,7 +272,7 @@ def _raise_missing(build: context.Build, extra: _Said) -> None:
 
 
 def _elsewhere(attempt: _Attempt, extra: _Said, replica_id: int) -> str:
-    """Names a call of another group that has no partner either, if there is one."""
+    """Names a call in another group that has no partner either, if there is one."""
     for call in attempt.said.values():
         other = call.replica_id == replica_id and call.group != extra.group
         if other and len(_partners(attempt.said, call)) < len(call.group):
@@ -280,7 +287,7 @@ def _site(build: context.Build, replica_id: int, does: str) -> str:
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses tensors, wherever in an object they are."""
+    """Pickles an object, and refuses tensors anywhere in it."""
 
     def persistent_id(self, obj: Any) -> None:
         if tf.is_tensor(obj):
@@ -288,11 +295,11 @@ class _Pickler(pickle.Pickler):
 
 
 class _HoldsTensorError(Exception):
-    """Says which kind of tensor an object holds."""
+    """Names the type of a tensor that an object holds."""
 
 
 def _pickled(primitive: str, obj: Any) -> bytes:
-    """Returns an object as bytes, so that each replica gets a copy of its own."""
+    """Pickles an object, so that each replica gets its own copy."""
     buffer = io.BytesIO()
     try:
         _Pickler(buffer).dump(obj)
@@ -304,7 +311,7 @@ def _pickled(primitive: str, obj: Any) -> bytes:
             "objects are Python values that are known when the step is built; tensors "
             "are sent by broadcast and all_gather.",
         ) from None
-    except Exception as error:  # pickle and what it calls raise whatever they like
+    except Exception as error:  # pickle and the hooks it calls may raise anything
         raise base.bad_argument(
             primitive,
             f"was given {errors.shown(obj)}, which cannot be pickled ({error})",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What step_fn returned, made fit to leave the step.
+"""Makes the results of step_fn fit to leave the step.
 
 Inside the step, a leaf becomes a tensor. On the way out it is tied to the rest of the
-step: no gradient passes it, and in a session it waits for the whole step.
+step: no gradient passes through it, and in a session it waits for the whole step.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from replicator.primitives import base
 
 
 def as_output(leaf: Any, step_fn: Any) -> Any:
-    """Makes a leaf of what step_fn returned a tensor; None and ops stay.
+    """Converts a leaf of step_fn's result to a tensor; None and ops stay as they are.
 
     Raises:
-        ReplicatorError: It cannot be made a tensor.
+        ReplicatorError: The leaf cannot be converted.
     """
     if leaf is None or isinstance(leaf, tf.Operation):
         return leaf
@@ -30,7 +30,7 @@ def as_output(leaf: Any, step_fn: Any) -> Any:
             return tf.nest.map_structure(_held, leaf, expand_composites=True)
         return _held(leaf)
     except errors.ReplicatorError:
-        raise  # of a variable that cannot be read here
+        raise  # from a variable that cannot be read here
     except base.UNCONVERTED as error:
         raise errors.ReplicatorError(
             errors.compose(
@@ -44,7 +44,7 @@ def as_output(leaf: Any, step_fn: Any) -> Any:
 
 
 def _is_composite(leaf: Any) -> bool:
-    """Whether a leaf is made of tensors with values: ragged, sparse, structured."""
+    """Whether a leaf consists of tensors with values: ragged, sparse, structured."""
     parts = tf.nest.flatten(leaf, expand_composites=True)
     if isinstance(leaf, tf.Variable) or any(part is leaf for part in parts):
         return False
@@ -52,19 +52,19 @@ def _is_composite(leaf: Any) -> bool:
 
 
 def _held(value: Any) -> tf.Tensor:
-    """Returns a tensor of this graph, which stays in place when its op is replaced."""
+    """Returns a tensor of this graph that stays in place when its op is replaced."""
     if isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value):
-        # An eager tensor from outside of the step: a function captures it.
+        # An eager tensor from outside the step: only a function can capture it.
         if not tf.compat.v1.get_default_graph().building_function:
             value = value.numpy()
     return control_flow.held(base.usable(value))
 
 
 def as_outputs(returned: Any, step_fn: Any) -> Any:
-    """Makes the leaves of what step_fn returned tensors.
+    """Converts the leaves of step_fn's result to tensors.
 
     Raises:
-        ReplicatorError: It is no nest, or a leaf cannot be made a tensor.
+        ReplicatorError: The result is not a nest, or a leaf cannot be converted.
     """
     try:
         leaves = base.leaves_of(returned)
@@ -77,15 +77,15 @@ def as_outputs(returned: Any, step_fn: Any) -> Any:
                 "dict are of one type, which can be sorted.",
             )
         ) from error
-    made = [as_output(leaf, step_fn) for leaf in leaves]
-    return tf.nest.pack_sequence_as(returned, made)
+    tensors = [as_output(leaf, step_fn) for leaf in leaves]
+    return tf.nest.pack_sequence_as(returned, tensors)
 
 
 def seal(leaf: Any) -> Any:
-    """Stops gradients that are taken around the step: they are None.
+    """Stops gradients taken outside the step: they are None.
 
     Outside a step a variable stands for component 0, so such a gradient would silently
-    leave out what the other replicas did. Inside the step, gradients are whole.
+    omit what the other replicas contribute. Inside the step, gradients are complete.
     """
     if leaf is None or isinstance(leaf, tf.Operation):
         return leaf
@@ -98,12 +98,12 @@ def seal(leaf: Any) -> Any:
 
 
 def returnable(leaves: Sequence[Any]) -> list[Any]:
-    """A traced function runs all of its ops, and cannot return them."""
+    """Replaces ops by None: a traced function runs all its ops, but returns none."""
     return [None if isinstance(leaf, tf.Operation) else leaf for leaf in leaves]
 
 
 def after(done: tf.Operation | None, leaf: Any) -> Any:
-    """Returns an output of a session's step that is there when the whole step is done.
+    """Returns an output of a session's step that waits for the whole step.
 
     Args:
         done: Runs when all effects of the step have happened; None if there are none.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The passes by which a step is built, in their order: PASSES.
+"""The passes that build a step, in order: PASSES.
 
-Each takes the draft of the step, and leaves in it what later ones need. A new pass is a
-function of a Draft, in a file of this room, and a line in the list; what it does to
-the graph is in a file of graph/.
+Each takes the draft of the step and leaves in it what later ones need. A new pass is a
+function of a Draft, in a file of this package, and a line in the list; its changes to
+the graph are implemented in a file of graph/.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     seal_results,
     check_leftovers,
 )
-# What is written down of the step after some of them; see `Replicator.stages`.
+# What records the step after some of the passes; see `Replicator.stages`.
 _STAGES: dict[Callable[[Draft], None], Callable[[Build, Draft], None]] = {
     divide_ops: stages.traced,
     copy_replicas: stages.copied,
@@ -54,14 +54,14 @@ _STAGES: dict[Callable[[Draft], None], Callable[[Build, Draft], None]] = {
 
 
 def run(draft: Draft) -> Built:
-    """Builds a step by all passes."""
+    """Builds a step by running all passes."""
     name = input_checks.name_of(draft.step_fn)
-    written = [one.begin(name) for one in draft.settings.stages]
+    recordings = [recorder.begin(name) for recorder in draft.settings.stages]
     for apply in PASSES:
         apply(draft)
-        for graphs in written:
+        for recording in recordings:
             if apply in _STAGES:
-                _STAGES[apply](graphs, draft)
-    used = {id(one): one for one in draft.build.aliases.noted().values()}
+                _STAGES[apply](recording, draft)
+    used = {id(variable): variable for variable in draft.build.aliases.noted().values()}
     variables = tuple(used.values())
     return Built(draft.returned, draft.communications, variables, draft.writes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a Replicator, found again by their functions."""
+"""The steps of a Replicator, looked up by their functions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from replicator.step.steps import MANY_BUILDS, Step, runs_here
 
 
 class Steps:
-    """The steps of a Replicator, by their functions, as long as these are there.
+    """The steps of a Replicator, by their functions, while these are alive.
 
     Attributes:
-        inputs: Where their inputs are.
+        inputs: The positions of their inputs.
     """
 
     def __init__(
@@ -34,26 +34,26 @@ class Steps:
         self._keep_plan = keep_plan
         self._functions: cache.Table[StepFunction] = cache.Table()
         self._states: weakref.WeakSet[State] = weakref.WeakSet()
-        self._builds = cache.Counts()  # of step_fns
-        self._lock = threading.RLock()  # of what is above, held for moments
+        self._builds = cache.Counts()  # how many step_fns there were of each code
+        self._lock = threading.RLock()  # guards the fields above, held briefly
         self._said_whole = False
         self.inputs = positions.Positions(settings.peers)
 
     def run(self, asked: Asked) -> Any:
-        """Calls a step; quickly, if it is ready to run."""
+        """Runs a step, by a fast path if it has been traced."""
         _, state = self._find(asked)
         if state.prepared and runs_here():
-            given = handed(asked, asked.args, self._settings.world.num_local)
-            with self._settings.lock:  # which whoever has it forgotten holds, too
-                prepared = state.prepared.get(given.key)
+            call_values = handed(asked, asked.args, self._settings.world.num_local)
+            with self._settings.lock:  # also held by code that drops the trace
+                prepared = state.prepared.get(call_values.key)
                 if prepared is not None:
-                    return prepared(given.leaves)
+                    return prepared(call_values.leaves)
         return self.get(asked)()
 
     def get(self, asked: Asked) -> Step:
-        """Returns a step: the one that is there, else a new one.
+        """Returns the step for these arguments: an existing one, else a new one.
 
-        One that was asked for with values is not kept, nor are these.
+        A step with values among its arguments is not kept, nor are the values.
         """
         function, state = self._find(asked)
         by_function = not asked.by_value and not asked.args
@@ -71,7 +71,7 @@ class Steps:
             return step
 
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
-        """Starts the inputs of all steps over."""
+        """Restarts the inputs of all steps."""
         step_arguments.check_session(session)
         with self._lock:
             states = list(self._states)
@@ -79,7 +79,7 @@ class Steps:
             state.initialize(session)
 
     def _find(self, asked: Asked) -> tuple[StepFunction, State]:
-        """Returns what there is of a step."""
+        """Returns what is kept for a step, creating it if there is nothing."""
         step_arguments.check(asked)
         function = self._functions.get(asked.step_fn, StepFunction)
         others = (
@@ -94,7 +94,7 @@ class Steps:
         return function, state
 
     def _warn_of_new_functions(self, function: StepFunction, asked: Asked) -> None:
-        """Warns of functions that are made anew for each call, once for a line."""
+        """Warns once about each line that creates a new function for every call."""
         name, changed, counts = "input_fn", asked.source, function.builds
         if function.fresh:
             function.fresh = False
@@ -120,7 +120,7 @@ class Steps:
             )
 
     def _warn_of_whole(self, asked: Asked) -> None:
-        """Warns once of arrays that each replica is given as a whole."""
+        """Warns once if every replica gets the whole of an array."""
         count = self._settings.world.num_local
         if self._said_whole or count == 1 or not asked.by_value:
             return

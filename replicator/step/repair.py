@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After an error in a step that is called eagerly, mirrored variables are equal.
+"""Makes mirrored variables equal after an error in a step that is called eagerly.
 
-graph/order/phases.py sees to that in all ways of running, for what it knows can fail. A
-write that fails inside a replica's own conditional, memory that runs out or a call that
-is cancelled may still stop replicas amid their writes; here, whoever calls the step
-gets the error after all components have been given the first one's value.
+graph/order/phases.py ensures that in all ways of running, for the failures that it
+foresees. A failed write inside a replica's own conditional, exhausted memory or a
+cancelled call may still stop replicas in the middle of their writes. Here, all
+components are given the first one's value before the caller of the step gets the error.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from replicator.variables.replicated import ReplicatedVariable
 
 @dataclasses.dataclass(frozen=True)
 class Mirrored:
-    """The components of a mirrored variable; itself may be gone before its step is.
+    """The components of a mirrored variable, which itself may be freed before its step.
 
     Attributes:
-        handles: `handles[r]` is where replica r's is.
-        dtype: Of its value.
+        handles: The handles of the components, the first of which is copied on repair.
+        dtype: The dtype of its value.
     """
 
     handles: tuple[tf.Tensor, ...]
@@ -50,8 +50,12 @@ def mirrored(
         captured: The tensors that the step captured.
         owners: The variable behind each handle, by the handle's id.
     """
-    found = (owners.get(id(tensor)) for tensor in captured)
-    variables = {id(variable): variable for variable in found if variable is not None}
+    captured_variables = (owners.get(id(tensor)) for tensor in captured)
+    variables = {
+        id(variable): variable
+        for variable in captured_variables
+        if variable is not None
+    }
     return [
         Mirrored(_handles(variable), variable.dtype)
         for variable in variables.values()
@@ -60,20 +64,20 @@ def mirrored(
 
 
 def _handles(variable: ReplicatedVariable) -> tuple[tf.Tensor, ...]:
-    """Returns the handles of all components, that of what is copied first."""
+    """Returns the handles of all components, with the one to copy first."""
     first = variable.storage.first
-    others = [one for one in variable.components if one is not first]
+    others = [other for other in variable.components if other is not first]
     return tuple(component.handle for component in (first, *others))
 
 
 def equal_after_errors(
     run: Callable[..., Any], variables: Sequence[Mirrored], peers: Peers | None = None
 ) -> Callable[..., Any]:
-    """Returns what runs a step, and leaves variables equal if it fails.
+    """Wraps the run of a step to leave its variables equal if it fails.
 
     Args:
         run: Runs the step, eagerly.
-        variables: Those that it uses.
+        variables: The mirrored variables that it uses.
         peers: The processes that hold other components, if there are any.
     """
 
@@ -86,15 +90,15 @@ def equal_after_errors(
             if peers is not None:
                 peers.doing.check()
             lost = faults.lost(error)
-            if lost is not None:  # with what was on the host: there is nothing to mend
+            if lost is not None:  # its components are lost, too: nothing to mend
                 raise lost from error
             if peers is not None:
                 failures.agree(peers, error)
             for variable in variables:
                 variable.mend()
-            told = failed.in_short(error)
-            if told is error:
+            short_error = failed.in_short(error)
+            if short_error is error:
                 raise
-            raise told from None
+            raise short_error from None
 
     return call

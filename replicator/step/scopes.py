@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a build looks after in the variable scopes of TensorFlow 1."""
+"""Keeps the variable scopes of TensorFlow 1 consistent during a build."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from replicator import context
 
 @contextlib.contextmanager
 def kept_caching_device() -> Iterator[None]:
-    """Undoes what an exception inside tf.map_fn leaves behind in the variable scope.
+    """Restores the variable scope's caching device after an exception in tf.map_fn.
 
-    TensorFlow sets a caching device there and does not take it back; v1 optimizers
-    would fail from then on.
+    TensorFlow sets one there and does not reset it; v1 optimizers would fail from then
+    on.
     """
     scope = tf.compat.v1.get_variable_scope()
     before = scope.caching_device
@@ -29,10 +29,10 @@ def kept_caching_device() -> Iterator[None]:
 
 @contextlib.contextmanager
 def shared_variables(build: context.Build, replica_id: int) -> Iterator[None]:
-    """Lets tf.compat.v1.get_variable find what replica 0 made, or an earlier attempt.
+    """Lets tf.compat.v1.get_variable find variables of replica 0 or earlier attempts.
 
-    What it does not find by name (slots, say, whose names are made unique) the variable
-    factory finds by place.
+    Those that it does not find by name (slots, for example, whose names are made
+    unique) are found by the variable factory, by their place in the code.
     """
     first = replica_id == 0 and not build.knowledge
     if build.graph.building_function or first:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lives between the calls of a step: the traced function and the inputs."""
+"""State that a step keeps between its calls: the traced function and the inputs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _FEED = "replicator_feed"
 
 
 class State:
-    """What lives between the calls of a step.
+    """State that a step keeps between its calls.
 
-    It outlives the Step, and holds none of the functions and values: a step that is run
-    again is looked up by its functions, and goes when they go.
+    It outlives the Step, and refers to none of its functions and values: a step that is
+    run again is looked up by its functions, and its state is freed with them.
 
     Attributes:
-        prepared: What runs the step, by the key of the values that a call hands over.
+        prepared: Callables that run the step, by the key of a call's values.
         feed: The inputs of eager calls and of functions.
-        plan: What the step communicates, as it was built last.
-        writes: Whether it then wrote variables that have an owner.
-        step: Returns the Step that `build` has returned, if it is still there.
-        lock: What is held while the step runs.
+        plan: The communication plan of the step, as it was last built.
+        writes: Whether that build wrote variables that have an owner.
+        step: Returns the Step that `build` returned, if it is still alive.
+        lock: Held while the step runs.
         outdated: Whether variables' components have moved since this was set to False.
     """
 
@@ -44,7 +44,7 @@ class State:
         self.step: Callable[[], Any] = lambda: None  # a weak reference
 
     def trace_again(self) -> None:
-        """Forgets what was traced; the next call traces the step again."""
+        """Drops the traces; the next call traces the step again."""
         self.outdated = True
         self.prepared.clear()
 
@@ -54,16 +54,16 @@ class State:
         self._inputs.add(feed, self)
 
     def feed_in(self, graph: tf.Graph) -> feeds.Feed | None:
-        """Returns the inputs in a tf.Graph, which are kept with it and not here."""
-        kept = graph.get_collection((_FEED, id(self)))
-        return kept[0][1] if kept else None
+        """Returns the inputs in a tf.Graph, which are stored in the graph, not here."""
+        entries = graph.get_collection((_FEED, id(self)))
+        return entries[0][1] if entries else None
 
     def keep_in(self, graph: tf.Graph, feed: feeds.Feed | None) -> None:
-        """Lets a graph that this step is built into keep it, and its inputs there."""
+        """Stores this state and its inputs in a graph that the step is built into."""
         graph.get_collection_ref((_FEED, id(self)))[:] = [(self, feed)]
 
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
-        """Starts the inputs over, if there are any."""
+        """Restarts the inputs, if there are any."""
         feed = self.feed if session is None else self.feed_in(session.graph)
         if feed is not None:
             feed.initialize(session)
@@ -73,10 +73,10 @@ class StepFunction:
     """What a Replicator keeps for a step_fn, whichever inputs it is run with.
 
     Attributes:
-        states: By input_fn.
+        states: The states of its steps, by input_fn.
         builds: How many input_fns there were of each piece of code.
-        datasets: How many Datasets there were.
-        fresh: Whether no step was made of it yet.
+        datasets: How many Datasets it was run with.
+        fresh: Whether no step has been made of it yet.
     """
 
     def __init__(self) -> None:

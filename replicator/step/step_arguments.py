@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `run`, `build` and `initialize` are given, checked on every call."""
+"""Validates the arguments of `run`, `build` and `initialize`, on every call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 
 
 def check(asked: Asked) -> None:
-    """Raises ArgumentError or InputError unless there may be such a step; is quick."""
+    """Raises ArgumentError or InputError unless these can form a step; it is cheap."""
     if not callable(asked.step_fn):
         raise base.bad_argument(
             "run",
@@ -58,7 +58,7 @@ def check(asked: Asked) -> None:
 
 
 def _check_values(asked: Asked) -> None:
-    """Raises InputError unless an input that is no function is a nest of tensors."""
+    """Raises InputError unless inputs passed by value can feed a step."""
     kind = checks.source_kind(asked.inputs)
     if kind == "an iterator" or isinstance(asked.inputs, _PLAIN):
         raise errors.InputError(
@@ -82,18 +82,18 @@ def _check_values(asked: Asked) -> None:
 
 
 def check_takes(asked: Asked, num_args: int) -> None:
-    """Raises ArgumentError unless a step_fn can be called with what it is fed.
+    """Raises ArgumentError unless step_fn accepts its arguments.
 
     Args:
-        asked: What the step is to be.
-        num_args: How many `args` it is called with.
+        asked: The arguments of the step.
+        num_args: The number of `args`.
     """
     step_fn, elements = asked.step_fn, int(asked.inputs is not None)
     if not arguments.refuses(step_fn, elements + num_args):
         return
     parts = len(checks.required(step_fn)) - num_args
     if elements and parts > 1 and not arguments.refuses(step_fn, parts + num_args):
-        return  # to be called with the parts of an element
+        return  # it takes the parts of an element as arguments
     count = elements + num_args
     raise errors.ArgumentError(
         errors.compose(
@@ -106,15 +106,15 @@ def check_takes(asked: Asked, num_args: int) -> None:
 
 
 def arranged(step_fn: Any, element: Any, further: Sequence[Any]) -> list[Any]:
-    """Returns what step_fn is called with: an element or its parts, and more.
+    """Returns the arguments of step_fn: an element or its parts, then further ones.
 
     Args:
         step_fn: The user's function.
-        element: What the replica is fed.
-        further: What follows.
+        element: The replica's element.
+        further: The arguments after it.
 
     Raises:
-        ArgumentError: step_fn takes more, and the element has not as many parts.
+        ArgumentError: step_fn takes more arguments than fit the parts of the element.
     """
     if not arguments.refuses(step_fn, 1 + len(further)):
         return [element, *further]
@@ -122,15 +122,15 @@ def arranged(step_fn: Any, element: Any, further: Sequence[Any]) -> list[Any]:
     if is_tuple and not arguments.refuses(step_fn, len(element) + len(further)):
         return [*element, *further]
     parts = len(checks.required(step_fn)) - len(further)
-    found = f"a {type(element).__name__}"
+    description = f"a {type(element).__name__}"
     if is_tuple:
-        found += f" of {len(element)}"
+        description += f" of {len(element)}"
     elif tf.is_tensor(element):
-        found = "one tensor"
+        description = "one tensor"
     raise errors.ArgumentError(
         errors.compose(
             f"step_fn takes {parts} arguments of each element of its inputs, which is "
-            f"{found}.",
+            f"{description}.",
             errors.sites_of("step_fn", step_fn),
             f"let the inputs give tuples of {parts}, as in "
             "tf.data.Dataset.zip(images, labels); or let step_fn take the element as "
@@ -140,7 +140,7 @@ def arranged(step_fn: Any, element: Any, further: Sequence[Any]) -> list[Any]:
 
 
 def check_session(session: Any) -> None:
-    """Raises ArgumentError unless inputs can be started over in a session."""
+    """Raises ArgumentError unless inputs can be restarted in this session."""
     graph = getattr(session, "graph", None) if callable(_run_of(session)) else None
     if session is not None and not isinstance(graph, tf.Graph):
         raise base.bad_argument(
@@ -156,7 +156,7 @@ def _run_of(session: Any) -> Any:
 
 
 def refuse_session(step_fn: Callable[..., Any]) -> None:
-    """Refuses a plain tf.Graph in between-graph mode.
+    """Refuses to build a step into a plain tf.Graph in between-graph mode.
 
     Raises:
         ContextError: The step would be built into one.

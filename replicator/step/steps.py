@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step: what `Replicator.build` returns and `run` calls.
 
-It decides between the three ways of running (eager, inside a tf.function, in a tf.Graph
-with sessions). What lives between its calls, the traced function and the inputs, is its
-State (state.py); registry.py finds that again by the functions.
+It decides between the three ways of running: eager, inside a tf.function, or in a
+tf.Graph with sessions. The traced function and the inputs live longer than a call, in
+its State (state.py), which registry.py looks up by the user's functions.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from replicator.step.asked import Asked, Handed
 from replicator.step.state import Call, State, StepFunction
 from replicator.variables import python_calls, storage
 
-MANY_BUILDS = 5  # of one piece of code; a program that means it is warned once
+MANY_BUILDS = 5  # builds of the same code at which a warning is logged, once
 
 
 class _Job(NamedTuple):
-    """What one call builds.
+    """The inputs and values with which one call builds the step.
 
     Attributes:
         feed: The inputs.
-        handed: What the call hands over.
-        leaves: The tensors of that, in the graph at hand.
-        use: Tells each variable that its components are used as they are.
+        handed: The values passed to the call.
+        leaves: Their tensors in the graph being built.
+        use: Called with each variable whose components the step uses as they are.
     """
 
     feed: feeds.Feed | None
@@ -93,7 +93,7 @@ class Step:
             (3.0, 6.0)
 
         Args:
-            *args: What step_fn is called with behind its element, in place of the
+            *args: Further arguments of step_fn, after its element, in place of the
                 `args` of `build`.
 
         Returns:
@@ -123,7 +123,7 @@ class Step:
 
     @_tf.not_converted
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
-        """Starts the inputs over from their first element.
+        """Restarts the inputs from their first element.
 
         Example:
             >>> step = repl.build(lambda x: x, lambda: tf.data.Dataset.range(4))
@@ -133,19 +133,19 @@ class Step:
             [0, 1]
 
         Args:
-            session: The session in which a step of its graph runs; None when eager.
+            session: The session that runs a step built into its graph; None when eager.
 
         Raises:
-            ArgumentError: It is no session.
+            ArgumentError: `session` is not a session.
         """
         step_arguments.check_session(session)
         self._state.initialize(session)
 
     @property
     def plan(self) -> plans.Plan:
-        """What the replicas communicate in this step, as it was last built.
+        """The communication plan of this step, as it was last built.
 
-        Eagerly, a step that was not built yet is built, and not run.
+        When eager, a step that has not been built yet is built, but not run.
 
         Example:
             >>> step = repl.build(lambda: repl.all_reduce(1.0))
@@ -169,9 +169,9 @@ class Step:
         return plan
 
     def _eager_call(self, handed: Handed) -> Call:
-        """Returns what runs the step, which is traced at the first call."""
+        """Returns the callable that runs the step, traced on the first call."""
         prepared = self._state.prepared
-        with self._settings.lock:  # a thread that waits here finds it traced
+        with self._settings.lock:  # a thread that waited here finds it traced
             if handed.key not in prepared:
                 distribute.refuse_strategy("run")
                 step_arguments.check_takes(self._asked, handed.num_args)
@@ -187,7 +187,7 @@ class Step:
             return prepared[handed.key]
 
     def _trace_until_settled(self, handed: Handed) -> Call:
-        """Traces the step, again if a variable's components moved meanwhile."""
+        """Traces the step, again if a variable's components move meanwhile."""
         while True:
             self._state.outdated = False
             traced = self._trace(handed)
@@ -195,16 +195,19 @@ class Step:
                 return traced
 
     def _trace(self, handed: Handed) -> Call:
-        """Traces the step once; returns what runs it and packs what it returns."""
+        """Traces the step; returns the callable that runs it and packs its results."""
         structures: list[Any] = []
         current: list[Any] = []  # the leaves of a call, while it runs
-        feed = self._feed()  # outside: variables that it makes are not the function's
+        feed = self._feed()  # outside the trace: its variables outlive the function
 
         def traced() -> list[list[Any]]:
             job = _Job(feed, handed, handed.stand_ins(current), self._use)
             returned = self._build_into(job)
             structures.append(tf.nest.map_structure(type, returned[0]))
-            return [outputs.returnable(tf.nest.flatten(own)) for own in returned]
+            return [
+                outputs.returnable(tf.nest.flatten(replica_value))
+                for replica_value in returned
+            ]
 
         with eager_calls.holding(current, handed.leaves):
             function = _tf.trace(traced, ordering.order_as_created)
@@ -230,30 +233,30 @@ class Step:
         return call
 
     def _noted(self, run: Callable[[], Any], function: Any) -> Callable[[], Any]:
-        """Returns what runs a traced step, and notes for how long; see clashes.py."""
-        together = self._settings.peers
-        if together is None:
+        """Wraps the run of a traced step to record while it runs; see clashes.py."""
+        processes = self._settings.peers
+        if processes is None:
             return run
-        which = clashes.of_all(function, len(together.everyone))
-        if which is None:
+        step_key = clashes.of_all(function, len(processes.everyone))
+        if step_key is None:
             return run
         text = f"runs {errors.definition(self._asked.step_fn)}"
 
         def call() -> Any:
-            with together.doing.running(which, text):
+            with processes.doing.running(step_key, text):
                 return run()
 
         return call
 
     def _build(self, graph: tf.Graph, handed: Handed) -> Any:
-        """Builds the step into the graph at hand; returns symbolic values."""
+        """Builds the step into `graph`, the default graph; returns symbolic values."""
         distribute.refuse_strategy("run")
         if self._settings.peers is not None:
             step_arguments.refuse_session(self._asked.step_fn)
         if self._settings.clock is not None:
             self._settings.clock.refuse_graph()
         step_arguments.check_takes(self._asked, handed.num_args)
-        with self._settings.lock:  # threads have one feed in a graph, too
+        with self._settings.lock:  # threads share one feed per graph, too
             feed = self._feed()
             if feed is not None and graph.building_function:
                 feed.warn_of_rest(ended=False)
@@ -264,7 +267,7 @@ class Step:
         return values.transpose(returned)
 
     def _build_into(self, job: _Job) -> list[Any]:
-        """Builds what one call does into the graph at hand; returns all results."""
+        """Builds the steps of one call into the default graph; returns all results."""
         steps = self._asked.steps_per_call
         if steps == 1:
             return self._build_step(job)
@@ -273,11 +276,14 @@ class Step:
         )
 
     def _use(self, variable: storage.Storage) -> None:
-        """Has the step traced again if a variable's components move."""
+        """Has this step traced again if a variable's components move."""
         variable.add_user(self._state)
 
     def _build_step(self, job: _Job) -> list[Any]:
-        """Builds one step into the graph at hand, notes its plan; as `_build_into`."""
+        """Builds one step into the default graph and records its plan.
+
+        Returns what step_fn returned, like `_build_into`.
+        """
         devices = self._settings.world.devices
         with self._settings.lock:
             built = building.build_step(
@@ -308,20 +314,20 @@ class Step:
         return built.returned
 
     def _program(self) -> making.Program:
-        """Returns which of several programs this is."""
+        """Returns which of the programs that train asynchronously this is."""
         clock = self._settings.clock
         return making.Program() if clock is None else making.Program(*clock.place)
 
     def _feed(self) -> feeds.Feed | None:
-        """Returns the inputs, which live outside of the function being traced."""
+        """Returns the inputs, which live outside the function being traced."""
         if self._asked.source is None:
             return None
         with tf.init_scope():
             eager = tf.executing_eagerly()
             graph = tf.compat.v1.get_default_graph()
-        known = self._state.feed if eager else self._state.feed_in(graph)
-        if known is not None:
-            return known
+        existing_feed = self._state.feed if eager else self._state.feed_in(graph)
+        if existing_feed is not None:
+            return existing_feed
         with peers.telling(self._settings.peers), tf.init_scope():
             feed = making.make_feed(
                 self._asked.source,
@@ -332,7 +338,7 @@ class Step:
                 self._program(),
             )
         if not feed.goes_on:
-            return feed  # the next build makes another
+            return feed  # not kept: the next build makes another
         if eager:
             self._state.keep(feed)
         else:
@@ -341,5 +347,5 @@ class Step:
 
 
 def runs_here() -> bool:
-    """Whether a step that is called now runs, and is not built into a graph."""
+    """Whether a step called now runs eagerly, rather than being built into a graph."""
     return context.current() is None and tf.executing_eagerly()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a built step to its end, for those who measure: inputs that end start over."""
+"""Times a built step; inputs that end are restarted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from replicator import errors
 
 
 def run(step: Any) -> float:
-    """Returns the seconds of a step, until its outputs are there.
+    """Returns the seconds from the call of a step until its outputs are available.
 
     Args:
-        step: As `Replicator.build` returns it. Where inputs had ended, it is the second
-            attempt that counts.
+        step: A step, as `Replicator.build` returns it. If its inputs had ended, the
+            second attempt counts.
 
     Raises:
-        InputError: There is nothing in the inputs, even from their start.
+        InputError: The inputs are empty, even from their start.
     """
     for last in (False, True):
         start = time.perf_counter()

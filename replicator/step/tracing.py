@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls step_fn for one replica, under its device, scope, seeds and context."""
+"""Calls step_fn for one replica, under its device, name scope, seeds and context."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def build_replica(
 
     Args:
         step_fn: The user's function.
-        arguments: What it is called with.
-        build: What the replicas share.
-        replica_id: Which replica it is.
-        large: Notes large constants.
-        shard: What the replica was dealt of a global batch, an `inputs.shards.Shard`.
+        arguments: Its arguments.
+        build: The state shared by the replicas.
+        replica_id: The replica.
+        large: Moves large constants out of the graph.
+        shard: The replica's part of a global batch, an `inputs.shards.Shard`.
     """
     graph = build.graph
     function = _tf.function_of(step_fn)
@@ -68,14 +68,14 @@ _LIBRARIES = ("keras", "sonnet", "tensorflow", "tf_keras")
 def _refuse_uncallable(
     step_fn: Callable[..., Any], arguments: Sequence[Any], error: TypeError
 ) -> None:
-    """Raises ArgumentError if step_fn is another library's, which asks for more.
+    """Raises ArgumentError if step_fn is another library's and needs other arguments.
 
-    Its signature may take anything, as those of Keras' layers and metrics do.
+    Its signature may accept anything, as those of Keras layers and metrics do.
 
     Args:
-        step_fn: What was called.
-        arguments: With what.
-        error: What it raised; the user's own, if any line of the user's is in it.
+        step_fn: The callable.
+        arguments: The arguments that it was called with.
+        error: What it raised; the user's own error, if any line of it is the user's.
     """
     library = type(step_fn).__module__.partition(".")[0] in _LIBRARIES
     library &= not isinstance(step_fn, tf.types.experimental.PolymorphicFunction)
@@ -94,12 +94,12 @@ def _refuse_uncallable(
 def _placer(
     device: str, aliases: owners.Aliases, large: constants.Constants
 ) -> Callable[[tf.Operation], str]:
-    """Returns a device function that fills in what the user's own tf.device left open.
+    """Returns a device function that fills in what the user's tf.device left open.
 
-    A function and not a string: in a tf.Graph, a tf.function that is called inside the
-    step is traced anew for each device function, and so gets each replica's own
-    variables and communicates in each build for itself. Where the step itself is a
-    function, `_tf.tracing_apart` sees to that.
+    A function rather than a string: in a tf.Graph, a tf.function called inside the step
+    is traced anew for each device function, so it gets each replica's own variables and
+    communicates in each build by itself. Where the step itself is a function,
+    `_tf.tracing_apart` ensures that.
     """
     default = tf.DeviceSpec.from_string(device)
     merged = {"": device}
@@ -109,10 +109,10 @@ def _placer(
         at_owner = aliases.device_for(op)
         if at_owner is not None:
             return at_owner
-        own = op.device
-        if own not in merged:
-            spec = default.make_merged_spec(tf.DeviceSpec.from_string(own))
-            merged[own] = spec.to_string()
-        return merged[own]
+        user_device = op.device
+        if user_device not in merged:
+            spec = default.make_merged_spec(tf.DeviceSpec.from_string(user_device))
+            merged[user_device] = spec.to_string()
+        return merged[user_device]
 
     return place

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Effects, and in which order they happen."""
+"""The effects of a step, and the order in which they happen."""

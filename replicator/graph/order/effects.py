@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step does besides computing: what it writes, and what leaks out of a replica.
+"""Effects of a step besides computing: writes, and tensors that leak from a replica.
 
 Looks at the ops of a build before they are rewired and changes none of them:
 
-- a `Ledger` keeps which writes the replicas agree on, and `find_writes` finds the
+- a `Ledger` records the writes on which the replicas agree, and `find_writes` finds the
   writes to variables;
-- `find_leak` finds tensors that one replica took from another, past communication.
+- `find_leak` finds tensors that one replica took from another without communication.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _VARIABLE_WRITERS = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """Says who says that what is written is equal on all replicas, without proof.
+    """A claim, yet to be proven, that the value written is equal on all replicas.
 
     Attributes:
         optimizer: The class of the optimizer that writes.
-        wrapped: Whether it was given gradients that are combined.
+        wrapped: Whether its gradients are combined over the replicas.
     """
 
     optimizer: str
@@ -43,10 +43,11 @@ class Claim:
 
 
 class Ledger:
-    """Where writes are entered on which the replicas agree, or are said to agree.
+    """Records the writes on which the replicas agree, or are claimed to agree.
 
-    By graph and op range. Graphs are held weakly. Nested functions are traced once and
-    called by later builds, so one ledger serves all builds of a Replicator.
+    Writes are recorded by graph and op range. Graphs are held weakly. Nested functions
+    are traced once and called by later builds, so one ledger serves all builds of a
+    Replicator.
     """
 
     def __init__(self) -> None:
@@ -57,10 +58,10 @@ class Ledger:
 
     @contextlib.contextmanager
     def agreed(self, claim: Claim | None = None) -> Iterator[None]:
-        """Ops made in this block, in the default graph, write what all replicas do.
+        """Records that ops of the default graph, created in this block, write alike.
 
         Args:
-            claim: Who says so, if that is still to be proven.
+            claim: Who claims so, if it is still to be proven.
         """
         graph = tf.compat.v1.get_default_graph()
         start = _tf.operation_count(graph)
@@ -72,35 +73,35 @@ class Ledger:
     def enter(
         self, graph: tf.Graph, start: int, end: int, claim: Claim | None = None
     ) -> None:
-        """Says that the ops of `graph` from `start` on write what all replicas do."""
+        """Records that ops `start` to `end` of `graph` write the same everywhere."""
         self._ranges.setdefault(graph, []).append((start, end, claim))
 
     def agreed_ops(self, graph: tf.Graph) -> set[tf.Operation]:
-        """Returns the ops of `graph` of which it is known that the replicas agree."""
+        """Returns the ops of `graph` on which the replicas are known to agree."""
         return {op for op, claim in self.claims(graph).items() if claim is None}
 
     def optimizers_ops(self, graph: tf.Graph) -> set[tf.Operation]:
-        """Returns the ops of `graph` by which wrapped optimizers write."""
+        """Returns the ops of `graph` with which wrapped optimizers write."""
         claims = self.claims(graph).items()
         return {op for op, claim in claims if claim is not None and claim.wrapped}
 
     def claims(self, graph: tf.Graph) -> dict[tf.Operation, Claim | None]:
-        """Returns the ops of `graph` that were entered, with what is to be proven.
+        """Returns the recorded ops of `graph`, with the claims that are to be proven.
 
-        An op in several blocks belongs to the innermost, which is entered first.
+        An op in several blocks belongs to the innermost, which is recorded first.
         """
         ops = graph.get_operations() if graph in self._ranges else []
-        found: dict[tf.Operation, Claim | None] = {}
+        claim_of: dict[tf.Operation, Claim | None] = {}
         for start, end, claim in self._ranges.get(graph, []):
             for op in ops[start:end]:
-                found.setdefault(op, claim)
-        return found
+                claim_of.setdefault(op, claim)
+        return claim_of
 
 
 def find_writes(
     ops: Iterable[tf.Operation],
 ) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
-    """Yields each op that writes a variable, also in a function, and the resource."""
+    """Yields (op, resource) for each op that writes a variable, even in a function."""
     for op in ops:
         for index, tensor in resource_inputs(op):
             if writes(op, index):
@@ -109,7 +110,7 @@ def find_writes(
 
 @functools.cache
 def _is_writer(type_: str) -> bool:
-    """Whether ops of a type write a variable; asked of each op, for few types."""
+    """Whether ops of a type write a variable; cached, since there are few types."""
     return bool(_VARIABLE_WRITERS.fullmatch(type_))
 
 
@@ -126,7 +127,7 @@ def writes_at(op: tf.Operation, index: int) -> bool:
 def writes(op: tf.Operation, index: int) -> bool:
     """Whether `op` writes the variable behind its input `index`.
 
-    Of what an optimizer's op is given, TensorFlow counts all as written, as it should.
+    All resources passed to an optimizer's op count as written, as for TensorFlow.
     """
     if not kind_of(op).calls:
         return _is_writer(op.type)
@@ -136,8 +137,8 @@ def writes(op: tf.Operation, index: int) -> bool:
             continue
         argument = body.inputs[inner]
         for consumer in argument.consumers():
-            for at, tensor in enumerate(consumer.inputs):
-                if tensor is argument and writes(consumer, at):
+            for position, tensor in enumerate(consumer.inputs):
+                if tensor is argument and writes(consumer, position):
                     return True
     return False
 
@@ -145,18 +146,19 @@ def writes(op: tf.Operation, index: int) -> bool:
 def find_leak(
     replicas: Sequence[Sequence[tf.Operation]],
 ) -> tuple[tf.Operation, tf.Operation] | None:
-    """Finds a path from one replica into another, past all communication, and back.
+    """Finds a path from one replica to another, past all communication, and back.
 
-    Replicas are built one after the other, so a tensor can only leak to a later one (by
-    a Python variable that outlives the call of step_fn). That is harmless unless what
-    leaks depends on a communication, and the later replica hands something that depends
-    on it to a communication: the two could then wait for each other.
+    Replicas are built one after the other, so a tensor can only leak to a later one
+    (through a Python variable that outlives the call of step_fn). That is harmless
+    unless the tensor depends on a communication, and the later replica passes something
+    that depends on the tensor to a communication: the two could then wait for each
+    other.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order, not rewired.
 
     Returns:
-        (the op that uses the tensor, the op that makes it), or None.
+        (the op that uses the tensor, the op that produces it), or None.
     """
     home = {op: r for r, ops in enumerate(replicas) for op in ops}
     leaks = [
@@ -168,7 +170,7 @@ def find_leak(
     ]
     if not leaks:
         return None
-    ops = [op for own in replicas for op in own]
+    ops = [op for replica_ops in replicas for op in replica_ops]
     calls = {op for op in ops if placeholder.read(op) is not None}
     waiting = _downstream(calls, ops)
     for taker, giver in leaks:
@@ -181,13 +183,13 @@ def _downstream(
     sources: set[tf.Operation], ops: Sequence[tf.Operation]
 ) -> set[tf.Operation]:
     """Returns `sources` and all of `ops`, given in build order, that depend on them."""
-    found = set(sources)
+    dependents = set(sources)
     for op in ops:
-        if any(source in found for source in _sources(op)):
-            found.add(op)
-    return found
+        if any(source in dependents for source in _sources(op)):
+            dependents.add(op)
+    return dependents
 
 
 def _sources(op: tf.Operation) -> list[tf.Operation]:
-    """Returns the ops that `op` waits for."""
+    """Returns the ops for which `op` waits."""
     return [*[tensor.op for tensor in op.inputs], *op.control_inputs]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ops can fail when a step runs, and which write variables.
 
-An op counts as safe if its type is listed here, for any values of operands whose static
-shapes are known; everything else can fail. What only fails where memory or a device
-does is not looked at. Reads graphs and changes none.
+An op counts as safe if its type is listed here, for any values of its operands,
+provided that static shapes are known; all other ops can fail. Failures of memory or of
+a device are not considered. Reads graphs and changes none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from replicator import _tf
 from replicator.graph.ir.kinds import kind_of, resource_inputs, touched
 from replicator.graph.order.effects import writes_at
 
-# Never fail, whatever the shapes are.
+# Never fail, whatever the shapes.
 _ALWAYS = frozenset(
     """
     Const Placeholder PlaceholderWithDefault Identity IdentityN StopGradient NoOp
@@ -30,8 +30,8 @@ _ALWAYS = frozenset(
     """.split()
 )
 
-# Do not fail where the static shapes of all operands and results are known: they fit,
-# or the op would not have been built.
+# Do not fail if the static shapes of all operands and results are known: these fit, or
+# the op would not have been built.
 _SHAPED = frozenset(
     """
     Add AddN AddV2 ApproximateEqual Atan2 BiasAdd BiasAddGrad BiasAddV1 Complex
@@ -59,11 +59,11 @@ _SHAPED = frozenset(
     """.split()
 )
 
-# Divisions, which fail where an integer is divided by zero.
+# Divisions, which fail if an integer is divided by zero.
 _DIVISIONS = frozenset("Div FloorDiv FloorMod Mod TruncateDiv TruncateMod Pow".split())
 
-# Which operands say what is done, and are wrong at times where they are computed, even
-# if what results has a known shape.
+# The operands that parameterize an op. Computed ones may be invalid, even if the result
+# has a known shape.
 _TOLD = {
     **dict.fromkeys(
         "ArgMax ArgMin BroadcastTo Cumprod Cumsum ExpandDims".split(), (1,)
@@ -82,7 +82,7 @@ _RANDOM_STATES = frozenset(("RngReadAndSkip", "RngSkip"))
 
 
 class Facts:
-    """Answers for the ops of one build; remembers what it found in functions."""
+    """Answers for the ops of one build, and caches the answers for functions."""
 
     def __init__(self) -> None:
         self._bodies: dict[tf.Graph, tuple[bool, bool]] = {}
@@ -91,7 +91,7 @@ class Facts:
     def writes(self, op: tf.Operation) -> bool:
         """Whether an op writes a variable, or may call a function that does.
 
-        States of random generators do not count: what is drawn depends on the write.
+        States of random generators do not count: the numbers drawn depend on the write.
         """
         kind = kind_of(op)
         if not kind.effect or not kind.resources or op.type in _RANDOM_STATES:
@@ -111,8 +111,8 @@ class Facts:
         if type_ in _ALWAYS:
             return False
         if type_ in _SHAPED:
-            told = _TOLD.get(type_)
-            if told and any(op.inputs[k].op.type != "Const" for k in told):
+            parameters = _TOLD.get(type_)
+            if parameters and any(op.inputs[k].op.type != "Const" for k in parameters):
                 return True
             return not self._shapes_known(op)
         if type_ in _DIVISIONS:
@@ -141,9 +141,9 @@ class Facts:
         )
 
     def _known_results(self, op: tf.Operation) -> bool:
-        known = self._known.get(op)
-        if known is None:
-            known = self._known[op] = all(
+        all_known = self._known.get(op)
+        if all_known is None:
+            all_known = self._known[op] = all(
                 tensor.shape.is_fully_defined() for tensor in op.outputs
             )
-        return known
+        return all_known

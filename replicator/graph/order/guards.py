@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What could make a write itself fail is asked before any variable is written.
+"""Guards: ops that fail before any variable is written if a write would fail.
 
-Rows that do not exist and values of another shape are found by the write, when others
-may be done. So each write that can fail by them gets a guard: an op of its device that
-fails where the write would, and that graph/order/phases.py has come before all writes.
-Rows that the step has looked up exist, and need none; nor do those computed alike. What
-is inside a replica's own conditional, loop or function gets none.
+Rows that do not exist and values of another shape are detected only by the write, when
+other writes may be done. So each write that can fail in these ways gets a guard: an op
+on its device that fails where the write would, and that graph/order/phases.py orders
+before all writes. Rows that the step has looked up exist, and need no guard; nor do
+rows computed in the same way. Writes inside a replica's own conditional, loop or
+function get none.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of
 
-# What op definitions call where an op writes, and what.
+# The names in op definitions of where an op writes, and of what it writes.
 _INDICES = "indices"
 _VALUES = ("value", "updates", "grad", "delta")
 
-# Ops whose results are among the numbers of their first operand, or all but the last.
+# Ops whose results hold only elements of their first operand, or of all but the last.
 _SAME = frozenset(
     "Identity PlaceholderWithDefault Reshape Squeeze ExpandDims StopGradient Unique "
     "Slice StridedSlice Snapshot".split()
@@ -39,11 +40,12 @@ def add(
     level: Mapping[tf.Operation, int],
     fitting: Container[tf.Operation],
 ) -> list[tf.Operation]:
-    """Adds ops that fail if a write would; returns them.
+    """Adds guards to writes; returns them.
 
     Args:
         writes: Ops that write variables, in one graph.
-        level: How many writes, one behind the other, each op that runs depends on.
+        level: The length of the longest chain of writes on which each op that runs
+            depends.
         fitting: Writes of as many rows as there are indices.
     """
     guards: list[tf.Operation] = []
@@ -56,10 +58,10 @@ def add(
         indices = op.inputs[operands[_INDICES]] if _INDICES in operands else None
         if indices is None and value.shape.is_fully_defined():
             continue  # it fits, or the op would not have been built
-        known = _tf.resource_shape(op.inputs[0])
-        if not known.is_fully_defined():
+        static_shape = _tf.resource_shape(op.inputs[0])
+        if not static_shape.is_fully_defined():
             continue
-        shape = known.as_list()
+        shape = static_shape.as_list()
         with tf.control_dependencies(None), tf.device(op.device):
             if indices is None:
                 guards.append(_shape_fits(op, value, shape))
@@ -69,8 +71,8 @@ def add(
                 continue
             if not lookups.cover(op, indices, shape[0]):
                 guards += _rows_exist(op, indices, shape[:axes])
-            known = shapes.static(value) if op in fitting else None
-            if known is None or list(known[1:]) != shape[1:]:
+            static_shape = shapes.static(value) if op in fitting else None
+            if static_shape is None or list(static_shape[1:]) != shape[1:]:
                 guards += _rows_fit(op, indices, value, shape[axes:])
     return guards
 
@@ -78,12 +80,12 @@ def add(
 def _rows_exist(
     op: tf.Operation, indices: tf.Tensor, end: list[int]
 ) -> Iterator[tf.Operation]:
-    """Yields what fails if an op writes rows that do not exist; on GPUs, it does not.
+    """Yields a guard against rows that do not exist; none on GPUs, where none fails.
 
     Args:
-        op: Writes them.
-        indices: Which.
-        end: How many there are, along each axis that the indices go along.
+        op: The write.
+        indices: The rows that it writes.
+        end: The number of rows along each axis that the indices address.
     """
     if tf.DeviceSpec.from_string(op.device).device_type == "GPU":
         return
@@ -95,13 +97,13 @@ def _rows_exist(
 def _rows_fit(
     op: tf.Operation, indices: tf.Tensor, rows: tf.Tensor, shape: list[int]
 ) -> Iterator[tf.Operation]:
-    """Yields what fails if an op writes other rows than there are places for.
+    """Yields a guard against values of another shape than the rows they are written to.
 
     Args:
-        op: Writes them.
-        indices: Where.
-        rows: What is written; one number for all elements, if a scalar.
-        shape: Of a row.
+        op: The write.
+        indices: The rows that it writes.
+        rows: The values; a scalar is one number for all elements.
+        shape: The shape of a row.
     """
     fixed = indices.shape.is_fully_defined() and rows.shape.is_fully_defined()
     if fixed or rows.shape.rank == 0:
@@ -113,15 +115,15 @@ def _rows_fit(
 
 
 def _axes(op: tf.Operation, indices: tf.Tensor) -> int | None:
-    """Returns along how many axes of a variable indices go, None if that is unknown."""
+    """Returns how many axes of a variable indices address, None if that is unknown."""
     if not _by_element(op):
         return 1
-    known = shapes.static(indices)
-    return known[-1] if known else None
+    static_shape = shapes.static(indices)
+    return static_shape[-1] if static_shape else None
 
 
 def _by_element(op: tf.Operation) -> bool:
-    """Whether the last axis of an op's indices goes along axes of the variable."""
+    """Whether the last axis of an op's indices addresses axes of the variable."""
     return op.type.startswith("ResourceScatterNd")
 
 
@@ -129,22 +131,22 @@ class _Lookups:
     """The lookups of rows in a step, each of which fails if a row does not exist.
 
     Args:
-        level: As for `add`; what can fail comes before the writes of its level.
+        level: As for `add`; ops that can fail come before the writes of their level.
     """
 
     def __init__(self, level: Mapping[tf.Operation, int]) -> None:
         self._level = level
         self._labels = Labels()
-        # By the label of indices: of how many rows they are looked up, on which level.
+        # By the label of indices: the number of rows and the level of each lookup.
         self._found: dict[int, list[tuple[int, int]]] | None = None
 
     def cover(self, write: tf.Operation, indices: tf.Tensor, count: int) -> bool:
-        """Whether rows of these indices, of as many, are looked up before a write.
+        """Whether these rows are looked up, among as many, before a write.
 
         Args:
-            write: Writes them.
-            indices: Of rows of a variable.
-            count: How many rows that has.
+            write: The op that writes them.
+            indices: Rows of a variable.
+            count: The number of rows of the variable.
         """
         before = self._level.get(write, 0)
         seen, stack = set(), [indices]
@@ -163,7 +165,7 @@ class _Lookups:
         return True
 
     def _are_looked_up(self, tensor: tf.Tensor, count: int, before: int) -> bool:
-        """Whether these rows are, or those computed alike: the rows of a part, say."""
+        """Whether these rows, or rows computed alike (a part's, say), are looked up."""
         if self._found is None:
             self._found = {}
             for op, level in self._level.items():
@@ -176,7 +178,7 @@ class _Lookups:
 
     def _enter(self, op: tf.Operation, level: int) -> None:
         if tf.DeviceSpec.from_string(op.device).device_type != "CPU":
-            return  # GPUs give zeros
+            return  # GPUs return zeros for rows that do not exist
         shape = _tf.resource_shape(op.inputs[0])
         if shape.rank and op.get_attr("batch_dims") == 0:
             assert self._found is not None, "made just now"
@@ -187,29 +189,29 @@ class _Lookups:
 def _shape_fits(
     op: tf.Operation, value: tf.Tensor, shape: Any, one_number: bool = False
 ) -> tf.Operation:
-    """Returns what fails if an op writes a value of another shape.
+    """Returns a guard against a value of another shape than the op can write.
 
     Args:
-        op: Writes the value.
-        value: What is written.
-        shape: The shape that it must have.
-        one_number: Whether it may be a scalar, too.
+        op: The write.
+        value: The value that it writes.
+        shape: The shape that the value must have.
+        one_number: Whether the value may also be a scalar.
     """
-    own = shapes.when_run(value)
+    value_shape = shapes.when_run(value)
     text = f"{op.name} writes a value of another shape than is written:"
-    # Not by one comparison, which would broadcast sizes, or fail with another text.
-    same = tf.raw_ops.Equal(x=own, y=shape, incompatible_shape_error=False)
-    fits = tf.reduce_all(same) & tf.equal(tf.size(own), tf.size(shape))
+    # Not one comparison, which would broadcast sizes, or fail with another message.
+    same = tf.raw_ops.Equal(x=value_shape, y=shape, incompatible_shape_error=False)
+    fits = tf.reduce_all(same) & tf.equal(tf.size(value_shape), tf.size(shape))
     if one_number:
-        fits |= tf.equal(tf.size(own), 0)
-    return _assert(fits, [text, own, shape])
+        fits |= tf.equal(tf.size(value_shape), 0)
+    return _assert(fits, [text, value_shape, shape])
 
 
 def _assert(condition: tf.Tensor, data: list[Any]) -> tf.Operation:
-    """Returns an assertion, in no order with others.
+    """Returns an assertion that is not ordered with others.
 
     An op without an effect would not do: nothing uses its value, so TensorFlow may
-    leave it out. And tf.debugging.Assert adds a conditional at times.
+    prune it. And tf.debugging.Assert adds a conditional at times.
     """
     op = tf.raw_ops.Assert(condition=condition, data=data)
     _tf.run_independently(op.graph, op)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas that use one iterator or table do so in the same order in each run.
+"""Makes replicas use a shared iterator or table in the same order in every run.
 
-Effects are in program order inside a replica only (ordering.py), and most resources
-belong to one of them. What step_fn finds around it, a tf.data iterator or a hash table,
-all replicas share: who came first would be up to chance, and so would be which element
-is whose.
+Effects are in program order within a replica only (ordering.py), and most resources
+belong to one replica. Objects from outside step_fn, a tf.data iterator or a hash table,
+are shared by all replicas: without an order, chance would decide which replica comes
+first, and so which of them gets which element.
 
-The turns are an order in which the ops can run: each behind all that it waits for,
-communication included, and of those that could come next the one of the first replica.
-So no edge that is added here can close a circle. What may wait until another replica
-has done something (queues, Python functions) is left as it is.
+The turns are an order in which the ops can run: each after all that it waits for,
+communication included, and of the ops that could come next the one of the first
+replica. So no edge that is added here can close a cycle. Ops that may wait until
+another replica has done something (queues, Python functions) are left as they are.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def take(
     before: Mapping[tf.Operation, Iterable[tf.Operation]],
     flow: switching.Flow,
 ) -> None:
-    """Has the replicas use what they share in turns.
+    """Makes the replicas take turns with the resources that they share.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r that touch resources, in build
-            order, with the merged ones in the places of those that they replace.
-        left_out: Ops that initialise variables, which are no part of the step.
-        before: What ops will be made to wait for, beside what they do already.
-        flow: What of them is in control flow of TensorFlow 1.
+            order, with merged ops in the places of those that they replace.
+        left_out: Ops that initialize variables, which are not part of the step.
+        before: Further ops that an op will be made to wait for.
+        flow: The ops in TensorFlow 1 control flow.
     """
     shared = _shared(replicas, left_out, flow)
     if not shared:
@@ -68,13 +68,13 @@ def _shared(
     left_out: Set[tf.Operation],
     flow: switching.Flow,
 ) -> dict[tf.Operation, dict[int, bool]]:
-    """Finds what several replicas use and one of them changes.
+    """Finds the resources that several replicas use and one of them changes.
 
     Returns:
         For each op the ids of such resources, and whether it changes them.
     """
     several = ordering.used_by_several(replicas)
-    found: dict[tf.Operation, dict[int, bool]] = {}
+    uses_by_op: dict[tf.Operation, dict[int, bool]] = {}
     for op in (op for ops in replicas for op in ops) if several else ():
         for index, tensor in resource_inputs(op):
             if id(tensor) not in several or op in left_out or op in flow:
@@ -82,13 +82,19 @@ def _shared(
             for type_ in _uses(op, index):
                 writes = bool(_WRITERS.fullmatch(type_))
                 if writes or _READERS.fullmatch(type_):
-                    own = found.setdefault(op, {})
-                    own[id(tensor)] = own.get(id(tensor), False) or writes
-    changed = {key for own in found.values() for key, writes in own.items() if writes}
+                    uses = uses_by_op.setdefault(op, {})
+                    uses[id(tensor)] = uses.get(id(tensor), False) or writes
+    changed = {
+        key for uses in uses_by_op.values() for key, writes in uses.items() if writes
+    }
     return {
-        op: kept
-        for op, own in found.items()
-        if (kept := {key: writes for key, writes in own.items() if key in changed})
+        op: shared_uses
+        for op, uses in uses_by_op.items()
+        if (
+            shared_uses := {
+                key: writes for key, writes in uses.items() if key in changed
+            }
+        )
     }
 
 
@@ -103,9 +109,9 @@ def _uses(op: tf.Operation, index: int) -> Iterator[str]:
             continue
         argument = body.inputs[inner]
         for consumer in argument.consumers():
-            for at, tensor in enumerate(consumer.inputs):
+            for position, tensor in enumerate(consumer.inputs):
                 if tensor is argument:
-                    yield from _uses(consumer, at)
+                    yield from _uses(consumer, position)
 
 
 def _as_they_can_run(
@@ -113,20 +119,20 @@ def _as_they_can_run(
     before: Mapping[tf.Operation, Iterable[tf.Operation]],
     flow: switching.Flow,
 ) -> list[tf.Operation]:
-    """Returns ops, and all that they wait for, each behind what it waits for."""
-    found: set[tf.Operation] = set()
+    """Returns `users` and all that they wait for, each after what it waits for."""
+    visited: set[tf.Operation] = set()
     ordered: list[tf.Operation] = []
     stack = [(flow.unit(op), False) for op in reversed(users)]
     while stack:
         op, done = stack.pop()
         if done:
             ordered += flow.members(op)
-        elif op not in found:
-            found.add(op)
+        elif op not in visited:
+            visited.add(op)
             stack.append((op, True))
             for part in flow.members(op):
                 sources = [tensor.op for tensor in part.inputs]
                 sources += [*part.control_inputs, *before.get(part, ())]
                 units = (flow.unit(source) for source in sources)
-                stack += [(unit, False) for unit in units if unit not in found]
+                stack += [(unit, False) for unit in units if unit not in visited]
     return ordered

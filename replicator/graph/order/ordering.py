@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order a step does what it does besides computing.
+"""The order in which the side effects of a step happen.
 
-Side effects keep their program order inside a replica, and only there: TensorFlow's own
-order runs across replicas and would make a cycle with the communication. Runs once per
-build, after everything is rewired, on the ops of each replica with the merged ones in
-the places of those that they replace.
+Side effects keep their program order within a replica, and only there: TensorFlow's own
+order runs across replicas and would form a cycle with the communication. Runs once per
+build, after everything is rewired, on the ops of each replica with merged ops in the
+places of those that they replace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from replicator.graph.ir.kinds import has_effect, kind_of, resource_inputs, touc
 
 @dataclasses.dataclass
 class _Order:
-    """What the ops so far did to each resource; None stands for all that has none.
+    """The accesses to each resource so far; None stands for effects without a resource.
 
     Attributes:
         last_write: The last op that wrote.
@@ -32,18 +32,18 @@ class _Order:
     reads: dict[object, list[tf.Operation]] = dataclasses.field(default_factory=dict)
 
     def copy(self) -> _Order:
-        """Returns an order that goes on from here by itself."""
+        """Returns an independent copy."""
         reads = {key: list(ops) for key, ops in self.reads.items()}
         return _Order(dict(self.last_write), reads)
 
     def enter(self, op: tf.Operation) -> set[tf.Operation]:
-        """Notes what `op` does; returns the ops that have to come before it."""
+        """Records what `op` does; returns the ops that must come before it."""
         return self.note(op, *touched(op))
 
     def note(
         self, op: tf.Operation, read: set[int], written: set[int]
     ) -> set[tf.Operation]:
-        """Does what `enter` does, for an op of which is known what it touches."""
+        """Does the same as `enter`, for an op whose accesses are known."""
         uses: list[tuple[object, bool]] = [(key, False) for key in read]
         uses += [(key, True) for key in written]
         if not uses and kind_of(op).effect:
@@ -69,24 +69,24 @@ class _Order:
 def with_sources(
     initializers: Set[tf.Operation], replicas: Sequence[Sequence[tf.Operation]]
 ) -> set[tf.Operation]:
-    """Returns ops that initialise variables with those that compute initial values.
+    """Adds to ops that initialize variables those that compute initial values.
 
-    A slot starts from what its variable starts from, which is read with the slot's
-    initialiser and must not wait for what the step assigns.
+    A slot starts from its variable's initial value, which is read with the slot's
+    initializer and must not wait for the step's assignments.
 
     Args:
-        initializers: Ops that create and initialise variables.
+        initializers: Ops that create and initialize variables.
         replicas: `replicas[r]` are the ops of replica r.
     """
-    found = set(initializers)
-    stack = [op for ops in replicas for op in ops if op in found]
-    own = {op for ops in replicas for op in ops} if stack else set()
+    initial_ops = set(initializers)
+    stack = [op for ops in replicas for op in ops if op in initial_ops]
+    step_ops = {op for ops in replicas for op in ops} if stack else set()
     while stack:
         for source in [tensor.op for tensor in stack.pop().inputs]:
-            if source in own and source not in found:
-                found.add(source)
+            if source in step_ops and source not in initial_ops:
+                initial_ops.add(source)
                 stack.append(source)
-    return found
+    return initial_ops
 
 
 def _put_in_order(
@@ -95,7 +95,7 @@ def _put_in_order(
     initializers: Set[tf.Operation],
     flow: switching.Flow = switching.NONE,
 ) -> list[tf.Operation]:
-    """Puts the effects of one replica in program order; returns those that must run."""
+    """Puts one replica's effects in program order; returns the ops that must run."""
     must_run = []
     for op in ops:
         if op in initializers:
@@ -117,18 +117,18 @@ def order_in_session(
     initializers: Set[tf.Operation],
     flow: switching.Flow,
 ) -> list[tf.Operation]:
-    """Puts the effects of each replica in program order, in a plain tf.Graph.
+    """Puts each replica's effects in program order, in a plain tf.Graph.
 
-    There, nothing orders what a step does, and nothing runs what is not fetched.
+    There, nothing else orders effects, and ops that are not fetched do not run.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order.
-        lowered: The ops that communicate in their stead.
-        initializers: Ops that initialise variables, which are no part of the step.
-        flow: What of it is in control flow of TensorFlow 1.
+        lowered: The ops that implement their communication.
+        initializers: Ops that initialize variables, which are not part of the step.
+        flow: The ops in TensorFlow 1 control flow.
 
     Returns:
-        The ops that must run in each step, where their sides are taken.
+        The ops that must run in each step, if their branches are taken.
     """
     must_run = [
         op
@@ -145,12 +145,12 @@ def order_as_created(
 ) -> list[tf.Operation]:
     """Puts the effects in a function in the order in which the ops were created.
 
-    As TensorFlow does in each tf.function, which looks closer at each of the many ops
-    that have no effect.
+    TensorFlow does so in each tf.function, but examines each of the many ops that have
+    no effect more closely.
 
     Args:
         ops: All ops of the function, in that order.
-        independent: Those whose place is told already.
+        independent: Those whose place is settled already.
 
     Returns:
         The ops that must run.
@@ -177,54 +177,54 @@ def order_in_function(
     initializers: Set[tf.Operation],
     sharing: bool = False,
 ) -> dict[tf.Operation, set[tf.Operation]]:
-    """Puts the effects of each replica in program order, in a function being traced.
+    """Puts each replica's effects in program order, in a function being traced.
 
-    There, TensorFlow orders what touches a resource as the ops were created, which is
-    left to it: components of variables belong to one replica each. Not so
+    There, TensorFlow orders ops that touch a resource as they were created, and is left
+    to do so: components of variables belong to one replica each. Exceptions are
 
     - effects that touch no resource (prints, assertions, Python calls), and those on a
       resource that several replicas write (a hash table);
-    - merged ops, which were created at the end and not where they are in the program.
-      Where there are some that touch a resource, nothing is left to TensorFlow;
-    - what touches variables that one replica owns and all share, which all replicas
-      read before it writes.
+    - merged ops, which were created at the end and not at their place in the program.
+      If any of them touches a resource, nothing is left to TensorFlow;
+    - ops on variables that one replica owns and all share, which all replicas read
+      before the owner writes.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order.
-        lowered: The ops that communicate in their stead.
-        merged: The ops among all of them that several replicas share.
+        lowered: The ops that implement their communication.
+        merged: The ops among all of these that several replicas share.
         earlier: The ops that are in the function before the step.
-        initializers: Ops that initialise variables, which are no part of the step.
+        initializers: Ops that initialize variables, which are not part of the step.
         sharing: Whether replicas share variables.
 
     Returns:
-        What TensorFlow will let ops wait for, of what is left to it.
+        For ops that are left to TensorFlow, those for which it will make them wait.
     """
-    left: dict[tf.Operation, set[tf.Operation]] = {}
+    waits: dict[tf.Operation, set[tf.Operation]] = {}
     if sharing or any(map(resource_inputs, merged)):
         chains = _order_all(replicas, earlier, initializers)
     else:
         chains = _order_chains(replicas)
         for ops in replicas:
             order = _Order()
-            left.update({op: order.enter(op) for op in ops if op not in initializers})
+            waits.update({op: order.enter(op) for op in ops if op not in initializers})
     for op in [op for op in lowered if kind_of(op).effect]:
         _tf.run_independently(op.graph, op)
         chains.append([op])
     if chains:
-        # Between these two, which TensorFlow puts in order with what is before and
+        # Between two markers, which TensorFlow orders with the effects before and
         # after the step.
         first, last = marker("begin"), marker("end")
         for chain in chains:
             _tf.add_control_inputs(chain[0], [first])
         _tf.add_control_inputs(last, [chain[-1] for chain in chains])
-    return left
+    return waits
 
 
 def _order_chains(
     replicas: Sequence[Sequence[tf.Operation]],
 ) -> list[list[tf.Operation]]:
-    """Orders effects without a resource, or on a shared one; returns them."""
+    """Orders effects without a resource, or on a shared one; returns the chains."""
     shared = _written_by_several(replicas)
     chains = []
     for ops in replicas:
@@ -249,11 +249,11 @@ def _order_all(
     earlier: Sequence[tf.Operation],
     initializers: Set[tf.Operation],
 ) -> list[list[tf.Operation]]:
-    """Orders all effects; returns those of each replica that touch no resource."""
+    """Orders all effects; returns each replica's chain of those without a resource."""
     start = _Order()
     for op in earlier:
         start.enter(op)
-    start.last_write.pop(None, None)  # the markers see to that
+    start.last_write.pop(None, None)  # the markers order these
     chains: list[list[tf.Operation]] = []
     resources: dict[object, tf.Tensor] = {}
     users: dict[object, list[tf.Operation]] = {}
@@ -269,7 +269,7 @@ def _order_all(
         chain = [op for op in must_run if not resource_inputs(op)]
         if chain:
             chains.append(chain)
-    # To TensorFlow these write the resources, once the step has: what follows waits.
+    # To TensorFlow these write the resources after the step: later ops wait for them.
     for key, resource in resources.items():
         with tf.control_dependencies(None), tf.control_dependencies(users[key]):
             tf.identity(resource)
@@ -277,9 +277,9 @@ def _order_all(
 
 
 def marker(name: str) -> tf.Operation:
-    """Returns an op that does nothing, but counts as an effect that touches nothing.
+    """Returns an op that does nothing, but counts as an effect without a resource.
 
-    What has such an effect, and is built into a function later, runs after it.
+    Ops with such an effect that are built into a function later run after it.
     """
     with tf.control_dependencies(None):
         return tf.raw_ops.Assert(condition=True, data=[name], name=name)
@@ -296,12 +296,12 @@ def used_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
         for op in ops:
             for _, tensor in resource_inputs(op):
                 users.setdefault(id(tensor), set()).add(r)
-    return {resource for resource, who in users.items() if len(who) > 1}
+    return {resource for resource, replica_ids in users.items() if len(replica_ids) > 1}
 
 
 def _written_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
     """Returns the ids of the resources that more than one replica writes."""
-    # Few resources are shared, so few ops are asked what they write, which is slow.
+    # Asking an op what it writes is slow, but few resources are shared.
     shared = used_by_several(replicas)
     writers: dict[int, set[int]] = {}
     for r, ops in enumerate(replicas) if shared else ():
@@ -309,4 +309,6 @@ def _written_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
             if any(id(tensor) in shared for _, tensor in resource_inputs(op)):
                 for resource in _tf.resources_touched(op)[1]:
                     writers.setdefault(resource, set()).add(r)
-    return {resource for resource, who in writers.items() if len(who) > 1}
+    return {
+        resource for resource, replica_ids in writers.items() if len(replica_ids) > 1
+    }

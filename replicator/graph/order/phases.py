@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can fail comes before what writes, on all replicas: errors leave them equal.
+"""Orders ops that can fail before writes on all replicas: errors leave them equal.
 
 An error on one device stops the others wherever they are; if one of them had written a
 variable and another had not, their components would differ from then on. So a step is
 divided into phases, in which nothing fails while variables are being written:
 
-- the level of an op is how many writes, one behind the other, it depends on;
-- on each level, on all replicas, all that can fail comes first, then what both writes
+- the level of an op is the length of the longest chain of writes on which it depends;
+- on each level, on all replicas, ops that can fail come first, then ops that both write
   and can fail (a merged conditional or loop, which keeps the same order inside), one
   after the other, and then all other writes;
-- a write that can fail itself is guarded by an op that does in its place (guards.py);
-- what can fail on a level comes after all writes of the levels below.
+- a write that can itself fail is guarded by an op that fails in its place (guards.py);
+- ops that can fail on a level come after all writes of the levels below.
 
 A step that fails on level 0, where almost all of a step is, has thus changed nothing.
-Along all edges neither levels nor, on a level, phases go back, so no edge that is added
-here can close a circle.
+Along every edge, neither levels nor, within a level, phases decrease, so no edge that
+is added here can close a cycle.
 
-Most writes depend on all that can fail, by the reduced gradients; they need no edge.
-The others wait for an op of their own device that does; or else for a gate: one op per
-device, since an edge between two devices costs a transfer.
+Most writes depend on all that can fail, through the reduced gradients; they need no
+edge. The others wait for an op on their own device that does, or else for a gate: one
+op per device, since an edge between two devices costs a transfer.
 
 Runs once per build and per merged function, when all else is in place, in a time that
 grows with the number of ops.
@@ -43,17 +43,19 @@ _Ops = Sequence[tf.Operation]
 
 @dataclasses.dataclass
 class _Step:
-    """What is known of the ops of a step.
+    """The facts about a step's ops.
 
     Attributes:
-        ops: Each behind all that it waits for. A loop of TensorFlow 1 is one of them.
-        sources: What each of them waits for.
-        flow: What of them is in control flow of TensorFlow 1.
-        level: The level of each.
-        failing: Those that can fail.
-        writing: Those that write variables.
-        covered: Which of the failing ops of `last` an op waits for, by their bits.
-        last: The failing ops of each level that no other one of the level waits for.
+        ops: All ops, each after those for which it waits. A loop of TensorFlow 1 is
+            one.
+        sources: The ops for which each op waits.
+        flow: The ops in TensorFlow 1 control flow.
+        level: The level of each op.
+        failing: The ops that can fail.
+        writing: The ops that write variables.
+        covered: For each op, which failing ops of `last` it waits for, as bits.
+        last: The failing ops for which no other failing op of their level waits, and
+            their bits.
     """
 
     ops: list[tf.Operation]
@@ -66,7 +68,7 @@ class _Step:
     last: dict[tf.Operation, int] = dataclasses.field(default_factory=dict)
 
     def switches(self, op: tf.Operation) -> bool:
-        """Whether an op may run, or not, before all that it waits for has run."""
+        """Whether an op may run, or be skipped, before all its sources have run."""
         return bool(self.flow) and (op in self.flow or op.type in MERGES)
 
 
@@ -82,19 +84,20 @@ def separate(
     """Adds the control edges that keep replicas equal if a step fails.
 
     Args:
-        roots: What runs, in one graph: with all that it waits for, it is the step.
-        before: What ops will be made to wait for, beside what they do already.
-        left_out: Ops that initialise variables, which are no part of the step.
-        earlier: Ops that run with the step, and are in the program before it: another
+        roots: Ops of one graph that run; with all that they wait for, they are the
+            step.
+        before: Further ops that an op will be made to wait for.
+        left_out: Ops that initialize variables, which are not part of the step.
+        earlier: Ops that run with the step and come before it in the program: another
             step, for example.
-        end: For which what follows in the program waits, if it has an effect.
-        flow: What of the step is in control flow of TensorFlow 1.
-        fitting: Writes of as many rows as there are indices; None where replicas cannot
-            come to differ if a write fails, there being only one.
+        end: An op for which later ops of the program wait, if they have an effect.
+        flow: The ops of the step in TensorFlow 1 control flow.
+        fitting: Writes of as many rows as there are indices; None if there is only one
+            replica, so that a failed write cannot make replicas differ.
 
     Returns:
-        What must run in a function that holds these ops, so that what waits for a call
-        of it waits for all that can fail.
+        Ops that must run in a function that holds these ops, so that whatever waits for
+        a call of it waits for all that can fail.
     """
     facts = Facts()
     others = {*left_out, *earlier}
@@ -146,15 +149,15 @@ def _sorted(
     before: Mapping[tf.Operation, Iterable[tf.Operation]],
     flow: switching.Flow,
 ) -> _Step:
-    """Finds all ops that run, each behind all that it waits for."""
-    found: dict[tf.Operation, list[tf.Operation]] = {}
+    """Finds all ops that run, each after all that it waits for."""
+    sources_of: dict[tf.Operation, list[tf.Operation]] = {}
     ordered: list[tf.Operation] = []
     stack: list[tuple[tf.Operation, bool]] = [(flow.unit(op), False) for op in roots]
     while stack:
         op, done = stack.pop()
         if done:
             ordered.append(op)
-        elif op not in found:
+        elif op not in sources_of:
             sources = []
             for part in flow.members(op):
                 sources += [tensor.op for tensor in part.inputs]
@@ -163,17 +166,18 @@ def _sorted(
             if flow:
                 units = map(flow.unit, sources)
                 sources = [source for source in units if source is not op]
-            found[op] = sources
+            sources_of[op] = sources
             stack.append((op, True))
-            stack += [(source, False) for source in sources if source not in found]
-    return _Step(ordered, found, flow)
+            stack += [(source, False) for source in sources if source not in sources_of]
+    return _Step(ordered, sources_of, flow)
 
 
 def _follow(step: _Step, earlier: _Ops, facts: Facts) -> None:
-    """Lets a step that follows others in a function come after them, as far as needed.
+    """Orders a step after earlier ones in the same function, as far as needed.
 
-    What can fail waits for what they have written, and writes for what in them can fail
-    and has an effect; what computes values for nothing but results may come later.
+    Ops that can fail wait for what the earlier ones write, and writes for those of the
+    earlier ops that can fail and have an effect; ops that only compute results may run
+    later.
     """
     written = [op for op in earlier if facts.writes(op)]
     failing = [op for op in earlier if kind_of(op).effect and facts.fails(op)]
@@ -185,24 +189,24 @@ def _follow(step: _Step, earlier: _Ops, facts: Facts) -> None:
 
 
 def _find_last(step: _Step) -> None:
-    """Finds the last ops that can fail on each level, and what waits for them.
+    """Finds the last ops that can fail on each level, and the ops that wait for them.
 
-    Nothing counts as waiting through a call: once the function is put in its place, one
-    result waits for some of the operands only. So it is where a Merge returns what one
-    side of a conditional makes, and where a loop ends.
+    Nothing counts as waiting through a call: once the function is inlined, one result
+    waits for some of the operands only. The same holds where a Merge returns one side
+    of a conditional, and where a loop ends.
     """
     never = 1 + max(step.level.values())
-    lowest = dict.fromkeys(step.ops, never)  # of what can fail and waits for an op
+    lowest = dict.fromkeys(step.ops, never)  # level of failing ops that wait for it
     calls = {op for op in step.ops if kind_of(op).calls or step.switches(op)}
     for op in reversed(step.ops):
-        own = lowest[op]
+        level = lowest[op]
         if op in step.failing:
-            if own > step.level[op] or op in calls:
+            if level > step.level[op] or op in calls:
                 step.last[op] = 1 << len(step.last)
-            own = step.level[op]
+            level = step.level[op]
         for source in step.sources[op] if op not in calls else ():
-            if own < lowest[source]:
-                lowest[source] = own
+            if level < lowest[source]:
+                lowest[source] = level
     for op in step.ops if len(step.last) <= _FEW else ():
         covered = step.last.get(op, 0)
         for source in step.sources[op]:
@@ -210,26 +214,26 @@ def _find_last(step: _Step) -> None:
         step.covered[op] = 0 if op in calls else covered
 
 
-_FEW = 512  # as many ops at the ends of all that can fail no write waits for anyway
+_FEW = 512  # if there are more last failing ops, hardly any write waits for all anyway
 
 
 def _fail_before_writes(step: _Step) -> None:
-    """Lets the writes of each level wait for all that can fail on it and below."""
+    """Makes the writes of each level wait for all that can fail on it and below."""
     for level in sorted({step.level[op] for op in step.writing}):
         writes = [op for op in step.writing if step.level[op] == level]
         failing = [op for op in step.last if step.level[op] <= level]
         both = [op for op in writes if op in step.failing]
         others = [op for op in failing if op not in both]
         _wait(step, both, others, level)
-        for one, other in itertools.pairwise(both):
-            step.flow.let_wait(other, _ends(step, [one]))
+        for earlier, later in itertools.pairwise(both):
+            step.flow.let_wait(later, _ends(step, [earlier]))
         # The last of them waits for the others, and for all that those wait for.
         only_write = [op for op in writes if op not in step.failing]
         _wait(step, only_write, both[-1:] or others, level)
 
 
 def _wait(step: _Step, writes: _Ops, failing: _Ops, level: int) -> None:
-    """Lets writes of a level wait for what can fail, unless they do already."""
+    """Makes writes of a level wait for failing ops, unless they do already."""
     needed = sum(step.last[op] for op in failing)
     waiting: dict[str, list[tf.Operation]] = {}
     for op in writes:
@@ -250,7 +254,7 @@ def _found(
     step: _Step, devices: Iterable[str], needed: int, level: int
 ) -> dict[str, tf.Operation]:
     """Finds an op on each device that waits for what is needed, if there is one."""
-    found: dict[str, tf.Operation] = {}
+    gates: dict[str, tf.Operation] = {}
     wanted = set(devices)
     for op in step.ops:
         if not wanted:
@@ -260,14 +264,14 @@ def _found(
         if op in step.writing or op in step.flow:
             continue
         if op.device in wanted:
-            found[op.device] = op
+            gates[op.device] = op
             wanted.remove(op.device)
-    return found
+    return gates
 
 
 def _fail_after_writes(step: _Step) -> None:
-    """Lets what can fail on each level wait for all writes of the levels below."""
-    above: dict[tf.Operation, int] = {}  # the highest level of what failed before it
+    """Makes ops that can fail wait for all writes of the levels below theirs."""
+    above: dict[tf.Operation, int] = {}  # the highest level of failing ops before it
     first: dict[int, list[tf.Operation]] = {}
     for op in step.ops:
         highest = max(
@@ -294,27 +298,29 @@ def _fail_after_writes(step: _Step) -> None:
 def _gates(
     step: _Step, ops: _Ops, devices: Sequence[str], name: str
 ) -> dict[str, tf.Operation]:
-    """Adds an op on each device that waits for ops of any; returns them."""
+    """Adds an op on each device that waits for ops on any device; returns them."""
     by_device: dict[str, list[tf.Operation]] = {}
     for end in _ends(step, ops):
         by_device.setdefault(end.device, []).append(end)
-    joint = [_after(own, device, name) for device, own in by_device.items()]
+    joint = [
+        _after(device_ops, device, name) for device, device_ops in by_device.items()
+    ]
     if len(joint) > 1 and len(devices) > 1:
         joint = [_after(joint, joint[0].device, name)]
     return {device: _after(joint, device, name) for device in devices}
 
 
 def _ends(step: _Step, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """Returns what runs when all of some ops is done."""
+    """Returns ops that run when each of `ops` is completely done."""
     return step.flow.after(op if op in step.flow else _end(op) for op in ops)
 
 
 def _end(op: tf.Operation) -> tf.Operation:
-    """Returns what runs when all of an op is done.
+    """Returns an op that runs when an op is completely done.
 
-    Of a function that is put in the place of its call, what waits for the call waits
-    for its effects alone, and what uses one result for no other. Merged functions, on
-    no device, count all that can fail among their effects.
+    When a function is inlined, ops that wait for its call wait for its effects only,
+    and ops that use one result wait for no other. Merged functions, which are on no
+    device, count all that can fail among their effects.
     """
     if not (op.device and op.outputs and kind_of(op).calls):
         return op
@@ -324,7 +330,7 @@ def _end(op: tf.Operation) -> tf.Operation:
 
 
 def _after(ops: _Ops, device: str, name: str) -> tf.Operation:
-    """Adds an op that does nothing, after others."""
+    """Returns an op on a device that does nothing and runs after others."""
     if len(ops) == 1 and ops[0].device == device:
         return ops[0]
     with tf.control_dependencies(None), tf.device(None), tf.device(device):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes that need nothing but a graph."""
+"""Passes that need only a graph."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a variable that several replicas read are joined once for all of them.
+"""Joins the parts of a variable once for all replicas that read them.
 
-Each replica joins what it reads of a variable in parts. Once their reads are shared
-(reads.py), replicas whose devices share memory join the same: one of them does so, and
-the others are handed what it has joined, which is not copied. So a variable in parts is
-copied once in a step, however many replicas there are.
+Each replica joins the parts of a partitioned variable that it reads. Once their reads
+are shared (reads.py), replicas whose devices share memory join the same values: one of
+them does so, and the others use its result, which is not copied. So a partitioned
+variable is copied once per step, however many replicas there are.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def share(
     initializers: Set[tf.Operation],
     flow: switching.Flow = switching.NONE,
 ) -> int:
-    """Lets one join of what was read serve all replicas that share memory.
+    """Lets replicas that share memory use one join of the same reads.
 
     Args:
         replicas: `replicas[n]` are the ops of a replica's sub-graph, in build order.
-        near: The places of those replicas that share memory.
-        initializers: Ops that initialise variables, which are no part of the step.
-        flow: What is in control flow of TensorFlow 1, and is left as it is.
+        near: The positions of replicas that share memory, in groups.
+        initializers: Ops that initialize variables, which are not part of the step.
+        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The number of joins that have lost their consumers.
@@ -43,17 +43,18 @@ def share(
             key = _what(op)
             if key is None:
                 continue
-            known = values.setdefault(key, op.outputs[0])
-            if known is not op.outputs[0]:
-                _tf.replace(op.outputs[0], known)
+            shared_value = values.setdefault(key, op.outputs[0])
+            if shared_value is not op.outputs[0]:
+                _tf.replace(op.outputs[0], shared_value)
                 joined += 1
     return joined
 
 
 def _what(op: tf.Operation) -> Hashable | None:
-    """Returns what an op joins, and how; None if not all of that was just read.
+    """Returns a key of what an op joins; None unless it joins only values just read.
 
-    Or if it waits for something: if one of its inputs does, TensorFlow lets only that.
+    Also None if it waits for other ops. The axis is checked, too: TensorFlow adds no
+    control input to an op whose input has it already.
     """
     *tensors, axis = op.inputs
     reads = [_read_of(tensor) for tensor in tensors]
@@ -64,7 +65,7 @@ def _what(op: tf.Operation) -> Hashable | None:
 
 
 def _read_of(tensor: tf.Tensor) -> int | None:
-    """Returns the id of what a read returned that a tensor is, or None."""
+    """Returns the id of the value of a read that a tensor passes on, or None."""
     while tensor.op.type == "Identity" and not tensor.op.control_inputs:
         tensor = tensor.op.inputs[0]
     return id(tensor) if tensor.op.type == "ReadVariableOp" else None

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has CPUs multiply few rows by a large transposed matrix the other way around.
+"""Reorders products of few rows with a large transposed matrix, on CPUs.
 
-Such is each dense layer's gradient by its inputs, dy W^T. TensorFlow's CPU kernel first
-packs the transposed matrix, element by element, whatever the number of rows; dividing a
-batch among replicas leaves that as it is, for each of them. (W dy^T)^T is the same
-product without it, but for rounding.
+Every dense layer's gradient with respect to its inputs, dy W^T, is such a product.
+TensorFlow's CPU kernel first packs the transposed matrix, element by element, whatever
+the number of rows; dividing a batch among replicas does not reduce that cost for any of
+them. (W dy^T)^T is the same product, up to rounding, without the packing.
 
-Measured with 2 cores, TensorFlow 2.21, as how many times faster it is: W 512 x 512, 16
-to 128 rows: 1.4 to 2.4; 2048 x 2048, 16 to 512 rows: 6 to 1.7; 512 x 512 with 512
-rows: 0.7; 256 x 256: 0.8 to 0.9; 256 x 1024 with 32 rows: 2.3. So it takes a large
-matrix, and few rows beside it. It pays with oneDNN and without.
+Measured speedup with 2 cores, TensorFlow 2.21: W 512 x 512, 16 to 128 rows: 1.4 to 2.4;
+2048 x 2048, 16 to 512 rows: 6 to 1.7; 512 x 512 with 512 rows: 0.7; 256 x 256: 0.8 to
+0.9; 256 x 1024 with 32 rows: 2.3. So the matrix must be large and the rows
+comparatively few. It pays off with and without oneDNN.
 
-Runs once all replicas are built and what they communicate is in place. A recurrent
-network has such a product in each turn of a loop: what calls a function that holds one
-is given a changed copy of the function.
+Runs once all replicas are built and their communication is lowered. A recurrent network
+has such a product in each iteration of a loop: an op that calls a function with one is
+given a modified copy of the function.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from replicator.graph.matching.control_flow import CONSTRUCTS
 
 _DTYPES = (tf.float32, tf.float64)
 _LARGE = 512 * 512  # elements of the matrix
-_FEW = 4  # its shorter side has to be so many times the number of rows
+_FEW = 4  # the least ratio of the matrix's shorter side to the number of rows
 
 
 def replace(
     replicas: Sequence[Sequence[tf.Operation]],
     flow: switching.Flow = switching.NONE,
 ) -> int:
-    """Replaces such products in a step.
+    """Replaces all such products in a step.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph.
-        flow: What of it is in control flow of TensorFlow 1, and stays as it is.
+        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
-        The number of ops.
+        The number of products replaced.
     """
-    # What replicas communicate in was merged, and is an op of all of them.
+    # Merged ops are listed for every replica; each is replaced once.
     return _replace(
         dict.fromkeys(op for ops in replicas for op in ops if op not in flow)
     )
@@ -98,7 +98,7 @@ def _replace_one(op: tf.Operation) -> None:
 
 
 def _replace_inside(op: tf.Operation) -> int:
-    """Gives a conditional, a loop or a call changed copies of what it calls."""
+    """Gives a conditional, loop or call modified copies of the functions it calls."""
     replaced = 0
     for attribute, position in _tf.functions_called(op):
         body, outputs = _tf.function_body(op, attribute, position)
@@ -115,7 +115,7 @@ def _replace_inside(op: tf.Operation) -> int:
 
 
 def _any_pays(ops: Iterable[tf.Operation]) -> bool:
-    """Whether one of these ops is better replaced, or one in what they call."""
+    """Whether any of these ops, or one in what they call, should be replaced."""
     return any(
         _pays(op)
         or (op.type in CONSTRUCTS and any(_any_pays(body) for body in _bodies(op)))

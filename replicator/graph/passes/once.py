@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one replica does for all of them, however many there are.
+"""Finds the ops that run once for all replicas, however many there are.
 
-Of a variable that has an owner, the owner's write is kept (owners.py), and with it what
-computes only that: the optimizer's work. All other replicas leave it out. What no
-single replica computes, as communication, all of them need.
+Of a variable that has an owner, only the owner's write is kept (owners.py), and with it
+the ops that compute nothing else: the optimizer's work. All other replicas omit them.
+Ops of no single replica, such as communication, are needed by all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.graph.ir.kinds import has_effect, touched
 
-REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")  # in the name of an op of a replica's
+REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")  # in the names of a replica's ops
 
 
 def names(
@@ -29,10 +29,10 @@ def names(
     """Returns the names of the ops that run once, for all replicas.
 
     Args:
-        ops: Those of a step that is built.
-        leaves: What it returns.
+        ops: The ops of a built step.
+        leaves: The results of the step.
         variables: The ReplicatedVariables that it uses.
-        graph: Where it is built.
+        graph: The graph that it is built into.
     """
     owned = {
         id(graph.capture(handle) if graph.building_function else handle)
@@ -61,12 +61,12 @@ def _writes_only(op: tf.Operation, owned: Set[int]) -> bool:
 
 
 def _ancestors(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """Returns ops, and all whose values they are computed from."""
-    found: set[tf.Operation] = set()
+    """Returns ops, and all ops from which their values are computed."""
+    ancestors: set[tf.Operation] = set()
     stack = list(ops)
     while stack:
         op = stack.pop()
-        if op not in found:
-            found.add(op)
+        if op not in ancestors:
+            ancestors.add(op)
             stack += [tensor.op for tensor in op.inputs]
-    return found
+    return ancestors

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that one replica owns and all of them share: written once, by the owner.
+"""Variables that one replica owns and all replicas share: only the owner writes them.
 
-While a step is built, each replica uses such a variable under an alias of its handle,
-as if it had a component of its own: what tells replicas apart, or puts the effects of
-one of them in order, need not know of sharing. Every replica builds the same updates,
-too. Then, of the n-th writes of all replicas to a variable, the owner's is kept, and
-takes the places of the others in their replicas' programs; what computes the values of
-those is pruned. So the optimizer's work and its slots are those of one device, and of a
-reduced gradient only the owner needs to hear.
+While a step is built, each replica uses such a variable through an alias of its handle,
+as if it had its own component: code that distinguishes replicas, or orders the effects
+of one of them, need not know about sharing. Every replica also builds the same updates.
+Then, of all replicas' n-th writes to a variable, only the owner's is kept; it replaces
+the others in their replicas' programs, and the ops that compute their values are
+pruned. So the optimizer's work and its slots are those of one device, and only the
+owner needs to receive a reduced gradient.
 
 Source: a parameter server per variable (Li et al. 2014, Scaling distributed machine
 learning with the parameter server), as AutoDist compiles it into the graph (Zhang et
@@ -31,7 +31,7 @@ from replicator.graph.ir.placeholder import Call
 from replicator.graph.order.effects import may_write
 from replicator.world import World
 
-WRITE = "assign"  # what a write in control flow is called, among communication calls
+WRITE = "assign"  # the primitive of a write in control flow, listed as a call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Shared:
     """A variable that one replica owns.
 
     Attributes:
-        name: The variable's.
-        owner: The replica.
-        variable: The variable.
+        name: The variable's name.
+        owner: The replica that owns it.
+        variable: The variable itself.
     """
 
     name: str
@@ -52,10 +52,10 @@ class Shared:
 class SeveralOwners(Exception):
     """Ops write variables of several owners, or of one and of none.
 
-    Each can run on one replica only, or on all of them.
+    Each such op can only run on one replica, or on all of them.
 
     Attributes:
-        found: Those ops, and the variables with an owner that they write.
+        found: These ops, and the variables with an owner that each writes.
     """
 
     def __init__(self, found: Sequence[tuple[tf.Operation, list[Shared]]]) -> None:
@@ -64,13 +64,13 @@ class SeveralOwners(Exception):
 
 
 class Aliases:
-    """The handles by which the replicas of one build use shared variables.
+    """The handles through which the replicas of one build use shared variables.
 
     Args:
         graph: The graph that the step is built into.
-        world: All replicas there are, and those that are built.
+        world: All replicas, and which of them are built here.
         noted: What earlier attempts at this build noted: functions that were traced
-            then, and only once, go on using those handles.
+            then, and only once, still use those handles.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Aliases:
         self._copied: set[int] = set()
 
     def of(self, variable: Any, replica_id: int) -> tf.Tensor:
-        """Returns the handle by which a replica uses a variable that has an owner."""
+        """Returns the handle through which a replica uses an owned variable."""
         key = (id(variable.storage.first), replica_id)
         if key not in self._made:
             handle = variable.storage.first.handle
@@ -107,13 +107,14 @@ class Aliases:
         return self._made[key]
 
     def make(self, variables: Sequence[Any], replica_ids: Sequence[int]) -> None:
-        """Makes the handles of several variables, with an owner, for several replicas.
+        """Creates the handles of several owned variables, for several replicas.
 
-        One import into the graph, which takes a fraction of the time of as many ops.
+        They are imported into the graph at once, which takes a fraction of the time of
+        adding as many ops.
         """
         graph: Any = self._graph
         nodes = _tf.Nodes()
-        new = []
+        missing = []
         for variable in variables:
             handle = variable.storage.first.handle
             inside = graph.capture(handle) if graph.building_function else handle
@@ -121,40 +122,40 @@ class Aliases:
             for r in replica_ids:
                 if (id(variable.storage.first), r) not in self._made:
                     nodes.add("Identity", [inside], device, T=tf.resource)
-                    new.append((variable, r))
-        if not new:
+                    missing.append((variable, r))
+        if not missing:
             return
         with graph.as_default(), tf.control_dependencies(None):
             ops = nodes.finish("aliases")
-        for (variable, r), op in zip(new, ops, strict=True):
+        for (variable, r), op in zip(missing, ops, strict=True):
             alias = op.outputs[0]
             _tf.copy_handle_data(variable.storage.first.handle, alias)
             self._made[id(variable.storage.first), r] = alias
             self._variables[id(alias)] = variable
 
     def ops(self) -> set[tf.Operation]:
-        """Returns the ops that make the aliases, which are no part of the step."""
+        """Returns the ops that create the aliases, which are not part of the step."""
         return {alias.op for alias in self._made.values()}
 
     def note(self, handle: tf.Tensor, variable: Any) -> None:
-        """Notes that a replica uses a variable by a handle of its component.
+        """Notes that a replica uses a variable through the handle of its component.
 
-        It may be one of another Replicator, on the same devices.
+        The variable may be one of another Replicator, on the same devices.
         """
         self._noted[id(handle)] = variable
 
     def noted(self) -> dict[int, Any]:
-        """Returns the variable behind each alias and noted handle, by their ids."""
+        """Returns the variable behind each alias and noted handle, by handle id."""
         return {**self._noted, **self._variables}
 
     def variables(self) -> dict[int, Any]:
-        """Returns the variable behind each alias, by the alias' id."""
+        """Returns the variable behind each alias, by the alias's id."""
         return self._variables
 
     def device_for(self, op: tf.Operation) -> str | None:
-        """Returns where an op has to be placed to reach a shared variable.
+        """Returns the device on which an op can reach its shared variable, if any.
 
-        Control flow and functions may run anywhere: what is inside is placed.
+        Control flow and functions may run anywhere: the ops inside them are placed.
         """
         if not self._made or kind_of(op).calls:
             return None
@@ -165,38 +166,38 @@ class Aliases:
         return None
 
     def label(self, labels: Labels) -> dict[int, Shared]:
-        """Gives all aliases of a variable one label.
+        """Gives all aliases of a variable the same label.
 
         Returns:
-            What these labels stand for.
+            The shared variable behind each label.
         """
-        known: dict[int, int] = {}
+        label_of: dict[int, int] = {}
         shared = {}
         for (key, _), alias in self._made.items():
             variable = self._variables[id(alias)]
-            label = known.setdefault(key, labels.new())
+            label = label_of.setdefault(key, labels.new())
             labels.set(alias, label)
             owner = variable.placement.owner
             shared[label] = Shared(variable.name, owner, variable)
         return shared
 
     def resolve(self) -> set[int]:
-        """Puts the handles in the places of their aliases; returns the handles' ids."""
+        """Replaces the aliases by the variables' handles; returns the handles' ids."""
         handles = set()
         for alias in self._made.values():
             (handle,) = alias.op.inputs
             if self._variables[id(alias)].placement.has_copies:
                 self._copied.add(id(handle))
             _tf.replace(alias, handle)
-            _tf.abandon([alias.op])  # it is nothing that happens in the step
+            _tf.abandon([alias.op])  # it is not part of the step
             handles.add(id(handle))
         return handles
 
     def copied(self) -> set[int]:
-        """Returns the ids of those handles, once resolved, that not all replicas use.
+        """Returns the ids of resolved handles that not all replicas use.
 
-        Of what there are copies of, the owner reads and writes what others have copies
-        of, and these their copies.
+        Of a variable with copies, only the owner reads and writes the original; the
+        other replicas use their copies.
         """
         return self._copied
 
@@ -206,9 +207,9 @@ class Handles:
     """Tells which resources, on any level of the graph, are shared variables.
 
     Attributes:
-        labels: Gives all resources that are one variable one label.
-        shared: What these labels stand for.
-        world: All replicas there are, and those that are built.
+        labels: Gives all resources that are one variable the same label.
+        shared: The shared variable behind each label.
+        world: All replicas, and which of them are built here.
     """
 
     labels: Labels
@@ -219,14 +220,14 @@ class Handles:
         """Returns the labels of the shared variables that an op writes, each once."""
         if not self.shared or not may_write(op):
             return []
-        found = self._touched(op.inputs)
-        if not found:
+        label_of = self._touched(op.inputs)
+        if not label_of:
             return []
         written = touched(op)[1]
-        return list(dict.fromkeys(found[id_] for id_ in found if id_ in written))
+        return list(dict.fromkeys(label_of[id_] for id_ in label_of if id_ in written))
 
     def writes_others(self, op: tf.Operation) -> bool:
-        """Whether an op also writes what is no shared variable."""
+        """Whether an op also writes resources that are not shared variables."""
         return bool(touched(op)[1] - set(self._touched(op.inputs)))
 
     def calls_inside(self, op: tf.Operation, replica_id: int) -> list[Call]:
@@ -234,7 +235,7 @@ class Handles:
 
         Args:
             op: A conditional, a loop or a function call.
-            replica_id: The replica whose op it is.
+            replica_id: The replica to which the op belongs.
         """
         if not self.shared or not self._touched(op.inputs):
             return []
@@ -258,7 +259,7 @@ class Handles:
         return calls
 
     def _known(self, tensor: tf.Tensor) -> int | None:
-        """Returns the label of a shared variable's handle, None for another tensor."""
+        """Returns the label of a shared variable's handle; None for another tensor."""
         if tensor.dtype != tf.resource:
             return None
         label = self.labels.of(tensor)
@@ -272,17 +273,17 @@ class Handles:
     def _writers(
         self, op: tf.Operation, given: Sequence[int | None]
     ) -> Iterator[tuple[int, tf.Operation]]:
-        """Yields (label, op) for each write inside of an op, in order, to any depth."""
+        """Yields (label, op) for each write inside an op, in order, at any depth."""
         given = given[len(given) - _arguments(op, len(given)) :]
         for attribute, body in _tf.called_graphs(op):
             if attribute == "cond":
                 continue
-            known = {
+            label_of = {
                 id(tensor): label
                 for tensor, label in zip(body.inputs, given, strict=False)
             }
             for inner in body.get_operations():
-                labels = [known.get(id(tensor)) for tensor in inner.inputs]
+                labels = [label_of.get(id(tensor)) for tensor in inner.inputs]
                 if kind_of(inner).calls:
                     if any(label is not None for label in labels):
                         yield from self._writers(inner, labels)
@@ -297,7 +298,7 @@ NOTHING_SHARED = Handles(Labels(), {}, World.all_here(()))
 
 
 def _arguments(op: tf.Operation, count: int) -> int:
-    """Returns how many of the inputs of an op its functions get: the last ones."""
+    """Returns how many of an op's inputs are passed to its functions: the last ones."""
     return count - 1 if chooses(op) else count
 
 
@@ -307,16 +308,16 @@ def keep_owners_writes(
     handles: Handles,
     initializers: Set[tf.Operation],
 ) -> dict[tf.Operation, tf.Operation]:
-    """Puts one write in the place of those of all replicas, on one level of the graph.
+    """Replaces the writes of all replicas by the owner's, on one level of the graph.
 
     Args:
         replicas: `replicas[n]` are the ops of `replica_ids[n]`, in build order.
         replica_ids: The replicas.
-        handles: Tells shared variables.
-        initializers: Ops that initialise variables, which are no part of the step.
+        handles: Tells which resources are shared variables.
+        initializers: Ops that initialize variables, which are not part of the step.
 
     Returns:
-        The owner's write for each of the others, which are left out of the graph.
+        The owner's write for each of the others, which are removed from the graph.
 
     Raises:
         MismatchError: A replica writes a variable more often than another.
@@ -332,16 +333,18 @@ def keep_owners_writes(
             for label in handles.written(op):
                 columns = writes.setdefault(label, [[] for _ in replicas])
                 columns[n].append(op)
-    kept: dict[tf.Operation, tf.Operation] = {}
+    owner_write_of: dict[tf.Operation, tf.Operation] = {}
     several: dict[tf.Operation, list[int]] = {}
     for label, columns in writes.items():
         shared = handles.shared[label]
         _check_count(shared, columns, replica_ids)
         for row in zip(*columns, strict=True):
-            keep = row[list(replica_ids).index(shared.owner)]
-            known = [kept.setdefault(op, keep) is keep for op in row]
-            merged = all(op is keep for op in row)
-            if not all(known) or not merged and handles.writes_others(keep):
+            owner_write = row[list(replica_ids).index(shared.owner)]
+            consistent = [
+                owner_write_of.setdefault(op, owner_write) is owner_write for op in row
+            ]
+            merged = all(op is owner_write for op in row)
+            if not all(consistent) or not merged and handles.writes_others(owner_write):
                 several.update((op, handles.written(op)) for op in row)
     if several:
         _place_nowhere(several)
@@ -351,16 +354,22 @@ def keep_owners_writes(
                 for op, labels in several.items()
             ]
         )
-    others = {op: keep for op, keep in kept.items() if op is not keep}
-    for op, keep in others.items():
-        _tf.add_control_inputs(keep, [c for c in op.control_inputs if c is not keep])
-        _tf.move_control_outputs(op, keep)
+    others = {
+        op: owner_write
+        for op, owner_write in owner_write_of.items()
+        if op is not owner_write
+    }
+    for op, owner_write in others.items():
+        _tf.add_control_inputs(
+            owner_write, [c for c in op.control_inputs if c is not owner_write]
+        )
+        _tf.move_control_outputs(op, owner_write)
     _tf.abandon(list(others))
     return others
 
 
 def _place_nowhere(ops: Iterable[tf.Operation]) -> None:
-    """Lets TensorFlow place ops that will not run, and use what is on two devices."""
+    """Gives ops that will not run one resource each, so that they can be placed."""
     for op in ops:
         resources = resource_inputs(op)
         for index, _ in resources:

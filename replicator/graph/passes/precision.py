@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all replicas received is treated alike where TensorFlow lowers the precision.
+"""Keeps replicas equal where TensorFlow lowers the precision of what they receive.
 
 TensorFlow's auto_mixed_precision rewrites a graph when it first runs: products are
-computed in 16 bits, and so is arithmetic of which an operand came from one, on the same
-device. Where a reduced gradient was made, the update would be computed in 16 bits, and
-elsewhere, behind a copy, in 32: the replicas would drift apart. An op of a type that
-this rewriting does not know, in front of each result, makes all of them alike.
+computed in 16 bits, and so is arithmetic with an operand that comes from one on the
+same device. On the device that computed a reduced gradient, the update would be
+computed in 16 bits, and on the others, behind a copy, in 32: the replicas would drift
+apart. An op of a type that the rewriter does not know, in front of each result, makes
+them all alike.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tensorflow as tf
 def may_be_lowered() -> bool:
     """Whether TensorFlow may lower the precision of the step that is being built.
 
-    A session is given its own configuration when it is made, which nobody knows here.
+    A session gets its own configuration when it is created, which is not known here.
     """
     with tf.init_scope():
         if not tf.executing_eagerly():
@@ -28,22 +29,22 @@ def may_be_lowered() -> bool:
 
 
 def keep(results: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
-    """Returns results of a communication that what uses them cannot tell apart.
+    """Shields the results of a communication, so that all are used in one precision.
 
     Args:
-        results: `results[n][k]` is what the n-th participant receives as its k-th.
+        results: `results[n][k]` is the k-th result of the n-th participant.
     """
-    kept: dict[int, tf.Tensor] = {}
-    for tensor in (tensor for own in results for tensor in own):
-        if id(tensor) not in kept:
-            kept[id(tensor)] = _kept(tensor)
-    return [[kept[id(tensor)] for tensor in own] for own in results]
+    shielded: dict[int, tf.Tensor] = {}
+    for tensor in (tensor for row in results for tensor in row):
+        if id(tensor) not in shielded:
+            shielded[id(tensor)] = _kept(tensor)
+    return [[shielded[id(tensor)] for tensor in row] for row in results]
 
 
 def _kept(tensor: tf.Tensor) -> tf.Tensor:
-    known = tensor.op.type == "PlaceholderWithDefault"  # as sums are shielded
-    if known or tensor.dtype not in (tf.float32, tf.float64):
+    is_shielded = tensor.op.type == "PlaceholderWithDefault"  # as sums are shielded
+    if is_shielded or tensor.dtype not in (tf.float32, tf.float64):
         return tensor
     with tf.device(None), tf.device(tensor.device):
-        # It has a kernel on all devices, which copies nothing.
+        # This op has a kernel on all devices, which copies nothing.
         return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)

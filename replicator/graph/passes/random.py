@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every replica draws different random numbers.
+"""Makes every replica draw different random numbers.
 
 Replicas build the same code, so an op with a seed of its own would draw the same
-numbers on all of them (the same dropout mask, say). Stateful generators keep their seed
-in a variable, which variables/replicated.py offsets; this file is about the seeds that
-are written into the ops themselves.
+numbers on all of them (the same dropout mask, for example). Stateful generators keep
+their seed in a variable, which variables/replicated.py offsets; this file handles the
+seeds that are attributes of ops.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SEPARATED = "_replicator_seed"  # the attribute of an op whose seed was offset
 def counted(seed: int, first: int, second: int) -> int:
     """Returns the seed of replica 0's op as TensorFlow has counted it.
 
-    A global seed of 0 and a counted one of 0 would mean none: TensorFlow writes another
-    number then.
+    A global seed of 0 with a counted seed of 0 would mean none: TensorFlow then writes
+    another number.
 
     Args:
         seed: The global seed.
-        first: What is written into replica 0's op.
-        second: What is written into replica 1's.
+        first: The seed of replica 0's op.
+        second: The seed of replica 1's op.
     """
     if not seed and first == _INSTEAD_OF_NONE and second != first + OFFSET:
         return 0
@@ -41,15 +41,15 @@ def counted(seed: int, first: int, second: int) -> int:
 
 @contextlib.contextmanager
 def separate_seeds(graph: tf.Graph, replica_id: int) -> Iterator[None]:
-    """In this block, ops that are added to the graph get seeds of this replica's own.
+    """Gives ops created in this block the replica's own seeds.
 
-    A device function does it: TensorFlow calls it for each new op, and hands it on to
-    the graphs of conditionals, loops and nested functions. What is under the
-    user's own tf.device(None) escapes it; see `check`.
+    A device function does that: TensorFlow calls it for each new op, and passes it on
+    to the graphs of conditionals, loops and nested functions. Ops under the user's own
+    tf.device(None) escape it; see `check`.
 
     Args:
         graph: The graph that the step is built into.
-        replica_id: Replica 0 keeps the seeds as they are.
+        replica_id: The replica; replica 0 keeps its seeds as they are.
     """
     with graph.device(_separator(replica_id)):
         yield
@@ -57,7 +57,7 @@ def separate_seeds(graph: tf.Graph, replica_id: int) -> Iterator[None]:
 
 @functools.cache
 def _separator(replica_id: int) -> Callable[[tf.Operation], str]:
-    """Returns the device function of a replica; the same one each time."""
+    """Returns the device function of a replica, always the same one."""
 
     def separate(op: tf.Operation) -> str:
         _separate(op, replica_id)
@@ -67,7 +67,7 @@ def _separator(replica_id: int) -> Callable[[tf.Operation], str]:
 
 
 def _separate(op: tf.Operation, replica_id: int) -> None:
-    """Offsets the seed of an op, once; no seed, 0 and 0, stays none."""
+    """Offsets the seed of an op, once; 0 and 0, which mean no seed, stay."""
     if replica_id and _draws_alike(op):
         seed2 = op.get_attr("seed2") + replica_id * OFFSET
         _tf.set_int_attr(op, "seed2", seed2)
@@ -75,7 +75,7 @@ def _separate(op: tf.Operation, replica_id: int) -> None:
 
 
 def _draws_alike(op: tf.Operation) -> bool:
-    """Whether an op has a seed that was not offset."""
+    """Whether an op has a seed that has not been offset."""
     if not kind_of(op).seeded:
         return False
     if not op.get_attr("seed") and not op.get_attr("seed2"):
@@ -86,15 +86,15 @@ def _draws_alike(op: tf.Operation) -> bool:
 def check(
     replicas: Sequence[Sequence[tf.Operation]], replica_ids: Sequence[int]
 ) -> None:
-    """Separates the seeds that escaped, and finds those that cannot be separated.
+    """Offsets the seeds that escaped, and refuses those that cannot be offset.
 
     Args:
         replicas: `replicas[n]` are the ops of replica `replica_ids[n]`.
         replica_ids: The replicas.
 
     Raises:
-        ReplicatorError: A function that is called by all replicas, but was not traced
-            for each of them, draws by a seed of its own.
+        ReplicatorError: A function that all replicas call, but that was not traced for
+            each of them, draws with a seed of its own.
     """
     for replica_id, ops in zip(replica_ids, replicas, strict=True):
         for op in ops if replica_id else ():
@@ -124,7 +124,7 @@ def _find_alike(op: tf.Operation) -> tf.Operation | None:
         return None
     for _, body in _tf.called_graphs(op):
         for inner in body.get_operations():
-            found = inner if _draws_alike(inner) else _find_alike(inner)
-            if found is not None:
-                return found
+            drawing = inner if _draws_alike(inner) else _find_alike(inner)
+            if drawing is not None:
+                return drawing
     return None

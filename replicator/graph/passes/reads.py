@@ -2,13 +2,13 @@
 """Reads each variable once between two writes, and not at all after an assignment.
 
 Optimizers and layers read the same variable again and again (Keras reads the learning
-rate once per variable that it updates), and the runtime does not join reads. For steps
-of many small ops this is a good part of all ops. Runs after everything is built and
-before effects are ordered; reads without consumers are pruned.
+rate once per variable that it updates), and the runtime does not merge reads. In steps
+of many small ops, reads are a substantial part of all ops. Runs after everything is
+built and before effects are ordered; reads without consumers are pruned.
 
-Of a variable of which only some rows are used, as an embedding is, only these are read:
-to update rows in place, TensorFlow copies the whole variable at each whole read, and
-Keras' layers read it whole.
+If only some rows of a variable are used, as with an embedding, only these are read. So
+that rows can be updated in place, TensorFlow copies the whole variable at each whole
+read, and Keras layers read it whole.
 """
 
 from __future__ import annotations
@@ -25,41 +25,43 @@ from replicator.graph.order.effects import may_write
 
 
 class Recent:
-    """What a replica knows of variables while it is built, without reading them again.
+    """The values of variables, as far as known while a replica is built.
 
-    `join_reads` joins repeated reads later. Not to make them at all, where an optimizer
-    updates hundreds of variables, saves a fifth of the time of a build.
+    `join_reads` merges repeated reads later. Where an optimizer updates hundreds of
+    variables, not creating them at all saves a fifth of the time of a build.
     """
 
     def __init__(self) -> None:
-        # By the id of a handle: the handle, the place, the value, what read or assigned
-        # it, and how many ops had been given the handle by then.
+        # By the id of a handle: the handle, the place, the value, the op that read or
+        # assigned it, and how many ops used the handle by then.
         self._known: dict[int, tuple[Any, Any, tf.Tensor, tf.Operation, int]] = {}
 
     def value(self, handle: Any) -> tf.Tensor | None:
-        """Returns what a read would return, if no op was given the handle since.
+        """Returns what a read would return, if no op has used the handle since.
 
         Args:
-            handle: Of a variable.
+            handle: The handle of a variable.
 
         Returns:
-            None where a tape may record the read, or it is made to wait for something.
+            The value; None if it is unknown, a tape may record the read, or it would
+            wait for something.
         """
-        known = self._known.get(id(handle))
-        if known is None:
+        entry = self._known.get(id(handle))
+        if entry is None:
             return None
-        _, place, value, op, users = known
+        _, place, value, op, users = entry
         if place != _tf.place_of_reads() or _users(op) != users:
             return None
         return value
 
     def enter(self, handle: Any, op: tf.Operation, shape: tf.TensorShape) -> None:
-        """Notes an op that reads or assigns a variable; any other is not noted.
+        """Notes an op that reads or assigns a variable; any other is ignored.
 
         Args:
-            handle: Of the variable.
-            op: Was added just now.
-            shape: Of the variable; an assigned value may be known better, or less well.
+            handle: The handle of the variable.
+            op: An op that was just created.
+            shape: The variable's shape; that of an assigned value may be known better,
+                or less well.
         """
         place = _tf.place_of_reads()
         if place is None or op.graph is not place[0]:
@@ -70,13 +72,13 @@ class Recent:
             value = op.inputs[1]
         else:
             return
-        if repr(value.shape) != repr(shape):  # two unknown sizes count as alike
+        if repr(value.shape) != repr(shape):  # as text, unknown sizes are equal
             return
         self._known[id(handle)] = handle, place, value, op, _users(op)
 
 
 def _users(op: tf.Operation) -> int:
-    """Returns how many ops of its graph are given the variable that an op is given."""
+    """Returns how many ops of its graph use the variable that an op uses."""
     return len(op.inputs[0].consumers())
 
 
@@ -85,13 +87,13 @@ def join_reads(
     initializers: Set[tf.Operation],
     flow: switching.Flow = switching.NONE,
 ) -> int:
-    """Points the consumers of repeated reads at the first one, or at what was assigned.
+    """Points the consumers of repeated reads at the first one, or the assigned value.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
-        initializers: Ops among them that initialise variables, which are no part of the
-            step: what they read and assign is not what the step does.
-        flow: What is in control flow of TensorFlow 1, and is left as it is.
+        initializers: Ops among them that initialize variables; what they read and
+            assign is not part of the step.
+        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The number of reads that have lost their consumers.
@@ -112,9 +114,9 @@ def join_reads(
                     resource, value = op.inputs
                     values[id(resource)] = value
             elif not op.control_inputs:
-                known = values.setdefault(id(op.inputs[0]), op.outputs[0])
-                if known is not op.outputs[0]:
-                    _tf.replace(op.outputs[0], known)
+                value_now = values.setdefault(id(op.inputs[0]), op.outputs[0])
+                if value_now is not op.outputs[0]:
+                    _tf.replace(op.outputs[0], value_now)
                     joined += 1
     return joined
 
@@ -125,20 +127,20 @@ def share_reads(
     shared: Set[int],
     flow: switching.Flow = switching.NONE,
 ) -> int:
-    """Lets one read of a variable that all replicas share serve all of them.
+    """Lets all replicas use one read of a variable that they share.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order,
-            with the same writes in their places on all.
-        initializers: Ops among them that initialise variables.
-        shared: The ids of the variables' handles, by which all replicas use them.
-        flow: What is in control flow of TensorFlow 1, and is left as it is.
+            with the same writes at the same places on all.
+        initializers: Ops among them that initialize variables.
+        shared: The ids of the handles through which all replicas use the variables.
+        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The number of reads that have lost their consumers.
     """
     joined = 0
-    # By the id of a handle, and how often the variable has been written before.
+    # By the id of a handle and the number of writes so far.
     values: dict[tuple[int, int], tf.Tensor] = {}
     for ops in replicas if shared else ():
         writes = dict.fromkeys(shared, 0)
@@ -153,9 +155,9 @@ def share_reads(
                     continue
                 elif op.type == "ReadVariableOp" and not op.control_inputs:
                     place = (id(handle), writes[id(handle)])
-                    known = values.setdefault(place, op.outputs[0])
-                    if known is not op.outputs[0]:
-                        _tf.replace(op.outputs[0], known)
+                    shared_value = values.setdefault(place, op.outputs[0])
+                    if shared_value is not op.outputs[0]:
+                        _tf.replace(op.outputs[0], shared_value)
                         joined += 1
     return joined
 
@@ -165,16 +167,15 @@ def read_rows(
     initializers: Set[tf.Operation],
     flow: switching.Flow = switching.NONE,
 ) -> list[list[tf.Operation]]:
-    """Reads rows of a variable where a step gathers rows of all that it has read.
+    """Reads only rows of a variable where a step reads all of it to gather rows.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
-        initializers: Ops among them that initialise variables.
-        flow: What is in control flow of TensorFlow 1, and is left as it is.
+        initializers: Ops among them that initialize variables.
+        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
-        The ops of each replica, with those that read rows behind the ones that they
-        replace.
+        The ops of each replica, with each read of rows behind the gather it replaces.
     """
     return [_read_rows(ops, initializers, flow) for ops in replicas]
 
@@ -187,7 +188,7 @@ def _read_rows(
     if not any(op.type == "GatherV2" for op in ops):
         return list(ops)
     current: dict[int, set[tf.Operation]] = {}  # reads since the last write
-    gathers: dict[tf.Operation, tf.Operation] = {}  # by the gather: what it reads
+    gathers: dict[tf.Operation, tf.Operation] = {}  # the read that each gather uses
     for op in ops:
         if op in initializers or (op in flow and _tf.only_reads(op)):
             continue
@@ -196,7 +197,7 @@ def _read_rows(
                 current.setdefault(id(op.inputs[0]), set()).add(op)
         elif op.type == "GatherV2" and op not in flow:
             read = op.inputs[0].op
-            # Behind a later write, it would read what was written.
+            # After a later write, it would read the new value.
             if read.type == "ReadVariableOp" and _gathers_rows(op):
                 if read in current.get(id(read.inputs[0]), ()):
                     gathers[op] = read
@@ -212,7 +213,7 @@ def _read_rows(
     if not partial:
         return list(ops)
     resources = {id(read.inputs[0]) for read in partial}
-    # What writes the variable would wait for them, and so make them run.
+    # Writes of the variable would wait for these reads, and so make them run.
     unused = {
         op
         for op in ops
@@ -223,17 +224,17 @@ def _read_rows(
     unused |= partial
     if next(iter(partial)).graph.building_function:
         _tf.abandon(list(unused))
-    made = []
+    new_ops = []
     for op in ops:
         if op not in unused:
-            made.append(op)
+            new_ops.append(op)
         if op in gathers and gathers[op] in partial:
-            made.append(_rows_of(gathers[op], op))
-    return made
+            new_ops.append(_rows_of(gathers[op], op))
+    return new_ops
 
 
 def _is_unused_read(op: tf.Operation) -> bool:
-    """Whether nothing reads what an op reads, and nothing waits for it."""
+    """Whether an op is a read whose value nothing uses, and nothing waits for it."""
     if op.type != "ReadVariableOp" or _tf.control_outputs(op):
         return False
     return not op.outputs[0].consumers()
@@ -247,7 +248,7 @@ def _gathers_rows(op: tf.Operation) -> bool:
 
 
 def _rows_of(read: tf.Operation, gather: tf.Operation) -> tf.Operation:
-    """Replaces a gather from a read by one from the variable; returns it."""
+    """Replaces a gather from a read by one from the variable; returns the new op."""
     old = gather.outputs[0]
     with tf.control_dependencies(None), tf.device(None), tf.device(read.device):
         rows = tf.raw_ops.ResourceGather(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a tensor in parts: which part has which, and all of them joined again.
+"""Rows of a partitioned tensor: which part holds each, and how they are joined.
 
 Pure functions of tensors and sizes, for variables and for passes.
 """
@@ -16,15 +16,15 @@ Reader = Callable[[tf.Tensor], tf.Tensor]
 
 
 def offsets_of(sizes: Sequence[int]) -> list[int]:
-    """Returns where each part begins."""
+    """Returns the offset at which each part begins."""
     return [sum(sizes[:k]) for k in range(len(sizes))]
 
 
 def vector(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns indices as a vector, and its shape, by the ops that TensorFlow takes.
+    """Returns indices as a vector, and its shape, by the ops that TensorFlow uses.
 
-    It does so where it differentiates a lookup. What is computed alike of the same is
-    seen to be the same, and computed once.
+    TensorFlow does the same where it differentiates a lookup. Values computed alike
+    from the same operands are recognized as equal, and computed once.
 
     Args:
         indices: Integers of any shape.
@@ -34,13 +34,14 @@ def vector(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def owners_of(flat: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    """Returns in which part each row of the whole is, an int32 [rows].
+    """Returns the part that holds each row, an int32 [rows].
 
-    Rows that do not exist are the first or the last part's, which refuses them.
+    Rows that do not exist are assigned to the first or the last part, which refuses
+    them.
 
     Args:
         flat: Rows of the whole, integers [rows].
-        sizes: Of the parts, along axis 0.
+        sizes: The sizes of the parts along axis 0.
     """
     owners = tf.zeros_like(flat, tf.int32)
     for bound in offsets_of(sizes)[1:]:
@@ -51,26 +52,26 @@ def owners_of(flat: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 def local_rows(
     flat: tf.Tensor, owners: tf.Tensor, sizes: Sequence[int]
 ) -> list[tf.Tensor]:
-    """Returns for each part those rows that are its, by its own numbers.
+    """Returns the rows that each part holds, numbered within the part.
 
     Args:
         flat: Rows of the whole, integers [rows].
-        owners: What `owners_of` returned.
-        sizes: Of the parts, along axis 0.
+        owners: The result of `owners_of`.
+        sizes: The sizes of the parts along axis 0.
     """
     split = tf.dynamic_partition(flat, owners, len(sizes))
     return [
-        own - tf.constant(offset, flat.dtype)
-        for own, offset in zip(split, offsets_of(sizes), strict=True)
+        part_rows - tf.constant(offset, flat.dtype)
+        for part_rows, offset in zip(split, offsets_of(sizes), strict=True)
     ]
 
 
 def places_of(owners: tf.Tensor, count: int) -> list[tf.Tensor]:
-    """Returns for each part the positions in a list of rows that are of its rows.
+    """Returns the positions of each part's rows in a list of rows.
 
     Args:
-        owners: What `owners_of` returned.
-        count: How many parts there are.
+        owners: The result of `owners_of` for the list.
+        count: The number of parts.
     """
     return list(tf.dynamic_partition(tf.range(tf.size(owners)), owners, count))
 
@@ -78,17 +79,17 @@ def places_of(owners: tf.Tensor, count: int) -> list[tf.Tensor]:
 def split(
     values: tf.Tensor, flat: tf.Tensor, owners: tf.Tensor, count: int
 ) -> list[tf.Tensor]:
-    """Returns of some rows those of each part.
+    """Splits rows by the part that holds them.
 
     On CPUs, tf.dynamic_partition takes as long for rows of one number as for rows of
     64, several times as long as tf.gather. But it fails, where tf.gather is silent, if
     there are more rows than indices.
 
     Args:
-        values: The rows [rows, ...].
-        flat: Which rows of the whole they are, integers [rows].
-        owners: What `owners_of` returned of these.
-        count: How many parts there are.
+        values: The rows, [rows, ...].
+        flat: Their numbers in the whole, integers [rows].
+        owners: The result of `owners_of` for `flat`.
+        count: The number of parts.
     """
     if values.shape[1:].num_elements() != 1 or not as_many(values, flat):
         return list(tf.dynamic_partition(values, owners, count))
@@ -96,15 +97,19 @@ def split(
 
 
 def as_many(values: tf.Tensor, indices: tf.Tensor) -> bool:
-    """Whether there is known to be a row for each index, however many that are.
+    """Whether there is known to be one row for each index, even if the number is not.
 
     Args:
         values: Rows, [rows, ...].
-        indices: Of these rows, a vector.
+        indices: The numbers of these rows, a vector.
     """
-    own, other = shapes.static(values), shapes.static(indices)
-    if own and other and None not in (own[0], other[0]):
-        return own[0] == other[0]
+    values_shape, indices_shape = shapes.static(values), shapes.static(indices)
+    if (
+        values_shape
+        and indices_shape
+        and None not in (values_shape[0], indices_shape[0])
+    ):
+        return values_shape[0] == indices_shape[0]
     if tf.executing_eagerly():
         return False
     count = _count(values)
@@ -112,10 +117,10 @@ def as_many(values: tf.Tensor, indices: tf.Tensor) -> bool:
 
 
 def _count(tensor: tf.Tensor) -> Hashable:
-    """Returns what says how many rows a tensor has, None if nothing known does.
+    """Returns a key that is equal for equal numbers of rows; None if nothing is known.
 
-    TensorFlow makes the gradient of what is looked up of rows and indices that it
-    reshapes to one count; rows and indices of a part are of the same positions.
+    TensorFlow's gradient of a lookup reshapes rows and indices to one count; rows and
+    indices of a part are at the same positions.
     """
     while True:
         op = tensor.op
@@ -128,8 +133,12 @@ def _count(tensor: tf.Tensor) -> Hashable:
         elif op.type == "Reshape":
             shape = op.inputs[1]
             size = shape.op.inputs[0] if shape.op.type == "ConcatV2" else shape
-            known = tf.get_static_value(size)
-            return None if known is not None and (known < 0).any() else id(size)
+            static_size = tf.get_static_value(size)
+            return (
+                None
+                if static_size is not None and (static_size < 0).any()
+                else id(size)
+            )
         else:
             return None
 
@@ -143,34 +152,34 @@ def _is_vector(op: tf.Operation, k: int) -> bool:
 
 
 def gathers_rows(op: tf.Operation) -> bool:
-    """Whether a GatherV2 gathers along the first axis, without batches."""
+    """Whether a GatherV2 gathers along the first axis, without batch dimensions."""
     return not op.get_attr("batch_dims") and tf.get_static_value(op.inputs[2]) == 0
 
 
 def gathered(
     readers: Sequence[Reader], indices: tf.Tensor, axis: int, sizes: Sequence[int]
 ) -> tf.Tensor:
-    """Returns rows of the whole, each read of the part that has it.
+    """Returns rows of the whole, each read from the part that holds it.
 
     Args:
         readers: `readers[k]` returns rows of part k.
         indices: Rows of the whole, integers of any shape.
-        axis: Along which it is in parts.
-        sizes: Of the parts, along that axis.
+        axis: The axis along which the tensor is partitioned.
+        sizes: The sizes of the parts along that axis.
 
     Returns:
         A tensor of shape [*indices.shape, ...].
     """
     if axis:
         columns = [reader(indices) for reader in readers]
-        # Each has the axes of the indices in place of the first one.
+        # Each has the axes of the indices in place of its first axis.
         return tf.concat(columns, axis - 1 + tf.rank(indices))
     flat, _ = vector(indices)
     owners = owners_of(flat, sizes)
-    own = local_rows(flat, owners, sizes)
+    part_rows = local_rows(flat, owners, sizes)
     value = tf.dynamic_stitch(
         places_of(owners, len(sizes)),
-        [reader(local) for reader, local in zip(readers, own, strict=True)],
+        [reader(local) for reader, local in zip(readers, part_rows, strict=True)],
     )
     if indices.shape.rank == 1:
         return value

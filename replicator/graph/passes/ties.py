@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes out of a step what tied variables in parts to their handles, for gradients.
+"""Removes the ops that tie reads of a partitioned variable to its handle.
 
-A variable in parts is read by reading these. What is read is tied to the variable's
+A partitioned variable is read by reading its parts. The value is tied to the variable's
 handle by an op whose gradient goes to the handle; see variables/joining.py. Once all
-replicas are built, no gradient is taken any more: a tie gives way to what it ties, and
-a tensor that stood for a variable in a loop to one number. Ties inside of functions
-stay, and do nothing there.
+replicas are built, no more gradients are computed: each tie is replaced by the value
+that it ties, and a tensor that stood in for a variable in a loop by one number. Ties
+inside functions stay, and do nothing there.
 
-Where rows are gathered of parts that were joined, each part gathers its own, and only
-rows are joined. What reaches for the value behind the handle, where there is none, is
+Where rows are gathered from joined parts, they are gathered from each part, and only
+rows are joined. Ops that use the value behind the handle, which does not exist, are
 refused.
 """
 
@@ -33,7 +33,7 @@ _LOOPS = ("While", "StatelessWhile")
 
 
 def is_tie(op: tf.Operation) -> bool:
-    """Whether an op ties what is read of a variable in parts to its handle."""
+    """Whether an op ties a read of a partitioned variable to its handle."""
     return op.type == "IdentityN" and _has(op, "_gradient_op_type", GRADIENT_TYPE)
 
 
@@ -51,54 +51,54 @@ def resolve(
     handles: Mapping[int, Any],
     initializers: Set[tf.Operation],
 ) -> list[list[tf.Operation]]:
-    """Takes the ties out of a step.
+    """Removes the ties of a step.
 
     Args:
         replicas: `replicas[n]` are the ops of `replica_ids[n]`, in build order.
         replica_ids: The replicas.
-        results: What the step returns.
-        handles: The variables in parts, by the ids of their handles.
-        initializers: Ops that initialise variables, which are no part of the step.
+        results: The results of the step.
+        handles: The partitioned variables, by the ids of their handles.
+        initializers: Ops that initialize variables, which are not part of the step.
 
     Returns:
-        The ops of each replica, without ties, and with what is in their places.
+        The ops of each replica, without ties and with the ops that replace them.
 
     Raises:
-        UnsupportedError: An op reads or writes what is behind such a handle.
+        UnsupportedError: An op reads or writes the value behind such a handle.
     """
     if not handles:
         return [list(ops) for ops in replicas]
-    kept = {tensor.op for tensor in results}
+    result_ops = {tensor.op for tensor in results}
     outermost = Captures().outermost
 
     def variable_of(tensor: tf.Tensor) -> Any:
-        while tensor.op.type in (*_LOOPS, "Identity"):  # which hand it on
+        while tensor.op.type in (*_LOOPS, "Identity"):  # which pass it on
             tensor = tensor.op.inputs[tensor.value_index]
         return handles.get(id(outermost(tensor)))
 
-    made = []
+    untied = []
     for replica_id, ops in zip(replica_ids, replicas, strict=True):
-        own = _untied(ops, kept, initializers)
-        for op in own:
+        replica_ops = _untied(ops, result_ops, initializers)
+        for op in replica_ops:
             if op in initializers:
                 continue
-            for op_of_it, variable in _uses_of_value(op, variable_of):
-                if op_of_it.type != "VariableShape":
-                    _refuse(op_of_it, variable, replica_id)
-                elif op_of_it is op:
+            for user, variable in _uses_of_value(op, variable_of):
+                if user.type != "VariableShape":
+                    _refuse(user, variable, replica_id)
+                elif user is op:
                     _replace_shape(op, variable)
-        made.append(own)
-    return made
+        untied.append(replica_ops)
+    return untied
 
 
 def _uses_of_value(
     op: tf.Operation, variable_of: Callable[[tf.Tensor], Any]
 ) -> Iterator[tuple[tf.Operation, Any]]:
-    """Yields (op, variable) for what uses the value behind a handle, to any depth.
+    """Yields (op, variable) for each use of the value behind a handle, at any depth.
 
     Args:
-        op: Of the step.
-        variable_of: Returns the variable in parts that a resource is, or None.
+        op: An op of the step.
+        variable_of: Returns the partitioned variable that a resource is, or None.
     """
     if kind_of(op).calls:
         if any(t.dtype == tf.resource for t in op.inputs):
@@ -115,7 +115,7 @@ def _uses_of_value(
 
 
 def _replace_shape(op: tf.Operation, variable: Any) -> None:
-    """Says what shape a variable has, which nothing at run time knows."""
+    """Replaces a shape by the variable's, which cannot be found at run time."""
     with tf.control_dependencies(None), tf.device(None), tf.device(op.device):
         shape = tf.constant(variable.shape.as_list(), op.outputs[0].dtype)
     _tf.replace(op.outputs[0], shape)
@@ -138,7 +138,7 @@ def _untied(
     kept: Set[tf.Operation],
     initializers: Set[tf.Operation],
 ) -> list[tf.Operation]:
-    """Returns a replica's ops without ties; rows are gathered of parts."""
+    """Returns a replica's ops without ties; rows are gathered from parts."""
     ties = [op for op in ops if is_tie(op) and op not in initializers]
     if not ties:
         return list(ops)
@@ -154,26 +154,26 @@ def _untied(
             joins[value.op] = None
         _tf.replace(tie.outputs[0], value)
         _tf.move_control_outputs(tie, value.op)
-    gone = set(ties)
+    removed = set(ties)
     for join in joins:
-        _turn_gathers(join, kept, added, gone)
-    _tf.abandon(list(gone))
-    made: list[tf.Operation] = []
+        _turn_gathers(join, kept, added, removed)
+    _tf.abandon(list(removed))
+    new_ops: list[tf.Operation] = []
     for op in ops:
-        made += added.get(op, [])
-        if op not in gone:
-            made.append(op)
-    return made
+        new_ops += added.get(op, [])
+        if op not in removed:
+            new_ops.append(op)
+    return new_ops
 
 
 def _spell_zeros(
     stand_in: tf.Tensor, added: dict[tf.Operation, list[tf.Operation]]
 ) -> None:
-    """Says which zeros a gradient begins with that loops return for a stand-in.
+    """Spells out the zeros with which gradients begin that loops return for a stand-in.
 
     Args:
-        stand_in: Is about to become one number.
-        added: Is told what comes in the place of an op.
+        stand_in: A stand-in that is about to become one number.
+        added: Is given the ops that replace an op.
     """
     for loop in stand_in.consumers():
         if loop.type not in _LOOPS:
@@ -187,7 +187,7 @@ def _spell_zeros(
 
 
 def _zeros_for(op: tf.Operation, shape: tf.TensorShape) -> list[tf.Operation]:
-    """Replaces zeros that are like something; returns the new ops."""
+    """Replaces a ZerosLike by zeros of a known shape; returns the new ops."""
     start = _tf.operation_count(op.graph)
     with tf.control_dependencies(None), tf.device(None), tf.device(op.device):
         zeros = tf.zeros(shape, op.outputs[0].dtype)
@@ -197,11 +197,11 @@ def _zeros_for(op: tf.Operation, shape: tf.TensorShape) -> list[tf.Operation]:
 
 @dataclasses.dataclass(frozen=True)
 class _Gather:
-    """A gather of rows of what was joined.
+    """A gather of rows from joined parts.
 
     Attributes:
         op: The gather.
-        casts: What is between, from the join on.
+        casts: The casts and identities between the join and the gather, in order.
     """
 
     op: tf.Operation
@@ -214,18 +214,18 @@ def _turn_gathers(
     added: dict[tf.Operation, list[tf.Operation]],
     gone: set[tf.Operation],
 ) -> None:
-    """Lets parts be gathered from in place of what was joined of them.
+    """Gathers from the parts rather than from their join.
 
     Args:
-        join: Concatenates the parts.
+        join: The op that concatenates the parts.
         kept: Ops whose results leave the step.
-        added: Is told what comes in the place of an op.
-        gone: Is told which ops do nothing any more.
+        added: Is given the ops that replace an op.
+        gone: Is given the ops that are no longer needed.
     """
     uses = _uses(join, kept, ())
-    found = [_read_of(tensor) for tensor in list(join.inputs)[:-1]]
-    reads = [read for read in found if read is not None]
-    if uses is None or len(reads) < len(found):
+    part_reads = [_read_of(tensor) for tensor in list(join.inputs)[:-1]]
+    reads = [read for read in part_reads if read is not None]
+    if uses is None or len(reads) < len(part_reads):
         return
     for use in uses:
         if use.op not in added:
@@ -239,13 +239,13 @@ def _turn_gathers(
             gone.add(tensor.op)
     for op in [join, *(t.op for t in list(join.inputs)[:-1])]:
         for index, tensor in enumerate(list(op.inputs)):
-            # An op cannot be without inputs, and what is read for nobody is read.
+            # A removed op keeps its inputs, and would keep the read running.
             if op in gone and tensor.op.type == "ReadVariableOp":
                 _tf.set_input(op, index, nothing)
 
 
 def _nothing(dtype: tf.DType, device: str) -> tf.Tensor:
-    """Returns a number that may take the place of a tensor of any shape."""
+    """Returns a number that can replace a tensor of any shape."""
     with tf.control_dependencies(None), tf.device(None), tf.device(device):
         return tf.raw_ops.PlaceholderWithDefault(
             input=tf.constant(0, dtype), shape=tf.TensorShape(None)
@@ -258,37 +258,37 @@ def _uses(
     """Returns the gathers of rows of an op's result; None if anything else uses it."""
     if op in kept or _tf.control_outputs(op):
         return None
-    found: list[_Gather] = []
+    gathers: list[_Gather] = []
     for consumer in op.outputs[0].consumers():
-        if is_tie(consumer):  # which gave way
+        if is_tie(consumer):  # already replaced
             continue
         if consumer.type in _TRANSPARENT:
-            more = _uses(consumer, kept, (*casts, consumer))
-            if more is None:
+            inner_gathers = _uses(consumer, kept, (*casts, consumer))
+            if inner_gathers is None:
                 return None
-            found += more
+            gathers += inner_gathers
         elif (
             consumer.type == "GatherV2"
             and consumer.inputs[0].op is op
             and rows.gathers_rows(consumer)
         ):
-            found.append(_Gather(consumer, casts))
+            gathers.append(_Gather(consumer, casts))
         else:
             return None
-    return found
+    return gathers
 
 
 def _between(op: tf.Operation) -> list[tf.Operation]:
-    """Returns the ops that hand on an op's result, to any depth."""
-    found = []
+    """Returns the ops that pass on an op's result, at any depth."""
+    ops = []
     for consumer in op.outputs[0].consumers():
         if consumer.type in _TRANSPARENT:
-            found += [consumer, *_between(consumer)]
-    return found
+            ops += [consumer, *_between(consumer)]
+    return ops
 
 
 def _read_of(tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns what was read of a part, if nothing but identities is behind it."""
+    """Returns the read of a part, if only identities are between it and the tensor."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor if tensor.op.type == "ReadVariableOp" else None
@@ -297,7 +297,7 @@ def _read_of(tensor: tf.Tensor) -> tf.Tensor | None:
 def _gather_of_parts(
     join: tf.Operation, reads: Sequence[tf.Tensor], use: _Gather
 ) -> list[tf.Operation]:
-    """Gathers rows of each part, and joins them; returns the new ops."""
+    """Gathers rows from each part, and joins them; returns the new ops."""
     old, indices = use.op.outputs[0], use.op.inputs[1]
     axis = int(tf.get_static_value(join.inputs[len(reads)]))
     graph = join.graph
