@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the benchmarks: `python -m benchmarks [--only=steps,build] [--quick]`.
 
-Each in a process of its own; then benchmarks.report writes what RESULTS.md says.
+Each runs in its own process; benchmarks.report then writes RESULTS.md.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PROGRAMS = (
 
 
 def main(argv: list[str]) -> None:
-    """Runs what --only names, one after the other."""
+    """Runs the programs that --only names, one after the other."""
     cli.refuse_arguments(argv)
-    handed_on = cli.handed_on(cli.QUICK, cli.STEPS, cli.ROUNDS, cli.RESULTS_DIR)
+    arguments = cli.handed_on(cli.QUICK, cli.STEPS, cli.ROUNDS, cli.RESULTS_DIR)
     for name in [*cli.chosen(PROGRAMS), "report"]:
         start = time.monotonic()
-        command = [sys.executable, "-m", f"benchmarks.{name}", *handed_on]
+        command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
         status = subprocess.run(command, cwd=cli.REPOSITORY, check=False).returncode
         if status:
             cli.fail(f"benchmarks.{name} ended with status {status}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-reduce alone, over sizes: `python -m benchmarks.allreduce [--only=1MiB,64MiB]`.
 
-Each replica holds a tensor and gets the sum. Compared are the algorithms of Replicator,
-what MirroredStrategy does, and one device that adds up all tensors by itself, which is
-as fast as an all-reduce can be where all memory is one.
+Each replica holds a tensor and gets the sum. Compares Replicator's algorithms,
+MirroredStrategy, and one device that adds up all tensors by itself: the lower bound for
+an all-reduce in shared memory.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ SIZES = {
     **{f"{n}MiB": n * MIB for n in (1, 4, 16, 64, 256)},
 }
 QUICK = ("1KiB", "1MiB")
-CPU_ALGORITHMS = [name for name in ALGORITHM_NAMES if name != "nccl"]  # for GPUs
+CPU_ALGORITHMS = [name for name in ALGORITHM_NAMES if name != "nccl"]  # GPUs only
 
-# Returns one tensor per replica.
+# Runs one all-reduce; returns one tensor per replica.
 Reduce = Callable[[], Any]
 
 
 def steps(nbytes: int) -> int:
-    """Returns how many all-reduces of a size are timed: for a second or so."""
+    """Returns how many all-reduces of a size are timed: about a second's worth."""
     return min(600, max(20, 1024 * MIB // nbytes))
 
 
 def operands(
     nbytes: int, replicas: int, names: Sequence[str] | None = None
 ) -> list[tf.Tensor]:
-    """Returns what each replica starts from, float32 [nbytes / 4], on its device.
+    """Returns each replica's operand, float32 [nbytes / 4], on its device.
 
     Sums of them are exact.
 
     Args:
-        nbytes: Of each.
-        replicas: How many.
-        names: Other devices than logical CPUs, as many.
+        nbytes: The bytes of each operand.
+        replicas: The number of replicas.
+        names: One device per replica; None for logical CPUs.
     """
     values = []
     for replica_id, device in enumerate(names or contenders.devices(replicas)):
@@ -65,7 +65,7 @@ def operands(
 
 
 def added(values: list[tf.Tensor]) -> Reduce:
-    """Plain TensorFlow: one device adds up all tensors, which lie there."""
+    """Plain TensorFlow: the device that holds all tensors adds them up."""
     device = contenders.DEVICES[0]
     with tf.device(device):
         tensors = [tf.identity(value) for value in values]
@@ -79,7 +79,7 @@ def added(values: list[tf.Tensor]) -> Reduce:
 
 
 def doubled(values: list[tf.Tensor], names: Sequence[str]) -> Reduce:
-    """Plain TensorFlow: each device adds its own tensor to itself; nothing travels."""
+    """Plain TensorFlow: each device adds its tensor to itself; nothing is sent."""
 
     @tf.function
     def step() -> list[tf.Tensor]:
@@ -114,12 +114,12 @@ def replicated(
     algorithm: str | None = None,
     names: Sequence[str] | None = None,
 ) -> Reduce:
-    """Replicator: `all_reduce`, by an algorithm or by its own choice.
+    """Replicator: `all_reduce`, by a given algorithm or by its own choice.
 
     Args:
-        values: Of `operands`.
-        algorithm: None: its own choice.
-        names: The devices of the values, unless they are logical CPUs.
+        values: The result of `operands`.
+        algorithm: None lets Replicator choose.
+        names: The devices of the values; None for logical CPUs.
     """
     names = names or contenders.devices(len(values))
     repl = replicator.Replicator(names, algorithm=algorithm)
@@ -131,7 +131,7 @@ def replicated(
 
 
 def checked(reduce: Reduce, values: list[tf.Tensor], name: str) -> timing.Run:
-    """Returns what runs an all-reduce, once its results have been found right."""
+    """Returns a timed all-reduce, after checking its results."""
     total = np.sum([value.numpy() for value in values], axis=0)
     for result in reduce():
         if not np.array_equal(result.numpy(), total):
@@ -140,7 +140,7 @@ def checked(reduce: Reduce, values: list[tf.Tensor], name: str) -> timing.Run:
 
 
 def timed(reduce: Reduce) -> timing.Run:
-    """Returns what runs it without a look at its results."""
+    """Returns a timed all-reduce, without checking its results."""
 
     def step() -> float:
         reduce()
@@ -152,10 +152,14 @@ def timed(reduce: Reduce) -> timing.Run:
 def measure(nbytes: int, replicas: int) -> dict[str, timing.Measured]:
     """Measures all contenders on tensors of one size."""
     values = operands(nbytes, replicas)
-    found = {BASELINE: added(values), RIVAL: mirrored(values), OURS: replicated(values)}
+    reducers = {
+        BASELINE: added(values),
+        RIVAL: mirrored(values),
+        OURS: replicated(values),
+    }
     for algorithm in CPU_ALGORITHMS:
-        found[f"{OURS}, {algorithm}"] = replicated(values, algorithm)
-    runs = {name: checked(reduce, values, name) for name, reduce in found.items()}
+        reducers[f"{OURS}, {algorithm}"] = replicated(values, algorithm)
+    runs = {name: checked(reduce, values, name) for name, reduce in reducers.items()}
     return timing.measure(runs, cli.steps(steps(nbytes)), cli.rounds(), warm_up=2)
 
 
@@ -192,18 +196,21 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 def main(argv: list[str]) -> None:
     """Measures all sizes, prints the table and writes the JSON file."""
     cli.refuse_arguments(argv)
-    chosen = cli.chosen(SIZES)
+    sizes = cli.chosen(SIZES)
     if cli.QUICK.value and cli.ONLY.value is None:
-        chosen = list(QUICK)
+        sizes = list(QUICK)
     tf.get_logger().setLevel("ERROR")
     contenders.split_cpu(_REPLICAS.value)
     about = results.facts()
-    found = {}
-    for size in chosen:
+    measurements = {}
+    for size in sizes:
         cli.progress(f"allreduce: measuring {size} ...")
         measured = measure(SIZES[size], _REPLICAS.value)
-        found[size] = {name: dataclasses.asdict(one) for name, one in measured.items()}
-    cli.finish(NAME, about, found, tables(found))
+        measurements[size] = {
+            name: dataclasses.asdict(measurement)
+            for name, measurement in measured.items()
+        }
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

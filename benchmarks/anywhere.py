@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What works where: `python -m benchmarks.anywhere`.
+"""Where primitives work: `python -m benchmarks.anywhere`.
 
 Runs every primitive at every place of the graph on two replicas, with Replicator and
 with MirroredStrategy of the installed TensorFlow, compares values and gradients with
-plain TensorFlow, and prints a table. With --update=docs/guides/control_flow.md the
-table of that file is written anew. MirroredStrategy runs in a process per cell, since
-it may hang.
+plain TensorFlow, and prints a table. --update=docs/guides/control_flow.md rewrites the
+table in that file. MirroredStrategy runs each cell in its own process, since it may
+hang.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ REFUSED = "refused"
 
 
 def inputs() -> list[np.ndarray]:
-    """Returns the tensor that each of the two replicas starts from, [2, 2]."""
+    """Returns the operands of the two replicas, [2, 2] each."""
     return [np.array([[1.0, 2.0], [3.0, 4.0]]) * (r + 1) for r in range(2)]
 
 
 def expected(program: Program, place: Place) -> list[np.ndarray]:
-    """Returns what each replica should get, by plain TensorFlow on one device."""
+    """Returns each replica's expected result, from plain TensorFlow on one device."""
     return [
         result.numpy()
         for result in place.plain(program.plain, map(tf.constant, inputs()))
@@ -52,16 +52,16 @@ def expected(program: Program, place: Place) -> list[np.ndarray]:
 
 
 def judge(results: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
-    """Says whether results are right."""
-    alike = all(
-        np.shape(one) == np.shape(two) and np.allclose(one, two)
-        for one, two in zip(results, wanted, strict=True)
+    """Returns whether results are right, as a cell's text."""
+    equal = all(
+        np.shape(result) == np.shape(reference) and np.allclose(result, reference)
+        for result, reference in zip(results, wanted, strict=True)
     )
-    return WORKS if alike else WRONG
+    return WORKS if equal else WRONG
 
 
 def try_replicator(program: Program, place: Place) -> str:
-    """Runs a cell with Replicator; returns what comes of it."""
+    """Runs a cell with Replicator; returns the cell's text."""
     repl = replicator.Replicator(contenders.DEVICES)
 
     def step() -> tf.Tensor:
@@ -74,7 +74,7 @@ def try_replicator(program: Program, place: Place) -> str:
 
     try:
         results = repl.run(step)
-    except Exception as error:  # whatever it is, it goes into the table
+    except Exception as error:  # any error goes into the table
         return f"{REFUSED} ({type(error).__name__})"
     return judge([t.numpy() for t in results], expected(program, place))
 
@@ -85,20 +85,20 @@ def try_mirrored(program: Program, place: Place) -> str:
         return ABSENT
     strategy = tf.distribute.MirroredStrategy(contenders.DEVICES)
     mirrored: Call = program.mirrored
-    everyone = tf.constant(np.stack(inputs()))
+    operands = tf.constant(np.stack(inputs()))
 
     @tf.function
     def run() -> tf.Tensor:
         def step() -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            x = everyone[context.replica_id_in_sync_group]
+            x = operands[context.replica_id_in_sync_group]
             return place.run(mirrored, x, lambda loss: loss)
 
         return strategy.run(step)
 
     try:
         results = strategy.experimental_local_results(run())
-    except Exception as error:  # whatever it is, it goes into the table
+    except Exception as error:  # any error goes into the table
         return f"{REFUSED} ({type(error).__name__})"
     return judge([t.numpy() for t in results], expected(program, place))
 
@@ -109,21 +109,21 @@ def try_mirrored_apart(name: str, place: str, seconds: int) -> str:
         return ABSENT
     command = [sys.executable, "-m", "benchmarks.anywhere", f"--cell={name}/{place}"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
         return HANGS
-    if done.returncode:
-        return f"{REFUSED} (exit status {done.returncode})"
-    return json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        return f"{REFUSED} (exit status {process.returncode})"
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 Cells = dict[str, dict[str, tuple[str, str]]]  # [primitive][place] = (ours, theirs)
 
 
 def try_all(names: Sequence[str], seconds: int, console: rich.console.Console) -> Cells:
-    """Runs all cells of some primitives."""
+    """Runs all cells of the named primitives."""
     cells: Cells = {}
     for name in rich.progress.track(names, "primitives", console=console):
         cells[name] = {
@@ -138,15 +138,15 @@ def try_all(names: Sequence[str], seconds: int, console: rich.console.Console) -
 
 def table(cells: Cells) -> rich.table.Table:
     """Returns the table for the terminal."""
-    shown = rich.table.Table(
+    rich_table = rich.table.Table(
         title="Replicator · MirroredStrategy", caption=f"TensorFlow {tf.__version__}"
     )
-    shown.add_column("primitive")
+    rich_table.add_column("primitive")
     for place in PLACES:
-        shown.add_column(place)
+        rich_table.add_column(place)
     for name, row in cells.items():
-        shown.add_row(name, *(" · ".join(cell) for cell in row.values()))
-    return shown
+        rich_table.add_row(name, *(" · ".join(cell) for cell in row.values()))
+    return rich_table
 
 
 def markdown(cells: Cells) -> str:
@@ -163,10 +163,10 @@ def markdown(cells: Cells) -> str:
 
 
 def update(path: pathlib.Path, text: str) -> None:
-    """Replaces what is between the two marks of a file.
+    """Replaces the text between the two markers of a file.
 
     Raises:
-        SystemExit: There is no such file, or it has no such marks.
+        SystemExit: The file does not exist or lacks the markers.
     """
     try:
         before, _, rest = path.read_text().partition(BEGIN)
@@ -179,9 +179,9 @@ def update(path: pathlib.Path, text: str) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Tries everything, prints the table and updates the file that was asked for."""
+    """Runs all cells, prints the table and updates the file that --update names."""
     cli.refuse_arguments(argv)
-    chosen = cli.chosen(PROGRAMS)
+    names = cli.chosen(PROGRAMS)
     tf.get_logger().setLevel("ERROR")
     contenders.split_cpu()
     if cli.CELL.value is not None:
@@ -189,7 +189,7 @@ def main(argv: list[str]) -> None:
         print(json.dumps(try_mirrored(PROGRAMS[name], PLACES[place])))
         return
     console = rich.console.Console(width=max(160, rich.console.Console().width))
-    cells = try_all(chosen, _SECONDS.value, console)
+    cells = try_all(names, _SECONDS.value, console)
     console.print(table(cells))
     if _UPDATE.value is not None:
         update(pathlib.Path(_UPDATE.value), markdown(cells))

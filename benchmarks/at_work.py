@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-reduce between other work: `python -m benchmarks.at_work [--only=1MiB,64MiB]`.
 
-On each replica one is added to a tensor, the sum over the replicas is taken, and then
-its maximum. The limit is the same work on one device, where nothing is communicated.
+Each replica adds one to a tensor, all-reduces it, and takes the maximum of the sum. The
+lower bound is the same work on one device, where nothing is communicated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.tables import Table, time
 NAME = "at_work"
 SIZES = ("1MiB", "64MiB")
 
-# Returns a maximum per replica.
+# Runs the work once; returns one maximum per replica.
 Reduce = Callable[[], Any]
 
 
@@ -35,7 +35,7 @@ def one_device(values: list[tf.Tensor]) -> Reduce:
     def step() -> list[tf.Tensor]:
         with tf.device(DEVICES[0]):
             total = tf.add_n([tensor + 1 for tensor in tensors])
-            # Two equal ops would be one.
+            # Grappler would merge two equal ops.
             return [tf.reduce_max(total), tf.reduce_max(total, keepdims=True)[0]]
 
     return step
@@ -60,7 +60,7 @@ def mirrored(values: list[tf.Tensor]) -> Reduce:
 
 
 def replicated(values: list[tf.Tensor]) -> Reduce:
-    """Replicator, as it is by default."""
+    """Replicator with its defaults."""
     repl = replicator.Replicator(contenders.devices(len(values)))
 
     def input_fn(ctx: replicator.InputContext) -> tf.Tensor:
@@ -72,18 +72,18 @@ def replicated(values: list[tf.Tensor]) -> Reduce:
 def measure(nbytes: int) -> dict[str, timing.Measured]:
     """Measures all contenders on tensors of one size."""
     values = allreduce.operands(nbytes, len(DEVICES))
-    found = {
+    workers = {
         BASELINE: one_device(values),
         RIVAL: mirrored(values),
         OURS: replicated(values),
     }
-    runs = {name: checked(reduce, values, name) for name, reduce in found.items()}
+    runs = {name: checked(reduce, values, name) for name, reduce in workers.items()}
     steps = cli.steps(allreduce.steps(nbytes))
     return timing.measure(runs, steps, cli.rounds(), warm_up=2)
 
 
 def checked(reduce: Reduce, values: list[tf.Tensor], name: str) -> timing.Run:
-    """Returns what runs the work, once its results have been found right."""
+    """Returns the timed work, after checking its results."""
     largest = float(sum(value[0] + 1 for value in values))
     if any(float(result) != largest for result in reduce()):
         cli.fail(f"{name} gives a wrong maximum")
@@ -127,18 +127,21 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 def main(argv: list[str]) -> None:
     """Measures all sizes, prints the table and writes the JSON file."""
     cli.refuse_arguments(argv)
-    chosen = cli.chosen(SIZES)
+    sizes = cli.chosen(SIZES)
     if cli.QUICK.value and cli.ONLY.value is None:
-        chosen = list(SIZES[:1])
+        sizes = list(SIZES[:1])
     tf.get_logger().setLevel("ERROR")
     contenders.split_cpu()
     about = results.facts()
-    found = {}
-    for size in chosen:
+    measurements = {}
+    for size in sizes:
         cli.progress(f"at_work: measuring {size} ...")
         measured = measure(allreduce.SIZES[size])
-        found[size] = {name: dataclasses.asdict(one) for name, one in measured.items()}
-    cli.finish(NAME, about, found, tables(found))
+        measurements[size] = {
+            name: dataclasses.asdict(measurement)
+            for name, measurement in measured.items()
+        }
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time until a step's first result: `python -m benchmarks.build`.
 
-Over the number of replicas; each build in a process of its own, since the number of
-logical devices is fixed at its start, and what TensorFlow keeps of one build would
-speed up the next. Replicator's builds are told apart into the user's step_fn, what
-Replicator does around it (matching, lowering, rewiring and so on), TensorFlow's making
-a function of the graph, and the first run with its placement, pruning and partitioning.
+Measured over the number of replicas; each build runs in its own process, since the
+number of logical devices is fixed at its start, and TensorFlow's caches from one build
+would speed up the next. Replicator's builds are broken down into the user's step_fn,
+Replicator's work around it (matching, lowering, rewiring and so on), TensorFlow's
+conversion of the graph to a function, and the first run with its placement, pruning and
+partitioning.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _COUNTS = flags.DEFINE_list(
 )
 
 NAME = "build"
-# What is built, by whom, on how many replicas.
+# (network, contender, numbers of replicas) of the builds.
 PLANS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "deep": {
         BASELINE: (1,),
@@ -50,18 +51,18 @@ PLANS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     },
 }
 QUICK = {"small": {BASELINE: (1,), RIVAL: (2,), OURS: (1, 2), CLONED: (1, 2)}}
-PER_REPLICA_BATCH = 4  # the work of a step does not matter here
+PER_REPLICA_BATCH = 4  # the cost of a step does not matter here
 
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """How long a build took, in seconds.
+    """The duration of a build, in seconds.
 
     Attributes:
         trace: Until the function is traced.
-        first_run: Of the traced function.
-        step_fn: The part of `trace` in which step_fn ran; None where nobody asked.
-        passes: The part of `trace` in which Replicator did the rest.
+        first_run: The first run of the traced function.
+        step_fn: The part of `trace` spent in step_fn; None if not measured.
+        passes: The part of `trace` spent in Replicator's own work.
     """
 
     trace: float
@@ -71,12 +72,12 @@ class Built:
 
     @property
     def total(self) -> float:
-        """Until the first result."""
+        """The time until the first result."""
         return self.trace + self.first_run
 
 
 class Stopwatch:
-    """Adds up how long a function runs."""
+    """Adds up the run time of a function."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -111,7 +112,7 @@ def build_function(function: Any) -> Built:
 def build_replicated(
     workload: workloads.Workload, replicas: int, **options: Any
 ) -> Built:
-    """Builds with Replicator, telling apart who takes how long."""
+    """Builds with Replicator, and breaks down the time."""
     repl = replicator.Replicator(contenders.devices(replicas), **options)
     with repl.context():
         model = workload.make_model()
@@ -136,21 +137,21 @@ def build_replicated(
         for (module, name), watch in watched.items():
             around = watch.around(getattr(module, name))
             stack.enter_context(mock.patch.object(module, name, around))
-        built = build(lambda: step.plan, lambda: step()[0])
+        total = build(lambda: step.plan, lambda: step()[0])
     return dataclasses.replace(
-        built,
+        total,
         step_fn=in_step_fn.seconds,
         passes=in_build.seconds - in_step_fn.seconds + around_it.seconds,
     )
 
 
 def measure(network: str, name: str, replicas: int) -> Built:
-    """Measures one build in this process, which must have built nothing before."""
+    """Measures one build in this process, which must not have built anything before."""
     tiny = workloads.Workload(
         "", "", networks.Perceptron(2, 2, 1), workloads.mlp, replicas, 1
     )
     for warm_up in (contenders.one_device, contenders.replicated):
-        warm_up(tiny, 1, contenders.initial_weights(tiny))()  # imports, first of all
+        warm_up(tiny, 1, contenders.initial_weights(tiny))()  # initializes everything
     workload = {w.name: w for w in workloads.WORKLOADS}[network]
     workload = dataclasses.replace(workload, batch=PER_REPLICA_BATCH * replicas)
     if name in OPTIONS:
@@ -161,7 +162,7 @@ def measure(network: str, name: str, replicas: int) -> Built:
 
 
 def plan(counts: list[int] | None) -> list[tuple[str, str, int]]:
-    """Returns what to build: network, contender, number of replicas."""
+    """Returns the builds to run: (network, contender, number of replicas)."""
     return [
         (network, name, count)
         for network, by_name in (QUICK if cli.QUICK.value else PLANS).items()
@@ -172,15 +173,15 @@ def plan(counts: list[int] | None) -> list[tuple[str, str, int]]:
 
 
 def from_json(by_count: Mapping[str, Any]) -> dict[int, Built]:
-    """Returns the builds of one contender by number of replicas."""
+    """Returns the builds of one contender, by number of replicas."""
     return {int(count): Built(**fields) for count, fields in by_count.items()}
 
 
 def further(builds: Mapping[int, Built]) -> float | None:
-    """Returns what each further replica costs, as a share of the first's build.
+    """Returns the cost of each further replica, as a share of the first's build.
 
     Args:
-        builds: Of one contender, by number of replicas.
+        builds: The builds of one contender, by number of replicas.
     """
     most = max(builds)
     least = min((count for count in builds if count > 1), default=most)
@@ -191,29 +192,29 @@ def further(builds: Mapping[int, Built]) -> float | None:
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Returns a table for each network, and one of where Replicator's time goes.
+    """Returns a table for each network, and one that breaks down Replicator's time.
 
     Args:
         found: `found[network][contender][replicas]` is a Built as a dict.
     """
-    made = []
+    result = []
     shares = []
     for network, by_name in found.items():
-        built = {name: from_json(by_count) for name, by_count in by_name.items()}
-        counts = sorted({count for by_count in built.values() for count in by_count})
+        builds = {name: from_json(by_count) for name, by_count in by_name.items()}
+        counts = sorted({count for by_count in builds.values() for count in by_count})
         rows = []
-        for name, by_count in built.items():
+        for name, by_count in builds.items():
             cells = [
                 f"{by_count[n].total:.1f}" if n in by_count else "" for n in counts
             ]
             share = further(by_count)
             rows.append([name, *cells, "" if share is None else f"{share:.2f}"])
             shares += [
-                [f"{network}, {name}, {count}", *_shares(one, count)]
-                for count, one in by_count.items()
-                if one.passes is not None
+                [f"{network}, {name}, {count}", *_shares(build, count)]
+                for count, build in by_count.items()
+                if build.passes is not None
             ]
-        made.append(
+        result.append(
             Table(
                 f"Until the first result, {network} MLP, in s",
                 ["replicas", *map(str, counts), "each further / first"],
@@ -224,7 +225,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     last = ["Replicator / all", "Replicator, ms per replica"]
     heading = ["network, contender, replicas", *parts, *last]
     title = "Where the time of a build goes, in s"
-    return [*made, Table(title, heading, shares)]
+    return [*result, Table(title, heading, shares)]
 
 
 def _shares(built: Built, count: int) -> list[str]:
@@ -252,15 +253,15 @@ def main(argv: list[str]) -> None:
         _measure_cell(cli.CELL.value)
         return
     counts = cli.numbers("build_counts", _COUNTS.value)
-    chosen = cli.chosen(PLANS)
+    names = cli.chosen(PLANS)
     about = results.facts()
-    found: dict[str, Any] = {}
+    measurements: dict[str, Any] = {}
     for network, name, count in plan(counts):
-        if network in chosen:
+        if network in names:
             cli.progress(f"build: {network} MLP, {name} on {count} ...")
             cell = cli.apart("benchmarks.build", f"--cell={network}/{name}/{count}")
-            found.setdefault(network, {}).setdefault(name, {})[str(count)] = cell
-    cli.finish(NAME, about, found, tables(found))
+            measurements.setdefault(network, {}).setdefault(name, {})[str(count)] = cell
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

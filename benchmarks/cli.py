@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs share as programs: flags, errors of one line, processes.
+"""Command-line parts of the programs: flags, one-line errors, subprocesses.
 
-The flags stand here, once, so that several programs can be imported together.
+Flags are defined here, once, so that several programs can be imported together.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def results_dir() -> pathlib.Path:
 
 
 def steps(by_default: int) -> int:
-    """Returns how many steps to time of each contender."""
+    """Returns how many steps of each contender are timed."""
     return STEPS.value or (2 if QUICK.value else by_default)
 
 
 def rounds() -> int:
-    """Returns how often contenders take turns."""
+    """Returns how many turns each contender gets."""
     return ROUNDS.value or (2 if QUICK.value else 20)
 
 
@@ -65,17 +65,17 @@ def fail(message: str) -> NoReturn:
 
 
 def refuse_arguments(argv: Sequence[str]) -> None:
-    """Fails if there are arguments that are no flags."""
+    """Fails if there are arguments other than flags."""
     if len(argv) > 1:
         fail(f"unknown: {', '.join(argv[1:])}; give what you want as flags, see --help")
 
 
 def choose(wanted: Iterable[str] | None, have: Iterable[str]) -> list[str]:
-    """Returns what was asked for, in the order in which it is listed.
+    """Returns the requested names, in the order of `have`.
 
     Args:
-        wanted: The names; None: all.
-        have: All names there are.
+        wanted: The names; None for all.
+        have: All valid names.
     """
     have = list(have)
     wanted = have if wanted is None else list(wanted)
@@ -86,16 +86,16 @@ def choose(wanted: Iterable[str] | None, have: Iterable[str]) -> list[str]:
 
 
 def chosen(have: Iterable[str]) -> list[str]:
-    """Returns what --only asks for."""
+    """Returns the names that --only selects."""
     return choose(ONLY.value, have)
 
 
 def numbers(flag: str, given: Iterable[str] | None) -> list[int] | None:
-    """Returns the whole numbers from 1 on that a flag lists, or None if there are none.
+    """Returns the positive integers that a flag lists, or None if it lists none.
 
     Args:
-        flag: Its name.
-        given: Its value.
+        flag: The flag's name.
+        given: The flag's value.
     """
     if given is None:
         return None
@@ -106,12 +106,12 @@ def numbers(flag: str, given: Iterable[str] | None) -> list[int] | None:
 
 
 def handed_on(*chosen: flags.FlagHolder) -> list[str]:
-    """Returns flags as arguments for another program; those that have a value."""
+    """Returns the flags that have a value, as arguments for another program."""
     return [f"--{f.name}={f.value}" for f in chosen if f.value is not None]
 
 
 def progress(message: str) -> None:
-    """Says what is being measured, at once."""
+    """Prints what is being measured, without buffering."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -119,10 +119,10 @@ def finish(name: str, about: Any, found: Any, made: Iterable[Table]) -> None:
     """Ends a program: prints its tables and writes its JSON file.
 
     Args:
-        name: Of the program.
-        about: What `results.facts` returned before anything was measured.
-        found: What was measured.
-        made: Its tables.
+        name: The program's name.
+        about: The result of `results.facts` before the measurement.
+        found: The measurements.
+        made: The tables.
     """
     for table in made:
         table.show()
@@ -133,7 +133,7 @@ def apart(module: str, *arguments: str, **options: Any) -> Any:
     """Runs a program in a process of its own; see `run_apart`.
 
     Returns:
-        What its last line of output says, as JSON.
+        The last line of its output, decoded from JSON.
     """
     return json.loads(run_apart(module, *arguments, **options).splitlines()[-1])
 
@@ -147,17 +147,17 @@ def run_apart(
     """Runs a program in a process of its own.
 
     Args:
-        module: To run with python -m.
-        *arguments: What to hand it.
+        module: The module for python -m.
+        *arguments: Its command-line arguments.
         timeout: In seconds.
-        environment: Variables that are added to this process's.
+        environment: Variables added to this process's environment.
 
     Returns:
-        What it printed.
+        Its standard output.
     """
     command = [sys.executable, "-m", module, *arguments]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             cwd=REPOSITORY,
             capture_output=True,
@@ -168,7 +168,7 @@ def run_apart(
         )
     except subprocess.TimeoutExpired:
         fail(f"{' '.join(command[1:])} takes more than {timeout} s")
-    if done.returncode or not done.stdout:
-        sys.stderr.write(done.stderr)
-        fail(f"{' '.join(command[1:])} failed with status {done.returncode}")
-    return done.stdout
+    if process.returncode or not process.stdout:
+        sys.stderr.write(process.stderr)
+        fail(f"{' '.join(command[1:])} failed with status {process.returncode}")
+    return process.stdout

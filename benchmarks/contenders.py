@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways of running a training step that are compared.
+"""The contenders: ways of running one training step.
 
 All of them run the same `workloads.train_step`, from the same initial weights, on the
-same examples, and return the mean loss over the global batch. What is timed is one call
-of what a factory here returns: the whole step as the user calls it from Python, until
-the loss and all updates are there. There is no input pipeline in it: the batches are
-tensors that lie ready in memory and that the step captures, which is the cheapest way
-to feed each of the contenders.
+same examples, and return the mean loss over the global batch. The timing covers one
+call of a factory's result: the whole step as a user calls it from Python, until the
+loss and all updates are complete. There is no input pipeline: the step captures batches
+that are already tensors in memory, the cheapest way to feed any contender.
 
-Replicator does one thing more than the others where there is batch normalization: it
-averages the moving statistics over the replicas in each step, where MirroredStrategy
-(of TensorFlow 2.21, with Keras 3) lets them drift apart.
+Only Replicator averages the moving statistics of batch normalization over the replicas
+in each step; MirroredStrategy (TensorFlow 2.21 with Keras 3) lets them drift apart.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ DEVICES = ("CPU:0", "CPU:1")
 # Runs one step and returns the loss, a scalar.
 Step = Callable[[], tf.Tensor]
 Weights = list[np.ndarray]
-# Makes a step of a workload, on so many replicas, from these weights.
+# Makes a step of a workload for a number of replicas, from the given weights.
 Factory = Callable[[Workload, int, Weights], Step]
 
 
@@ -44,7 +42,7 @@ def devices(replicas: int) -> list[str]:
 
 
 def split_cpu(replicas: int = len(DEVICES)) -> None:
-    """Makes one logical CPU per replica, unless TensorFlow has started already."""
+    """Makes one logical CPU per replica, unless TensorFlow is already initialized."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is None:
         tf.config.set_logical_device_configuration(
@@ -53,7 +51,7 @@ def split_cpu(replicas: int = len(DEVICES)) -> None:
 
 
 def initial_weights(workload: Workload) -> Weights:
-    """Returns the weights that all contenders start from."""
+    """Returns the initial weights of all contenders."""
     tf.keras.utils.set_random_seed(0)
     return workload.make_model().get_weights()
 
@@ -63,7 +61,7 @@ def one_device(
 ) -> Step:
     """Plain TensorFlow: the global batch on one device, in one tf.function.
 
-    The device is one logical CPU of several, but its ops may use all cores.
+    The device is one of several logical CPUs, but its ops may use all cores.
     """
     del replicas
     with tf.device(device):
@@ -83,7 +81,7 @@ def one_device(
 
 
 def mirrored_strategy(workload: Workload, replicas: int, weights: Weights) -> Step:
-    """tf.distribute.MirroredStrategy, as its guide for custom training loops has it."""
+    """tf.distribute.MirroredStrategy, used as in its custom training loop guide."""
     strategy = strategy_of(replicas)
     with strategy.scope():
         model = workload.make_model()
@@ -109,7 +107,7 @@ def mirrored_strategy(workload: Workload, replicas: int, weights: Weights) -> St
 
 @functools.cache
 def strategy_of(replicas: int) -> tf.distribute.Strategy:
-    """Returns the process's one strategy: a second one's collectives would clash."""
+    """Returns the process's only strategy: a second one's collectives would clash."""
     return tf.distribute.MirroredStrategy(devices(replicas))
 
 
@@ -132,14 +130,14 @@ def built(
     names: Sequence[str] | None = None,
     **options: Any,
 ) -> Any:
-    """Returns a step of a Replicator, which has a plan once it was called.
+    """Returns a Replicator's step, which has a plan after its first call.
 
     Args:
-        workload: What is trained.
-        replicas: On how many logical CPUs.
-        weights: What it starts from.
-        names: Other devices, as many.
-        **options: Of the Replicator.
+        workload: The workload to train.
+        replicas: The number of replicas.
+        weights: The initial weights.
+        names: One device per replica; None for logical CPUs.
+        **options: Options of the Replicator.
     """
     return made(workload, replicas, weights, names, **options)[1]
 
@@ -151,7 +149,7 @@ def made(
     names: Sequence[str] | None = None,
     **options: Any,
 ) -> tuple[replicator.Replicator, Any]:
-    """Returns a Replicator and a step of it; see `built`."""
+    """Returns a Replicator and its step; see `built`."""
     repl = replicator.Replicator(names or devices(replicas), **options)
     with repl.context():
         model = workload.make_model()
@@ -171,12 +169,12 @@ def made(
 
 
 def one_replica(workload: Workload, replicas: int, weights: Weights) -> Step:
-    """Replicator with the global batch on one device: what replication is added to."""
+    """Replicator with the global batch on one device: the baseline of replication."""
     del replicas
     return replicated(workload, 1, weights)
 
 
-# Of each Replicator that is compared. The first has the defaults, as users have them.
+# The options of each Replicator contender. The first has the defaults.
 OPTIONS: Mapping[str, dict[str, Any]] = {
     OURS: {"variables": "auto"},
     MIRRORED: {"variables": "mirrored"},
@@ -185,10 +183,10 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
 
 
 def factories(*names: str) -> dict[str, Factory]:
-    """Returns how to make contenders, by name; without those that do not exist yet.
+    """Returns the factories of contenders by name, without those that do not exist yet.
 
     Args:
-        *names: Of Replicators: ONE_REPLICA, OURS, MIRRORED, CLONED.
+        *names: Replicator contenders: ONE_REPLICA, OURS, MIRRORED, CLONED.
     """
     return {
         BASELINE: one_device,

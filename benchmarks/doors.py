@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time until the first result by each door: `python -m benchmarks.doors`.
+"""The time until the first result through each door: `python -m benchmarks.doors`.
 
 The 100-layer MLP, from its variables to the first result of a step: as a step of a
-Replicator with build="clone", as a graph of TensorFlow 1 that AutoDist makes
-distributed, and as a function of AutoDist. They take turns in one process, and what
-counts is the least processor time, of which other programs take less than of the time
-that passes.
+Replicator with build="clone", as a TensorFlow 1 graph that AutoDist distributes, and as
+a function of AutoDist. They take turns in one process and are compared by their least
+processor time, which other programs disturb less than wall time.
 """
 
 from __future__ import annotations
@@ -31,29 +30,29 @@ NAME = "doors"
 COUNTS = (8, 32)
 ROUNDS = 3
 CLONED, SESSION, FUNCTION = 'build="clone"', "AutoDist, session", "AutoDist.function"
-PER_REPLICA_BATCH = 4  # the work of a step does not matter here
+PER_REPLICA_BATCH = 4  # the cost of a step does not matter here
 v1 = tf.compat.v1
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A perceptron, trained by momentum, as anyone would write it for one device.
+    """A perceptron, trained with momentum by a plain single-device program.
 
     Args:
-        network: What it is in numbers.
+        network: The network's sizes.
     """
 
     network: networks.Perceptron
 
     def variables(self) -> list[tf.Variable]:
-        """Returns new variables, kernels and biases."""
-        rng, made = np.random.default_rng(0), []
+        """Returns new variables: kernels and biases."""
+        rng, new_variables = np.random.default_rng(0), []
         sizes = self.network.sizes
         for k, shape in enumerate(zip(sizes, sizes[1:], strict=False)):
             kernel = rng.normal(0, (2 / shape[0]) ** 0.5, shape).astype(np.float32)
-            made.append(tf.Variable(kernel, name=f"kernel_{k}"))
-            made.append(tf.Variable(tf.zeros(shape[1:]), name=f"bias_{k}"))
-        return made
+            new_variables.append(tf.Variable(kernel, name=f"kernel_{k}"))
+            new_variables.append(tf.Variable(tf.zeros(shape[1:]), name=f"bias_{k}"))
+        return new_variables
 
     @staticmethod
     def loss(variables: list[tf.Variable], x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -84,12 +83,12 @@ def by_clone(program: Program, count: int, x: np.ndarray, y: np.ndarray) -> floa
         optimizer.apply_gradients(zip(grads, variables, strict=True))
         return repl.all_reduce(loss, "mean")
 
-    parts = (replicator.PerReplica(np.array_split(one, count)) for one in (x, y))
+    parts = (replicator.PerReplica(np.array_split(array, count)) for array in (x, y))
     return float(repl.run(step_fn, args=tuple(parts))[0])
 
 
 def by_session(program: Program, count: int, x: np.ndarray, y: np.ndarray) -> float:
-    """Builds a graph and makes it distributed; returns its first result."""
+    """Builds a graph and distributes it; returns its first result."""
     autodist = replicator.AutoDist(contenders.devices(count))
     with tf.Graph().as_default(), autodist.scope():
         variables = program.variables()
@@ -132,23 +131,23 @@ def measure(count: int, network: networks.Perceptron, rounds: int) -> dict[str, 
     program = Program(network)
     x, y = network.batch(PER_REPLICA_BATCH * count)
     tiny = Program(networks.Perceptron(2, 2, 1))
-    for door in DOORS.values():  # imports, first of all
+    for door in DOORS.values():  # imports and initializes everything first
         door(tiny, count, *networks.Perceptron(2, 2, 1).batch(count))
     least = dict.fromkeys(DOORS, float("inf"))
-    found = {}
+    seconds = {}
     for _ in range(rounds):
         for name, door in DOORS.items():
             gc.collect()
             start = time.process_time()
-            found[name] = door(program, count, x, y)
+            seconds[name] = door(program, count, x, y)
             least[name] = min(least[name], time.process_time() - start)
-    if max(found.values()) - min(found.values()) > 1e-3:
-        cli.fail(f"the doors compute different losses, {found}")
+    if max(seconds.values()) - min(seconds.values()) > 1e-3:
+        cli.fail(f"the doors compute different losses, {seconds}")
     return least
 
 
 def tables(found: Mapping[str, Mapping[str, float]]) -> list[Table]:
-    """Returns a table of each door's time, and of how it compares with cloning.
+    """Returns a table of each door's time and its ratio to cloning.
 
     Args:
         found: `found[replicas][door]` is in seconds.
@@ -185,11 +184,11 @@ def main(argv: list[str]) -> None:
         return
     counts = cli.numbers("door_counts", _COUNTS.value)
     about = results.facts()
-    found = {}
+    measurements = {}
     for count in counts or ((2,) if cli.QUICK.value else COUNTS):
         cli.progress(f"doors: {count} replicas ...")
-        found[str(count)] = cli.apart("benchmarks.doors", f"--cell={count}")
-    cli.finish(NAME, about, found, tables(found))
+        measurements[str(count)] = cli.apart("benchmarks.doors", f"--cell={count}")
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A large embedding with Adam, in parts and whole: `python -m benchmarks.embedding`.
+"""A large embedding with Adam, split and whole: `python -m benchmarks.embedding`.
 
-Adam updates all of its 1,000,000 rows in each step: all on each replica, all on its
+Adam updates all of its 1,000,000 rows in each step: all on each replica, all on the
 owner, or half on each of two replicas.
 """
 
@@ -28,7 +28,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     """Returns the table of step times.
 
     Args:
-        found: `found[setting][builder]` is what `strategies.measure` returns of it.
+        found: `found[setting][builder]` is the result of `strategies.measure`.
     """
     rows = []
     for setting, by_name in found.items():
@@ -62,14 +62,14 @@ def main(argv: list[str]) -> None:
         print(json.dumps(strategies.measure(WORKLOAD, count, BUILDERS)))
         return
     about = results.facts()
-    given = cli.handed_on(cli.QUICK, cli.STEPS, cli.ROUNDS)
-    found = {}
+    arguments = cli.handed_on(cli.QUICK, cli.STEPS, cli.ROUNDS)
+    measurements = {}
     for setting in cli.choose(steps.ONEDNN.value, steps.SETTINGS):
         cli.progress(f"embedding: measuring with oneDNN {setting} ...")
         environment = {"TF_ENABLE_ONEDNN_OPTS": steps.SETTINGS[setting]}
-        cell = ("benchmarks.embedding", f"--cell={NAME}", *given)
-        found[setting] = cli.apart(*cell, environment=environment)
-    cli.finish(NAME, about, found, tables(found))
+        cell = ("benchmarks.embedding", f"--cell={NAME}", *arguments)
+        measurements[setting] = cli.apart(*cell, environment=environment)
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

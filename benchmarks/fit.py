@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epochs of Keras' fit: `python -m benchmarks.fit [--only=small,lstm]`.
 
-Plain Keras on one device, in MirroredStrategy's scope, and on replicas by
-`Replicator.keras_model`. A step of the measurement is an epoch, with all that fit does
-around its batches. The dataset tunes nothing while it runs: with autotuning, the end of
-an epoch now and then waits for the thread that tunes, whose periods double from 10 ms
-on, so that epochs of one contender took 2.8 or 5.1 or 10.2 s by chance.
-MirroredStrategy tunes all the same, so everybody's fastest epochs are compared.
+Compares plain Keras on one device, MirroredStrategy's scope, and replicas by
+`Replicator.keras_model`. A step of the measurement is one epoch, with everything that
+fit does around its batches. The dataset does not autotune: with autotuning, the end of
+an epoch sometimes waits for the tuning thread, whose periods double from 10 ms on, so
+that epochs of one contender took 2.8 or 5.1 or 10.2 s by chance. MirroredStrategy
+autotunes all the same, so the comparison uses every contender's fastest epoch.
 
-Each contender is in a process of its own. Where fit under MirroredStrategy has run in a
-process, all that allocates memory there afterwards takes it from the system anew: a
-hundred thousand page faults in a batch of ResNet-20, which took one device 0.4 s in
-place of 0.2 and Replicator 0.44 in place of 0.16.
+Each contender runs in its own process. After fit has run under MirroredStrategy, all
+later allocations of the process come from the system anew: a hundred thousand page
+faults in a batch of ResNet-20, which then took one device 0.4 s instead of 0.2 and
+Replicator 0.44 instead of 0.16.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from benchmarks.tables import Table, milliseconds
 NAME = "fit"
 NAMES = (BASELINE, RIVAL, OURS)
 REPLICAS = 2
-EPOCHS = 10  # of each, by default: one per round
+EPOCHS = 10  # of each contender, by default: one per round
 WARM_UP = 2
 BATCHES = {"small": 1000, "large": 30, "resnet20": 15, "lstm": 10}  # per epoch
 
 
 def epoch(name: str, workload: workloads.Workload, batches: int) -> timing.Step:
-    """Returns what trains for an epoch and returns its loss.
+    """Returns a function that trains for an epoch and returns its loss.
 
     Args:
         name: The contender.
-        workload: What is trained.
-        batches: How many there are in an epoch.
+        workload: The workload to train.
+        batches: The number of batches in an epoch.
     """
     x, y = workload.network.batch(workload.batch)
     options = tf.data.Options()
@@ -57,12 +57,12 @@ def epoch(name: str, workload: workloads.Workload, batches: int) -> timing.Step:
 
 
 def _model(name: str, workload: workloads.Workload) -> keras.Model:
-    """Returns a contender's model, compiled, with the same weights as any other's."""
+    """Returns a contender's compiled model, with the same weights as every other's."""
 
     def make() -> keras.Model:
         keras.utils.set_random_seed(0)
         model = workload.make_model()
-        # Not the workload's: at its rate the losses of many epochs stay finite.
+        # Not the workload's rate: with this one the losses stay finite for many epochs.
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(1e-4, momentum=workload.momentum), loss)
         return model
@@ -79,7 +79,7 @@ def _model(name: str, workload: workloads.Workload) -> keras.Model:
 
 
 def measure(workload: workloads.Workload, setting: str) -> dict[str, timing.Measured]:
-    """Measures all contenders on one workload, with a setting of oneDNN."""
+    """Measures all contenders on one workload, with one oneDNN setting."""
     command = [sys.executable, "-m", "benchmarks.fit", f"--cell={workload.name}"]
     command += cli.handed_on(cli.QUICK)
     environment = {"TF_ENABLE_ONEDNN_OPTS": steps.SETTINGS[setting]}
@@ -95,13 +95,13 @@ def measure(workload: workloads.Workload, setting: str) -> dict[str, timing.Meas
         )
     compared = [name for name in NAMES if not workload.batch_norm or name != BASELINE]
     if not timing.agree(measured, compared):
-        losses = {name: one.losses for name, one in measured.items()}
+        losses = {name: measurement.losses for name, measurement in measured.items()}
         cli.fail(f"{workload.title}: contenders compute different losses, {losses}")
     return measured
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Returns the tables of epochs, for each setting of oneDNN.
+    """Returns a table of epochs for each oneDNN setting.
 
     Args:
         found: `found[setting][workload][contender]` is a Measured as a dict.
@@ -123,8 +123,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 
 
 def _row(name: str, measured: Mapping[str, timing.Measured]) -> list[str]:
-    ours = measured[OURS].fastest
-    ratios = (ours / measured[other].fastest for other in (BASELINE, RIVAL))
+    fastest = measured[OURS].fastest
+    ratios = (fastest / measured[other].fastest for other in (BASELINE, RIVAL))
     return [
         steps.NAMES[name].title,
         str(BATCHES[name]),
@@ -135,8 +135,8 @@ def _row(name: str, measured: Mapping[str, timing.Measured]) -> list[str]:
 
 
 def answer(workload: workloads.Workload) -> None:
-    """Trains for epochs when it is told to, in a process of a contender."""
-    tf.get_logger().setLevel("ERROR")  # MirroredStrategy tells of each all-reduce
+    """Trains for epochs on request, in a contender's process."""
+    tf.get_logger().setLevel("ERROR")  # MirroredStrategy logs each all-reduce
     contenders.split_cpu(REPLICAS)
     batches = 4 if cli.QUICK.value else BATCHES[workload.name]
     turns.answer({name: _in_turn(name, workload, batches) for name in NAMES})
@@ -156,18 +156,20 @@ def main(argv: list[str]) -> None:
         answer(steps.NAMES[name])
         return
     settings = cli.choose(steps.ONEDNN.value, steps.SETTINGS)
-    chosen = cli.chosen(BATCHES)
+    names = cli.chosen(BATCHES)
     about = results.facts()
-    found: dict[str, dict[str, Any]] = {}
+    measurements: dict[str, dict[str, Any]] = {}
     for setting in settings:
-        found[setting] = {}
-        for name in chosen:
+        measurements[setting] = {}
+        for name in names:
             workload = steps.NAMES[name]
             cli.progress(f"fit: measuring {workload.title} with oneDNN {setting} ...")
             measured = measure(workload, setting)
             asdict = dataclasses.asdict
-            found[setting][name] = {n: asdict(one) for n, one in measured.items()}
-    cli.finish(NAME, about, found, tables(found))
+            measurements[setting][name] = {
+                n: asdict(measurement) for n, measurement in measured.items()
+            }
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

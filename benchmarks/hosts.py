@@ -2,11 +2,11 @@
 """Two hosts: `python -m benchmarks.hosts [--links=1gbit,loopback] [--only=64MiB]`.
 
 The hosts are network namespaces of this machine, joined by a link of 1 Gbit/s, which
-needs root; or two processes on loopback. One program uses the devices of both, by
-`python -m replicator.serve` on each. Compared are plain TensorFlow on one remote
-device, and on both hosts with nothing sent; torch's DistributedDataParallel and gloo;
-and plain sockets, which all take turns. torch is in an environment of its own, which
-`make bench-hosts` makes.
+needs root; or two processes on loopback. One program uses the devices of both, with
+`python -m replicator.serve` on each; another runs one program per host. They are
+compared with plain TensorFlow on one remote device and on both hosts with nothing sent,
+torch's DistributedDataParallel and gloo, and plain sockets. All contenders take turns.
+torch lives in a separate environment, which `make bench-hosts` makes.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ DEFAULT = ("large", *SIZES)
 QUICK = ("small", "4KiB", "1MiB")
 DDP, GLOO = "torch DDP", "gloo"
 SOCKETS = "plain sockets"
-# What in-graph contenders of a network compute is the same.
+# The in-graph contenders of a network compute the same losses.
 IN_GRAPH = (ONE_REMOTE, OURS, MIRRORED)
 _WARM_UP = 3
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
 _TORCH_PORT, _WIRE_PORT, _BETWEEN_PORT = 29500, 29501, 29510
 # In namespaces all ports are free.
 
-# By the name of a cell and of a contender.
+# Indexed by cell, then by contender.
 Runs = dict[str, dict[str, timing.Run]]
 
 
@@ -60,33 +60,33 @@ Runs = dict[str, dict[str, timing.Run]]
 
 @contextlib.contextmanager
 def in_graph(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
-    """Gives Replicator in one program, with a server on each host."""
+    """Yields Replicator in one program, with a server on each host."""
     serve = (sys.executable, "-m", "replicator.serve", "--watch=stdin")
     exposed = [] if hosts[0].namespace is None else ["--insecure"]
     commands = [(*serve, f"--host={host.address}", *exposed) for host in hosts]
     with turns.running("replicator.serve", hosts, commands, _ENVIRONMENT) as servers:
-        given = {
+        arguments = {
             "hosts": [facts["address"] for facts in servers.said()],
             "client": f"{hosts[0].address}:0",
             "cells": list(cells),
         }
         module = "benchmarks.on_hosts.in_graph"
-        command = (sys.executable, "-m", module, json.dumps(given))
+        command = (sys.executable, "-m", module, json.dumps(arguments))
         with turns.running(OURS, hosts[:1], [command], _ENVIRONMENT) as program:
             yield _runs(program, cells, IN_GRAPH, (NOTHING_SENT, OURS))
 
 
 @contextlib.contextmanager
 def between(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
-    """Gives Replicator in a program on each host."""
+    """Yields Replicator with a program on each host."""
     addresses = [
         f"{host.address}:{_free_port([host], _BETWEEN_PORT + k)}"
         for k, host in enumerate(hosts)
     ]
-    given = {"hosts": addresses, "cells": list(cells)}
+    arguments = {"hosts": addresses, "cells": list(cells)}
     module = ("-m", "benchmarks.on_hosts.between")
     commands = [
-        (sys.executable, *module, json.dumps({**given, "task": task}))
+        (sys.executable, *module, json.dumps({**arguments, "task": task}))
         for task in range(len(hosts))
     ]
     with turns.running(BETWEEN, hosts, commands, _ENVIRONMENT) as program:
@@ -95,7 +95,7 @@ def between(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
 
 @contextlib.contextmanager
 def sockets(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
-    """Gives plain sockets."""
+    """Yields plain sockets."""
     port = str(_free_port(hosts, _WIRE_PORT))
     sizes = [f"{c}/{SOCKETS}={n}" for c, n in SIZES.items() if c in cells]
     module = ("-m", "benchmarks.on_hosts.wire")
@@ -109,11 +109,11 @@ def sockets(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
 
 @contextlib.contextmanager
 def torch(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
-    """Gives torch, if there is one."""
+    """Yields torch, or nothing without --torch."""
     if _TORCH.value is None:
         yield {}
         return
-    given = {
+    arguments = {
         "meet": f"tcp://{hosts[0].address}:{_free_port(hosts, _TORCH_PORT)}",
         "networks": [cell for cell in cells if cell in NETWORKS],
         "sizes": {cell: SIZES[cell] for cell in cells if cell in SIZES},
@@ -121,14 +121,14 @@ def torch(hosts: Sequence[Host], cells: Sequence[str]) -> Iterator[Runs]:
     python = str(cli.REPOSITORY / _TORCH.value)
     module = (python, "-m", "benchmarks.peers.torch_hosts")
     commands = [
-        (*module, json.dumps({**given, "rank": rank})) for rank in range(len(hosts))
+        (*module, json.dumps({**arguments, "rank": rank})) for rank in range(len(hosts))
     ]
     environment = {"GLOO_SOCKET_IFNAME": hosts[0].interface}
     with turns.running("torch", hosts, commands, environment) as program:
         yield _runs(program, cells, (DDP,), (GLOO,))
 
 
-# Each gives what its processes can run, on these hosts, of these cells.
+# Each yields the runs that its processes offer for these cells on these hosts.
 PROGRAMS = (in_graph, between, sockets, torch)
 
 
@@ -138,7 +138,7 @@ def _runs(
     trained: Sequence[str],
     added: Sequence[str],
 ) -> Runs:
-    """Returns the contenders of a program, for networks and for sums."""
+    """Returns a program's contenders, for networks and for sums."""
     return {
         cell: {
             name: program.run(f"{cell}/{name}")
@@ -149,12 +149,12 @@ def _runs(
 
 
 def _free_port(hosts: Sequence[Host], within: int) -> int:
-    """Returns a port of the first host that is free."""
+    """Returns a free port of the first host."""
     if hosts[0].namespace is not None:
         return within
-    with socket.socket() as found:
-        found.bind((hosts[0].address, 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind((hosts[0].address, 0))
+        return int(probe.getsockname()[1])
 
 
 # --- Measuring ------------------------------------------------------------------------
@@ -162,12 +162,12 @@ def _free_port(hosts: Sequence[Host], within: int) -> int:
 
 @contextlib.contextmanager
 def joined(link: str) -> Iterator[Sequence[Host]]:
-    """Gives the two hosts of a link."""
+    """Yields the two hosts of a link."""
     if link == LOOPBACK:
         yield namespaces.LOOPBACK
         return
     with contextlib.ExitStack() as stack:
-        # Namespaces outlive whoever makes them, so this ends in order.
+        # Namespaces outlive their process, so SIGTERM must unwind this block.
         before = signal.signal(signal.SIGTERM, lambda n, _: sys.exit(128 + n))
         stack.callback(signal.signal, signal.SIGTERM, before)
         try:
@@ -186,7 +186,7 @@ def measure(link: str, cells: Sequence[str]) -> dict[str, Any]:
     Returns:
         `found[cell][contender]`, each a Measured as a dict.
     """
-    found = {}
+    measurements = {}
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(joined(link))
         programs = [stack.enter_context(make(hosts, cells)) for make in PROGRAMS]
@@ -203,8 +203,11 @@ def measure(link: str, cells: Sequence[str]) -> dict[str, Any]:
             if not timing.agree(measured, ours):
                 losses = {name: measured[name].losses for name in ours}
                 cli.fail(f"{cell}: different losses, {losses}")
-            found[cell] = {k: dataclasses.asdict(one) for k, one in measured.items()}
-    return found
+            measurements[cell] = {
+                k: dataclasses.asdict(measurement)
+                for k, measurement in measured.items()
+            }
+    return measurements
 
 
 # --- The tables -----------------------------------------------------------------------
@@ -216,7 +219,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     Args:
         found: `found[link][cell][contender]` is a Measured as a dict.
     """
-    made = []
+    result = []
     for link, by_cell in found.items():
         measured = {
             cell: {n: timing.Measured.from_json(m) for n, m in by_name.items()}
@@ -229,14 +232,14 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
             ratios = [(name, ONE_REMOTE) for name in (OURS, MIRRORED, BETWEEN)]
             ratios += [(DDP, OURS), (DDP, BETWEEN)]
             names = (*IN_GRAPH, BETWEEN, DDP)
-            made.append(_table(title, trained, names, ratios, ONE_REMOTE))
+            result.append(_table(title, trained, names, ratios, ONE_REMOTE))
         if summed:
             title = f"All-reduce between two hosts, {LINKS[link]}, in ms"
             ratios = [(a, b) for a in (OURS, BETWEEN) for b in (SOCKETS, GLOO)]
             ratios.append((NOTHING_SENT, GLOO))
             names = (NOTHING_SENT, SOCKETS, OURS, BETWEEN, GLOO)
-            made.append(_table(title, summed, names, ratios, SOCKETS))
-    return made
+            result.append(_table(title, summed, names, ratios, SOCKETS))
+    return result
 
 
 def _table(
@@ -246,15 +249,15 @@ def _table(
     ratios: Sequence[tuple[str, str]],
     noise: str,
 ) -> Table:
-    every = [n for n in names if any(n in row for row in rows.values())]
-    ratios = [(a, b) for a, b in ratios if {a, b} <= set(every)]
+    columns = [n for n in names if any(n in row for row in rows.values())]
+    ratios = [(a, b) for a, b in ratios if {a, b} <= set(columns)]
     return Table(
         title,
-        ["", *every, *(f"{a} / {b}" for a, b in ratios), "noise"],
+        ["", *columns, *(f"{a} / {b}" for a, b in ratios), "noise"],
         [
             [
                 row,
-                *(f"{milliseconds(m[name].median)}" for name in every),
+                *(f"{milliseconds(m[name].median)}" for name in columns),
                 *(f"{timing.ratio(m[a], m[b]):.2f}" for a, b in ratios),
                 f"{m[noise].spread:.1%}",
             ]
@@ -273,8 +276,8 @@ def main(argv: list[str]) -> None:
     if _TORCH.value is not None and not (cli.REPOSITORY / _TORCH.value).exists():
         cli.fail(f"--torch={_TORCH.value} does not exist; `make bench-hosts` makes it")
     about = results.facts()
-    found = {link: measure(link, cells) for link in links}
-    cli.finish(NAME, about, found, tables(found))
+    measurements = {link: measure(link, cells) for link in links}
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

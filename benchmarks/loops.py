@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What merging costs: `python -m benchmarks.loops`.
+"""The cost of communication in a loop: `python -m benchmarks.loops`.
 
-An all-reduce in a loop of 100 turns, beside the same 100 all-reduces without a loop:
+Compares an all-reduce in a loop of 100 turns with the same 100 all-reduces unrolled:
 the time of a turn, and its ratio to the time of one unrolled all-reduce, over sizes.
 """
 
@@ -26,7 +26,7 @@ STEPS = LOOP, UNROLLED = "loop", "unrolled"
 
 
 def steps(size: int) -> dict[str, timing.Run]:
-    """Returns both ways to all-reduce TURNS times, ready to be called."""
+    """Returns a looped and an unrolled step of TURNS all-reduces each."""
     repl = replicator.Replicator(contenders.DEVICES)
 
     def turn(x: tf.Tensor) -> tf.Tensor:
@@ -49,15 +49,15 @@ def steps(size: int) -> dict[str, timing.Run]:
             x = turn(x)
         return tf.reduce_mean(x)
 
-    built = {LOOP: repl.build(looped), UNROLLED: repl.build(unrolled)}
+    steps_by_name = {LOOP: repl.build(looped), UNROLLED: repl.build(unrolled)}
     return {
         name: timing.in_turn(functools.partial(_first, step))
-        for name, step in built.items()
+        for name, step in steps_by_name.items()
     }
 
 
 def _first(step: Callable[[], Any]) -> tf.Tensor:
-    """Runs a step; returns what replica 0 returns."""
+    """Runs a step; returns replica 0's result."""
     return step()[0]
 
 
@@ -92,17 +92,20 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 def main(argv: list[str]) -> None:
     """Measures all sizes, prints the table and writes the JSON file."""
     cli.refuse_arguments(argv)
-    chosen = cli.chosen(map(str, SIZES))
+    sizes = cli.chosen(map(str, SIZES))
     contenders.split_cpu()
     about = results.facts()
-    found = {}
-    for size in chosen:
+    measurements = {}
+    for size in sizes:
         cli.progress(f"loops: measuring {size} numbers ...")
         measured = timing.measure(
             steps(int(size)), cli.steps(60), cli.rounds(), warm_up=5
         )
-        found[size] = {name: dataclasses.asdict(one) for name, one in measured.items()}
-    cli.finish(NAME, about, found, tables(found))
+        measurements[size] = {
+            name: dataclasses.asdict(measurement)
+            for name, measurement in measured.items()
+        }
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

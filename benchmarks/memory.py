@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What variables and optimizer slots take: `python -m benchmarks.memory`.
+"""The memory of variables and optimizer slots: `python -m benchmarks.memory`.
 
-A perceptron with Adam. Counted: the bytes of all components of all variables. Resident:
-how much more memory the process holds after some steps than before the variables were
-made; what a step needs only while it runs is given back by then, since the C library
-maps blocks of this size one by one. Each contender in a process of its own.
+Trains a perceptron with Adam. "Counted" is the bytes of all components of all
+variables. "Resident" is the growth of the process from before the variables exist to
+after some steps; memory that a step needs only while it runs is returned by then, since
+the C library maps blocks of this size one by one. Each contender runs in its own
+process.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ BATCH = 16
 
 
 def resident() -> dict[str, int]:
-    """Returns the bytes of memory that this process holds, and held at most."""
+    """Returns this process's resident memory and its peak, in bytes."""
     status = pathlib.Path("/proc/self/status").read_text().splitlines()
     lines = dict(line.split(":", 1) for line in status)
     return {
@@ -46,14 +47,14 @@ def resident() -> dict[str, int]:
 
 def counted(variables: Iterable[Any]) -> int:
     """Returns the bytes of all components of variables, each counted once."""
-    found = {}
+    components = {}
     for variable in variables:
         value = variable.value if isinstance(variable, keras.Variable) else variable
-        # Of a ReplicatedVariable, of a MirroredVariable, of neither.
+        # A ReplicatedVariable, a MirroredVariable, or a plain variable.
         parts = getattr(value, "components", getattr(value, "values", (value,)))
         for part in parts:
-            found[id(part)] = part.shape.num_elements() * part.dtype.size
-    return sum(found.values())
+            components[id(part)] = part.shape.num_elements() * part.dtype.size
+    return sum(components.values())
 
 
 def train(name: str, network: networks.Perceptron) -> list[Any]:
@@ -61,7 +62,7 @@ def train(name: str, network: networks.Perceptron) -> list[Any]:
 
     Args:
         name: The contender.
-        network: What is trained.
+        network: The network to train.
     """
     workload = workloads.Workload("", "", network, workloads.mlp, BATCH, STEPS)
     if name == BASELINE:
@@ -99,8 +100,8 @@ def _make(
 
 
 def measure(name: str, units: int) -> dict[str, int]:
-    """Measures one contender in this process, which must hold no variables before."""
-    train(name, networks.Perceptron(8, 8, 1))  # what TensorFlow itself keeps
+    """Measures one contender in this process, which must not hold variables yet."""
+    train(name, networks.Perceptron(8, 8, 1))  # allocates what TensorFlow itself keeps
     before = resident()["resident"]
     variables = train(name, networks.Perceptron(units, units, 3))
     after = resident()
@@ -112,10 +113,10 @@ def measure(name: str, units: int) -> dict[str, int]:
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Returns the table of what each contender holds.
+    """Returns the table of each contender's memory.
 
     Args:
-        found: `found[contender]` are "counted", "resident" and "peak", in bytes.
+        found: `found[contender]` has "counted", "resident" and "peak", in bytes.
     """
     kinds = ("counted", "resident", "peak")
     rows = []
@@ -143,14 +144,14 @@ def main(argv: list[str]) -> None:
         contenders.split_cpu(REPLICAS)
         print(json.dumps(measure(cli.CELL.value, units)))
         return
-    known = [name for name in NAMES if name in (BASELINE, RIVAL) or name in OPTIONS]
+    names = [name for name in NAMES if name in (BASELINE, RIVAL) or name in OPTIONS]
     about = results.facts()
-    found = {}
-    for name in known:
+    measurements = {}
+    for name in names:
         cli.progress(f"memory: measuring {name} ...")
         flag = f"--cell={name}"
-        found[name] = cli.apart("benchmarks.memory", flag, f"--units={units}")
-    cli.finish(NAME, about, found, tables(found))
+        measurements[name] = cli.apart("benchmarks.memory", flag, f"--units={units}")
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained, in numbers and without a framework: sizes, examples and labels.
+"""The networks as numbers, independent of any framework: sizes, examples and labels.
 
-The three perceptrons each stress something else: the small one the cost of a step that
-computes next to nothing, the large one memory traffic (10 million parameters), the deep
-one the number of ops and of variables. The residual network adds convolutions and batch
-normalization, the language model a loop, the wide and deep model a variable of which
-each step touches only some rows.
+Each of the three perceptrons stresses something else: the small one the overhead of a
+step that computes next to nothing, the large one memory traffic (10 million
+parameters), the deep one the number of ops and of variables. The residual network adds
+convolutions and batch normalization, the language model a loop, the wide and deep model
+a variable of which each step touches only some rows.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class ResNet:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModel:
-    """Predicts each character of Python's standard library from those before it.
+    """Predicts each character of Python's standard library from the preceding ones.
 
-    A character is embedded in `units` numbers, which go through LSTM layers.
+    Each character becomes an embedding of `units` numbers, the input of LSTM layers.
     """
 
     units: int
@@ -76,7 +76,7 @@ class LanguageModel:
         """Returns `size` lines of text, the same in each call on one Python.
 
         Returns:
-            int32 [size, length] twice: the characters, and those that follow each.
+            int32 [size, length] twice: the characters, and the character after each.
         """
         text = standard_library()
         starts = np.random.default_rng(0).integers(0, len(text) - self.length, size)
@@ -86,7 +86,7 @@ class LanguageModel:
 
 @dataclasses.dataclass(frozen=True)
 class WideAndDeep:
-    """Predicts a click from features that are given by number, and some by value.
+    """Predicts a click from categorical features, and from some numeric ones.
 
     Source: Cheng et al. 2016, Wide & Deep Learning for Recommender Systems,
     arXiv:1606.07792. The wide part is linear in the same features.
@@ -95,7 +95,7 @@ class WideAndDeep:
     rows: int
     columns: int
     hidden: tuple[int, ...] = (256, 128)
-    features: int = 26  # as many of each kind as in the Criteo data sets
+    features: int = 26  # 26 categorical and 13 numeric, as in the Criteo data sets
     values: int = 13
 
     def batch(self, size: int) -> Batch:
@@ -103,11 +103,12 @@ class WideAndDeep:
 
         Returns:
             (int32 [size, features], float32 [size, values]), int32 [size]. A few
-            features are seen often, most are rare.
+            features
+            are frequent, most are rare.
         """
         rng = np.random.default_rng(0)
         often = rng.zipf(1.2, (size, self.features))
-        scattered = often * 2_654_435_761  # Knuth's hash: neighbours come to lie apart
+        scattered = often * 2_654_435_761  # Knuth's hash: scatters neighbours
         numbers = (scattered % self.rows).astype(np.int32)
         values = rng.standard_normal((size, self.values), np.float32)
         return (numbers, values), rng.integers(0, 2, size, np.int32)
@@ -132,10 +133,10 @@ def standard_library(limit: int = 1 << 20) -> np.ndarray:
     """Returns the start of the text of the installed Python's own modules.
 
     Args:
-        limit: How many characters, at most.
+        limit: The maximum number of characters.
 
     Returns:
-        int32 [characters]; what is not ASCII is a question mark.
+        int32 [characters]; non-ASCII characters become question marks.
 
     Raises:
         FileNotFoundError: This Python was installed without its source.

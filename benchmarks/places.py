@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The places of a graph at which `benchmarks.anywhere` communicates.
 
-Each place takes a call, which communicates, and the tensor that a replica starts from,
-and returns a scalar; at the place "gradient", the gradient of one. `plain` does the
-same for all replicas at once, in plain TensorFlow.
+Each place takes a call that communicates and a replica's operand, and returns a scalar;
+the place "gradient" returns the gradient of one. `plain` computes the same for all
+replicas at once, in plain TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 Call = Callable[[tf.Tensor], tf.Tensor | None]
-# All replicas' results from all replicas' tensors.
+# Maps all replicas' operands to all replicas' results.
 Plain = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor | None]]
 Link = Callable[[tf.Tensor], tf.Tensor]
 
@@ -24,9 +24,9 @@ class Place:
     """A place of the graph.
 
     Attributes:
-        run: Communicates there; given the call, the tensor and what links a loss to
-            all that was sent.
-        plain: What each replica should get.
+        run: Communicates there; takes the call, the operand and the function that
+            links a loss to all messages sent.
+        plain: Computes each replica's expected result.
     """
 
     run: Callable[[Call, tf.Tensor, Link], tf.Tensor]
@@ -82,7 +82,7 @@ def _plain_twice(plain: Plain, xs: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     twice = zip(
         _plain_once(plain, xs), _plain_once(plain, [x + 1 for x in xs]), strict=True
     )
-    return [one + two for one, two in twice]
+    return [first + second for first, second in twice]
 
 
 def _plain_gradient(plain: Plain, xs: Iterable[tf.Tensor]) -> list[tf.Tensor]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plots of RESULTS.md, by matplotlib."""
+"""The plots of RESULTS.md, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def steps(found: Mapping[str, Any], workload: str) -> pyplot.Figure:
 
 def builds(found: Mapping[str, Any], network: str) -> pyplot.Figure:
     """Returns build time over replicas, for one network of benchmarks.build."""
-    by_name = {name: build.from_json(one) for name, one in found[network].items()}
+    by_name = {
+        name: build.from_json(builds_by_count)
+        for name, builds_by_count in found[network].items()
+    }
     counts = sorted({count for by_count in by_name.values() for count in by_count})
     figure, axes = _axes(
         f"Until the first result, {network} MLP",
@@ -61,7 +64,7 @@ def builds(found: Mapping[str, Any], network: str) -> pyplot.Figure:
         {count: str(count) for count in counts},
     )
     for color, (name, built) in zip(_COLORS, by_name.items(), strict=False):
-        times = [one.total for one in built.values()]
+        times = [builds_by_count.total for builds_by_count in built.values()]
         axes.plot(list(built), times, "o-", c=color, label=name)
     axes.legend()
     return figure
@@ -84,11 +87,11 @@ def bandwidth(found: Mapping[str, Any]) -> pyplot.Figure:
 
 
 def draw(found: Mapping[str, Any], folder: pathlib.Path) -> dict[str, list[str]]:
-    """Draws all plots of what has been measured.
+    """Draws all plots of the measurements.
 
     Args:
         found: `found[program]` are that program's results.
-        folder: Where the files go; is made if it is not there.
+        folder: The folder of the files; made if absent.
 
     Returns:
         By program, the names of the files.
@@ -105,7 +108,7 @@ def draw(found: Mapping[str, Any], folder: pathlib.Path) -> dict[str, list[str]]
     folder.mkdir(parents=True, exist_ok=True)
     for by_name in figures.values():
         for name, figure in by_name.items():
-            # The same bytes for the same figures: no date, and no random ids.
+            # Equal figures give equal bytes: no date, and no random ids.
             with matplotlib.rc_context({"svg.hashsalt": "replicator"}):
                 figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
             pyplot.close(figure)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted and measured beside one another: `python -m benchmarks.profile`.
+"""Predicted and measured step times side by side: `python -m benchmarks.profile`.
 
-A step on two replicas, and one of them alone, are measured as `python -m
-replicator.profile` does it; what it predicts of them for 1, 2 and 4 replicas, each with
-the same batch, stands beside steps of other programs on so many. All take turns. One
-replica alone predicts, too, by the calibration only.
+Measures a step on two replicas, and on one of them alone, as `python -m
+replicator.profile` does. Its predictions for 1, 2 and 4 replicas, each with the same
+batch, stand beside the measured steps of other programs with as many. All take turns. A
+second prediction uses only the one replica and the calibration.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from replicator.costs import rates, rehearsal
 from replicator.profile import measure, model
 
 NAME = "profile"
-NAMED = 2  # replicas, of which it is predicted
+NAMED = 2  # replicas of the profiled step
 REPLICAS = (1, 2, 4)
 PREDICTED, BY_ONE = "predicted", "predicted by one"
 NAMES = {w.name: w for w in WORKLOADS if w.name in ("large", "deep", "lstm")}
@@ -51,11 +51,11 @@ def make(workload: Workload) -> tuple[replicator.Replicator, Sequence[Any]]:
 
 
 def measured(workload: Workload, steps: int, rounds: int) -> dict[str, Any]:
-    """Returns what was predicted, and measured, of a workload; times in seconds.
+    """Returns a workload's predictions and measurements; times in seconds.
 
     Args:
-        workload: What is trained.
-        steps: How many of each number of replicas are measured.
+        workload: The workload to train.
+        steps: How many steps of each number of replicas are measured.
         rounds: How many turns each has.
     """
     whole = measure.whole(lambda: make(workload))
@@ -85,18 +85,18 @@ def measured(workload: Workload, steps: int, rounds: int) -> dict[str, Any]:
 
 
 def error(own: Mapping[str, Any], name: str = PREDICTED) -> float:
-    """Returns how far a prediction is off, as a share of what was measured."""
+    """Returns a prediction's error, as a share of the measured time."""
     return own[name]["step"] / own["measured"] - 1
 
 
 def cells(own: Mapping[str, Any], name: str) -> list[str]:
-    """Returns what a table says of a prediction.
+    """Returns a table's cells for a prediction.
 
     Args:
-        own: What was measured and predicted.
+        own: The measurement and its predictions.
         name: PREDICTED or BY_ONE.
     """
-    step, low, high = (own[name][what] for what in ("step", "low", "high"))
+    step, low, high = (own[name][key] for key in ("step", "low", "high"))
     within = "" if low <= own["measured"] <= high else ", missed"
     bounds = f"{milliseconds(low)} - {milliseconds(high)}{within}"
     return [milliseconds(step), f"{error(own, name):+.1%}", bounds]
@@ -106,7 +106,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     """Returns the table of predictions and measurements.
 
     Args:
-        found: `found[workload][replicas]` is what `measured` returned of it.
+        found: `found[workload][replicas]` is the result of `measured`.
     """
     rows = [
         [
@@ -142,14 +142,16 @@ def main(argv: list[str]) -> None:
         of_cell = measured(NAMES[name], cli.steps(80), cli.rounds())
         print(json.dumps(of_cell))
         return
-    chosen = cli.chosen(NAMES)
+    names = cli.chosen(NAMES)
     about = results.facts()
-    given = cli.handed_on(cli.QUICK, cli.STEPS, cli.ROUNDS)
-    found = {}
-    for name in chosen:
+    arguments = cli.handed_on(cli.QUICK, cli.STEPS, cli.ROUNDS)
+    measurements = {}
+    for name in names:
         cli.progress(f"profile: measuring {NAMES[name].title} ...")
-        found[name] = cli.apart("benchmarks.profile", f"--cell={name}", *given)
-    cli.finish(NAME, about, found, tables(found))
+        measurements[name] = cli.apart(
+            "benchmarks.profile", f"--cell={name}", *arguments
+        )
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

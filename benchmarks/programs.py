@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every primitive on two replicas, as `benchmarks.anywhere` tries it.
 
-Each with Replicator, with MirroredStrategy where that has a call for it inside a
-replica, and for all replicas at once in plain TensorFlow.
+Each in three forms: with Replicator, with MirroredStrategy if that has a call for it
+inside a replica, and for all replicas at once in plain TensorFlow.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Program:
     """One use of a primitive, on a tensor [2, 2] of each of two replicas.
 
     Attributes:
-        ours: With Replicator; None is returned where nothing is received.
-        plain: All replicas' results from all replicas' tensors.
+        ours: With Replicator; returns None where nothing is received.
+        plain: Maps all replicas' operands to all replicas' results.
         mirrored: With MirroredStrategy; None if it has no such call.
     """
 
@@ -62,7 +62,7 @@ def _mirrored_broadcast(x: tf.Tensor) -> tf.Tensor:
 
 
 def _message(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor | None:
-    """Replica 0 sends its tensor to replica 1; what is passed there gets zeros."""
+    """Replica 0 sends its tensor to replica 1; the gradient gets zeros."""
     if repl.replica_id == 0:
         repl.send(x, 1)
         return None
@@ -74,7 +74,7 @@ def _split(xs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
 
 
 def _exchanged(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    return [tf.concat([own[r] for own in _split(xs)], 0) for r in range(2)]
+    return [tf.concat([parts[r] for parts in _split(xs)], 0) for r in range(2)]
 
 
 PROGRAMS = {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes RESULTS.md and its plots: `python -m benchmarks.report [--quick]`.
 
-From the JSON files of all programs that have run, benchmarks.peers included. Quick
-results make a RESULTS.md of their own, beside them.
+Reads the JSON files of all programs that have run, benchmarks.peers included. Quick
+results get a RESULTS.md of their own, next to them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ turns. They say something about one machine on one day; ratios say more than tim
 
 
 def machine(facts: Mapping[str, Any]) -> str:
-    """Returns what a program was run on and when, as a paragraph."""
+    """Returns a paragraph on the machine and date of a program's run."""
     versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
     return (
         f"{facts['time'][:16].replace('T', ' ')} UTC, {facts['machine']}, "
@@ -91,26 +91,30 @@ def markdown(
         measured: By program, its JSON file.
         drawn: By program, the files of its plots.
     """
-    found = {name: one["results"] for name, one in measured.items()}
+    found = {name: contents["results"] for name, contents in measured.items()}
     parts = [_HEAD, targets.table(targets.judge(found)).markdown()]
-    for name, one in measured.items():
-        parts += [table.markdown() for table in PROGRAMS[name].tables(one["results"])]
+    for name, contents in measured.items():
+        parts += [
+            table.markdown() for table in PROGRAMS[name].tables(contents["results"])
+        ]
         parts += [f"![{file}](plots/{file})\n" for file in drawn.get(name, ())]
-        parts.append(f"*{name}: {machine(one)}*\n")
+        parts.append(f"*{name}: {machine(contents)}*\n")
     return "\n".join(parts)
 
 
 def main(argv: list[str]) -> None:
-    """Reads what there is, and writes the report."""
+    """Reads the available results and writes the report."""
     cli.refuse_arguments(argv)
     folder = cli.results_dir()
     files = {name: results.read(folder, name) for name in PROGRAMS}
-    measured = {name: one for name, one in files.items() if one is not None}
+    measured = {
+        name: contents for name, contents in files.items() if contents is not None
+    }
     if not measured:
         cli.fail(f"{folder} holds no results; run python -m benchmarks first")
-    whole = folder == cli.FOLDER / "results"
-    into = pathlib.Path(_INTO.value or (cli.FOLDER if whole else folder))
-    found = {name: one["results"] for name, one in measured.items()}
+    complete = folder == cli.FOLDER / "results"
+    into = pathlib.Path(_INTO.value or (cli.FOLDER if complete else folder))
+    found = {name: contents["results"] for name, contents in measured.items()}
     drawn = plots.draw(found, into / "plots")
     (into / "RESULTS.md").write_text(markdown(measured, drawn))
     targets.table(targets.judge(found)).show()

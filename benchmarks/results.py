@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON files between the programs that measure and the report."""
+"""The JSON files through which measuring programs pass results to the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "torch", "jax", "numpy")
 
 
 def facts() -> dict[str, Any]:
-    """Returns what was measured on what, when and how."""
+    """Returns the machine, versions, time and command of a measurement."""
     return {
         "command": ["python", "-m", *sys.orig_argv[2:]],
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -34,7 +34,7 @@ def cores() -> int:
 
 
 def _processor() -> str:
-    """Returns what the processor calls itself, where the system tells."""
+    """Returns the processor's model name, if the system reports it."""
     path = pathlib.Path("/proc/cpuinfo")
     for line in path.read_text().splitlines() if path.exists() else ():
         if line.startswith("model name"):
@@ -43,23 +43,23 @@ def _processor() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def write(folder: pathlib.Path, name: str, about: Any, results: Any) -> pathlib.Path:
     """Writes the results of a program; returns the file's path.
 
     Args:
-        folder: Is made if it is not there.
-        name: Of the program.
-        about: What `facts` returned before anything was measured.
-        results: All that was measured; seconds and bytes.
+        folder: The folder of the file; made if absent.
+        name: The program's name.
+        about: The result of `facts` before the measurement.
+        results: All measurements, in seconds and bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -68,6 +68,6 @@ def write(folder: pathlib.Path, name: str, about: Any, results: Any) -> pathlib.
 
 
 def read(folder: pathlib.Path, name: str) -> dict[str, Any] | None:
-    """Returns what `write` wrote, or None if that program has not run."""
+    """Returns the contents of the program's file, or None if it has not run."""
     path = folder / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None

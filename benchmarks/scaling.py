@@ -2,7 +2,7 @@
 """The time of a step over the number of replicas: `python -m benchmarks.scaling`.
 
 The batch stays the same and is cut into more parts, so that one device is the limit for
-any number. Runs benchmarks.steps in a process per number of replicas.
+any number. Runs benchmarks.steps in one process per number of replicas.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _NUMBERS = flags.DEFINE_list(
 
 NAME = "scaling"
 ONEDNN = "on"
-STEPS = {"small": 500, "large": 30}  # of each network that is measured
+STEPS = {"small": 500, "large": 30}  # of each measured network
 
 
 def measure(workload: str, replicas: int) -> Any:
-    """Returns what benchmarks.steps found: `[contender]` is a Measured as a dict."""
+    """Returns the result of benchmarks.steps: `[contender]` is a Measured as a dict."""
     with tempfile.TemporaryDirectory() as folder:
         cli.run_apart(
             "benchmarks.steps",
@@ -66,18 +66,18 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 
 
 def main(argv: list[str]) -> None:
-    """Measures all, prints the table and writes the JSON file."""
+    """Measures all networks, prints the table and writes the JSON file."""
     cli.refuse_arguments(argv)
-    chosen = cli.chosen(STEPS)
+    names = cli.chosen(STEPS)
     numbers = cli.numbers("replica_counts", _NUMBERS.value) or []
     about = results.facts()
-    found: dict[str, dict[str, Any]] = {}
-    for workload in chosen:
-        found[workload] = {}
+    measurements: dict[str, dict[str, Any]] = {}
+    for workload in names:
+        measurements[workload] = {}
         for number in numbers:
             cli.progress(f"scaling: measuring {workload} on {number} replicas ...")
-            found[workload][str(number)] = measure(workload, number)
-    cli.finish(NAME, about, found, tables(found))
+            measurements[workload][str(number)] = measure(workload, number)
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time of a training step: `python -m benchmarks.steps [--only=small,deep]`.
 
-Each network is measured in a process of its own, with TensorFlow's kernels from oneDNN
-and without: which it takes by itself depends on the processor.
+Measures each network in its own process, with TensorFlow's oneDNN kernels and without,
+since TensorFlow's default depends on the processor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ONEDNN = flags.DEFINE_list("onednn", None, "on, off, or by default both.")
 NAME = "steps"
 WARM_UP = 5  # steps before timing, whose losses are compared
 CONTENDERS = (ONE_REPLICA, OURS, MIRRORED)
-# Of TF_ENABLE_ONEDNN_OPTS.
+# Values of TF_ENABLE_ONEDNN_OPTS.
 SETTINGS = {"on": "1", "off": "0"}
 NAMES = {workload.name: workload for workload in workloads.WORKLOADS}
 
@@ -34,8 +34,8 @@ def measure(workload: workloads.Workload, replicas: int) -> dict[str, timing.Mea
     """Measures all contenders on one workload.
 
     Args:
-        workload: What is trained.
-        replicas: How many share the batch.
+        workload: The workload to train.
+        replicas: The number of replicas that share the batch.
     """
     weights = contenders.initial_weights(workload)
     prepared = {
@@ -46,33 +46,33 @@ def measure(workload: workloads.Workload, replicas: int) -> dict[str, timing.Mea
     measured = timing.measure(
         prepared, cli.steps(workload.steps), cli.rounds(), WARM_UP
     )
-    alike = [
+    comparable = [
         name
         for name in measured
         if not (workload.batch_norm and name in (BASELINE, ONE_REPLICA))
     ]
-    if not timing.agree(measured, alike):
-        losses = {name: measured[name].losses for name in alike}
+    if not timing.agree(measured, comparable):
+        losses = {name: measured[name].losses for name in comparable}
         cli.fail(f"{workload.title}: contenders compute different losses, {losses}")
     return measured
 
 
 def from_json(by_name: Mapping[str, Any]) -> dict[str, timing.Measured]:
-    """Returns what was measured on one workload."""
+    """Returns the measurements of one workload."""
     return {name: timing.Measured.from_json(m) for name, m in by_name.items()}
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Returns the tables of step times and of first calls, for each setting of oneDNN.
+    """Returns the tables of step times and of first calls, for each oneDNN setting.
 
     Args:
         found: `found[setting][workload][contender]` is a Measured as a dict.
     """
-    made = []
+    result = []
     for setting, by_workload in found.items():
         measured = {NAMES[n].title: from_json(m) for n, m in by_workload.items()}
-        made += [_steps(setting, measured), _first_calls(setting, measured)]
-    return made
+        result += [_steps(setting, measured), _first_calls(setting, measured)]
+    return result
 
 
 def _steps(setting: str, measured: Mapping[str, dict[str, timing.Measured]]) -> Table:
@@ -118,7 +118,7 @@ def _first_calls(
 
 
 def _contenders(measured: Mapping[str, dict[str, timing.Measured]]) -> list[str]:
-    """Returns the names of those that have been measured, in order."""
+    """Returns the names of the measured contenders, in order."""
     names = (BASELINE, RIVAL, *CONTENDERS)
     return [n for n in names if any(n in by_name for by_name in measured.values())]
 
@@ -127,17 +127,24 @@ def main(argv: list[str]) -> None:
     """Measures what the flags ask for, prints the tables and writes the JSON file."""
     cli.refuse_arguments(argv)
     if cli.CELL.value is not None:
-        tf.get_logger().setLevel("ERROR")  # MirroredStrategy tells of each all-reduce
+        tf.get_logger().setLevel("ERROR")  # MirroredStrategy logs each all-reduce
         contenders.split_cpu(_REPLICAS.value)
         (name,) = cli.choose([cli.CELL.value], NAMES)
         measured = measure(NAMES[name], _REPLICAS.value)
-        print(json.dumps({n: dataclasses.asdict(one) for n, one in measured.items()}))
+        print(
+            json.dumps(
+                {
+                    n: dataclasses.asdict(measurement)
+                    for n, measurement in measured.items()
+                }
+            )
+        )
         return
     settings = cli.choose(ONEDNN.value, SETTINGS)
-    chosen = cli.chosen(NAMES)
+    names = cli.chosen(NAMES)
     about = results.facts()
-    every = apart(NAME, chosen, settings, _REPLICAS)
-    cli.finish(NAME, about, every, tables(every))
+    measurements = apart(NAME, names, settings, _REPLICAS)
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 def apart(
@@ -146,29 +153,29 @@ def apart(
     settings: Iterable[str],
     *more: flags.FlagHolder,
 ) -> dict[str, dict[str, Any]]:
-    """Measures each workload in a process of its own, with each setting of oneDNN.
+    """Measures each workload and oneDNN setting in a process of its own.
 
     Args:
-        program: Measures one, the one that --cell names.
+        program: The program that measures the workload that --cell names.
         chosen: The names of the workloads.
-        settings: Of SETTINGS.
-        *more: Flags that the process is given too.
+        settings: A choice of SETTINGS.
+        *more: Further flags that are passed to the process.
 
     Returns:
-        `found[setting][workload]` is what the process printed.
+        `found[setting][workload]` is the output of the process.
     """
-    given = cli.handed_on(*more, cli.QUICK, cli.STEPS, cli.ROUNDS)
-    found: dict[str, dict[str, Any]] = {}
+    arguments = cli.handed_on(*more, cli.QUICK, cli.STEPS, cli.ROUNDS)
+    measurements: dict[str, dict[str, Any]] = {}
     chosen = list(chosen)
     for setting in settings:
         environment = {"TF_ENABLE_ONEDNN_OPTS": SETTINGS[setting]}
-        found[setting] = {}
+        measurements[setting] = {}
         for name in chosen:
             title = NAMES[name].title
             cli.progress(f"{program}: measuring {title} with oneDNN {setting} ...")
-            cell = (f"benchmarks.{program}", f"--cell={name}", *given)
-            found[setting][name] = cli.apart(*cell, environment=environment)
-    return found
+            cell = (f"benchmarks.{program}", f"--cell={name}", *arguments)
+            measurements[setting][name] = cli.apart(*cell, environment=environment)
+    return measurements
 
 
 if __name__ == "__main__":

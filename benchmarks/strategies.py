@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps under every strategy: `python -m benchmarks.strategies [--only=small,wide]`.
 
-Builder by network: the time of a step, the bytes that its plan says are communicated,
-and what its strategy predicts. Each network is measured in a process of its own, with
-TensorFlow's kernels from oneDNN and without, in which the builders take turns. Several
-builders may come to the same strategy: what then differs is noise.
+Tables of builders by networks: the step time, the bytes that the plan says are
+communicated, and the strategy's prediction. Each network is measured in its own
+process, with TensorFlow's oneDNN kernels and without; the builders take turns in it.
+Several builders may derive the same strategy: their difference is noise.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ BUILDERS: Mapping[str, Callable[[], strategy.Builder]] = {
 }
 NETWORKS = {workload.name: workload for workload in workloads.WORKLOADS}
 AUTO = strategy.Auto.__name__
-# Twice as many as elsewhere, with half of the steps: there are more than twice as many
-# contenders, of which the fastest is not to be that which was disturbed least.
+# Twice as many as elsewhere, with half of the steps: among more than twice as many
+# contenders, the least disturbed one must not appear the fastest.
 ROUNDS = 2
 STEPS = {name: max(30, one.steps // 2) for name, one in NETWORKS.items()}
 
@@ -58,13 +58,13 @@ def measure(
     """Measures builders on one workload.
 
     Args:
-        workload: What is trained.
+        workload: The workload to train.
         count: How many steps of each are timed.
         names: The builders.
 
     Returns:
-        By builder, a Measured as a dict, what `planned` returns, and the seconds that
-        are "predicted"; that of one device has no such things.
+        By builder, a Measured as a dict, the result of `planned`, and the "predicted"
+        seconds; the single device only has the former.
     """
     weights = contenders.initial_weights(workload)
     replicators, built = {}, {}
@@ -77,42 +77,44 @@ def measure(
         **{n: timing.in_turn(functools.partial(_first, s)) for n, s in built.items()},
     }
     measured = timing.measure(prepared, count, ROUNDS * cli.rounds(), WARM_UP)
-    # Replicas normalize by their own examples, and sum the gradients of rows that are
-    # looked up more than once before Adam squares them.
-    apart = workload.batch_norm or workload.adam
-    alike = list(built) if apart else list(measured)
-    if not timing.agree(measured, alike):
-        losses = {name: measured[name].losses for name in alike}
+    # Replicas normalize by their own examples, and sum the gradients of repeated rows
+    # before Adam squares them.
+    inexact = workload.batch_norm or workload.adam
+    comparable = list(built) if inexact else list(measured)
+    if not timing.agree(measured, comparable):
+        losses = {name: measured[name].losses for name in comparable}
         cli.fail(f"{workload.title}: builders compute different losses, {losses}")
-    found = {name: dataclasses.asdict(one) for name, one in measured.items()}
+    measurements = {
+        name: dataclasses.asdict(measurement) for name, measurement in measured.items()
+    }
     for name, repl in replicators.items():
-        found[name] |= planned(built[name]) | {"predicted": predicted(repl)}
-    return found
+        measurements[name] |= planned(built[name]) | {"predicted": predicted(repl)}
+    return measurements
 
 
 def predicted(repl: replicator.Replicator) -> float:
-    """Returns how long a strategy says that keeping all variables equal takes.
+    """Returns a strategy's predicted time for keeping all variables equal.
 
     Args:
-        repl: Has built a step.
+        repl: A Replicator that has built a step.
     """
     return math.fsum(node.seconds or 0.0 for node in repl.strategy.nodes)
 
 
 def _first(step: Callable[[], Any]) -> tf.Tensor:
-    """Runs a step; returns what replica 0 returns."""
+    """Runs a step; returns replica 0's result."""
     return step()[0]
 
 
 def planned(step: Any) -> dict[str, int]:
-    """Returns what a step communicates, as its plan says.
+    """Returns a step's communication, according to its plan.
 
     Args:
-        step: Was called.
+        step: A step that has been called.
 
     Returns:
-        The "nbytes" that travel, of loops and conditionals those of one turn, and how
-        many communications there are whose size is "unknown" before they happen.
+        The "nbytes" that are sent, where loops and conditionals count one turn, and the
+        number of communications whose size is "unknown" before they run.
     """
     totals = step.plan.totals
     both = totals.per_step, totals.per_turn
@@ -123,12 +125,12 @@ def planned(step: Any) -> dict[str, int]:
 
 
 def from_json(found: Mapping[str, Any]) -> dict[str, timing.Measured]:
-    """Returns what was measured on one network, by builder."""
-    return {name: timing.Measured.from_json(one) for name, one in found.items()}
+    """Returns the measurements of one network, by builder."""
+    return {name: timing.Measured.from_json(fields) for name, fields in found.items()}
 
 
 def fastest(measured: Mapping[str, timing.Measured]) -> str:
-    """Returns the builder whose steps are the shortest."""
+    """Returns the builder with the shortest steps."""
     names = [name for name in BUILDERS if name in measured]
     return min(names, key=lambda name: measured[name].median)
 
@@ -137,12 +139,12 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     """Returns the tables of step times and predictions, and that of bytes.
 
     Args:
-        found: `found[setting][workload][builder]` is what `measure` returns of it.
+        found: `found[setting][workload][builder]` is the result of `measure`.
     """
-    made = []
+    result = []
     for setting, by_network in found.items():
-        made += [_times(setting, by_network), _predictions(setting, by_network)]
-    return [*made, *[_bytes(by_network) for by_network in found.values()][:1]]
+        result += [_times(setting, by_network), _predictions(setting, by_network)]
+    return [*result, *[_bytes(by_network) for by_network in found.values()][:1]]
 
 
 def _times(setting: str, found: Mapping[str, Any]) -> Table:
@@ -190,7 +192,7 @@ def _prediction(found: Mapping[str, Any], name: str) -> str:
 
 
 def _short(seconds: float, sign: str = "") -> str:
-    """Returns milliseconds with two digits that say something."""
+    """Returns milliseconds with two significant digits."""
     value = seconds * 1e3
     return f"{value:{sign}.{0 if abs(value) >= 10 else 1 if abs(value) >= 1 else 3}f}"
 
@@ -220,7 +222,11 @@ def _titles(found: Mapping[str, Any]) -> list[str]:
 
 def _common(found: Mapping[str, Any]) -> list[str]:
     """Returns the builders that were measured on all networks, in order."""
-    return [name for name in BUILDERS if all(name in own for own in found.values())]
+    return [
+        name
+        for name in BUILDERS
+        if all(name in by_builder for by_builder in found.values())
+    ]
 
 
 def main(argv: list[str]) -> None:
@@ -234,8 +240,8 @@ def main(argv: list[str]) -> None:
         return
     settings = cli.choose(steps.ONEDNN.value, steps.SETTINGS)
     about = results.facts()
-    found = steps.apart(NAME, cli.chosen(NETWORKS), settings)
-    cli.finish(NAME, about, found, tables(found))
+    measurements = steps.apart(NAME, cli.chosen(NETWORKS), settings)
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table of text: for the terminal, and for a Markdown file."""
+"""A text table, for the terminal and for a Markdown file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import rich.table
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A title, a row of headings, rows of cells, and what a reader has to know.
+    """A title, a row of headings, rows of cells, and a caption.
 
-    The first column is set to the left, the others to the right.
+    The first column is aligned left, the others right.
     """
 
     title: str
@@ -33,18 +33,18 @@ class Table:
 
     def show(self) -> None:
         """Prints the table."""
-        shown = rich.table.Table(title=self.title, caption=self.caption)
+        rich_table = rich.table.Table(title=self.title, caption=self.caption)
         for place, column in enumerate(self.columns):
-            shown.add_column(column, justify="right" if place else "left")
+            rich_table.add_column(column, justify="right" if place else "left")
         for row in self.rows:
-            shown.add_row(*row)
-        # Wide enough in a log file too, where the width is not known.
+            rich_table.add_row(*row)
+        # Wide enough for a log file too, whose width is unknown.
         console = rich.console.Console()
-        rich.console.Console(width=max(160, console.width)).print(shown)
+        rich.console.Console(width=max(160, console.width)).print(rich_table)
 
 
 def milliseconds(seconds: float) -> str:
-    """Returns a time with three or so digits that say something."""
+    """Returns a time in milliseconds with about three significant digits."""
     value = seconds * 1e3
     return f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
@@ -55,7 +55,7 @@ def time(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Returns a number of bytes in the unit that suits it."""
+    """Returns a number of bytes in a suitable unit."""
     units = ["B", "KiB", "MiB", "GiB"]
     while nbytes >= 1024 and len(units) > 1:
         nbytes /= 1024

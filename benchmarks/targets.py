@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Replicator shall reach, and whether it did: the first table of RESULTS.md.
+"""Replicator's performance targets and whether it meets them: RESULTS.md's first table.
 
 Each target bounds a ratio of times or bytes that were measured in one run, on two cores
-with two replicas unless it says otherwise. It is reached if a Replicator with default
-options reaches it; what another way of setting it up reaches is shown beside. Steps and
-epochs are judged with TensorFlow's
-kernels from oneDNN and without, since processors differ in what they take by default.
+with two replicas unless stated otherwise. A Replicator with default options has to meet
+it; other variants are shown beside it. Steps and epochs are judged with TensorFlow's
+oneDNN kernels and without, since the default depends on the processor.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from benchmarks.contenders import (
 )
 from benchmarks.tables import Table
 
-# [workload]: at most of one device, and of Replicator with one replica; at least times
-# faster than MirroredStrategy.
+# [workload]: at most this multiple of one device, and of Replicator with one replica;
+# at least this many times faster than MirroredStrategy.
 STEPS = {
     "small": (0.85, 1.2, 2.4),
     "large": (0.85, 1.1, 2.0),
@@ -47,29 +46,29 @@ STEPS = {
     "lstm": (1.00, 1.1, 1.4),
     "wide": (1.1, 1.1, 12.0),
 }
-# With work before and behind it: of the same work on one device at most, times faster
-# than MirroredStrategy at least.
+# With work before and after it: at most this multiple of the same work on one device,
+# at least this many times faster than MirroredStrategy.
 ALL_REDUCE = ("64MiB", 1.15, 2.0)
 # 100 layers, 32 replicas: times faster. step_fn is called for each replica, or for two.
 BUILD = {"default": ((OURS, MIRRORED), 2.2), "clone": ((CLONED,), 6.0)}
-FURTHER = 0.2  # what cloning one more replica may cost, of the first one's build
+FURTHER = 0.2  # the cost of cloning one more replica, relative to the first's build
 PASSES = 0.05  # of the default build, at 32 replicas
-LINEAR = 1.25  # of the passes' time per replica, at 128 replicas and at 32
+LINEAR = 1.25  # the passes' time per replica, at 128 replicas relative to 32
 MEMORY = 0.55
-# An epoch of Keras' fit: of plain Keras' and of MirroredStrategy's at most.
+# An epoch of Keras' fit: at most these multiples of plain Keras and MirroredStrategy.
 FIT = (1.05, 0.8)
-# How far a predicted step may be off.
+# The largest error of a predicted step.
 PREDICTED = 0.15
-# What Auto chooses: of the fastest builder's step at most.
+# Auto's choice: at most this multiple of the fastest builder's step.
 AUTO = 1.05
-# With large embeddings in parts: of the step with whole variables on their owners.
+# Large embeddings in parts, relative to the step with whole variables on owners.
 PARTS = 1.2
-# Until the first result through AutoDist's doors, 32 replicas: of that by cloning.
+# The first result through AutoDist's doors, 32 replicas, relative to cloning.
 DOORS = 1.0
-# The large MLP on two hosts at 1 Gbit/s: of one remote device at most, times faster
-# than torch at least.
+# The large MLP on two hosts at 1 Gbit/s: at most this multiple of one remote device,
+# at least this many times faster than torch.
 HOSTS = (2.2, 5.0)
-# All-reduce between hosts: the link, the size, at most of what.
+# All-reduce between hosts: the link, the size, the reference, the bound.
 HOSTS_SUMS = (
     (hosts.WIRE, "64MiB", hosts.SOCKETS, 1.15),
     (hosts.LOOPBACK, "64MiB", hosts.GLOO, 1.5),
@@ -88,13 +87,14 @@ VARIANTS = (OURS, MIRRORED, CLONED)
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A bound, and what was measured.
+    """A bound, and the measured values.
 
     Attributes:
-        what: Is bounded.
-        bound: The largest value that will do; or the smallest.
-        values: By variant, what was measured; none if nothing was. The first is judged.
-        at_most: Whether the bound is the largest value that will do.
+        what: The quantity that is bounded.
+        bound: The largest acceptable value; or the smallest.
+        values: By variant, the measured value; empty if not measured. The first is
+            judged.
+        at_most: Whether the bound is the largest acceptable value.
     """
 
     what: str
@@ -104,14 +104,14 @@ class Target:
 
     @property
     def reached(self) -> bool | None:
-        """Whether it was reached; None if nothing was measured."""
+        """Whether the target is met; None if nothing was measured."""
         for value in self.values.values():
             return value <= self.bound if self.at_most else value >= self.bound
         return None
 
 
 def judge(found: Mapping[str, Any]) -> list[Target]:
-    """Returns all targets, with what was measured.
+    """Returns all targets with their measurements.
 
     Args:
         found: `found[program]` are that program's results, if it has run.
@@ -149,15 +149,15 @@ def _steps(found: Mapping[str, Any]) -> list[Target]:
 
 def _of(measured: Mapping[str, timing.Measured], other: str) -> dict[str, float]:
     """Returns the ratio of each variant's time to another contender's."""
-    ours = [v for v in VARIANTS if v in measured and other in measured]
-    return {v: timing.ratio(measured[v], measured[other]) for v in ours}
+    variants = [v for v in VARIANTS if v in measured and other in measured]
+    return {v: timing.ratio(measured[v], measured[other]) for v in variants}
 
 
 def _faster(
     title: str, times: float, measured: Mapping[str, timing.Measured]
 ) -> Target:
-    ours = [v for v in VARIANTS if v in measured]
-    values = {v: timing.ratio(measured[RIVAL], measured[v]) for v in ours}
+    variants = [v for v in VARIANTS if v in measured]
+    values = {v: timing.ratio(measured[RIVAL], measured[v]) for v in variants}
     return Target(f"{title}: times faster than {RIVAL}", times, values, False)
 
 
@@ -310,7 +310,7 @@ def _hosts(found: Mapping[str, Any]) -> list[Target]:
 
 
 def _between(found: Mapping[str, Any]) -> list[Target]:
-    """Returns what is wanted of programs on each host, as the default options."""
+    """Returns the targets for a program on each host; they count as default options."""
     trained = steps.from_json(found.get(hosts.WIRE, {}).get("large", {}))
     title = f"{steps.NAMES['large'].title}, between-graph, {hosts.LINKS[hosts.WIRE]}"
     faster = _ratio(trained, hosts.DDP, hosts.BETWEEN)
@@ -335,13 +335,13 @@ def _ratio(
 
 def table(targets: list[Target]) -> Table:
     """Returns the table of all targets."""
-    said = {None: "not measured", True: "yes", False: "**no**"}
+    verdicts = {None: "not measured", True: "yes", False: "**no**"}
     rows = []
     for target in targets:
-        wanted = f"{'at most' if target.at_most else 'at least'} {target.bound:.2f}"
+        limit = f"{'at most' if target.at_most else 'at least'} {target.bound:.2f}"
         values = target.values
         cells = [f"{values[v]:.2f}" if v in values else "" for v in VARIANTS]
-        rows.append([target.what, wanted, *cells, said[target.reached]])
+        rows.append([target.what, limit, *cells, verdicts[target.reached]])
     return Table(
         "Targets",
         ["", "wanted", *VARIANTS, "reached"],

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How contenders are measured against one another on a machine that is never quiet.
+"""Compares contenders on a machine that is never quiet.
 
 Contenders take turns in short blocks, so that a disturbance or a change of the clock
-rate meets all of them. What is compared are the contenders' median step times within
+rate affects all of them. The comparison uses the contenders' median step times within
 one round; the ratio of two contenders is the median of their ratios over the rounds,
 which is steadier than the ratio of two medians.
 """
@@ -20,19 +20,19 @@ Step = Callable[[], SupportsFloat]
 
 
 class Sample(NamedTuple):
-    """One step: how long it took, in seconds, and its loss."""
+    """One step: its duration, in seconds, and its loss."""
 
     seconds: float
     loss: float
 
 
-# Runs as many steps as it is told. A contender may live in another process.
+# Runs a number of steps. A contender may live in another process.
 Run = Callable[[int], list[Sample]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What was measured of one contender.
+    """The measurement of one contender.
 
     Attributes:
         first_call: Seconds for the first call, which traces and builds the step.
@@ -46,7 +46,7 @@ class Measured:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Measured:
-        """Returns what `dataclasses.asdict` and JSON made a dict of."""
+        """Returns the Measured of a dict from `dataclasses.asdict` and JSON."""
         return cls(
             fields["first_call"], tuple(fields["losses"]), tuple(fields["rounds"])
         )
@@ -58,12 +58,12 @@ class Measured:
 
     @property
     def fastest(self) -> float:
-        """The step time of the fastest round, in seconds: the least disturbed one."""
+        """The step time of the fastest, least disturbed round, in seconds."""
         return min(self.rounds)
 
     @property
     def spread(self) -> float:
-        """How far apart the middle half of the rounds lies, as a share of the median.
+        """The interquartile range of the rounds, as a share of the median.
 
         For a contender that does the same work in each round, this is the machine's
         noise.
@@ -82,10 +82,10 @@ def ratio(one: Measured, other: Measured) -> float:
 
 
 def in_turn(step: Step) -> Run:
-    """Returns what runs a step of this process.
+    """Returns a run of steps in this process.
 
     Args:
-        step: Runs one step and returns the loss when all of it has happened.
+        step: Runs one step and returns the loss when all of it is complete.
     """
 
     def run(count: int) -> list[Sample]:
@@ -110,15 +110,15 @@ def measure(
     """Measures all contenders in alternating blocks.
 
     Args:
-        contenders: By name, what runs steps.
+        contenders: By name, a contender's run.
         steps: How many steps of each contender are timed, over all rounds.
-        rounds: How many turns each contender gets; no more than there are steps.
-        warm_up: How many steps each takes before it is timed; their losses are kept.
-        settle: How many steps of each turn are left out: they bring the weights back
+        rounds: How many turns each contender gets; at most `steps`.
+        warm_up: How many steps each runs before it is timed; their losses are kept.
+        settle: How many steps of each turn are not timed: they bring the weights back
             into the caches.
 
     Returns:
-        By name, what was measured.
+        By name, the measurement.
     """
     rounds = min(rounds, steps)
     first = {name: run(warm_up) for name, run in contenders.items()}
@@ -128,7 +128,7 @@ def measure(
         for name in order:
             samples = contenders[name](settle + steps // rounds)[settle:]
             times[name].append(statistics.median(s.seconds for s in samples))
-        order = [*order[1:], order[0]]  # nobody always follows the same neighbour
+        order = [*order[1:], order[0]]  # so that the neighbours change
     return {
         name: Measured(
             first[name][0].seconds,
@@ -140,9 +140,9 @@ def measure(
 
 
 def agree(measured: Mapping[str, Measured], names: Sequence[str]) -> bool:
-    """Says whether contenders computed the same losses in their first steps.
+    """Returns whether contenders computed the same losses in their first steps.
 
-    They add up in different orders, in float32, which the steps then carry on.
+    They add up in different orders, in float32, and the steps carry that on.
     """
     return all(
         math.isclose(one, other, rel_tol=1e-3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained: the networks as Keras models, and the one step everyone takes."""
+"""The networks as Keras models, and the training step of all contenders."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Batch = tuple[Any, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One thing to train.
+    """A network with its training settings.
 
     Attributes:
-        name: For flags and files.
-        title: For tables.
-        network: What it is in numbers; makes the examples.
+        name: The name in flags and files.
+        title: The name in tables.
+        network: The sizes; makes the examples.
         make: Returns a new Keras model of the network: examples to logits.
-        batch: Examples per step, on all replicas together.
+        batch: Examples per step, over all replicas.
         steps: How many steps of each contender are measured by default.
-        momentum: Of the optimizer, SGD.
+        momentum: The momentum of the SGD optimizer.
         adam: Whether the optimizer is Adam instead.
-        batch_norm: Whether the model normalizes by batch: replicas then normalize by
-            their own examples, so their losses are not those of one device.
+        batch_norm: Whether the model uses batch normalization: replicas then normalize
+            by their own examples, so their losses differ from one device's.
         compiled: Whether XLA compiles the forward and the backward pass.
     """
 
@@ -45,7 +45,7 @@ class Workload:
     compiled: bool = False
 
     def make_model(self) -> tf.keras.Model:
-        """Returns a new model, with weights of its own."""
+        """Returns a new model with new weights."""
         return self.make(self.network)
 
     def parts(self, replicas: int) -> list[networks.Batch]:
@@ -90,7 +90,7 @@ def resnet(network: networks.ResNet) -> tf.keras.Model:
 def _convolution(
     x: tf.Tensor, filters: int, size: int, stride: int, relu: bool = False
 ) -> tf.Tensor:
-    """Applies a convolution and batch normalization, and the nonlinearity if asked."""
+    """Applies a convolution, batch normalization and optionally the nonlinearity."""
     x = tf.keras.layers.Conv2D(filters, size, stride, "same", use_bias=False)(x)
     x = tf.keras.layers.BatchNormalization()(x)
     return tf.keras.layers.ReLU()(x) if relu else x
@@ -115,9 +115,11 @@ def language_model(network: networks.LanguageModel) -> tf.keras.Model:
 class Rows(tf.keras.layers.Layer):
     """Looks up rows of a variable.
 
-    As tf.keras.layers.Embedding and tf.nn.embedding_lookup do, but those read the whole
-    variable: the one by itself, the other where the variable is a distributed one. Once
-    something scatters to it, TensorFlow copies it at each such read.
+    tf.keras.layers.Embedding and tf.nn.embedding_lookup read the whole variable: the
+    former
+    always, the latter if the variable is a distributed one. Once something scatters to
+    it,
+    TensorFlow copies it at each such read.
     """
 
     def __init__(self, rows: int, columns: int) -> None:
@@ -150,7 +152,7 @@ def wide_and_deep(network: networks.WideAndDeep) -> tf.keras.Model:
 
 
 def embedding(network: networks.WideAndDeep) -> tf.keras.Model:
-    """Returns a model of two classes that is next to nothing but an embedding."""
+    """Returns a model of two classes that is almost nothing but an embedding."""
     layers = tf.keras.layers
     numbers = layers.Input((network.features,), dtype="int32")
     values = layers.Input((network.values,))
@@ -187,10 +189,10 @@ WORKLOADS = (
         wide_and_deep,
         batch=256,
         steps=40,
-        momentum=0.0,  # it would update all rows, not only those of the step
+        momentum=0.0,  # momentum would update all rows, not only the step's
     ),
 )
-# Of which Adam updates all rows in each step.
+# Adam updates all of its rows in each step.
 EMBEDDING = Workload(
     "embedding",
     "1,000,000 x 64 embedding with Adam",
@@ -226,11 +228,11 @@ def train_step(
     """Takes one training step, written for one device.
 
     Args:
-        model: What is trained.
-        optimizer: Updates it.
+        model: The model to train.
+        optimizer: The model's optimizer.
         batch: Examples and labels.
-        loss_scale: What the differentiated loss is multiplied by; a contender that sums
-            the gradients of R replicas needs 1 / R to get their mean.
+        loss_scale: The factor of the differentiated loss; a contender that sums the
+            gradients of R replicas needs 1 / R to get their mean.
         compiled: Whether XLA compiles the forward and the backward pass.
 
     Returns:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What XLA makes of a step: `python -m benchmarks.xla [--only=small,deep]`.
+"""A step compiled by XLA: `python -m benchmarks.xla [--only=small,deep]`.
 
-The forward and the backward pass stand in a function with jit_compile=True, which does
-not communicate; the optimizer, and what the replicas communicate, stay outside of it.
+A function with jit_compile=True holds the forward and the backward pass, without
+communication; the optimizer and the replicas' communication stay outside.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from benchmarks.tables import Table, milliseconds
 NAME = "xla"
 WARM_UP = 5
 REPLICAS = 2
-STEPS = {"small": 1000, "large": 30, "deep": 200}  # of each network that is measured
+STEPS = {"small": 1000, "large": 30, "deep": 200}  # of each measured network
 
 
 def measure(workload: workloads.Workload) -> dict[str, timing.Measured]:
     """Measures one device and Replicator on one workload, each with XLA and without."""
     compiled = dataclasses.replace(workload, compiled=True)
     weights = contenders.initial_weights(workload)
-    made = contenders.factories(OURS)
+    factories = contenders.factories(OURS)
     prepared = {
-        name + suffix: timing.in_turn(made[name](one, REPLICAS, weights))
+        name + suffix: timing.in_turn(factories[name](variant, REPLICAS, weights))
         for name in (BASELINE, OURS)
-        for suffix, one in (("", workload), (", XLA", compiled))
+        for suffix, variant in (("", workload), (", XLA", compiled))
     }
     steps = cli.steps(STEPS[workload.name])
     measured = timing.measure(prepared, steps, cli.rounds(), WARM_UP)
     if not timing.agree(measured, list(measured)):
-        losses = {name: one.losses for name, one in measured.items()}
+        losses = {name: variant.losses for name, variant in measured.items()}
         cli.fail(f"{workload.title}: contenders compute different losses, {losses}")
     return measured
 
@@ -49,7 +49,9 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         found: `found[workload][contender]` is a Measured as a dict.
     """
     measured = {
-        network: {name: timing.Measured.from_json(one) for name, one in by_name.items()}
+        network: {
+            name: timing.Measured.from_json(fields) for name, fields in by_name.items()
+        }
         for network, by_name in found.items()
     }
     names = list(next(iter(measured.values())))
@@ -77,21 +79,21 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 
 
 def main(argv: list[str]) -> None:
-    """Measures all, prints the table and writes the JSON file."""
+    """Measures all networks, prints the table and writes the JSON file."""
     cli.refuse_arguments(argv)
     chosen = cli.chosen(STEPS)
     contenders.split_cpu(REPLICAS)
     about = results.facts()
-    found = {}
+    measurements = {}
     for workload in workloads.WORKLOADS:
         if workload.name in chosen:
             cli.progress(f"xla: measuring {workload.title} ...")
             measured = measure(workload)
-            found[workload.name] = {
+            measurements[workload.name] = {
                 name: dataclasses.asdict(one) for name, one in measured.items()
             }
             gc.collect()
-    cli.finish(NAME, about, found, tables(found))
+    cli.finish(NAME, about, measurements, tables(measurements))
 
 
 if __name__ == "__main__":

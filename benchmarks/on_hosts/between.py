@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicator on two hosts, each with a program that builds a graph of its own.
+"""Replicator on two hosts, each running a program that builds its own graph.
 
 Run by `benchmarks.hosts` on each host:
 `python -m benchmarks.on_hosts.between '{"hosts": [...], "task": 0, "cells": [...]}'`.
@@ -24,11 +24,11 @@ BETWEEN = "Replicator, between-graph"
 
 
 def steps(name: str, devices: Sequence[str]) -> timing.Run:
-    """Returns what trains a network.
+    """Returns a run that trains a network.
 
     Args:
-        name: Of the network.
-        devices: Those of all hosts.
+        name: The network's name.
+        devices: The devices of all hosts.
     """
     workload = WORKLOADS[name]
     weights = contenders.initial_weights(workload)
@@ -37,11 +37,11 @@ def steps(name: str, devices: Sequence[str]) -> timing.Run:
 
 
 def sums(nbytes: int, devices: Sequence[str]) -> timing.Run:
-    """Returns what adds up a tensor of each host.
+    """Returns a run that sums one tensor per host.
 
     Args:
-        nbytes: Of each.
-        devices: Those of all hosts.
+        nbytes: The bytes of each tensor.
+        devices: The devices of all hosts.
     """
     repl = replicator.Replicator(devices)
 
@@ -64,8 +64,8 @@ def sums(nbytes: int, devices: Sequence[str]) -> timing.Run:
 def names(
     cells: Sequence[str], devices: Sequence[str]
 ) -> Mapping[str, Callable[[], timing.Run]]:
-    """Returns all that can be run: "CELL/CONTENDER"."""
-    made = {}
+    """Returns the factories of all runs, by "CELL/CONTENDER"."""
+    factories = {}
     for cell in cells:
         size = allreduce.SIZES.get(cell)
         run = (
@@ -73,16 +73,16 @@ def names(
             if size
             else functools.partial(steps, cell, devices)
         )
-        made[f"{cell}/{BETWEEN}"] = run
-    return made
+        factories[f"{cell}/{BETWEEN}"] = run
+    return factories
 
 
 def main(arguments: str) -> None:
-    """Joins the others, and takes turns."""
-    given = json.loads(arguments)
+    """Joins the other hosts, and takes turns."""
+    config = json.loads(arguments)
     tf.get_logger().setLevel("ERROR")
-    cluster = replicator.connect(given["hosts"], task=given["task"])
-    turns.answer(names(given["cells"], cluster.devices))
+    cluster = replicator.connect(config["hosts"], task=config["task"])
+    turns.answer(names(config["cells"], cluster.devices))
 
 
 if __name__ == "__main__":

@@ -27,17 +27,17 @@ Make = Callable[[], timing.Run]
 
 
 def steps(name: str, devices: Sequence[str]) -> dict[str, Make]:
-    """Returns how to make the contenders that train a network, by name.
+    """Returns the factories of contenders that train a network, by name.
 
     Args:
-        name: Of the network.
-        devices: One of each host.
+        name: The network's name.
+        devices: One device of each host.
     """
     workload = WORKLOADS[name]
     weights = functools.cache(lambda: contenders.initial_weights(workload))
 
     def one() -> timing.Run:
-        # That of the host on which this program is not.
+        # The host on which this program does not run.
         step = contenders.one_device(workload, 1, weights(), devices[-1])
         return timing.in_turn(lambda: float(step()))
 
@@ -55,18 +55,18 @@ def steps(name: str, devices: Sequence[str]) -> dict[str, Make]:
 
 
 def sums(nbytes: int, devices: Sequence[str]) -> dict[str, Make]:
-    """Returns how to make the contenders of an all-reduce, by name.
+    """Returns the factories of all-reduce contenders, by name.
 
     Args:
-        nbytes: Of each replica's tensor.
-        devices: One of each host.
+        nbytes: The bytes of each replica's tensor.
+        devices: One device of each host.
     """
     operands = functools.cache(
         lambda: allreduce.operands(nbytes, len(devices), devices)
     )
 
     def nothing_sent() -> timing.Run:
-        # What a call takes at least that reaches both hosts.
+        # The minimum cost of a call that reaches both hosts.
         return allreduce.timed(allreduce.doubled(operands(), devices))
 
     def ours() -> timing.Run:
@@ -77,21 +77,23 @@ def sums(nbytes: int, devices: Sequence[str]) -> dict[str, Make]:
 
 
 def names(cells: Sequence[str], devices: Sequence[str]) -> Mapping[str, Make]:
-    """Returns all that can be run: "CELL/CONTENDER"."""
-    made: dict[str, Make] = {}
+    """Returns the factories of all runs, by "CELL/CONTENDER"."""
+    factories: dict[str, Make] = {}
     for cell in cells:
         size = allreduce.SIZES.get(cell)
         of_cell = sums(size, devices) if size else steps(cell, devices)
-        made |= {f"{cell}/{contender}": make for contender, make in of_cell.items()}
-    return made
+        factories |= {
+            f"{cell}/{contender}": make for contender, make in of_cell.items()
+        }
+    return factories
 
 
 def main(arguments: str) -> None:
     """Connects, and takes turns."""
-    given = json.loads(arguments)
+    config = json.loads(arguments)
     tf.get_logger().setLevel("ERROR")
-    cluster = replicator.connect(given["hosts"], client=given["client"])
-    turns.answer(names(given["cells"], cluster.devices))
+    cluster = replicator.connect(config["hosts"], client=config["client"])
+    turns.answer(names(config["cells"], cluster.devices))
     cluster.close()
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts: network namespaces of this machine, joined by a link of limited rate.
 
-Needs root, `ip` and `tc` of iproute2, and a kernel that has them do it.
+Needs root, `ip` and `tc` of iproute2, and a kernel that supports them.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-# What a switch holds back before it drops, and what may pass at once.
+# A switch's buffer before it drops packets, and the burst that may pass at once.
 _LATENCY, _BURST = "50ms", "256kb"
 _INTERFACE = "link0"
 
 
 class Unavailable(Exception):
-    """There can be no such hosts here."""
+    """This machine cannot provide such hosts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """Where processes run.
+    """A place where processes run.
 
     Attributes:
-        address: By which the other host reaches it.
+        address: The address at which the other host reaches it.
         interface: The network device with that address.
-        namespace: Of `ip netns`; None: that of this process.
+        namespace: The name for `ip netns`; None is this process's namespace.
     """
 
     address: str
@@ -37,7 +37,7 @@ class Host:
     namespace: str | None = None
 
     def command(self, *words: str) -> list[str]:
-        """Returns what runs a command on this host."""
+        """Returns the command line that runs a command on this host."""
         if self.namespace is None:
             return [*words]
         return ["ip", "netns", "exec", self.namespace, *words]
@@ -48,13 +48,13 @@ LOOPBACK = (Host("127.0.0.1", "lo"), Host("127.0.0.1", "lo"))
 
 @contextlib.contextmanager
 def linked(rate: str) -> Iterator[tuple[Host, Host]]:
-    """Gives two hosts that are joined by a cable, and removes them.
+    """Yields two hosts that are joined by a cable, and removes them afterwards.
 
     Args:
-        rate: Bits per second in each direction, as tc has it, e.g. "1gbit".
+        rate: Bits per second in each direction, in tc's notation, e.g. "1gbit".
 
     Raises:
-        Unavailable: By the name of what is missing.
+        Unavailable: Something is missing; the message names it.
     """
     _refuse_missing()
     number = os.getpid()
@@ -74,7 +74,7 @@ def linked(rate: str) -> Iterator[tuple[Host, Host]]:
         yield one, other
     finally:
         for host in hosts:
-            with contextlib.suppress(Unavailable):  # it was not made
+            with contextlib.suppress(Unavailable):  # it may not have been made
                 _run(f"ip netns del {host.namespace}")
 
 
@@ -98,7 +98,7 @@ def _refuse_missing() -> None:
 
 
 def _run(words: str) -> None:
-    done = subprocess.run(words.split(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = " ".join(done.stderr.split()) or f"status {done.returncode}"
-        raise Unavailable(f"{words}: {said}")
+    process = subprocess.run(words.split(), capture_output=True, text=True, check=False)
+    if process.returncode:
+        output = " ".join(process.stderr.split()) or f"status {process.returncode}"
+        raise Unavailable(f"{words}: {output}")

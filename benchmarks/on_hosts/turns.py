@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs with a process on each host, which take steps when it is their turn.
+"""Programs with a process on each host, which run steps when it is their turn.
 
-A process is told what to run, and how often, by lines of its standard input, and
+A process reads lines of its standard input that name what to run, and how often, and
 answers each with a line. It ends when its standard input closes. Nothing here needs a
-framework: torch's processes use it, too.
+framework, so torch's processes use it, too.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from typing import IO, Any, NoReturn
 from benchmarks import cli, timing
 from benchmarks.on_hosts.namespaces import Host
 
-_LIMIT = 600  # seconds for a line of a process; the first turn builds what it runs
-_LINES = 20  # of what a process has said before it failed
+_LIMIT = 600  # seconds per line of a process; the first turn also builds the run
+_LINES = 20  # of a process's output, shown when it fails
 
 
 def answer(runs: Mapping[str, Callable[[], timing.Run]]) -> None:
-    """Takes turns until there are no more; called in a process of a program.
+    """Takes turns until standard input closes; called in a process of a program.
 
     Args:
-        runs: By name, what makes what runs steps. It is made in its first turn.
+        runs: By name, a factory of a run, which is called in the run's first turn.
     """
     lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    made: dict[str, timing.Run] = {}
+    os.dup2(2, 1)  # output of libraries is no answer
+    cached_runs: dict[str, timing.Run] = {}
     for line in sys.stdin:
         name, count = json.loads(line)
-        if name not in made:
-            made[name] = runs[name]()
-        print(json.dumps(made[name](count)), file=lines, flush=True)
+        if name not in cached_runs:
+            cached_runs[name] = runs[name]()
+        print(json.dumps(cached_runs[name](count)), file=lines, flush=True)
 
 
 class Program:
@@ -49,9 +49,9 @@ class Program:
         self._title, self._processes, self._errors = title, processes, errors
 
     def run(self, name: str) -> timing.Run:
-        """Returns what runs steps of one of the things that the processes can run.
+        """Returns a run of the named contender.
 
-        Their times are those of the first process, their losses the mean of all.
+        Its times are those of the first process, its losses the mean over all.
         """
 
         def run(count: int) -> list[timing.Sample]:
@@ -61,7 +61,7 @@ class Program:
 
     def _run(self, name: str, count: int) -> list[timing.Sample]:
         for process in self._processes:
-            with contextlib.suppress(BrokenPipeError):  # `said` says why
+            with contextlib.suppress(BrokenPipeError):  # `said` reports the reason
                 process.stdin.write(f"{json.dumps([name, count])}\n".encode())
         return [
             timing.Sample(step[0][0], statistics.fmean(loss for _, loss in step))
@@ -69,7 +69,7 @@ class Program:
         ]
 
     def said(self) -> list[Any]:
-        """Returns what the next line of each says, as JSON; or ends this process."""
+        """Returns the next line of each process, decoded from JSON; exits on failure."""
         return [json.loads(self._read(process)) for process in self._processes]
 
     def _read(self, process: Any) -> bytes:
@@ -93,13 +93,13 @@ def running(
     commands: Sequence[Sequence[str]],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Program]:
-    """Runs a program in this block.
+    """Runs a program for the duration of the block.
 
     Args:
-        title: For messages.
-        hosts: Where the processes run.
+        title: The program's name in messages.
+        hosts: The hosts of the processes.
         commands: The command of each.
-        environment: Variables that are added to this process's.
+        environment: Variables added to this process's environment.
     """
     with contextlib.ExitStack() as stack:
         errors: IO[str] = stack.enter_context(tempfile.TemporaryFile("w+"))
@@ -120,7 +120,7 @@ def running(
 
 
 def _end(process: Any) -> None:
-    """Ends a process: in order where it can, as it has nothing else to do."""
+    """Ends a process, in order if possible: closed input makes it exit."""
     process.stdin.close()
     try:
         process.wait(10)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the wire itself takes: each host sends so many bytes to the other, both at once.
+"""The cost of the wire: both hosts send each other a number of bytes at the same time.
 
-That is what each has to receive for an all-reduce of two hosts, whatever algorithm it
-is. Run by `benchmarks.hosts` on each host: `python -m benchmarks.on_hosts.wire RANK
-ADDRESS PORT NAME=BYTES...`.
+Each host receives as many in an all-reduce of two hosts, by any algorithm. Run by
+`benchmarks.hosts` on each host: `python -m benchmarks.on_hosts.wire RANK ADDRESS PORT
+NAME=BYTES...`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import time
 from benchmarks import timing
 from benchmarks.on_hosts import turns
 
-_PATIENCE = 60.0  # seconds for the other to listen
+_PATIENCE = 60.0  # seconds until the other listens
 
 
 def exchange(peer: socket.socket, sent: bytes, received: bytearray) -> None:
-    """Sends and receives, at once, until all is there."""
+    """Sends and receives at the same time, until everything has arrived."""
     sender = threading.Thread(target=peer.sendall, args=(sent,))
     sender.start()
-    left = memoryview(received)
-    while left:
-        left = left[peer.recv_into(left) :]
+    remaining = memoryview(received)
+    while remaining:
+        remaining = remaining[peer.recv_into(remaining) :]
     sender.join()
 
 
 def make(peer: socket.socket, nbytes: int) -> timing.Run:
-    """Returns what exchanges so many bytes, once the other is ready to."""
+    """Returns a run that exchanges a number of bytes once both sides are ready."""
     sent, received = bytes(nbytes), bytearray(nbytes)
 
     def step() -> float:
@@ -39,14 +39,14 @@ def make(peer: socket.socket, nbytes: int) -> timing.Run:
         return 0.0
 
     def run(count: int) -> list[timing.Sample]:
-        exchange(peer, b"x", bytearray(1))  # the other has begun its turn, too
+        exchange(peer, b"x", bytearray(1))  # waits until the other has begun its turn
         return timing.in_turn(step)(count)
 
     return run
 
 
 def connect(rank: int, address: str, port: int) -> socket.socket:
-    """Returns the connection: rank 0 listens."""
+    """Returns the connection; rank 0 listens."""
     if rank == 0:
         with socket.create_server((address, port)) as listening:
             peer, _ = listening.accept()
@@ -67,8 +67,8 @@ def connect(rank: int, address: str, port: int) -> socket.socket:
 def main(rank: str, address: str, port: str, *sizes: str) -> None:
     """Takes turns."""
     peer = connect(int(rank), address, int(port))
-    named = [size.partition("=")[::2] for size in sizes]
-    turns.answer({k: functools.partial(make, peer, int(n)) for k, n in named})
+    sizes_by_name = [size.partition("=")[::2] for size in sizes]
+    turns.answer({k: functools.partial(make, peer, int(n)) for k, n in sizes_by_name})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from absl import app
 from benchmarks import cli, results, timing
 from benchmarks.peers import nets, ratios
 
-# [framework]: its module, and what its processes need in their environment.
+# [framework]: its module, and its processes' environment variables.
 FRAMEWORKS = {
     "torch": ("torch_ddp", {"GLOO_SOCKET_IFNAME": "lo"}),
     "JAX": (
@@ -36,7 +36,7 @@ def measure(framework: str, network: str) -> dict[str, Any]:
         By contender, a Measured as a dict.
     """
     module, environment = FRAMEWORKS[framework]
-    os.environ.update(environment)  # before anything is imported that reads it
+    os.environ.update(environment)  # before any import reads it
     program = importlib.import_module(f"benchmarks.peers.{module}")
     workload = NETWORKS[network]
     with program.runs(workload) as runs:
@@ -44,32 +44,34 @@ def measure(framework: str, network: str) -> dict[str, Any]:
             runs, cli.steps(workload.steps), cli.rounds(), WARM_UP
         )
     if not timing.agree(measured, list(measured)):
-        losses = {name: one.losses for name, one in measured.items()}
+        losses = {name: measurement.losses for name, measurement in measured.items()}
         cli.fail(f"{framework}, {network}: different losses, {losses}")
-    return {name: dataclasses.asdict(one) for name, one in measured.items()}
+    return {
+        name: dataclasses.asdict(measurement) for name, measurement in measured.items()
+    }
 
 
 def main(argv: list[str]) -> None:
-    """Measures all in processes of their own, prints the table, writes the JSON."""
+    """Measures each in its own process, prints the table and writes the JSON."""
     cli.refuse_arguments(argv)
     if cli.CELL.value is not None:
         print(json.dumps(measure(*cli.CELL.value.split("/"))))
         return
-    chosen = cli.chosen(FRAMEWORKS)
+    names = cli.chosen(FRAMEWORKS)
     about = results.facts()
-    found: dict[str, dict[str, Any]] = {}
-    for framework in chosen:
-        found[framework] = {}
+    measurements: dict[str, dict[str, Any]] = {}
+    for framework in names:
+        measurements[framework] = {}
         for network in NETWORKS:
             cli.progress(f"peers: measuring {framework}, {network} ...")
-            found[framework][network] = cli.apart(
+            measurements[framework][network] = cli.apart(
                 "benchmarks.peers",
                 f"--cell={framework}/{network}",
                 f"--quick={cli.QUICK.value}",
                 f"--steps={cli.steps(NETWORKS[network].steps)}",
                 f"--rounds={cli.rounds()}",
             )
-    cli.finish(ratios.NAME, about, found, ratios.tables(found))
+    cli.finish(ratios.NAME, about, measurements, ratios.tables(measurements))
 
 
 if __name__ == "__main__":

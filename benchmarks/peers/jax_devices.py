@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """JAX: pmap and shard_map on host CPU devices, beside one device with the whole batch.
 
-Run by `python -m benchmarks.peers`, in an environment with JAX. All in one process: all
-its devices share one pool of threads, of as many as there are cores. Weights and slots
-are donated, so that they are updated in place.
+Run by `python -m benchmarks.peers`, in an environment with JAX. All contenders share
+one process, whose devices share a pool of one thread per core. Weights and slots are
+donated, so that they are updated in place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ State = tuple[Any, Any]  # weights and momenta
 
 
 def initial_weights(network: nets.Network) -> Any:
-    """Returns the weights that all contenders start from."""
+    """Returns the initial weights of all contenders."""
     rng = np.random.default_rng(1)
 
     def matrix(rows: int, columns: int, gain: float = 2.0) -> np.ndarray:
@@ -78,7 +78,7 @@ def language_model(weights: Any, text: jax.Array) -> jax.Array:
             h = jax.nn.sigmoid(o) * jnp.tanh(c)
             return (h, c), h
 
-        # Zeros made of x, so that shard_map knows that they differ among replicas.
+        # Zeros derived from x, so that shard_map knows that they differ among replicas.
         zeros = jnp.zeros_like(x[0])
         x = lax.scan(cell, (zeros, zeros), x @ inward + bias)[1]
     matrix, bias = weights["logits"]
@@ -134,7 +134,7 @@ def by_pmap(network: nets.Network) -> Parallel:
 
 def by_shard_map(network: nets.Network) -> Parallel:
     """A part of the batch on each device, by shard_map under jit."""
-    everywhere, apart = PartitionSpec(), PartitionSpec(AXIS)
+    mirrored, sharded = PartitionSpec(), PartitionSpec(AXIS)
 
     def step(state: State, batch: networks.Batch) -> tuple[State, jax.Array]:
         # The weights are the same everywhere, so the gradients of the mean are, too:
@@ -147,8 +147,8 @@ def by_shard_map(network: nets.Network) -> Parallel:
     mapped = jax.shard_map(
         step,
         mesh=_mesh(),
-        in_specs=(everywhere, apart),
-        out_specs=(everywhere, everywhere),
+        in_specs=(mirrored, sharded),
+        out_specs=(mirrored, mirrored),
     )
     return jax.jit(mapped, donate_argnums=0)
 
@@ -159,34 +159,36 @@ def _mesh() -> jax.sharding.Mesh:
 
 @contextlib.contextmanager
 def runs(workload: nets.Workload) -> Iterator[dict[str, timing.Run]]:
-    """Gives all contenders, by name."""
+    """Yields all contenders, by name."""
     network = workload.network
     weights = initial_weights(network)
     state = (weights, jax.tree.map(np.zeros_like, weights))
-    whole = workload.parts(1)[0]
+    global_batch = workload.parts(1)[0]
     stacked = tuple(
         np.stack(part) for part in zip(*workload.parts(REPLICAS), strict=True)
     )
     everywhere = NamedSharding(_mesh(), PartitionSpec())
-    apart = NamedSharding(_mesh(), PartitionSpec(AXIS))
+    sharding = NamedSharding(_mesh(), PartitionSpec(AXIS))
     replicated = jax.tree.map(lambda leaf: np.stack([leaf] * REPLICAS), state)
     yield {
-        SINGLE: _run(one_device(network), jax.device_put(state), jax.device_put(whole)),
+        SINGLE: _run(
+            one_device(network), jax.device_put(state), jax.device_put(global_batch)
+        ),
         "pmap": _run(
             by_pmap(network),
-            jax.device_put(replicated, apart),
-            jax.device_put(stacked, apart),
+            jax.device_put(replicated, sharding),
+            jax.device_put(stacked, sharding),
         ),
         "shard_map": _run(
             by_shard_map(network),
             jax.device_put(state, everywhere),
-            jax.device_put(whole, apart),
+            jax.device_put(global_batch, sharding),
         ),
     }
 
 
 def _run(step: Parallel, state: State, batch: networks.Batch) -> timing.Run:
-    """Returns what runs steps, each until all of it has happened."""
+    """Returns a run of steps, each of which waits until its results are complete."""
 
     def call() -> float:
         nonlocal state

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the peers train: the same networks and batches as Replicator."""
+"""The peers' workloads: the same networks and batches as Replicator's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Network = networks.Perceptron | networks.LanguageModel
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One thing to train.
+    """A network with its training settings.
 
     Attributes:
         name: As in benchmarks.steps.
-        network: What it is in numbers; makes the examples.
-        batch: Examples per step, on all replicas together.
+        network: The sizes; makes the examples.
+        batch: Examples per step, over all replicas.
         steps: How many steps of each contender are measured by default.
     """
 

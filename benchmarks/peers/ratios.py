@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two replicas cost each framework, as a ratio to its own single device."""
+"""The cost of two replicas in each framework, relative to its own single device."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
                     f"{network}, {framework}",
                     name,
                     milliseconds(alone.median),
-                    milliseconds(one.median),
-                    f"{timing.ratio(one, alone):.2f}",
+                    milliseconds(fields.median),
+                    f"{timing.ratio(fields, alone):.2f}",
                     f"{alone.spread:.1%}",
                 ]
-                for name, one in measured.items()
+                for name, fields in measured.items()
             ]
     return [
         Table(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch: DistributedDataParallel over gloo, beside one process with the whole batch.
 
-Run by `python -m benchmarks.peers`, in an environment with torch. One process per
-contender and replica; they take turns, and those whose turn it is not wait for a pipe.
-The single device has as many threads as there are cores, and so have all replicas
-together. Gradients are views of DDP's buckets, which saves it a copy.
+Run by `python -m benchmarks.peers`, in an environment with torch. Each contender has
+one process per replica; they take turns, and idle ones wait on a pipe. The single
+device has one thread per core, and so have all replicas together. Gradients are views
+of DDP's buckets, which saves it a copy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def make_model(network: nets.Network) -> nn.Module:
 
 
 def make_step(model: nn.Module, batch: networks.Batch) -> Callable[[], torch.Tensor]:
-    """Returns what trains a model by one step, and returns the loss."""
+    """Returns a function that trains a model by one step and returns the loss."""
     optimizer = torch.optim.SGD(
         model.parameters(), networks.LEARNING_RATE, networks.MOMENTUM
     )
@@ -80,13 +80,13 @@ def make_step(model: nn.Module, batch: networks.Batch) -> Callable[[], torch.Ten
 def serve(
     pipe: Connection, workload: nets.Workload, rank: int | None, meet: str
 ) -> None:
-    """Runs steps in a process of its own: as many as it is told, until told none.
+    """Runs as many steps as the pipe requests, until it requests none.
 
     Args:
-        pipe: Numbers of steps come in, lists of samples go out.
-        workload: What is trained.
-        rank: The replica; None: the single device.
-        meet: A file by which the replicas find each other.
+        pipe: Receives numbers of steps, sends lists of samples.
+        workload: The workload to train.
+        rank: The replica; None for the single device.
+        meet: The file by which the replicas find each other.
     """
     threads = results.cores()
     torch.set_num_threads(threads if rank is None else max(1, threads // REPLICAS))
@@ -114,7 +114,7 @@ class Servers:
     processes: list[Any]
 
     def run(self, count: int) -> list[timing.Sample]:
-        """Runs steps; the times are those of replica 0, the losses means."""
+        """Runs steps; returns replica 0's times and mean losses."""
         for pipe in self.pipes:
             pipe.send(count)
         samples = [pipe.recv() for pipe in self.pipes]
@@ -136,24 +136,24 @@ def start(workload: nets.Workload, ranks: list[int | None], folder: str) -> Serv
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for rank in ranks:
-        ours, theirs = context.Pipe()
-        arguments = (theirs, workload, rank, f"{folder}/{workload.name}")
+        parent_end, child_end = context.Pipe()
+        arguments = (child_end, workload, rank, f"{folder}/{workload.name}")
         process = context.Process(target=serve, args=arguments, daemon=True)
         process.start()
-        theirs.close()  # a process that dies is seen as the end of its pipe
-        pipes.append(ours)
+        child_end.close()  # so that the parent's read ends when the process dies
+        pipes.append(parent_end)
         processes.append(process)
     return Servers(pipes, processes)
 
 
 @contextlib.contextmanager
 def runs(workload: nets.Workload) -> Iterator[dict[str, timing.Run]]:
-    """Gives all contenders, by name; their processes end with the block."""
+    """Yields all contenders, by name; their processes end with the block."""
     with tempfile.TemporaryDirectory() as folder:
         alone = start(workload, [None], folder)
-        together = start(workload, list(range(REPLICAS)), folder)
+        replicas = start(workload, list(range(REPLICAS)), folder)
         try:
-            yield {SINGLE: alone.run, DDP: together.run}
+            yield {SINGLE: alone.run, DDP: replicas.run}
         finally:
             alone.stop()
-            together.stop()
+            replicas.stop()

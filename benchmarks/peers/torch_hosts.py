@@ -3,7 +3,7 @@
 
 Run by `benchmarks.hosts` on each host, in an environment with torch:
 `python -m benchmarks.peers.torch_hosts '{"rank": 0, "meet": "tcp://host:port", ...}'`.
-A process per host; together they have as many threads as this machine has cores.
+One process per host; together they have one thread per core of this machine.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from benchmarks import cli, results, timing
 from benchmarks.on_hosts import turns
 from benchmarks.peers import nets, torch_ddp
 
-# By what the other programs call these.
+# The names that the other programs use for these.
 DDP, GLOO = "torch DDP", "gloo"
 
 
 def train(workload: nets.Workload, rank: int) -> timing.Run:
-    """Returns what trains a network by DistributedDataParallel."""
+    """Returns a run that trains a network by DistributedDataParallel."""
     model = torch_ddp.make_model(workload.network)
     model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     batch = workload.parts(torch_ddp.REPLICAS)[rank]
@@ -33,12 +33,12 @@ def train(workload: nets.Workload, rank: int) -> timing.Run:
 
 
 def reduce(nbytes: int, rank: int) -> timing.Run:
-    """Returns what adds up a tensor of each host."""
+    """Returns a run that sums one tensor per host."""
     tensor = torch.full([nbytes // 4], 2.0**rank)
     torch.distributed.all_reduce(tensor)
     if not bool((tensor == 2.0**torch_ddp.REPLICAS - 1).all()):
         cli.fail(f"{GLOO} gives a wrong sum of {nbytes} bytes")
-    tensor.zero_()  # sums of it stay what they are
+    tensor.zero_()  # repeated sums must not overflow
 
     def step() -> float:
         torch.distributed.all_reduce(tensor)
@@ -48,13 +48,13 @@ def reduce(nbytes: int, rank: int) -> timing.Run:
 
 
 def main(arguments: str) -> None:
-    """Meets the others, and takes turns."""
-    given = json.loads(arguments)
-    rank = given["rank"]
+    """Joins the other hosts, and takes turns."""
+    config = json.loads(arguments)
+    rank = config["rank"]
     torch.set_num_threads(max(1, results.cores() // torch_ddp.REPLICAS))
     torch.distributed.init_process_group(
         "gloo",
-        init_method=given["meet"],
+        init_method=config["meet"],
         rank=rank,
         world_size=torch_ddp.REPLICAS,
     )
@@ -63,11 +63,11 @@ def main(arguments: str) -> None:
         {
             **{
                 f"{name}/{DDP}": functools.partial(train, workloads[name], rank)
-                for name in given["networks"]
+                for name in config["networks"]
             },
             **{
                 f"{name}/{GLOO}": functools.partial(reduce, nbytes, rank)
-                for name, nbytes in given["sizes"].items()
+                for name, nbytes in config["sizes"].items()
             },
         }
     )
