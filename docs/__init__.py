@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation site: `make docs` builds it, `make docs-serve` shows it."""
+"""The documentation site: `make docs` builds it, `make docs-serve` serves it."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at the built site with a headless Chromium: `python -m docs.check_browser`.
+"""Checks the built site with a headless Chromium: `python -m docs.check_browser`.
 
-At the width of a desk and of a phone, every page is loaded. What is wrong with one: an
-error in the console, a request to another host, one that fails, a picture that does
-not load, a body that scrolls sideways. The search has to find `reduce_scatter`. Prints
-what is wrong; the exit status is 1 then, and 2 where there is no Chromium.
+Loads every page at the width of a desktop and of a phone. Problems are: an error in the
+console, a request to another host, a failed request, a picture that does not load, a
+body that scrolls sideways. The search has to find `reduce_scatter`. Prints the
+problems;
+the exit status is 1 if there are any, and 2 without a Chromium.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _PAGES = flags.DEFINE_list("pages", None, "Pages to look at, e.g. index.html; al
 
 WIDTHS = {"desk": 1280, "phone": 390}
 _HEIGHT = 844
-_PATIENCE = 30.0  # seconds, for a page
-_START = 120.0  # for the browser
+_PATIENCE = 30.0  # seconds per page
+_START = 120.0  # seconds for the browser
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _LOOK = """
 (() => ({
@@ -53,11 +54,11 @@ _READY = "document.readyState === 'complete' && document.fonts.status === 'loade
 
 
 class NoBrowser(Exception):
-    """There is no Chromium here."""
+    """Chromium is not installed."""
 
 
 class Tab:
-    """A tab of a browser, by the protocol of its developer tools."""
+    """A browser tab, controlled by the developer tools protocol."""
 
     def __init__(self, connection: websocket.WebSocketClientConnection) -> None:
         self._connection = connection
@@ -65,7 +66,7 @@ class Tab:
         self.events: list[dict[str, Any]] = []
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Calls a method of the protocol; keeps the events that come meanwhile."""
+        """Calls a method of the protocol; keeps the events that arrive meanwhile."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
         await self._connection.write_message(json.dumps(message))
@@ -81,7 +82,7 @@ class Tab:
             self.events.append(answer)
 
     async def ask(self, script: str) -> Any:
-        """Returns what a script in the page evaluates to."""
+        """Returns the value of a script in the page."""
         result = await self.call(
             "Runtime.evaluate", expression=script, returnByValue=True
         )
@@ -110,7 +111,7 @@ class Tab:
         await self.wait(f"location.href === {json.dumps(address)} && {_READY}")
 
     async def picture(self, path: pathlib.Path) -> None:
-        """Writes a picture of the page, all of it."""
+        """Writes a picture of the whole page."""
         shot = await self.call(
             "Page.captureScreenshot", captureBeyondViewport=True, format="png"
         )
@@ -123,20 +124,20 @@ def problems(
     search: str = "reduce_scatter",
     screenshots: pathlib.Path | None = None,
 ) -> list[str]:
-    """Returns what is wrong with a site, as a browser sees it.
+    """Returns a site's problems, as seen by a browser.
 
     Args:
         site: The folder of its pages.
-        pages: Those to look at; all, unless given.
-        search: What the search has to find in the title of a page; "" to leave it.
+        pages: The pages to check; None for all.
+        search: A text that the search has to find in the title of a page; "" skips it.
         screenshots: A folder for a picture of each page at each width.
 
     Raises:
-        NoBrowser: There is no Chromium.
+        NoBrowser: Chromium is not installed.
     """
     if pages is None:
-        found = sorted(site.rglob("*.html"))
-        pages = [path.relative_to(site).as_posix() for path in found]
+        paths = sorted(site.rglob("*.html"))
+        pages = [path.relative_to(site).as_posix() for path in paths]
     return asyncio.run(_problems(site, pages, search, screenshots))
 
 
@@ -152,8 +153,10 @@ async def _problems(
             for page in pages:
                 for name, width in WIDTHS.items():
                     await tab.open(f"{root}/{page}", width)
-                    seen = await _seen(tab, root, width)
-                    wrong += [f"{page} on a {name}: {what}" for what in seen]
+                    complaints = await _seen(tab, root, width)
+                    wrong += [
+                        f"{page} on a {name}: {complaint}" for complaint in complaints
+                    ]
                     if screenshots is not None:
                         flat = page.removesuffix(".html").replace("/", "-")
                         await tab.picture(screenshots / f"{flat}-{name}.png")
@@ -163,7 +166,7 @@ async def _problems(
 
 
 async def _seen(tab: Tab, root: str, width: int) -> list[str]:
-    """Returns what is wrong with the page that is open."""
+    """Returns the problems of the page that is open."""
     facts = await tab.ask(_LOOK)
     wrong = [f"the picture {source} does not load" for source in facts["broken"]]
     if facts["width"] > width:
@@ -171,14 +174,14 @@ async def _seen(tab: Tab, root: str, width: int) -> list[str]:
     if not facts["text"]:
         wrong.append("is empty")
     for event in tab.events:
-        said = _complaint(event["method"], event["params"], root)
-        if said:
-            wrong.append(said)
+        complaint = _complaint(event["method"], event["params"], root)
+        if complaint:
+            wrong.append(complaint)
     return wrong
 
 
 def _complaint(method: str, params: dict[str, Any], root: str) -> str:
-    """Returns what an event of the browser says is wrong, "" if nothing is."""
+    """Returns the problem that a browser event reports, or ""."""
     if method == "Runtime.exceptionThrown":
         details = params["exceptionDetails"]
         said = details.get("exception", {}).get("description") or details["text"]
@@ -188,7 +191,7 @@ def _complaint(method: str, params: dict[str, Any], root: str) -> str:
         return f"an error in the console: {said}"
     if method == "Log.entryAdded" and params["entry"]["level"] == "error":
         entry = params["entry"]
-        if entry.get("url", "").endswith("/favicon.ico"):  # asked for by no page
+        if entry.get("url", "").endswith("/favicon.ico"):  # no page asked for it
             return ""
         return f"an error in the console: {entry['text']} {entry.get('url', '')}"
     if method == "Network.requestWillBeSent":
@@ -210,7 +213,7 @@ async def _searched(tab: Tab, root: str, text: str) -> list[str]:
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args: Any) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @contextlib.contextmanager
@@ -271,7 +274,7 @@ async def _tab() -> AsyncIterator[Tab]:
 
 
 async def _port(path: pathlib.Path, process: subprocess.Popen[bytes]) -> int:
-    """Returns the port that a browser writes down when it listens."""
+    """Returns the port that a browser writes to a file when it listens."""
     end = time.monotonic() + _START
     while time.monotonic() < end and process.poll() is None:
         if path.exists() and path.read_text().strip():
@@ -281,7 +284,7 @@ async def _port(path: pathlib.Path, process: subprocess.Popen[bytes]) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Looks at the site; returns the exit status."""
+    """Checks the site; returns the exit status."""
     del argv
     screenshots = None if _SHOTS.value is None else pathlib.Path(_SHOTS.value)
     if screenshots is not None:

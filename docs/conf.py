@@ -36,7 +36,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
-html_use_index = False  # there is a search, and a page per name
+html_use_index = False  # the search, and a page per name, replace it
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
@@ -45,9 +45,9 @@ pygments_dark_style = "monokai"
 myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
-# A folder for each state of the library: what a cell prints follows from both.
+# A folder for each state of the library, which determines the cells' output.
 nb_execution_cache_path = cells.cache(_ROOT)
-nb_execution_in_temp = True  # what cells write is in nobody's way
+nb_execution_in_temp = True  # cells write files to a temporary folder
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
 nb_merge_streams = True
@@ -58,9 +58,9 @@ cells.prepare(_DOCS / "_build" / "kernel", _ROOT)
 
 smartquotes = False  # "sum" is a value, and --mode a flag
 nitpicky = True
-# What others define has its pages elsewhere; there is no network to look them up.
+# Names of other libraries have no pages here, and no network resolves them.
 nitpick_ignore_regex = [("py:.*", r"(?!replicator\.).*")]
-# Types of ours that a user's program never names.
+# Our types that user programs never name.
 nitpick_ignore = [
     ("py:class", "replicator.compressors.memory.Place"),
     ("py:class", "replicator.compressors.memory.Residual"),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Makefile runs: wheels, versions of Python and TensorFlow, GPUs, checks."""
+"""Programs of the Makefile: wheels, Python and TensorFlow versions, GPUs, checks."""

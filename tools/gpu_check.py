@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks and measures on the GPUs of this machine: `make gpu-check`.
 
-One GPU is enough: it is split into logical GPUs. Each check is a process of its own, as
-TensorFlow is configured once in each. The report says of each check whether it passed,
-failed or was not run, and why. Without a GPU nothing is run, and the status is 0.
+One GPU is enough: it is split into logical GPUs. Each check runs in its own process, as
+each configures TensorFlow. The report says whether a check passed, failed or did not
+run, and why. Without a GPU nothing runs, and the status is 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parents[1]
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 _REPORT = "gpu-report.md"
-_LIMIT = 3600  # seconds of a check
+_LIMIT = 3600  # seconds per check
 _SUITE = (
     *("tests/test_end_to_end.py", "tests/primitives", "tests/control_flow"),
     *("tests/variables", "tests/optimizers", "tests/test_checkpoints.py"),
@@ -30,12 +30,12 @@ _SUITE = (
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """Something to be checked.
+    """A check.
 
     Attributes:
-        name: What it is called, as tools/gpu_programs.py has it; or "suite".
+        name: The name in tools/gpu_programs.py; or "suite".
         about: What it shows.
-        gpus: How many GPUs it needs at least.
+        gpus: The minimum number of GPUs.
     """
 
     name: str
@@ -55,12 +55,12 @@ CHECKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a check.
+    """The outcome of a check.
 
     Attributes:
         check: The check.
         status: PASSED, FAILED or NOT_RUN.
-        said: What was found, or why it was not run.
+        said: The result, or the reason why it did not run.
     """
 
     check: Check
@@ -68,14 +68,14 @@ class Outcome:
     said: str
 
 
-# Runs a command; returns its status and what it printed.
+# Runs a command; returns its status and output.
 Run = Callable[[Sequence[str]], tuple[int, str]]
 
 
 def run(command: Sequence[str]) -> tuple[int, str]:
-    """Runs a Python command in the repository; one that takes too long failed."""
+    """Runs a Python command in the repository; a timeout counts as failure."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *command],
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -86,20 +86,20 @@ def run(command: Sequence[str]) -> tuple[int, str]:
         )
     except subprocess.TimeoutExpired:
         return 124, f"it took more than {_LIMIT} s"
-    return done.returncode, done.stdout
+    return process.returncode, process.stdout
 
 
 def outcome(check: Check, gpus: int, run: Run) -> Outcome:
-    """Runs a check, if there are GPUs enough.
+    """Runs a check if there are enough GPUs.
 
     Args:
         check: The check.
-        gpus: How many GPUs there are.
+        gpus: The number of GPUs.
         run: Runs a command.
     """
     if gpus < check.gpus:
-        there = "no GPU" if not gpus else f"{gpus} GPU{'s' * (gpus > 1)}"
-        return Outcome(check, NOT_RUN, f"needs {check.gpus}, and there is {there}")
+        available = "no GPU" if not gpus else f"{gpus} GPU{'s' * (gpus > 1)}"
+        return Outcome(check, NOT_RUN, f"needs {check.gpus}, and there is {available}")
     if check.name == "suite":
         tests = ("-m", "not slow", "--numprocesses=0", "-q", *_SUITE)
         status, printed = run(("-m", "pytest", "--gpus", *tests))
@@ -110,7 +110,7 @@ def outcome(check: Check, gpus: int, run: Run) -> Outcome:
 
 
 def found_gpus(run: Run) -> list[Mapping[str, Any]]:
-    """Returns what TensorFlow says of each GPU; none if it finds none, or fails."""
+    """Returns TensorFlow's description of each GPU; none if it finds none, or fails."""
     status, printed = run(("-m", "tools.gpu_programs", "devices"))
     lines = printed.strip().splitlines()
     if status or not lines:
@@ -123,7 +123,7 @@ def found_gpus(run: Run) -> list[Mapping[str, Any]]:
 
 
 def report(gpus: Sequence[Mapping[str, Any]], outcomes: Sequence[Outcome]) -> str:
-    """Returns the text of the report, in Markdown."""
+    """Returns the report, in Markdown."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     names = [f"- {gpu.get('device_name', 'a GPU')} {_facts(gpu)}" for gpu in gpus]
     counts = {
@@ -164,12 +164,12 @@ def check_all(run: Run) -> tuple[str, int]:
         if len(gpus) >= check.gpus:
             print(f"{check.name}: {check.about} ...", file=sys.stderr, flush=True)
         outcomes.append(outcome(check, len(gpus), run))
-    failed = any(own.status == FAILED for own in outcomes)
+    failed = any(result.status == FAILED for result in outcomes)
     return report(gpus, outcomes), int(failed)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Checks, prints and writes the report; returns the exit status."""
+    """Runs the checks, prints and writes the report; returns the exit status."""
     if len(argv) > 1 or argv and argv[0].startswith("-"):
         print("usage: python -m tools.gpu_check [REPORT.md]", file=sys.stderr)
         return 2

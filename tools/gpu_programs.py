@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks of `make gpu-check` that are programs: `tools.gpu_programs NAME`.
 
-Each configures TensorFlow, so each is run in a process of its own. The last line that
-it prints is what it found; one that fails raises.
+Each configures TensorFlow, so each runs in its own process. The last line of its output
+is the result; a failing check raises.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ import tensorflow as tf
 import replicator
 from benchmarks import timing, workloads
 
-_MEMORY = 4096  # MiB of each logical GPU, where there is one GPU
+_MEMORY = 4096  # MiB per logical GPU, if there is one GPU
 _STEPS, _ROUNDS = 100, 10
 _NETWORKS = ("large", "resnet20")
 
 
 def devices() -> str:
-    """Returns what TensorFlow says of each GPU, as JSON."""
-    found = tf.config.list_physical_devices("GPU")
+    """Returns TensorFlow's description of each GPU, as JSON."""
+    gpus = tf.config.list_physical_devices("GPU")
     details = tf.config.experimental.get_device_details
-    return json.dumps([details(gpu) for gpu in found], default=str)
+    return json.dumps([details(gpu) for gpu in gpus], default=str)
 
 
 def two_gpus() -> list[str]:
-    """Returns two GPUs: those there are, or the halves of a single one."""
-    found = tf.config.list_physical_devices("GPU")
-    if len(found) == 1:
+    """Returns two GPUs: two of the machine's, or the halves of its only one."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if len(gpus) == 1:
         half = tf.config.LogicalDeviceConfiguration(memory_limit=_MEMORY)
-        tf.config.set_logical_device_configuration(found[0], [half] * 2)
+        tf.config.set_logical_device_configuration(gpus[0], [half] * 2)
     return ["GPU:0", "GPU:1"]
 
 
 def nccl() -> str:
-    """Compares sums by NCCL with those by a hub, over sizes."""
-    found = tf.config.list_physical_devices("GPU")
-    names = [f"GPU:{k}" for k in range(len(found))]
+    """Compares sums by NCCL with sums by a hub, over sizes."""
+    gpus = tf.config.list_physical_devices("GPU")
+    names = [f"GPU:{k}" for k in range(len(gpus))]
     sizes = (1, 1000, 1 << 20)
     for size in sizes:
         results = []
@@ -65,23 +65,23 @@ def _sum_of(repl: replicator.Replicator, x: tf.Tensor) -> Callable[[], Any]:
 
 
 def prefetch() -> str:
-    """Looks where the elements of a dataset are in a step."""
+    """Checks that the elements of a dataset are on the replica's device."""
     names = two_gpus()
     repl = replicator.Replicator(names)
 
     def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
-        own = tf.data.Dataset.range(64).shard(ctx.num_pipelines, ctx.pipeline_id)
-        return own.map(lambda k: tf.fill([1024], tf.cast(k, tf.float32)))
+        shard = tf.data.Dataset.range(64).shard(ctx.num_pipelines, ctx.pipeline_id)
+        return shard.map(lambda k: tf.fill([1024], tf.cast(k, tf.float32)))
 
-    places = {}  # by replica, while the step is built
+    places = {}  # filled for each replica while the step is built
 
     def step_fn(x: tf.Tensor) -> tf.Tensor:
         places[repl.replica_id] = x.device.rpartition("/")[2]
         return x[0]
 
-    seen = repl.run(step_fn, input_fn)
+    elements = repl.run(step_fn, input_fn)
     assert places == {r: f"device:{name}" for r, name in enumerate(names)}, places
-    assert [float(number) for number in seen] == list(range(len(names)))
+    assert [float(number) for number in elements] == list(range(len(names)))
     return f"elements are on {', '.join(places.values())}"
 
 
@@ -113,7 +113,7 @@ def _train(
 
 
 def mixed_precision() -> str:
-    """Compares losses of float16 with those of float32."""
+    """Compares float16's losses with float32's."""
     names = two_gpus()
     mixed, model = _train(names, "mixed_float16")
     plain, _ = _train(names, "float32")
@@ -125,11 +125,11 @@ def mixed_precision() -> str:
 
 
 def memory_growth() -> str:
-    """Trains with growing memory, and says how much it took."""
-    found = tf.config.list_physical_devices("GPU")
-    for gpu in found:
+    """Trains with memory growth, and reports how much memory it took."""
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
-    names = [f"GPU:{k}" for k in range(len(found))]
+    names = [f"GPU:{k}" for k in range(len(gpus))]
     repl = replicator.Replicator(names)
     with repl.context():
         v = tf.Variable(tf.ones([1 << 20]))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The licence header: `python tools/licence.py` lists files without it.
 
-With --write it adds the line. SPDX's one line says what a header of 13 says, and tools
-read it. Needs the standard library only.
+With --write it adds the line: SPDX's short form of the licence's 13-line header, which
+tools can read. Needs the standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _GENERATED = "_pb2.py"
 
 
 def sources(root: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the Python files that git knows, without those that are generated."""
+    """Returns the Python files that git tracks, without generated ones."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "*.py"],
         cwd=root,
@@ -46,16 +46,16 @@ def with_header(text: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Lists or mends files without the line; returns the exit status."""
+    """Lists or fixes files without the line; returns the exit status."""
     if argv not in ([], ["--write"]):
         print("usage: python tools/licence.py [--write]", file=sys.stderr)
         return 2
-    found = [path for path in sources(_ROOT) if not has_header(path.read_text())]
-    for path in found:
+    paths = [path for path in sources(_ROOT) if not has_header(path.read_text())]
+    for path in paths:
         if argv:
             path.write_text(with_header(path.read_text()))
         print(path.relative_to(_ROOT))
-    return int(bool(found) and not argv)
+    return int(bool(paths) and not argv)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links in Markdown files lead to files and headings that exist: `tools/links.py`.
+"""Checks links in Markdown files to files and headings: `tools/links.py`.
 
 Needs the standard library and no network: links to other hosts are not followed. The
 pages in docs/ are checked by Sphinx, too.
@@ -22,7 +22,7 @@ _HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
 
 
 def pages(root: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the Markdown files that git knows."""
+    """Returns the Markdown files that git tracks."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "*.md"],
         cwd=root,
@@ -49,13 +49,13 @@ def dead(page: pathlib.Path) -> Iterator[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Returns what the headings of a page are called in links, as GitHub has it."""
-    found: set[str] = set()
+    """Returns the anchors of a page's headings, by GitHub's rules."""
+    result: set[str] = set()
     for heading in _HEADING.findall(_FENCE.sub("", text)):
         plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         name = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
-        found.add(name if name not in found else f"{name}-1")
-    return found
+        result.add(name if name not in result else f"{name}-1")
+    return result
 
 
 def main() -> int:

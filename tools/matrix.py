@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests on each Python and both ends of the TensorFlow range: `make test-matrix`.
 
-Each pair has an environment of its own in .venv-matrix/. A Python that is not there is
-left out, and named: nothing counts as tested that was not. `--only=3.12-2.21` runs one,
-arguments behind `--` go to pytest in place of the usual ones.
+Each pair has its own environment in .venv-matrix/. A missing Python is skipped and
+reported by name, so nothing untested counts as tested. `--only=3.12-2.21` runs one
+pair; arguments after `--` replace the usual arguments of pytest.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from collections.abc import Sequence
 ROOT = pathlib.Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 TENSORFLOWS = ("2.18", "2.21")
-# TensorFlow has no wheels for some: 3.13 since 2.20.
+# TensorFlow has no wheels for some: it supports 3.13 since 2.20.
 NO_WHEELS = {("3.13", "2.18"): "TensorFlow 2.18 has no wheels for Python 3.13"}
 _TESTS = ("-m", "not slow", "--numprocesses=auto", "--dist=worksteal")
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of one pair.
+    """The outcome of one pair.
 
     Attributes:
         name: "3.11-2.18".
         status: "passed", "failed" or "not run".
-        why: What pytest's last line says, or why nothing was run.
+        why: The last line of pytest's output, or why nothing was run.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Result:
 
 
 def python(version: str) -> str | None:
-    """Returns the interpreter of a version, on the PATH or of pyenv; None: no such."""
+    """Returns the interpreter of a version, from PATH or pyenv, or None."""
     pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
     places = sorted(pyenv.glob(f"versions/{version}*/bin/python{version}"))
-    found = [str(p) for p in places] + [shutil.which(f"python{version}") or ""]
-    for name in found:
+    candidates = [str(p) for p in places] + [shutil.which(f"python{version}") or ""]
+    for name in candidates:
         if name and _says(name) == version:
             return name
     return None
@@ -52,12 +52,12 @@ def python(version: str) -> str | None:
 
 def _says(name: str) -> str:
     code = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
-    done = subprocess.run([name, "-c", code], capture_output=True, text=True)
-    return done.stdout.strip()
+    process = subprocess.run([name, "-c", code], capture_output=True, text=True)
+    return process.stdout.strip()
 
 
 def run(version: str, tensorflow: str, tests: Sequence[str]) -> Result:
-    """Runs the tests of one pair in its environment, which is made if it is missing."""
+    """Runs the tests of one pair in its environment, creating that if necessary."""
     name = f"{version}-{tensorflow}"
     if (version, tensorflow) in NO_WHEELS:
         return Result(name, "not run", NO_WHEELS[version, tensorflow])
@@ -81,7 +81,7 @@ def run(version: str, tensorflow: str, tests: Sequence[str]) -> Result:
                 return Result(name, "failed", "it could not be installed")
         installed.touch()
     # The package is that of the repository, as it is now.
-    done = subprocess.run(
+    process = subprocess.run(
         [str(own), "-m", "pytest", *(tests or _TESTS)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -89,14 +89,14 @@ def run(version: str, tensorflow: str, tests: Sequence[str]) -> Result:
         text=True,
         check=False,
     )
-    print(done.stdout, end="", flush=True)
-    last = (done.stdout.strip().splitlines() or ["nothing was printed"])[-1]
-    status = "failed" if done.returncode else "passed"
+    print(process.stdout, end="", flush=True)
+    last = (process.stdout.strip().splitlines() or ["nothing was printed"])[-1]
+    status = "failed" if process.returncode else "passed"
     return Result(name, status, last.strip("= "))
 
 
 def table(results: Sequence[Result]) -> str:
-    """Returns what came of all pairs, a line each."""
+    """Returns the outcomes of all pairs, one line each."""
     head = f"{'Python':8}{'TensorFlow':12}{'':9}"
     lines = [head.rstrip()]
     for result in results:
@@ -123,10 +123,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Returns the arguments before and behind --."""
-    given = list(argv)
-    at = given.index("--") if "--" in given else len(given)
-    return given[:at], given[at : at + 1], given[at + 1 :]
+    """Returns the arguments before and after --."""
+    arguments = list(argv)
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at : at + 1], arguments[at + 1 :]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds sdist and wheel, and tries the wheel in an empty environment: `make wheel`.
 
-In a folder and environments of their own, so that nothing of this repository can be
-imported by chance. Leaves both files in dist/.
+Works in temporary folders and environments, so that nothing can be imported from this
+repository by accident. Leaves both files in dist/.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 _IN_WHEEL = ("replicator/py.typed", "replicator/strategy/strategy.proto")
 _IN_SDIST = ("LICENSE", "README.md", "setup.cfg", "pyproject.toml")
 
-# What a user does first, in few lines; the loss has to fall.
+# A user's first program, in a few lines; the loss has to fall.
 _STEP = """
 import replicator, tensorflow as tf
 assert replicator.__version__ == VERSION, replicator.__version__
@@ -41,14 +41,14 @@ print("replicator", replicator.__version__, "trains: loss", losses[0], "to", los
 
 
 def version() -> str:
-    """Returns the version, as the only file says that has it."""
-    found: dict[str, str] = {}
-    exec((_ROOT / "replicator" / "version.py").read_text(), found)
-    return found["__version__"]
+    """Returns the version, from the only file that defines it."""
+    namespace: dict[str, str] = {}
+    exec((_ROOT / "replicator" / "version.py").read_text(), namespace)
+    return namespace["__version__"]
 
 
 def missing(names: list[str], expected: tuple[str, ...]) -> list[str]:
-    """Returns which files an archive lacks, wherever in it they are."""
+    """Returns the expected files that an archive lacks, in any folder."""
     return [e for e in expected if not any(n.endswith(e) for n in names)]
 
 
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def _build(temporary: pathlib.Path) -> pathlib.Path:
-    """Builds both, from a copy of what git knows; returns their folder."""
+    """Builds both from a copy of the files that git tracks; returns their folder."""
     source, built = temporary / "source", temporary / "built"
     subprocess.run(
         ["git", "clone", "-q", "--depth=1", f"file://{_ROOT}", source], check=True
@@ -87,7 +87,7 @@ def _build(temporary: pathlib.Path) -> pathlib.Path:
 
 
 def _try(temporary: pathlib.Path, wheel: pathlib.Path) -> None:
-    """Installs the wheel where nothing else is, and uses it."""
+    """Installs the wheel into an empty environment, and uses it."""
     python, elsewhere = _environment(temporary / "empty"), temporary / "elsewhere"
     elsewhere.mkdir()
     _pip(python, wheel)
@@ -113,7 +113,7 @@ def _run(*command: object, cwd: pathlib.Path | None = None) -> None:
 
 
 def _kept() -> dict[str, str]:
-    """Returns the variables by which pip and TLS find their way, and no PYTHONPATH."""
+    """Returns the variables that pip and TLS need, without PYTHONPATH."""
     names = (
         "PIP_",
         "HTTP",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the code cells of pages run: a kernel of their own, apart from the user's.
+"""Runs the code cells of pages in a kernel of their own, apart from the user's.
 
-It needs no network, uses logical CPU devices only, and knows nothing of the user's
-settings of IPython and Jupyter. Its lines have short names, so that an error says
-`cell_3.py:4`, the third cell of the page, and the same on every machine.
+The kernel needs no network, uses logical CPU devices only, and ignores the user's
+IPython and Jupyter settings. Its cells have short file names, so that an error says
+`cell_3.py:4`, the third cell of the page, and is the same on every machine.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ warnings.formatwarning = lambda said, kind, *_: f"{kind.__name__}: {said}\\n"
 
 
 def cache(root: pathlib.Path) -> str:
-    """Returns the folder that keeps what cells print, for this state of the library.
+    """Returns the cache folder of cell outputs for this state of the library.
 
-    Those of other states are removed.
+    Folders of other states are removed.
     """
     digest = hashlib.sha256()
     for path in sorted((root / "replicator").rglob("*.py")):
@@ -50,8 +50,8 @@ def prepare(folder: pathlib.Path, root: pathlib.Path) -> None:
     """Sets the environment that kernels inherit.
 
     Args:
-        folder: Where settings of IPython and Jupyter are written, and nowhere else.
-        root: The folder of this repository, imported in place of what is installed.
+        folder: The only place where IPython and Jupyter settings are written.
+        root: The folder of this repository, imported in place of an installed package.
     """
     startup = folder / "ipython" / "profile_default" / "startup"
     startup.mkdir(parents=True, exist_ok=True)

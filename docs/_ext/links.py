@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses a site with a link, picture or script that leads nowhere, or off the site.
+"""Rejects a site with a link, picture or script that leads nowhere, or off the site.
 
-Sphinx warns of dead references between pages; this looks at what was written: every
-page, every `href` and `src` of it, and the places in pages that they name. Pages load
-nothing from other hosts.
+Sphinx warns of dead references between pages; this checks the output: the `href` and
+`src` attributes of every page, and the anchors that they name. Pages load nothing from
+other hosts.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import pathlib
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # so that what is below can be tested without Sphinx
+if TYPE_CHECKING:  # so that tests of the rest need no Sphinx
     from sphinx.application import Sphinx
 
-# What a browser fetches by itself; `href` of an <a> may lead to other hosts.
+# What a browser fetches by itself; the `href` of an <a> may lead to other hosts.
 _FETCHED = {"script", "img", "source", "iframe", "video", "audio", "embed", "object"}
 
 
 class _Page(html.parser.HTMLParser):
-    """What a page links to, and the places in it that can be linked to."""
+    """The links of a page, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -30,37 +30,37 @@ class _Page(html.parser.HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         for name in ("id", "name"):
-            self.places.add(given.get(name) or "")
-        relation = given.get("rel") or ""
+            self.places.add(attributes.get(name) or "")
+        relation = attributes.get("rel") or ""
         for name in ("href", "src", "data"):
-            target = given.get(name)
+            target = attributes.get(name)
             if target is not None and "canonical" not in relation:
                 self.links.append((tag, target))
 
 
 def problems(site: pathlib.Path) -> list[str]:
-    """Returns what is wrong with the links of a site that was built.
+    """Returns the problems with the links of a built site.
 
     Args:
         site: The folder of its pages.
     """
     pages = {path.resolve(): _Page(path.read_text()) for path in site.rglob("*.html")}
-    found = []
+    lines = []
     for path, page in pages.items():
         for tag, target in page.links:
-            why = _why_not(path, tag, target, pages)
-            if why:
+            problem = _why_not(path, tag, target, pages)
+            if problem:
                 name = path.relative_to(site.resolve())
-                found.append(f"{name}: <{tag}> {target}: {why}")
-    return sorted(set(found))
+                lines.append(f"{name}: <{tag}> {target}: {problem}")
+    return sorted(set(lines))
 
 
 def _why_not(
     path: pathlib.Path, tag: str, target: str, pages: dict[pathlib.Path, _Page]
 ) -> str:
-    """Returns what is wrong with a link, "" if nothing is."""
+    """Returns the problem with a link, or ""."""
     parts = urllib.parse.urlsplit(target)
     if parts.scheme == "data":
         return ""

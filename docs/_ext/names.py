@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which names are public, and on which page of the reference each is.
+"""The public names, and the page of the reference that each of them is on.
 
-Knows nothing of Sphinx, so that a test can ask whether a name lacks a page.
+Independent of Sphinx, so that a test can check that every name has a page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import replicator.plan
 import replicator.strategy
 
 _MODULES = (replicator, replicator.strategy, replicator.compressors, replicator.plan)
-# What public names return, or take, and no module of these lists: how each is called.
+# Types that public names return or take, but no module lists: their public names.
 _RETURNED = {
     "replicator.step.steps.Step": "Step",
     "replicator.inputs.positions.Positions": "Positions",
@@ -32,7 +32,7 @@ _RETURNED = {
     "replicator.graph.lowering.record.Link": "plan.Link",
     "replicator.graph.ir.placeholder.Value": "plan.Value",
 }
-# Users are given objects of these and make none: their pages show no arguments.
+# Users receive objects of these and make none: their pages show no arguments.
 GIVEN = (
     *("Group", "Partition", "ReplicatedVariable", "Step", "Positions", "Cluster"),
     *("AsynchronousCluster", "DistributedSession", "DistributedFunction"),
@@ -49,7 +49,7 @@ class Section:
         slug: The name of its file.
         title: Its heading.
         about: A paragraph, in reStructuredText.
-        names: The public names of its pages, as `short` has them.
+        names: The public names of its pages, in the form of `short`.
     """
 
     slug: str
@@ -58,7 +58,7 @@ class Section:
     names: tuple[str, ...]
 
 
-# The methods and properties of Replicator, by what they are for.
+# The methods and properties of Replicator, by topic.
 METHODS: dict[str, tuple[str, ...]] = {
     "Building and running steps": ("run", "build", "initialize", "inputs"),
     "Variables, optimizers and models": ("context", "wrap_optimizer", "keras_model"),
@@ -149,17 +149,17 @@ SECTIONS = (
 
 
 def public() -> dict[str, Any]:
-    """Returns all public names but the methods, e.g. "replicator.strategy.PS"."""
-    found: dict[str, Any] = {}
+    """Returns all public names except methods, e.g. "replicator.strategy.PS"."""
+    objects: dict[str, Any] = {}
     for module in _MODULES:
         for name in module.__all__:
             value = getattr(module, name)
             if not isinstance(value, types.ModuleType):
-                found[f"{module.__name__}.{name}"] = value
+                objects[f"{module.__name__}.{name}"] = value
     for full in _RETURNED:
         module_name, _, name = full.rpartition(".")
-        found[full] = getattr(importlib.import_module(module_name), name)
-    return found
+        objects[full] = getattr(importlib.import_module(module_name), name)
+    return objects
 
 
 def methods() -> tuple[str, ...]:
@@ -168,14 +168,14 @@ def methods() -> tuple[str, ...]:
 
 
 def short(full: str) -> str:
-    """Returns what a page is called: "strategy.PS" of "replicator.strategy.PS"."""
+    """Returns the name of a page: "strategy.PS" for "replicator.strategy.PS"."""
     if full in _RETURNED:
         return _RETURNED[full]
     return full.removeprefix("replicator.")
 
 
 def is_error(value: Any) -> bool:
-    """Whether a public name is an error class, which the page of errors is about."""
+    """Whether a public name is an error class; the errors page covers those."""
     return isinstance(value, type) and issubclass(value, Exception)
 
 
@@ -188,27 +188,27 @@ def aliases() -> dict[str, str]:
 
 
 def by_short_name() -> dict[str, str]:
-    """Returns the full public name for each way in which texts may name something.
+    """Returns the full public name for each way in which texts may refer to something.
 
     "Replicator.run", "repl.run" and "replicator.Replicator.run" are the same method;
-    so is "run", unless another public name ends so.
+    so is "run", unless another public name ends with it.
     """
-    found: dict[str, str] = {}
+    full_names: dict[str, str] = {}
     for full in public():
-        found[full] = full
-        found[short(full)] = full
-        found[f"replicator.{short(full)}"] = full
-        found.setdefault(full.rpartition(".")[2], full)
+        full_names[full] = full
+        full_names[short(full)] = full
+        full_names[f"replicator.{short(full)}"] = full
+        full_names.setdefault(full.rpartition(".")[2], full)
     for name in methods():
         full = f"replicator.Replicator.{name}"
         for way in (full, f"Replicator.{name}", f"repl.{name}"):
-            found[way] = full
-        found.setdefault(name, full)
-    return found
+            full_names[way] = full
+        full_names.setdefault(name, full)
+    return full_names
 
 
 def missing(errors_page: str) -> list[str]:
-    """Returns what is wrong with the pages: names without one, pages without a name.
+    """Returns the differences: names without a page, and pages without a name.
 
     Args:
         errors_page: The text of the page about errors.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes links of public names where texts mention them, and refuses what is no name.
+"""Links public names where texts mention them, and rejects unknown ones.
 
 In Markdown, `repl.all_reduce`, `replicator.PerReplica` and `Replicator.run` in code
-font become links by themselves. What begins with "repl." or "replicator." and does not
-exist is a warning, so that a method that is renamed cannot live on in a guide. In
-docstrings, a word in single backticks is a link if it is a public name.
+font become links automatically. Text that begins with "repl." or "replicator." and does
+not exist causes a warning, so that no guide keeps the name of a renamed method. In
+docstrings, a word in single backticks becomes a link if it is a public name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from docs._ext import names
 
 _LOG = logging.getLogger(__name__)
 _CALL = re.compile(r"([A-Za-z_][\w.]*)(\(.*\))?\Z", re.DOTALL)
-# What a text in code font begins with if it names something of ours.
+# The prefixes that mark a text in code font as a name of this library.
 _OURS = ("repl.", "replicator.", "Replicator.")
 
 
@@ -41,8 +41,8 @@ def link(text: str, here: str = "") -> pending_xref | None:
         text: E.g. "repl.all_reduce(x)".
         here: The document.
     """
-    found = _CALL.match(text)
-    full = _known().get(found[1]) if found else None
+    match = _CALL.match(text)
+    full = _known().get(match[1]) if match else None
     if full is None:
         return None
     code = nodes.literal(text, text, classes=["py"])
@@ -67,17 +67,17 @@ def _role(
     content: Any = (),
 ) -> tuple[list[nodes.Node], list[nodes.system_message]]:
     """The role of single backticks in docstrings."""
-    here = inliner.document.settings.env.docname
-    return [link(text, here) or nodes.literal(rawtext, text)], []
+    document = inliner.document.settings.env.docname
+    return [link(text, document) or nodes.literal(rawtext, text)], []
 
 
 class Names(SphinxTransform):
-    """Links the public names that Markdown has in code font."""
+    """Links the public names in code font in Markdown."""
 
     default_priority = 400
 
     def apply(self, **kwargs: Any) -> None:
-        """Goes through a page."""
+        """Processes a page."""
         if self.env.docname.startswith("reference/api/"):
             return
         for literal in list(self.document.findall(nodes.literal)):
@@ -95,16 +95,16 @@ class Names(SphinxTransform):
 
 @functools.cache
 def _bare() -> tuple[str, ...]:
-    """Names of classes, which texts mention without a module."""
+    """Class names, which texts mention without a module."""
     return tuple(name for name in _known() if name[:1].isupper())
 
 
 def _exists(text: str) -> bool:
-    """Whether a dotted name is a module, or something that a module or class has."""
-    found = _CALL.match(text)
-    if found is None:  # code, and no name alone
+    """Whether a dotted name is a module, or an attribute of a module or class."""
+    match = _CALL.match(text)
+    if match is None:  # code, not just a name
         return True
-    parts = found[1].split(".")
+    parts = match[1].split(".")
     if parts[0] in ("repl", "Replicator"):
         return _known().get(".".join(parts[:2])) is not None
     for end in range(len(parts), 0, -1):

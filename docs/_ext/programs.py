@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of the command-line programs, read from the programs themselves.
+"""Reads the flags of the command-line programs from the programs themselves.
 
-A program is a `__main__.py` below replicator/. Those with flags of absl are imported;
-what they define is taken out of absl's flags again, as two of them may use one name.
-Knows nothing of Sphinx.
+A program is a `__main__.py` below replicator/. Programs with absl flags are imported,
+and their flags are removed from absl again, as two of them may use the same name.
+Independent of Sphinx.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import replicator
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """One flag.
+    """A command-line flag.
 
     Attributes:
-        name: Without dashes.
-        takes: What follows it, "" if nothing does.
-        default: "" if there is none, or the help says it.
-        help: What it does.
+        name: The name, without dashes.
+        takes: The placeholder of its value, or "".
+        default: The default; "" if there is none, or the help text states it.
+        help: The help text.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Program:
     Attributes:
         name: E.g. "replicator.plan".
         about: The docstring of its module.
-        flags: In the order in which they are defined.
+        flags: The flags, in the order of their definition.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Program:
 def names() -> list[str]:
     """Returns the names of all programs of the library."""
     root = pathlib.Path(replicator.__file__).parent
-    found = sorted(root.rglob("__main__.py"))
-    return [".".join(path.parent.relative_to(root.parent).parts) for path in found]
+    paths = sorted(root.rglob("__main__.py"))
+    return [".".join(path.parent.relative_to(root.parent).parts) for path in paths]
 
 
 def read(name: str) -> Program:
@@ -74,7 +74,7 @@ def read(name: str) -> Program:
         name: E.g. "replicator.plan".
 
     Raises:
-        ValueError: It has flags of neither kind.
+        ValueError: It defines flags with neither absl nor argparse.
     """
     main = f"{name}.__main__"
     sys.modules.pop(main, None)
@@ -84,7 +84,7 @@ def read(name: str) -> Program:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """In this block there are no flags but absl's own: others may have the names."""
+    """Hides all flags but absl's own in this block, to avoid name clashes."""
     known = absl_flags.FLAGS
     others = [
         (module, flag)
@@ -114,7 +114,7 @@ def _read(name: str, main: str) -> Program:
 
 
 def _of_absl(main: str, before: set[str]) -> tuple[Flag, ...]:
-    """Returns the flags that a module defined, and takes them out again."""
+    """Returns the flags that a module defined, and removes them again."""
     values = _values(main)
     own = list(values.flags_by_module_dict().get(main, ()))
     values.remove_flag_values(
@@ -127,7 +127,7 @@ def _of_absl(main: str, before: set[str]) -> tuple[Flag, ...]:
 
 
 def _values(main: str) -> Any:
-    """Returns absl's flags, or those that a program keeps apart from a module's."""
+    """Returns absl's flags, or a program's private FlagValues."""
     return getattr(sys.modules[main], "OWN", absl_flags.FLAGS)
 
 
@@ -150,7 +150,7 @@ def _default(value: Any) -> str:
 
 
 def _parser(module: Any) -> argparse.ArgumentParser | None:
-    """Returns the parser of a program, from it or from a module that it imports."""
+    """Returns the parser of a program, defined there or in a module that it imports."""
     for place in (module, getattr(module, "flags", None)):
         make = getattr(place, "parser", None)
         if callable(make):
@@ -160,13 +160,14 @@ def _parser(module: Any) -> argparse.ArgumentParser | None:
 
 def _of_argparse(parser: argparse.ArgumentParser) -> Sequence[Flag]:
     """Returns the flags of a parser, without --help."""
-    found = []
-    for action in parser._actions:  # argparse has no public way to ask
+    result = []
+    for action in parser._actions:  # argparse has no public way to list them
         if not action.option_strings or action.dest == "help":
             continue
         takes = ""
         if action.nargs != 0:
             takes = "|".join(action.choices or ()) or str(action.metavar or "TEXT")
         name = action.option_strings[-1].removeprefix("--")
-        found.append(Flag(name, takes, "", action.help or ""))  # which has the default
-    return found
+        # The help states the default.
+        result.append(Flag(name, takes, "", action.help or ""))
+    return result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the pages of the reference, one per public name, before Sphinx reads them.
+"""Generates the pages of the reference, one per public name, before Sphinx reads them.
 
 They go to docs/reference/api/, which git ignores. autodoc fills them from docstrings.
 """
@@ -27,26 +27,26 @@ _SET_UP = (
     '``import replicator`` and ``repl = replicator.Replicator(["CPU:0", "CPU:1"])``.'
 )
 
-# Classes with methods for other parts of the library; those for users have examples.
+# Classes with internal methods; those meant for users have examples.
 _WITHIN = ("ReplicatedVariable", "Positions", "Step")
 
 
 def pages() -> dict[str, str]:
-    """Returns the text of every generated page, by the name of its file."""
-    made = {"Replicator.rst": _replicator()}
+    """Returns the text of every generated page, by file name."""
+    result = {"Replicator.rst": _replicator()}
     for name in names.methods():
-        made[f"Replicator.{name}.rst"] = _method(name)
+        result[f"Replicator.{name}.rst"] = _method(name)
     known = names.public()
     full_names = {names.short(full): full for full in known}
     for section in names.SECTIONS:
-        made[f"{section.slug}.rst"] = _section(section, full_names)
+        result[f"{section.slug}.rst"] = _section(section, full_names)
         for name in section.names:
-            made[f"{name}.rst"] = _page(name, full_names[name])
+            result[f"{name}.rst"] = _page(name, full_names[name])
     read = [programs.read(name) for name in programs.names()]
-    made["programs.rst"] = _programs(read)
+    result["programs.rst"] = _programs(read)
     for program in read:
-        made[f"{program.short}.rst"] = _program(program)
-    return made
+        result[f"{program.short}.rst"] = _program(program)
+    return result
 
 
 def _replicator() -> str:
@@ -98,14 +98,14 @@ def _page(name: str, full: str) -> str:
 
 
 def _has_entry(cls: type, name: str) -> bool:
-    """Whether a member of a class is a method or property for users, ours."""
+    """Whether a member of a class is one of our methods or properties, for users."""
     member = inspect.getattr_static(cls, name)
     if name.startswith("_") or not _is_ours(member):
         return False
-    said = inspect.getdoc(getattr(cls, name)) or ""
+    docstring = inspect.getdoc(getattr(cls, name)) or ""
     if cls.__name__ in _WITHIN:
-        return "Example:" in said
-    return bool(said)
+        return "Example:" in docstring
+    return bool(docstring)
 
 
 def _is_ours(member: Any) -> bool:
@@ -160,7 +160,7 @@ def _list_table(rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _toctree(files: Iterable[str]) -> list[str]:
-    """Returns what puts pages into the sidebar, and shows nothing."""
+    """Returns a toctree that puts pages into the sidebar, and shows nothing."""
     return [".. toctree::", "   :hidden:", "", *(f"   {name}" for name in files), ""]
 
 
@@ -172,15 +172,15 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def _write(app: Sphinx) -> None:
-    """Writes the pages; those that did not change stay as they are."""
+    """Writes the pages; unchanged ones keep their modification time."""
     reference = pathlib.Path(app.srcdir) / "reference"
     folder = reference / "api"
     folder.mkdir(exist_ok=True)
-    made = pages()
+    texts = pages()
     for path in folder.iterdir():
-        if path.name not in made:
+        if path.name not in texts:
             path.unlink()
-    for name, text in made.items():
+    for name, text in texts.items():
         path = folder / name
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
@@ -195,9 +195,9 @@ def _outdated(
     changed: set[str],
     removed: set[str],
 ) -> list[str]:
-    """Has pages read again where what makes them changed, which Sphinx does not see.
+    """Makes Sphinx reread pages whose sources it does not track.
 
-    A page of a class shows what is inherited, and methods wrap functions of others.
+    A class's page shows inherited members, and methods wrap functions of other modules.
     """
     own = max(path.stat().st_mtime for path in pathlib.Path(__file__).parent.iterdir())
     shown = max(
@@ -221,7 +221,7 @@ def _sign(
     signature: str | None,
     returns: str | None,
 ) -> tuple[str, str | None] | None:
-    """Leaves out the arguments of classes of which users make no objects."""
+    """Hides the arguments of classes that users never instantiate."""
     full = names.aliases().get(name, name)
     if what == "class" and names.short(full) in names.GIVEN:
         return "", None
@@ -231,21 +231,21 @@ def _sign(
 def _fences(
     app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
-    """Turns fenced code, as in Markdown, into that of reStructuredText."""
-    made, inside = [], False
+    """Turns Markdown's fenced code into reStructuredText."""
+    converted, inside = [], False
     for line in lines:
         if line.startswith("```"):
             inside = not inside
-            made += [f".. code-block:: {line[3:]}", ""] if inside else [""]
+            converted += [f".. code-block:: {line[3:]}", ""] if inside else [""]
         else:
-            made.append(f"   {line}" if inside else line)
-    lines[:] = made
+            converted.append(f"   {line}" if inside else line)
+    lines[:] = converted
 
 
 def _resolve(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Node
 ) -> nodes.Node | None:
-    """Finds a class under its public name, where it is named by its module."""
+    """Resolves a class that is named by its module to its public name."""
     full = names.aliases().get(node.get("reftarget", ""))
     if full is None:
         return None

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code cells of pages draw and check with."""
+"""Drawings and checks for the code cells of pages."""

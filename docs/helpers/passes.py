@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures of a step's graph after each pass of its build, taken from a real build.
 
-Nothing here is needed to build a step: a page has the passes of `step/passes.py` run
-with a look at the draft after each.
+For this, the passes of `step/passes.py` are wrapped to record the draft after each.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from replicator.step import passes
 from replicator.step.draft import Draft
 
 _WIDTH, _HEIGHT, _GAP, _ROW = 190, 26, 70, 40
-_OTHER = "inputs"  # the column of ops without a device of a replica
+_OTHER = "inputs"  # the column of ops outside all replicas' devices
 _COLORS = {
     "old": ("#eef2f7", "#8193ab"),
     "new": ("#d3f0d6", "#2e8b3d"),
@@ -35,16 +34,16 @@ _COLORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op as it was after a pass.
+    """An op's state after a pass.
 
     Attributes:
-        name: In the graph.
-        kind: Its type, or what a captured tensor is.
+        name: The name in the graph.
+        kind: The op type, or the kind of a captured tensor.
         device: The last part of its device's name, e.g. "CPU:0".
-        inputs: The names of the ops whose results it takes.
-        controls: Those of the ops that it waits for.
+        inputs: The names of the ops that compute its inputs.
+        controls: The names of its control inputs.
         live: Whether it would run: a result or an effect of the step needs it.
-        call: Whether it stands for communication that is not lowered yet.
+        call: Whether it is a placeholder for communication that is not lowered yet.
     """
 
     name: str
@@ -58,7 +57,7 @@ class Op:
 
 @dataclasses.dataclass(frozen=True)
 class After:
-    """The graph of a step after one of its passes."""
+    """A step's graph after one of its passes."""
 
     name: str
     about: str
@@ -66,25 +65,25 @@ class After:
 
 
 def watch(build: Callable[[], Any]) -> list[After]:
-    """Returns the graph after each pass, of the step that a function builds.
+    """Returns the graph after each pass of the step that a function builds.
 
     Args:
         build: Builds and runs a step.
     """
-    seen: list[After] = []
+    snapshots: list[After] = []
 
     def looked_at(apply: Callable[[Draft], None]) -> Callable[[Draft], None]:
         def run(draft: Draft) -> None:
             apply(draft)
             about = (apply.__doc__ or "").partition("\n")[0]
-            seen.append(After(apply.__name__, about, _ops(draft)))
+            snapshots.append(After(apply.__name__, about, _ops(draft)))
 
         return run
 
     watched = tuple(looked_at(apply) for apply in passes.PASSES)
     with mock.patch.object(passes, "PASSES", watched):
         build()
-    return seen[-len(watched) :]  # the last attempt, if there were several
+    return snapshots[-len(watched) :]  # the last attempt, if there were several
 
 
 def _ops(draft: Draft) -> tuple[Op, ...]:
@@ -123,7 +122,7 @@ def _device(op: tf.Operation) -> str:
         return _OTHER
     if device.device_type is not None:
         return f"{device.device_type}:{device.device_index}"
-    replica = re.match(r"replica_(\d+)/", op.name)  # reads follow their variable
+    replica = re.match(r"replica_(\d+)/", op.name)  # reads go with their variable
     return f"CPU:{replica[1]}" if replica else _OTHER
 
 
@@ -133,16 +132,17 @@ def _device(op: tf.Operation) -> str:
 def draw(after: After, before: After | None = None) -> SVG:
     """Draws the graph after a pass; ops that it added are green.
 
-    Communication that is not lowered yet is orange. Grey are ops that no result or
-    effect needs any more, which TensorFlow prunes. Dashed lines are control edges.
+    Communication that is not lowered yet is orange. Ops that no result or effect needs
+    any
+    more are grey; TensorFlow prunes them. Dashed lines are control edges.
 
     Args:
-        after: What to draw.
+        after: The graph to draw.
         before: The graph before the pass; without it, no op is new.
     """
     known = {op.name for op in (before or after).ops}
     shown = [op for op in after.ops if op.live or op.name in known]
-    # What was dead before is not shown again.
+    # Ops that were dead before the pass are omitted.
     was = {op.name: op.live for op in (before or after).ops}
     shown = [op for op in shown if op.live or was.get(op.name, True)]
     columns = sorted({op.device for op in shown}, key=lambda d: (d != _OTHER, d))
@@ -179,10 +179,10 @@ def draw(after: After, before: After | None = None) -> SVG:
 
 
 def _rows(ops: Sequence[Op]) -> dict[str, int]:
-    """Returns rows such that all arrows lead downwards, and boxes do not overlap."""
+    """Returns rows in which all arrows lead downwards, and boxes do not overlap."""
     by_name = {op.name: op for op in ops}
     rows: dict[str, int] = {}
-    taken: set[tuple[str, int]] = set()
+    cells: set[tuple[str, int]] = set()
 
     def place(op: Op, around: frozenset[str]) -> int:
         if op.name in rows:
@@ -191,9 +191,9 @@ def _rows(ops: Sequence[Op]) -> dict[str, int]:
         for source in (*op.inputs, *op.controls):
             if source in by_name and source not in around:
                 row = max(row, place(by_name[source], around | {op.name}) + 1)
-        while (op.device, row) in taken:
+        while (op.device, row) in cells:
             row += 1
-        taken.add((op.device, row))
+        cells.add((op.device, row))
         rows[op.name] = row
         return row
 
@@ -219,7 +219,7 @@ def _box(op: Op, place: Place, look: str) -> str:
 
 
 def _label(op: Op) -> str:
-    """Returns the kind of an op, with what its name adds to that."""
+    """Returns the op type, with what its name adds to that."""
     last = op.name.rpartition("/")[2]
     plain = last.rstrip("0123456789").rstrip("_")
     if op.call:
@@ -244,7 +244,7 @@ def _edge(begin: Place, end: Place, dash: str, live: bool) -> str:
         x1, y1 = end[0] + (0 if right else _WIDTH), end[1] + _HEIGHT / 2
         bend = (x0 + x1) / 2
         path = f"M{x0} {y0}C{bend} {y0} {bend} {y1} {x1} {y1}"
-    elif y1 - y0 > _ROW:  # past other boxes
+    elif y1 - y0 > _ROW:  # around other boxes
         bend = end[0] - 14 - (y1 - y0) / 30
         x0 = x1 = end[0]
         y0, y1 = begin[1] + _HEIGHT / 2, end[1] + _HEIGHT / 2

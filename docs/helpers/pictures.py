@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of who sends what to whom, taken from a run of the communication itself.
+"""Pictures of who sends what to whom, derived from an actual run of the communication.
 
-Each replica starts with numbers that occur nowhere else, each a bit of its own. So the
-bits of what a replica ends with tell which numbers of which replicas are in it. Nothing
-is known of any primitive here, so that a picture cannot say what is not so.
+Each replica starts with unique numbers, each a separate bit. So the bits of a replica's
+result tell which numbers of which replicas it contains. The code knows no primitive, so
+a picture cannot show anything that does not happen.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ from absl import logging
 from IPython.display import HTML
 
 _CELL, _HEIGHT, _ROW, _LEFT, _GAP, _TOP = 40, 26, 44, 84, 150, 34
-# Of each replica: what it started with. Dark text is readable on all of them.
+# Each replica's color for its initial numbers. Dark text is readable on all of them.
 _FILL = ("#9ecbf2", "#f7c583", "#a9dcae", "#e3b2dd")
 _LINE = ("#2f7fc2", "#d08418", "#3b9a46", "#a94d9f")
 _MIXED = "#d9dce1"
 _LETTERS = "abcd"
 
-Source = tuple[
-    int, int
-]  # a replica, and the place of the number in what it started with
+Source = tuple[int, int]  # (replica, index of its initial number)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """What one replica ends with.
+    """The result of one replica.
 
     Attributes:
-        cells: For each number, whence what is in it came; () is a zero.
-        columns: How many cells are in a row; 0 if it ends with nothing.
+        cells: For each number, the initial numbers that it sums; () is a zero.
+        columns: How many cells are in a row; 0 if there is no result.
     """
 
     cells: tuple[tuple[Source, ...], ...]
@@ -48,12 +46,14 @@ def picture(repl: Any, step_fn: Callable[[tf.Tensor], Any], size: int = 1) -> HT
 
     Args:
         repl: A Replicator of at most four replicas.
-        step_fn: Is given an int64[size] on each replica, and returns a tensor, or None
-            where the replica is left with nothing.
+        step_fn: Takes an int64[size] on each replica, and returns a tensor, or None
+            where
+            the replica ends with nothing.
         size: How many numbers each replica starts with.
 
     Returns:
-        Rows of what replicas start with, at the left, and end with, at the right.
+        Rows of the replicas' initial numbers at the left, and their results at the
+        right.
     """
     return HTML(_draw(repl.num_replicas, size, endings(repl, step_fn, size)))
 
@@ -61,13 +61,13 @@ def picture(repl: Any, step_fn: Callable[[tf.Tensor], Any], size: int = 1) -> HT
 def endings(
     repl: Any, step_fn: Callable[[tf.Tensor], Any], size: int
 ) -> tuple[Ending, ...]:
-    """Returns what each replica ends with; the arguments are those of `picture`."""
+    """Returns each replica's result; the arguments are those of `picture`."""
 
     def traced() -> Any:
         first = repl.replica_id * size
         bits = [2 ** (first + place) for place in range(size)]
         result = step_fn(tf.constant(bits, tf.int64))
-        # All replicas return one structure: what ends with nothing has no numbers.
+        # All replicas must return one structure: no result becomes an empty tensor.
         return tf.zeros([0], tf.int64) if result is None else result
 
     with _quiet():
@@ -77,13 +77,13 @@ def endings(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Each picture is a new step, on purpose."""
-    before = logging.get_verbosity()
+    """Silences the warning of a new step per call: each picture is one on purpose."""
+    verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        logging.set_verbosity(verbosity)
 
 
 def _ending(value: tf.Tensor, size: int) -> Ending:
@@ -173,7 +173,7 @@ def _arrows(
     ends: Sequence[Ending],
     between: tuple[float, float],
 ) -> Iterator[str]:
-    """Yields an arrow from each replica of which something is in what this one has."""
+    """Yields an arrow from each replica that contributes to this one's result."""
     sources = sorted({source for cell in end.cells for source, _ in cell})
     x0, x1 = between[0] + 4, between[1] - 5
     for order, source in enumerate(sources):
@@ -182,7 +182,7 @@ def _arrows(
         y1 = tops[replica] + max(1, _rows(end)) * _HEIGHT / 2 + spread
         bend = (x0 + x1) / 2
         color = _LINE[source]
-        # A value that stays where it was is no message.
+        # A value that stays in place is no message.
         dashes = ' stroke-dasharray="3 4"' if source == replica else ""
         yield (
             f'<path d="M{x0} {y0}C{bend} {y0} {bend} {y1} {x1 - 6} {y1}" fill="none" '
@@ -197,7 +197,7 @@ def _text(x: float, y: float, text: str) -> str:
 
 
 def _told(ends: Sequence[Ending], size: int) -> str:
-    """Returns the picture in words, for those who do not see it."""
+    """Returns a description of the picture in words, for screen readers."""
     said = (
         f"replica {replica}: "
         + (", ".join(_label(cell, size) for cell in end.cells) or "nothing")

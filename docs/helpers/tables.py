@@ -19,23 +19,28 @@ _numbers = itertools.count()
 
 
 def in_step(repl: Any, before: str = "", **names: Any) -> Callable[[str], None]:
-    """Returns what runs a snippet as a step_fn.
+    """Returns a function that runs a snippet as a step_fn.
 
     Args:
         repl: A Replicator.
-        before: Lines that come before the snippet, in step_fn.
-        **names: What else the snippet may use.
+        before: Lines that precede the snippet in step_fn.
+        **names: Other names that the snippet may use.
     """
 
     def run(code: str) -> None:
         body = textwrap.indent(f"{before}\n{code}\nreturn None", "    ")
         source = f"def step_fn():\n{body}\n"
         name = f"snippet_{next(_numbers)}.py"
-        # By which AutoGraph finds the source, as it does that of a cell.
+        # Lets AutoGraph find the source, as it does for a cell.
         linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-        made: dict[str, Any] = {"__name__": "snippet", "repl": repl, "tf": tf, **names}
-        exec(compile(source, name, "exec"), made)
-        repl.run(made["step_fn"])
+        namespace: dict[str, Any] = {
+            "__name__": "snippet",
+            "repl": repl,
+            "tf": tf,
+            **names,
+        }
+        exec(compile(source, name, "exec"), namespace)
+        repl.run(namespace["step_fn"])
 
     return run
 
@@ -43,15 +48,15 @@ def in_step(repl: Any, before: str = "", **names: Any) -> Callable[[str], None]:
 def checked(
     rows: Sequence[tuple[str, str, str]], run: Callable[[str], object]
 ) -> Markdown:
-    """Returns a table, after each snippet of its right side has been run.
+    """Returns a table, after running each snippet of its right side.
 
     Args:
-        rows: What one wrote elsewhere, what one writes here, and a remark. Snippets may
-            have several lines; "" is shown as a dash.
+        rows: The code elsewhere, the code here, and a remark. Snippets may have several
+            lines; "" is shown as a dash.
         run: Runs one snippet.
 
     Raises:
-        RuntimeError: A snippet fails: the table would be wrong.
+        RuntimeError: A snippet fails, so the table would be wrong.
     """
     logging.set_verbosity(logging.ERROR)  # each snippet is a new step_fn, on purpose
     lines = list(_HEAD)
@@ -66,7 +71,7 @@ def checked(
 
 
 def _shown(code: str) -> str:
-    """Returns code as the cell of a table; spaces that indent stay."""
+    """Returns code as a table cell; indentation is preserved."""
     cells = []
     for line in code.splitlines():
         indent = len(line) - len(line.lstrip())

@@ -9,10 +9,10 @@ from IPython.display import HTML
 
 
 def wide(value: object) -> HTML:
-    """Returns what `print` would show, in a box that scrolls sideways.
+    """Returns the output of `print`, in a box that scrolls sideways.
 
     Args:
-        value: A Strategy, or whatever is a table as a text.
+        value: A Strategy, or any other object that prints as a wide table.
     """
     text = html.escape(str(value))
     style = "white-space: pre; overflow-x: auto; line-height: 1.2"
